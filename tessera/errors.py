@@ -1,0 +1,28 @@
+"""Errors for users: one line that says where, what was expected, what came, and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class TesseraError(ValueError):
+    """A mistake the user can correct. The command line prints its message alone and exits with status 2."""
+
+
+def expect(condition: bool, where: str, argument: str, rule: str, got: object, advice: str = "") -> None:
+    """Raise `TesseraError("{where}: {argument} must {rule}; got {got}. {advice}")` unless `condition` holds.
+
+    >>> expect(False, "MemoryMosaicConfig", "num_heads", "divide hidden_size (384)", 5)
+    Traceback (most recent call last):
+        ...
+    tessera.errors.TesseraError: MemoryMosaicConfig: num_heads must divide hidden_size (384); got 5.
+    """
+    if not condition:
+        raise TesseraError(f"{where}: {argument} must {rule}; got {got}." + (f" {advice}" if advice else ""))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`Did you mean 'x'?` when some known name is close to `name`, and the list of known names in any case."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    guess = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{guess}Known: {', '.join(known)}."

@@ -1,0 +1,72 @@
+"""What every kernel of kernel regression offers.
+
+Letters, here and in the whole library: B batch, T time (queries), N stored pairs, H heads, K key width, V value
+width, M slots of a persistent memory, S segment, L layers.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, fields
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tessera.errors import TesseraError, did_you_mean
+from tessera.registry import Registry
+
+KERNELS: Registry[type["Kernel"]] = Registry("kernel")
+
+
+@dataclass(frozen=True)
+class Kernel(ABC):
+    """A similarity kernel, as the weights it gives to stored pairs: `y = sum_i w_i v_i`, `sum_i w_i = 1`.
+
+    Keys and queries are unit vectors, so a kernel of the distance |k - k_i| is a function of the similarity
+    `s_i = k . k_i` (|k - k_i|^2 = 2 - 2 s_i). Every kernel of the library works on *scores*, an affine function of
+    the similarities given by `affine`; what it does to scores is `weights`. A new kernel is one subclass with these
+    two methods and a `@KERNELS.register` line: memories, configurations and contract tests find it by its name.
+    """
+
+    name: ClassVar[str]
+
+    def affine(self, inverse_bandwidth: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Slope and intercept of `scores = slope * s + intercept` for `beta = 1 / h^2 > 0` (any shape).
+
+        An intercept of None is zero. Most kernels do not change when all scores of a row move together, so that the
+        constant of `beta (s - 1) = -beta |k - k_i|^2 / 2` can be left out: slope beta, intercept None.
+        """
+        return inverse_bandwidth, None
+
+    @abstractmethod
+    def weights(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
+        """Weights over the last dimension of `scores` (..., N), differentiable, in the dtype of `scores`.
+
+        `visible` (bool, broadcastable to `scores`) says which pairs exist for the query; the others get weight 0
+        and have no influence. A row without any visible pair is all zeros.
+        """
+
+    def score_floor(self, largest: Tensor) -> Tensor:
+        """The score at and below which no pair has weight, given the row's largest visible score; -inf: none."""
+        return torch.full_like(largest, -torch.inf)
+
+    def to_config(self) -> dict[str, object]:
+        """`{"name": ..., <field>: ...}`, what a configuration file stores; `kernel_from_config` inverts it."""
+        return {"name": self.name, **asdict(self)}
+
+
+def kernel_from_config(spec: "str | dict | Kernel") -> Kernel:
+    """The kernel that `spec` names: `"gaussian"`, `{"name": "knn", "base": "gaussian", "k": 32}`, or a kernel itself.
+
+    Raises `TesseraError` for an unknown name, an unknown field, or a value the kernel refuses.
+    """
+    if isinstance(spec, Kernel):
+        return spec
+    if isinstance(spec, str):
+        spec = {"name": spec}
+    if not isinstance(spec, dict) or "name" not in spec:
+        raise TesseraError(f"kernel must be a name or a mapping with a name; got {spec!r}. Known: {', '.join(KERNELS)}.")
+    cls = KERNELS[spec["name"]]
+    known = {field.name for field in fields(cls)}
+    for key in spec.keys() - known - {"name"}:
+        raise TesseraError(f"kernel {spec['name']!r}: unknown field {key!r}. {did_you_mean(key, known)}")
+    return cls(**{key: value for key, value in spec.items() if key != "name"})

@@ -1,0 +1,27 @@
+"""Gaussian kernel: softmax over scores."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tessera.kernels.base import KERNELS, Kernel
+
+
+@KERNELS.register("gaussian")
+@dataclass(frozen=True)
+class Gaussian(Kernel):
+    """`w_i ∝ exp(beta s_i)`: Gaussian kernel smoothing of unit keys (Memory Mosaics, equations 2 and 3).
+
+    `exp(-beta |k - k_i|^2 / 2) = exp(beta s_i) exp(-beta)`, and the constant cancels. Full support.
+    """
+
+    name: ClassVar[str] = "gaussian"
+
+    def weights(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
+        if visible is None:
+            return torch.softmax(scores, dim=-1)
+        empty = ~visible.any(dim=-1, keepdim=True)
+        weights = torch.softmax(scores.masked_fill(~visible, -torch.inf).masked_fill(empty, 0.0), dim=-1)
+        return weights.masked_fill(~visible, 0.0)

@@ -1,0 +1,70 @@
+"""Kernel regression over a window of stored pairs: the one operation that every memory of the library performs."""
+
+from types import ModuleType
+
+from torch import Tensor
+
+from tessera.errors import TesseraError
+from tessera.kernels.base import Kernel
+from tessera.ops.kernel_regression import fused, reference
+from tessera.ops.kernel_regression.call import Call
+from tessera.ops.kernel_regression.window import Window
+from tessera.registry import Registry
+
+# In order of preference: the first that does not refuse the call runs it.
+BACKENDS: Registry[ModuleType] = Registry("kernel regression backend")
+BACKENDS.add("fused", fused)
+BACKENDS.add("reference", reference)
+
+
+def kernel_regression(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    kernel: Kernel,
+    slope: Tensor,
+    intercept: Tensor | None = None,
+    window: Window | None = None,
+    query_offset: int = 0,
+    query_documents: Tensor | None = None,
+    pair_documents: Tensor | None = None,
+    dropout: float = 0.0,
+    backend: str | None = None,
+) -> Tensor:
+    """Nadaraya-Watson estimates `y_T = sum_i w_i v_i` of stored values, given stored keys (Memory Mosaics, equation 7).
+
+    The weights are `kernel.weights(slope * (query . key_i) + intercept)` over the pairs that the query sees: those of
+    `window` (None: all), of its own document. A query without any visible pair gets 0.
+
+    Args:
+        query: (B, H, T, K). key: (B, H, N, K). value: (B, H, N, V).
+        kernel: the similarity kernel; `slope` and `intercept` (broadcastable to (B, H, T)) are its `affine` of the
+            inverse bandwidth beta = 1 / h^2.
+        query_offset: query j stands at position `query_offset + j`, pair i at position i.
+        query_documents, pair_documents: integers (B, T) and (B, N); a negative pair document means "not stored".
+        dropout: probability of dropping a weight (kept ones are scaled up).
+        backend: one of `BACKENDS`; None takes the first that does not refuse the call.
+    Returns:
+        (B, H, T, V), in the dtype of the inputs.
+    Raises:
+        TesseraError: shapes that do not fit, or a `backend` that cannot run this call (the message says why).
+    """
+    call = Call(
+        query, key, value, kernel, slope, intercept, window, query_offset, query_documents, pair_documents, dropout
+    )
+    return choose_backend(call, backend).run(call)
+
+
+def choose_backend(call: Call, backend: str | None = None) -> ModuleType:
+    """The implementation that runs `call`: the forced one, or the first of `BACKENDS` that takes it."""
+    if backend is not None:
+        chosen = BACKENDS[backend]
+        reason = chosen.refuse(call)
+        if reason is not None:
+            raise TesseraError(f"kernel_regression: backend {backend!r} cannot run this call: {reason}")
+        return chosen
+    return next(module for _, module in BACKENDS.items() if module.refuse(call) is None)
+
+
+__all__ = ["BACKENDS", "Call", "Window", "choose_backend", "kernel_regression"]

@@ -1,0 +1,26 @@
+"""Kernel regression as the papers write it: all scores at once. Slow, obvious, any dtype up to float64."""
+
+import torch
+from torch import Tensor
+
+from tessera.ops.kernel_regression.call import Call
+
+
+def run(call: Call) -> Tensor:
+    """`y_T = sum_i w_i v_i` over the visible pairs; O(T N) memory and time."""
+    return weights(call) @ call.value
+
+
+def weights(call: Call) -> Tensor:
+    """The weights w (B, H, T, N) themselves, dropout included."""
+    scores = call.per_query(call.slope) * (call.query @ call.key.transpose(-1, -2))
+    if call.intercept is not None:
+        scores = scores + call.per_query(call.intercept)
+    visible = call.visible()
+    result = call.kernel.weights(scores, visible if visible is None else visible.expand(scores.shape))
+    return torch.dropout(result, call.dropout, train=True) if call.dropout else result
+
+
+def refuse(call: Call) -> str | None:
+    """The reference takes every call."""
+    return None

@@ -1,0 +1,60 @@
+"""Which stored pairs a query sees."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tessera.errors import expect
+
+
+@dataclass(frozen=True)
+class Window:
+    """At step T a memory sees the pairs i with `T - span < i <= T - delay`.
+
+    Contextual memory: delay 1, no span (the pair (k_T, v_T) exists only once x_{T+1} is known). Short-term memory:
+    delay 1, span h. Long-term memory: delay m, no span. `delay` may be a tensor (B,), one delay per sequence.
+    """
+
+    delay: int | Tensor = 1
+    span: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.delay, int):
+            expect(self.delay >= 1, "Window", "delay", "be at least 1 (a pair's value looks one step ahead)", self.delay)
+            if self.span is not None:
+                expect(self.span > self.delay, "Window", "span", f"exceed delay ({self.delay})", self.span)
+
+    def visible(self, query_positions: Tensor, pair_positions: Tensor) -> Tensor:
+        """Bool (T, N), or (B, 1, T, N) when the delay is per sequence, for integer positions (T,) and (N,)."""
+        age = query_positions[:, None] - pair_positions[None, :]
+        if isinstance(self.delay, Tensor):
+            visible = age >= self.delay.view(-1, 1, 1, 1)
+        else:
+            visible = age >= self.delay
+        return visible if self.span is None else visible & (age < self.span)
+
+
+def visible_pairs(
+    window: Window | None,
+    num_queries: int,
+    num_pairs: int,
+    query_offset: int,
+    query_documents: Tensor | None,
+    pair_documents: Tensor | None,
+    device: torch.device,
+) -> Tensor | None:
+    """The mask of one call, broadcastable to (B, H, T, N); None when every query sees every pair.
+
+    Query j stands at position `query_offset + j`, pair i at position i. Documents are integers (B, T) and (B, N); a
+    query sees pairs of its own document only, and a pair whose document is negative is not stored at all.
+    """
+    visible = None
+    if window is not None:
+        queries = torch.arange(num_queries, device=device) + query_offset
+        visible = window.visible(queries, torch.arange(num_pairs, device=device))
+    if pair_documents is not None:
+        same = query_documents[:, None, :, None] == pair_documents[:, None, None, :]
+        same = same & (pair_documents >= 0)[:, None, None, :]
+        visible = same if visible is None else visible & same
+    return visible
