@@ -1,0 +1,37 @@
+"""Keys that summarise the recent past by a leaky average."""
+
+import torch
+from torch import Tensor, nn
+
+from tessera.ops.leaky_average import leaky_average
+from tessera.ops.unit_norm import unit_norm
+
+
+class LeakyKeyExtractor(nn.Module):
+    """`kbar_T = W_phi x_T + lambda kbar_{T-1}`, `k_T = kbar_T / |kbar_T|` (Memory Mosaics, equation 6).
+
+    One lambda = exp(-|a|) in (0, 1] per head. The state is kbar_T (B, H, K): O(1) per token.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, head_dim: int, bias: bool = False, norm_eps: float = 0.0):
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm_eps = norm_eps
+        self.projection = nn.Linear(hidden_size, num_heads * head_dim, bias=bias)
+        self.decay_rate = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Rates a spread evenly from 0.5 (slow) to 5 (no memory to speak of) over the heads, as published."""
+        with torch.no_grad():
+            self.decay_rate.copy_(torch.linspace(0.5, 5.0, self.num_heads))
+
+    def decay(self) -> Tensor:
+        """lambda (H,)."""
+        return torch.exp(-self.decay_rate.abs())
+
+    def forward(self, x: Tensor, carry: Tensor | None = None, documents: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Unit keys (B, H, T, K) of `x` (B, T, hidden), and the new carry kbar_T (B, H, K)."""
+        candidates = self.projection(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        averaged, carry = leaky_average(candidates, self.decay(), carry, documents)
+        return unit_norm(averaged, self.norm_eps), carry

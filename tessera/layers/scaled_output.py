@@ -1,0 +1,33 @@
+"""From the heads' answers back to the residual stream."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, linear
+
+INITIAL_LOG_SCALE = -0.5
+
+
+class ScaledOutput(nn.Module):
+    """`W_z (scale_h y_h)_h`: one positive scale per head (kept as its log, initially -0.5), then the combining layer."""
+
+    def __init__(self, hidden_size: int, num_heads: int, bias: bool = False, head_dropout: float = 0.0):
+        super().__init__()
+        self.head_dropout = head_dropout
+        self.log_scale = nn.Parameter(torch.empty(num_heads))
+        self.projection = nn.Linear(hidden_size, hidden_size, bias=bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.log_scale.fill_(INITIAL_LOG_SCALE)
+
+    def forward(self, recalled: Tensor) -> Tensor:
+        """(B, H, T, V) -> (B, T, hidden)."""
+        heads = recalled.transpose(1, 2).flatten(2)
+        if self.head_dropout:
+            heads = dropout(heads, self.head_dropout, self.training)
+        scale = self.log_scale.exp().repeat_interleave(recalled.shape[-1])
+        if heads.shape[0] * heads.shape[1] < heads.shape[2]:
+            return self.projection(heads * scale.to(heads.dtype))
+        # The scale costs a pass over the weights rather than one over all steps.
+        return linear(heads, self.projection.weight * scale, self.projection.bias)

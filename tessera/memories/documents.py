@@ -1,0 +1,45 @@
+"""How documents continue from one call of a memory to the next.
+
+Documents are integers per step (B, T); a negative one is padding. A state keeps the document of its last step, or None
+when everything it has read belongs to one document, which then counts as document 0.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Continues(Protocol):
+    """What a state tells about where its sequence stands."""
+
+    carry: Tensor  # the key extractor's average (B, H, K)
+    document: Tensor | None  # (B, 1)
+
+
+def last_document(state: Continues, documents: Tensor) -> Tensor:
+    """The document (B, 1) of the last step of `state`."""
+    return torch.zeros_like(documents[:, :1]) if state.document is None else state.document
+
+
+def continued_documents(x: Tensor, state: Continues | None, documents: Tensor | None) -> Tensor | None:
+    """The documents of the steps of `x` (B, T, ...); steps without given documents continue the last one."""
+    if documents is None and state is not None and state.document is not None:
+        return state.document.expand(-1, x.shape[1])
+    return documents
+
+
+def continued_carry(state: Continues | None, documents: Tensor | None) -> Tensor | None:
+    """The average to continue from: zero where a new document begins, None without a state."""
+    if state is None or documents is None:
+        return None if state is None else state.carry
+    continues = documents[:, :1] == last_document(state, documents)
+    return torch.where(continues[:, :, None], state.carry, 0.0)
+
+
+def stored_documents(previous: Tensor) -> Tensor:
+    """The document of each pair (B, T - 1) for steps of documents (B, T).
+
+    A pair whose next step belongs to another document has no value: it is not stored (-1).
+    """
+    return torch.where(previous[:, 1:] == previous[:, :-1], previous[:, :-1], -1)

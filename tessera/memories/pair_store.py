@@ -1,0 +1,98 @@
+"""Stored key-value pairs that grow by appending, as a value."""
+
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tessera.state import State
+
+SMALLEST_CAPACITY = 64
+
+
+class _Tip:
+    """How many pairs of a pair of buffers are in use, shared by all stores that look at these buffers."""
+
+    def __init__(self, used: int) -> None:
+        self.used = used
+
+
+@dataclass(frozen=True)
+class PairStore(State):
+    """The pairs 1..N of every head: keys (B, H, N, K), values (B, H, N, V), documents (B, N) or None (all one).
+
+    Appending costs O(1) per pair, amortised: the buffers have room to spare, and the newest store of a buffer writes
+    into it. A store stays what it was when another is made from it: an older store that is appended to copies first.
+    """
+
+    key_buffer: Tensor
+    value_buffer: Tensor
+    document_buffer: Tensor | None
+    length: int
+    tip: _Tip = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor, documents: Tensor | None = None) -> Self:
+        """A store that holds exactly these pairs."""
+        return cls(keys, values, documents, keys.shape[2], _Tip(keys.shape[2]))
+
+    @property
+    def keys(self) -> Tensor:
+        """(B, H, N, K)"""
+        return self.key_buffer[:, :, : self.length]
+
+    @property
+    def values(self) -> Tensor:
+        """(B, H, N, V)"""
+        return self.value_buffer[:, :, : self.length]
+
+    @property
+    def documents(self) -> Tensor | None:
+        """(B, N)"""
+        return None if self.document_buffer is None else self.document_buffer[:, : self.length]
+
+    def append(self, keys: Tensor, values: Tensor, documents: Tensor | None = None) -> Self:
+        """This store with `keys` (B, H, n, K) and `values` (B, H, n, V) behind its own pairs."""
+        end = self.length + keys.shape[2]
+        if (documents is None) != (self.document_buffer is None):
+            return self._with_documents().append(keys, values, _one_document(keys) if documents is None else documents)
+        if torch.is_grad_enabled() and (keys.requires_grad or self.key_buffer.requires_grad):
+            joined = None if documents is None else torch.cat([self.documents, documents], dim=1)
+            return self.of(torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2), joined)
+        store = self if self._has_room(end) else self._grown(end)
+        store.key_buffer[:, :, self.length : end] = keys
+        store.value_buffer[:, :, self.length : end] = values
+        if documents is not None:
+            store.document_buffer[:, self.length : end] = documents
+        store.tip.used = end
+        return replace(store, length=end)
+
+    def map(self, function) -> Self:
+        """The same pairs, compacted, with `function` applied to every tensor."""
+        documents = None if self.document_buffer is None else function(self.documents)
+        return self.of(function(self.keys), function(self.values), documents)
+
+    def _has_room(self, end: int) -> bool:
+        return self.tip.used == self.length and end <= self.key_buffer.shape[2]
+
+    def _grown(self, end: int) -> Self:
+        room = max(SMALLEST_CAPACITY, 2 * end) - self.length
+        documents = None if self.document_buffer is None else pad(self.documents, (0, room), value=-1)
+        return type(self)(
+            pad(self.keys, (0, 0, 0, room)),
+            pad(self.values, (0, 0, 0, room)),
+            documents,
+            self.length,
+            _Tip(self.length),
+        )
+
+    def _with_documents(self) -> Self:
+        if self.document_buffer is not None:
+            return self
+        return self.of(self.keys, self.values, _one_document(self.keys))
+
+
+def _one_document(keys: Tensor) -> Tensor:
+    return torch.zeros(keys.shape[0], keys.shape[2], dtype=torch.long, device=keys.device)

@@ -1,0 +1,90 @@
+"""Configuration of Memory Mosaics (v1)."""
+
+from typing import Any
+
+from tessera.errors import TesseraError
+from tessera.kernels import kernel_from_config
+from tessera.layers.value_extractors import VALUE_EXTRACTORS
+from tessera.models.strict_config import StrictConfig
+
+NORM_POSITIONS = ("pre", "post")
+
+
+class MemoryMosaicConfig(StrictConfig):
+    r"""A stack of contextual and persistent memories (Memory Mosaics, figure 6 right).
+
+    The defaults are the published GPT-2-small size. There is no maximal context length.
+
+    Args:
+        vocab_size, hidden_size, num_layers, num_heads: as in GPT-2; `num_heads` divides `hidden_size`.
+        kernel: the contextual memories' kernel: a name, or a mapping such as `{"name": "knn", "base": "gaussian",
+            "k": 32}` (see `tessera.kernels`).
+        persistent_kernel: the same for the persistent memories.
+        num_persistent_slots: stored pairs per head and bank of each persistent memory; 0 leaves these memories out.
+        num_persistent_banks: independent banks, averaged.
+        value_extractor: "mixed" (one mixing weight per head) or "convolution" (full, of width 2).
+        bias: biases in linear layers and norms.
+        norm_position: "pre" (x += f(Norm x)) or "post" (x = Norm x; x += f(x)).
+        weight_dropout: on the weights of stored pairs. head_dropout: on the heads' answers before the combining
+            layer. residual_dropout: on what each memory adds to the residual stream.
+        logit_scale: the read-out is `logit_scale * W Norm(x)`.
+        layer_norm_eps: of the layer norms. key_norm_eps: k / (|k| + eps), the same for values.
+        free_intercept: a learned intercept of the scores in place of the kernel's function of the bandwidth.
+        initializer_range: standard deviation of linear and embedding weights; combining layers divide it by
+            sqrt(2 num_layers).
+    Raises:
+        TesseraError: naming every argument that is unknown or impossible.
+    """
+
+    model_type = "memory_mosaic"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (transformers reads a list)
+    attribute_map = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}  # noqa: RUF012
+
+    vocab_size: int = 50257
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    kernel: Any = "gaussian"
+    persistent_kernel: Any = "gaussian"
+    num_persistent_slots: int = 2688
+    num_persistent_banks: int = 1
+    value_extractor: str = "mixed"
+    bias: bool = False
+    norm_position: str = "pre"
+    weight_dropout: float = 0.0
+    head_dropout: float = 0.0
+    residual_dropout: float = 0.0
+    logit_scale: float = 1.0
+    layer_norm_eps: float = 1e-5
+    key_norm_eps: float = 0.0
+    free_intercept: bool = False
+    initializer_range: float = 0.02
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head's keys and values."""
+        return self.hidden_size // self.num_heads
+
+    def problems(self) -> list[str]:
+        """See `StrictConfig`."""
+        found = self.positive("vocab_size", "hidden_size", "num_layers", "num_heads", "num_persistent_banks")
+        if not found and self.hidden_size % self.num_heads:
+            found.append(f"num_heads must divide hidden_size ({self.hidden_size}); got {self.num_heads}.")
+        if not isinstance(self.num_persistent_slots, int) or self.num_persistent_slots < 0:
+            found.append(f"num_persistent_slots must be a non-negative integer; got {self.num_persistent_slots!r}.")
+        found += self.probabilities("weight_dropout", "head_dropout", "residual_dropout")
+        if self.value_extractor not in VALUE_EXTRACTORS:
+            found.append(f"value_extractor must be one of {', '.join(VALUE_EXTRACTORS)}; got {self.value_extractor!r}.")
+        if self.norm_position not in NORM_POSITIONS:
+            found.append(f"norm_position must be one of {', '.join(NORM_POSITIONS)}; got {self.norm_position!r}.")
+        for name in ("kernel", "persistent_kernel"):
+            try:
+                kernel_from_config(getattr(self, name))
+            except TesseraError as error:
+                found.append(f"{name}: {error}")
+        return found

@@ -1,0 +1,69 @@
+"""Cross entropy of a linear read-out, without ever holding all logits."""
+
+import torch
+from torch import Tensor
+
+IGNORED = -100  # the label that Hugging Face leaves out of the loss
+ROWS = 256  # tokens per block: a block of float32 logits stays in cache for vocabularies of some ten thousand
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, scale: float = 1.0) -> Tensor:
+    """Sum of `-log softmax(scale * hidden weight^T)[label]` over the labels that are not -100, in nats.
+
+    Args:
+        hidden: (N, D). weight: (V, D). labels: integers (N,).
+    Returns:
+        A scalar in float32 (float64 for float64 inputs). Under autocast the products run in its dtype.
+    Cost: O(N V) time; beyond inputs and their gradients, the logits of 256 rows at a time. The gradients are made in
+    the forward pass, while the logits are at hand.
+    """
+    return _LinearCrossEntropy.apply(hidden, weight, labels, scale)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, labels, scale):
+        device = hidden.device.type
+        autocast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if autocast else torch.promote_types(hidden.dtype, weight.dtype)
+        precise = torch.float64 if dtype == torch.float64 else torch.float32
+        wanted = any(ctx.needs_input_grad[:2])
+        with torch.autocast(device, enabled=False):
+            rows, read_out = hidden.to(dtype), weight.to(dtype)
+            grad_hidden = torch.empty_like(rows) if wanted else None
+            grad_weight = torch.zeros_like(weight, dtype=precise) if wanted else None
+            total = hidden.new_zeros((), dtype=precise)
+            for start in range(0, rows.shape[0], ROWS):
+                block = slice(start, start + ROWS)
+                logits = (rows[block] @ read_out.T).to(precise)
+                if scale != 1.0:
+                    logits.mul_(scale)
+                loss, grad = _block(logits, labels[block], wanted)
+                total += loss
+                if wanted:
+                    grad = grad.mul_(scale).to(dtype) if scale != 1.0 else grad.to(dtype)
+                    torch.mm(grad, read_out, out=grad_hidden[block])
+                    grad_weight += grad.T @ rows[block]
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.dtypes = hidden.dtype, weight.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad_hidden, grad_weight = ctx.saved_tensors
+        hidden_dtype, weight_dtype = ctx.dtypes
+        return (grad_hidden * grad).to(hidden_dtype), (grad_weight * grad).to(weight_dtype), None, None
+
+
+def _block(logits: Tensor, labels: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
+    """Summed loss of one block, and its gradient with respect to the logits (written over them)."""
+    counted = labels != IGNORED
+    index = labels.clamp(min=0)[:, None]
+    chosen = logits.gather(1, index).squeeze(1)
+    normaliser = torch.logsumexp(logits, dim=1)
+    loss = torch.where(counted, normaliser - chosen, 0.0).sum()
+    if not wanted:
+        return loss, logits
+    grad = logits.sub_(normaliser[:, None]).exp_()
+    grad.scatter_add_(1, index, grad.new_full((1, 1), -1.0).expand_as(index))
+    return loss, grad.mul_(counted[:, None]) if not bool(counted.all()) else grad

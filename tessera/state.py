@@ -1,0 +1,62 @@
+"""State as a value: what a memory holds is a frozen dataclass, passed in and returned."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class State:
+    """Base of all memory states: tensors with the batch in their first dimension, other states, or tuples of states.
+
+    Nothing in the library changes a state in place: a step returns a new one, and the old one stays valid.
+    """
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same state with `function` applied to every tensor."""
+        return replace(self, **{f.name: _map(getattr(self, f.name), function) for f in fields(self)})
+
+    def detach(self) -> Self:
+        """Cut off from the autograd graph."""
+        return self.map(torch.detach)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Moved or cast as `Tensor.to` would; integer and boolean tensors keep their type."""
+        device_only = {key: value for key, value in kwargs.items() if key == "device"}
+        device_only_args = [a for a in args if not isinstance(a, torch.dtype)]
+
+        def move(tensor: Tensor) -> Tensor:
+            if tensor.is_floating_point():
+                return tensor.to(*args, **kwargs)
+            return tensor.to(*device_only_args, **device_only) if device_only_args or device_only else tensor
+
+        return self.map(move)
+
+    def select_batch(self, index: Tensor) -> Self:
+        """The state of the sequences `index` (integers), in that order, with repetitions: beams, sub-batches."""
+        return self.map(lambda tensor: tensor.index_select(0, index.to(tensor.device)))
+
+    def num_bytes(self) -> int:
+        """Bytes held by the tensors of this state."""
+        total = 0
+
+        def count(tensor: Tensor) -> Tensor:
+            nonlocal total
+            total += tensor.numel() * tensor.element_size()
+            return tensor
+
+        self.map(count)
+        return total
+
+
+def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, State):
+        return value.map(function)
+    if isinstance(value, tuple):
+        return tuple(_map(item, function) for item in value)
+    return value
