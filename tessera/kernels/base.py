@@ -49,6 +49,31 @@ class Kernel(ABC):
         """The score at and below which no pair has weight, given the row's largest visible score; -inf: none."""
         return torch.full_like(largest, -torch.inf)
 
+    def bandwidth(self, scores: Tensor, inverse_bandwidth: Tensor, visible: Tensor | None = None) -> Tensor:
+        """The bandwidth h of each query, in units of the distance |k - k_i|: (..., N) -> (...), for inspection.
+
+        `1 / sqrt(beta)` here; kernels whose support follows the data return the bandwidth that their weights imply.
+        `inverse_bandwidth` is beta, broadcastable to (...), and `scores` those of `affine(beta)`. NaN for a query
+        without visible pair.
+        """
+        masked = self.masked(scores, visible)
+        return self.where_visible(inverse_bandwidth.rsqrt().expand(masked.shape[:-1]), masked)
+
+    def support_size(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
+        """How many pairs have weight, for each query: (..., N) -> integers (...), for inspection."""
+        return (self.weights(scores, visible) > 0).sum(-1)
+
+    @staticmethod
+    def masked(scores: Tensor, visible: Tensor | None) -> Tensor:
+        """`scores`, in float32 at least, with -inf where a pair is not visible."""
+        scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+        return scores if visible is None else scores.masked_fill(~visible, -torch.inf)
+
+    @staticmethod
+    def where_visible(per_query: Tensor, masked: Tensor) -> Tensor:
+        """`per_query` (...), NaN where the row of `masked` (..., N) holds nothing but -inf."""
+        return per_query.masked_fill((masked == -torch.inf).all(-1), torch.nan)
+
     def to_config(self) -> dict[str, object]:
         """`{"name": ..., <field>: ...}`, what a configuration file stores; `kernel_from_config` inverts it."""
         return {"name": self.name, **asdict(self)}
@@ -64,7 +89,9 @@ def kernel_from_config(spec: "str | dict | Kernel") -> Kernel:
     if isinstance(spec, str):
         spec = {"name": spec}
     if not isinstance(spec, dict) or "name" not in spec:
-        raise TesseraError(f"kernel must be a name or a mapping with a name; got {spec!r}. Known: {', '.join(KERNELS)}.")
+        raise TesseraError(
+            f"kernel must be a name or a mapping with a name; got {spec!r}. Known: {', '.join(KERNELS)}."
+        )
     cls = KERNELS[spec["name"]]
     known = {field.name for field in fields(cls)}
     for key in spec.keys() - known - {"name"}:

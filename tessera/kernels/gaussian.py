@@ -6,12 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tessera.kernels.base import KERNELS, Kernel
+from tessera.kernels.base import KERNELS
+from tessera.kernels.rows import RowKernel, row_maximum
 
 
 @KERNELS.register("gaussian")
 @dataclass(frozen=True)
-class Gaussian(Kernel):
+class Gaussian(RowKernel):
     """`w_i ∝ exp(beta s_i)`: Gaussian kernel smoothing of unit keys (Memory Mosaics, equations 2 and 3).
 
     `exp(-beta |k - k_i|^2 / 2) = exp(beta s_i) exp(-beta)`, and the constant cancels. Full support.
@@ -25,3 +26,15 @@ class Gaussian(Kernel):
         empty = ~visible.any(dim=-1, keepdim=True)
         weights = torch.softmax(scores.masked_fill(~visible, -torch.inf).masked_fill(empty, 0.0), dim=-1)
         return weights.masked_fill(~visible, 0.0)
+
+    def fit(self, scaled: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        largest = row_maximum(scaled)
+        weights = scaled.sub_(largest).exp_()
+        scale = weights.sum(-1, keepdim=True).reciprocal_().nan_to_num_(posinf=0.0)
+        return weights.mul_(scale), (largest, scale)
+
+    def pull_back(self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, Tensor]:
+        largest, scale = statistics
+        weights = scaled.sub_(largest).exp_().mul_(scale)
+        grad.mul_(weights)
+        return weights, grad.addcmul_(weights, grad.sum(-1, keepdim=True), value=-1)

@@ -1,0 +1,55 @@
+"""The kernels as plain functions on scores, by the names that attention mechanisms go by.
+
+Every function maps scores of any dtype and shape to weights along `dim` that sum to 1, with exact gradients. Entries
+of -inf are absent; a row of nothing else gives zeros. Half-precision scores are computed in float32.
+"""
+
+import torch
+from torch import Tensor
+
+from tessera.errors import expect
+from tessera.kernels.base import Kernel
+from tessera.kernels.gaussian import Gaussian
+from tessera.kernels.nearest_neighbours import NearestNeighbours
+from tessera.kernels.normalized_relu import NormalizedReLU
+from tessera.kernels.rectified_polynomial import Epanechnikov, RectifiedPolynomial
+from tessera.kernels.relumax import ReLUmax
+
+
+def entmax(scores: Tensor, alpha: float = 1.5, dim: int = -1) -> Tensor:
+    """alpha-entmax, `[(alpha - 1) s_i - tau]_+^(1 / (alpha - 1))` with tau such that it sums to 1; alpha in [1, 2].
+
+    alpha = 1 is softmax, alpha = 2 sparsemax. Cost: one to three passes of Newton's method.
+    """
+    expect(1 <= alpha <= 2, "entmax", "alpha", "lie in [1, 2]", alpha)
+    return _along(scores, dim, Gaussian() if alpha == 1 else RectifiedPolynomial(order=1 / (alpha - 1)))
+
+
+def sparsemax(scores: Tensor, dim: int = -1) -> Tensor:
+    """The Euclidean projection of the scores onto the simplex, `[s_i - tau]_+`."""
+    return _along(scores, dim, Epanechnikov())
+
+
+def relumax(scores: Tensor, margin: float = 1.0, dim: int = -1) -> Tensor:
+    """`[margin + s_i - max_j s_j]_+`, normalised."""
+    return _along(scores, dim, ReLUmax(margin))
+
+
+def normalized_relu(scores: Tensor, dim: int = -1) -> Tensor:
+    """`[s_i]_+`, normalised; uniform over the entries that are not -inf if none is positive."""
+    return _along(scores, dim, NormalizedReLU())
+
+
+def knn_softmax(scores: Tensor, k: int, dim: int = -1) -> Tensor:
+    """Softmax over the k largest scores, 0 elsewhere; of ties at the k-th place the largest index is kept."""
+    return _along(scores, dim, NearestNeighbours("gaussian", k))
+
+
+def knn_uniform(scores: Tensor, k: int, dim: int = -1) -> Tensor:
+    """`1 / k` on the k largest scores, 0 elsewhere (see `knn_softmax`); the gradient is zero."""
+    return _along(scores, dim, NearestNeighbours("uniform", k))
+
+
+def _along(scores: Tensor, dim: int, kernel: Kernel) -> Tensor:
+    visible = (scores > -torch.inf).movedim(dim, -1)
+    return kernel.weights(scores.movedim(dim, -1), visible).movedim(-1, dim)

@@ -1,0 +1,73 @@
+"""k nearest neighbours, weighted by the Gaussian kernel or equally."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tessera.errors import expect
+from tessera.kernels.base import KERNELS
+from tessera.kernels.rows import RowKernel, row_maximum
+
+BASES = ("gaussian", "uniform")
+
+
+@KERNELS.register("knn")
+@dataclass(frozen=True)
+class NearestNeighbours(RowKernel):
+    """`w_i ∝ exp(beta s_i)` (base gaussian) or 1 (base uniform) on the k largest s_i, 0 elsewhere.
+
+    Sparse Attention as Compact Kernel Regression, equations 7, 18 and 19. Exactly k pairs are kept: of pairs that tie
+    at the k-th place the most recent, those of largest index, come first. Fewer than k visible pairs: all of them.
+    The choice of neighbours has no gradient, so the uniform base has none at all. The row statistics are the
+    neighbours' indices and weights, k each.
+    """
+
+    name: ClassVar[str] = "knn"
+    base: str = "gaussian"
+    k: int = 16
+
+    def __post_init__(self) -> None:
+        where = "kernel 'knn'"
+        expect(self.base in BASES, where, "base", f"be one of {', '.join(BASES)}", repr(self.base))
+        expect(isinstance(self.k, int) and self.k >= 1, where, "k", "be an integer of at least 1", self.k)
+
+    def fit(self, scaled: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        values, indices = nearest(scaled, self.k)
+        if self.base == "gaussian":
+            values.sub_(row_maximum(values)).exp_()
+        else:
+            values = (values > -torch.inf).to(scaled.dtype)
+        values.div_(values.sum(-1, keepdim=True).clamp_min_(torch.finfo(values.dtype).tiny))
+        return scaled.zero_().scatter_(-1, indices, values), (indices, values)
+
+    def pull_back(self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, Tensor]:
+        indices, values = statistics
+        weights = scaled.zero_().scatter_(-1, indices, values)
+        if self.base == "uniform":
+            return weights, grad.zero_()
+        near = grad.gather(-1, indices)
+        near = (near - (near * values).sum(-1, keepdim=True)) * values
+        return weights, grad.zero_().scatter_(-1, indices, near)
+
+    def bandwidth(self, scores: Tensor, inverse_bandwidth: Tensor, visible: Tensor | None = None) -> Tensor:
+        """`sqrt(2 - 2 s_(k))`: the distance of the farthest neighbour (equation 7's delta_max)."""
+        masked = self.masked(scores, visible)
+        values = nearest(masked, self.k)[0]
+        last = values.masked_fill(values == -torch.inf, torch.inf).amin(-1)
+        return self.where_visible((2 - 2 * last / inverse_bandwidth).clamp_min(0).sqrt(), masked)
+
+
+def nearest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest scores of each row (all, if there are fewer) and their indices; of ties the largest index first."""
+    k = min(k, scores.shape[-1])
+    values, indices = torch.topk(scores, k, dim=-1, sorted=False)
+    last = values.amin(-1, keepdim=True)
+    # topk takes any of the ties at the k-th place: rows in which some were left out are sorted.
+    tied = ((scores >= last).sum(-1) > k) & (last.squeeze(-1) > -torch.inf)
+    if bool(tied.any()):
+        rows = scores[tied].flip(-1).sort(dim=-1, descending=True, stable=True)
+        values[tied] = rows.values[..., :k]
+        indices[tied] = scores.shape[-1] - 1 - rows.indices[..., :k]
+    return values, indices

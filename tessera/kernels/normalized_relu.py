@@ -1,0 +1,53 @@
+"""Epanechnikov kernel of fixed bandwidth: normalised ReLU."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tessera.kernels.base import KERNELS
+from tessera.kernels.rows import RowKernel
+
+
+@KERNELS.register("normalized_relu")
+@dataclass(frozen=True)
+class NormalizedReLU(RowKernel):
+    """`w_i ∝ [1 - |k - k_i|^2 / h^2]_+ = [2 beta s_i + 1 - 2 beta]_+`; all zero: uniform over the visible pairs.
+
+    Sparse Attention as Compact Kernel Regression, equations 11 and 12, with its appendix B.1 for the empty support.
+    The scores are the responses before rectification, so that any slope and intercept may be given: published
+    checkpoints have pairs that no bandwidth produces. A row of the uniform fall-back has no gradient.
+    """
+
+    name: ClassVar[str] = "normalized_relu"
+
+    def affine(self, inverse_bandwidth: Tensor) -> tuple[Tensor, Tensor | None]:
+        return 2 * inverse_bandwidth, 1 - 2 * inverse_bandwidth
+
+    def fit(self, scaled: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        lacking = (scaled.amax(-1, keepdim=True) <= 0).squeeze(-1)
+        pairs = scaled[lacking] > -torch.inf
+        weights = scaled.clamp_(min=0)
+        total = weights.sum(-1, keepdim=True)
+        return self._normalized(weights, total, lacking, pairs), (total,)
+
+    def pull_back(self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, Tensor]:
+        (total,) = statistics
+        lacking = (total <= 0).squeeze(-1)
+        pairs = scaled[lacking] > -torch.inf
+        support = scaled.clamp_(min=0).sign()
+        weights = self._normalized(scaled, total, lacking, pairs)
+        mean = (weights * grad).sum(-1, keepdim=True)
+        grad.sub_(mean).mul_(support).mul_(total.reciprocal().masked_fill_(total <= 0, 0.0))
+        return weights, grad
+
+    @staticmethod
+    def _normalized(responses: Tensor, total: Tensor, lacking: Tensor, pairs: Tensor) -> Tensor:
+        weights = responses.mul_(total.reciprocal().masked_fill_(total <= 0, 0.0))
+        weights[lacking] = pairs / pairs.sum(-1, keepdim=True).clamp_(min=1).to(weights.dtype)
+        return weights
+
+    def score_floor(self, largest: Tensor) -> Tensor:
+        # The uniform fall-back has no floor.
+        return torch.zeros_like(largest).masked_fill_(largest <= 0, -torch.inf)

@@ -1,0 +1,107 @@
+"""Rectified polynomial kernels with adaptive bandwidth: alpha-entmax."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tessera.errors import expect
+from tessera.kernels.base import KERNELS
+from tessera.kernels.rows import RowKernel, row_maximum
+from tessera.kernels.threshold import raise_to, threshold
+
+
+class AdaptivePolynomial(RowKernel):
+    """`w_i = [(alpha - 1) beta s_i - tau]_+^r` with tau such that the weights sum to 1 and alpha = 1 + 1/r.
+
+    The kernel is `K_h(u) ∝ [1 - |u|^2 / h^2]_+^r` with, for every query, the bandwidth `h = sqrt(2 - 2 r tau / beta)`
+    that makes its normaliser constant (Sparse Attention as Compact Kernel Regression, equations 16, 17 and 27,
+    proposition 1): the weights are alpha-entmax of beta s. r -> infinity is the Gaussian kernel.
+
+    Derivative, with u_i = (alpha - 1) beta s_i - tau: `dw_i / d(beta s_j) = u_i^(r-1) (1[i = j] - u_j^(r-1) / M)`,
+    `M = sum_i u_i^(r-1)`; pairs exactly at the threshold count as outside the support.
+    """
+
+    @property
+    @abstractmethod
+    def order(self) -> float:
+        """The order r >= 1 of the kernel."""
+
+    @property
+    def score_scale(self) -> float:
+        return 1.0 / self.order
+
+    def weights(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
+        if scores.shape[-1] == 0:
+            return scores
+        # The weights do not change when a row moves: taking the maximum away before the scaling saves digits.
+        masked = self.masked(scores, visible)
+        return super().weights(masked - row_maximum(masked).detach()).to(scores.dtype)
+
+    def fit(self, scaled: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        largest = row_maximum(scaled)
+        tau, responses, slope = threshold(scaled.sub_(largest), self.order)
+        weights = responses if self.order == 1 else raise_to(responses, self.order)
+        return weights, (largest, tau, slope)
+
+    def pull_back(self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, Tensor]:
+        largest, tau, slope = statistics
+        responses = scaled.sub_(largest).sub_(tau).clamp_(min=0)
+        slopes = responses if self.order == 2 else raise_to(responses, self.order - 1)
+        weights = responses if self.order == 1 else slopes * responses
+        grad.mul_(slopes)
+        mean = grad.sum(-1, keepdim=True).div_(slope.clamp_min(torch.finfo(slope.dtype).tiny))
+        return weights, grad.addcmul_(slopes, mean, value=-1)
+
+    def score_floor(self, largest: Tensor) -> Tensor:
+        return largest - self.order
+
+    def bandwidth(self, scores: Tensor, inverse_bandwidth: Tensor, visible: Tensor | None = None) -> Tensor:
+        """`h = sqrt(2 - 2 r tau / beta)` (equation 27): the distance from the query at which the weight reaches 0."""
+        scaled = self.masked(scores, visible) / self.order
+        largest = row_maximum(scaled)
+        tau = threshold(scaled - largest, self.order)[0] + largest
+        h = (2 - 2 * self.order * tau.squeeze(-1) / inverse_bandwidth).sqrt()
+        return self.where_visible(h, scaled)
+
+
+@KERNELS.register("rectified_polynomial")
+@dataclass(frozen=True)
+class RectifiedPolynomial(AdaptivePolynomial):
+    """`AdaptivePolynomial` of any real order r >= 1, alpha = 1 + 1/r in (1, 2]."""
+
+    name: ClassVar[str] = "rectified_polynomial"
+    order: float = 2.0
+
+    def __post_init__(self) -> None:
+        right = isinstance(self.order, int | float) and 1 <= self.order < float("inf")
+        expect(right, "kernel 'rectified_polynomial'", "order", "be a finite number of at least 1", self.order)
+
+
+@KERNELS.register("epanechnikov")
+@dataclass(frozen=True)
+class Epanechnikov(AdaptivePolynomial):
+    """Epanechnikov kernel of adaptive bandwidth, r = 1: sparsemax."""
+
+    name: ClassVar[str] = "epanechnikov"
+    order: ClassVar[float] = 1.0
+
+
+@KERNELS.register("biweight")
+@dataclass(frozen=True)
+class Biweight(AdaptivePolynomial):
+    """Biweight kernel of adaptive bandwidth, r = 2: 1.5-entmax."""
+
+    name: ClassVar[str] = "biweight"
+    order: ClassVar[float] = 2.0
+
+
+@KERNELS.register("triweight")
+@dataclass(frozen=True)
+class Triweight(AdaptivePolynomial):
+    """Triweight kernel of adaptive bandwidth, r = 3: 4/3-entmax."""
+
+    name: ClassVar[str] = "triweight"
+    order: ClassVar[float] = 3.0

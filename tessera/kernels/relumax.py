@@ -1,0 +1,53 @@
+"""Epanechnikov kernel anchored at the best match: ReLUmax."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tessera.errors import expect
+from tessera.kernels.base import KERNELS
+from tessera.kernels.rows import RowKernel, row_maximum
+
+
+@KERNELS.register("relumax")
+@dataclass(frozen=True)
+class ReLUmax(RowKernel):
+    """`w_i ∝ [b + beta (s_i - max_j s_j)]_+`: all pairs within the margin `b / beta` of the best match.
+
+    Sparse Attention as Compact Kernel Regression, equations 20 to 22. The support is never empty. The gradient through
+    the maximum goes to the first of the largest scores.
+    """
+
+    name: ClassVar[str] = "relumax"
+    margin: float = 1.0
+
+    def __post_init__(self) -> None:
+        right = isinstance(self.margin, int | float) and 0 < self.margin < float("inf")
+        expect(right, "kernel 'relumax'", "margin", "be a finite positive number", self.margin)
+
+    def fit(self, scaled: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        largest, where = scaled.max(-1, keepdim=True)
+        largest.masked_fill_(largest == -torch.inf, 0.0)
+        weights = scaled.sub_(largest).add_(self.margin).clamp_(min=0)
+        scale = weights.sum(-1, keepdim=True).reciprocal_().nan_to_num_(posinf=0.0)
+        return weights.mul_(scale), (largest, where, scale)
+
+    def pull_back(self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, Tensor]:
+        largest, where, scale = statistics
+        weights = scaled.sub_(largest).add_(self.margin).clamp_(min=0)
+        support = weights.sign()
+        weights.mul_(scale)
+        mean = (weights * grad).sum(-1, keepdim=True)
+        grad.sub_(mean).mul_(support).mul_(scale)
+        return weights, grad.scatter_add_(-1, where, grad.sum(-1, keepdim=True).neg_())
+
+    def score_floor(self, largest: Tensor) -> Tensor:
+        return largest - self.margin
+
+    def bandwidth(self, scores: Tensor, inverse_bandwidth: Tensor, visible: Tensor | None = None) -> Tensor:
+        """`sqrt(2 - 2 m + 2 b / beta)`, m the largest similarity: where the weight reaches 0 (equation 22)."""
+        masked = self.masked(scores, visible)
+        h = (2 + 2 * (self.margin - row_maximum(masked).squeeze(-1)) / inverse_bandwidth).sqrt()
+        return self.where_visible(h, masked)

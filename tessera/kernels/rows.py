@@ -1,0 +1,67 @@
+"""Kernels whose rows can be computed and differentiated in place: what every fast path builds on."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tessera.kernels.base import Kernel
+
+
+class RowKernel(Kernel):
+    """A kernel that states its weights and their gradient for whole rows of scores, entries of -inf being absent.
+
+    `fit` and `pull_back` are all that `weights` and the blocked implementation of kernel regression need, so both
+    share one formula. They work on `score_scale * scores` (the blocked implementation folds the factor into the
+    queries, where it costs nothing) and may overwrite their arguments (they own the strip they are given).
+    """
+
+    @property
+    def score_scale(self) -> float:
+        """The factor by which scores are multiplied before `fit` and `pull_back` see them."""
+        return 1.0
+
+    @abstractmethod
+    def fit(self, scaled: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Weights (..., N), zero in rows without finite entry, and the row statistics `pull_back` needs.
+
+        The statistics have few entries per row, (..., 1) in most kernels: they are all that is kept for the
+        backward pass. `scaled` may be overwritten; N is at least 1.
+        """
+
+    @abstractmethod
+    def pull_back(self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights again, and the gradient of `sum(weights * grad)` with respect to the *unscaled* scores.
+
+        `scaled` holds the same numbers as in `fit`. `scaled` and `grad` may be overwritten.
+        """
+
+    def weights(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
+        if scores.shape[-1] == 0:
+            return scores
+        return _RowWeights.apply(self.masked(scores, visible), self).to(scores.dtype)
+
+
+class _RowWeights(torch.autograd.Function):
+    """`kernel.fit` with `kernel.pull_back` as its derivative."""
+
+    @staticmethod
+    def forward(ctx, scores: Tensor, kernel: RowKernel) -> Tensor:
+        weights, statistics = kernel.fit(scores * kernel.score_scale)
+        ctx.kernel = kernel
+        ctx.save_for_backward(scores, *statistics)
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        scores, *statistics = ctx.saved_tensors
+        scaled = scores * ctx.kernel.score_scale
+        return ctx.kernel.pull_back(scaled, tuple(statistics), grad.clone())[1], None
+
+
+def row_maximum(scores: Tensor) -> Tensor:
+    """Largest entry of each row (..., 1); 0 for rows that hold nothing but -inf, so that differences stay defined."""
+    largest = scores.amax(dim=-1, keepdim=True)
+    return largest.masked_fill_(largest == -torch.inf, 0.0)
