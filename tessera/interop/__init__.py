@@ -1,0 +1,27 @@
+"""Published checkpoints as models of this library."""
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tessera.interop import memory_mosaics, nano_mosaics  # noqa: F401 (they register themselves)
+from tessera.interop.registry import REFERENCES
+
+
+def from_reference(source: str, state_dict: dict[str, Tensor], arguments: dict) -> PreTrainedModel:
+    """Rebuild a checkpoint of published code as one of our models, in eval mode.
+
+    Args:
+        source: which published code: a name of `REFERENCES`.
+        state_dict: the published module's own parameter names and tensors.
+        arguments: the published constructor's arguments by name; those left out take the published defaults.
+    Returns:
+        A model that takes `input_ids` (B, T) and returns `.logits`. Parameters keep the dtype of the checkpoint, except
+        for a few per-head scalars that are functions of published ones and come in float64: `model.double()` is exact.
+    Raises:
+        TesseraError: an unknown source or argument, a missing, misshapen or unexpected tensor, or a published model
+            that cannot be expressed (the message says why).
+    """
+    return REFERENCES[source](dict(state_dict), dict(arguments))
+
+
+__all__ = ["REFERENCES", "from_reference"]

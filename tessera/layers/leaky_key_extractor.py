@@ -27,8 +27,8 @@ class LeakyKeyExtractor(nn.Module):
             self.decay_rate.copy_(torch.linspace(0.5, 5.0, self.num_heads))
 
     def decay(self) -> Tensor:
-        """lambda (H,)."""
-        return torch.exp(-self.decay_rate.abs())
+        """lambda (H,), in float64: it is raised to high powers."""
+        return torch.exp(-self.decay_rate.double().abs())
 
     def forward(self, x: Tensor, carry: Tensor | None = None, documents: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Unit keys (B, H, T, K) of `x` (B, T, hidden), and the new carry kbar_T (B, H, K)."""

@@ -8,7 +8,7 @@ INITIAL_LOG_SCALE = -0.5
 
 
 class ScaledOutput(nn.Module):
-    """`W_z (scale_h y_h)_h`: one positive scale per head (kept as its log, initially -0.5), then the combining layer."""
+    """`W_z (scale_h y_h)_h`: one positive scale per head (kept as its log, initially -0.5), then W_z."""
 
     def __init__(self, hidden_size: int, num_heads: int, bias: bool = False, head_dropout: float = 0.0):
         super().__init__()
@@ -30,4 +30,4 @@ class ScaledOutput(nn.Module):
         if heads.shape[0] * heads.shape[1] < heads.shape[2]:
             return self.projection(heads * scale.to(heads.dtype))
         # The scale costs a pass over the weights rather than one over all steps.
-        return linear(heads, self.projection.weight * scale, self.projection.bias)
+        return linear(heads, self.projection.weight * scale.to(self.projection.weight.dtype), self.projection.bias)

@@ -79,7 +79,7 @@ class StackModel(StackPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutputWithPast:
-        """Hidden states (B, T, hidden) of `input_ids` (B, T); `past_key_values` is a state that an earlier call returned.
+        """Hidden states (B, T, hidden) of `input_ids` (B, T); `past_key_values` is the state of an earlier call.
 
         `attention_mask` (B, past + T) marks padding with zeros, on either side. `document_ids` (B, T) separates
         documents that are packed into one sequence: memories never see a pair of another document.

@@ -28,7 +28,7 @@ def _step(x: Tensor, decay: Tensor, initial_state: Tensor | None, starts: Tensor
 
 
 class _LeakyAverage(torch.autograd.Function):
-    """Forward: the scan. Backward: the same scan from the end, `g~_t = g_t + decay g~_{t+1}`; d decay = sum g~_t y_{t-1}."""
+    """Backward is the same scan from the end, `g~_t = g_t + decay g~_{t+1}`; d decay = sum g~_t y_{t-1}."""
 
     @staticmethod
     def forward(ctx, x, decay, initial_state, starts):
@@ -63,7 +63,7 @@ def _scan(x: Tensor, decay: Tensor, carry: Tensor | None, linked: Tensor | None,
     powers, same_run, first, whole = _coefficients(decay, linked, chunks, chunk, steps, x.dtype, reverse)
     matrix = powers[:, None] if same_run is None else powers[:, None] * same_run[:, None]
     if chunks > 1 or carry is not None:
-        # What each chunk alone leaves at its exit, then the same recurrence from chunk to chunk, then one row folded in.
+        # What each chunk alone leaves at its exit, then the same recurrence over chunks, then one row folded in.
         entry, exit_ = (-1, 0) if reverse else (0, -1)
         x = x.clone(memory_format=torch.contiguous_format)
         left = (matrix[..., exit_, :].unsqueeze(-2) @ x).squeeze(-2)
@@ -89,8 +89,9 @@ def _coefficients(
     """`decay^|i-j|` on and below (reverse: above) the diagonal, (H, C, C); and what documents cut, per chunk."""
     step = torch.arange(chunk, device=decay.device)
     age = (step[:, None] - step[None, :]) * (-1 if reverse else 1)
-    precise = decay.double() if dtype == torch.float64 else decay.float()
-    powers = torch.where(age >= 0, precise[:, None, None] ** age.clamp(min=0), 0.0).to(dtype)
+    # Powers of a float32 lambda near 1 would lose digits: C of them in float64 cost nothing.
+    by_age = torch.cat([decay.double()[:, None] ** step, decay.new_zeros(decay.shape[0], 1, dtype=torch.float64)], dim=1)
+    powers = by_age.to(dtype)[:, torch.where(age >= 0, age, chunk)]
     if linked is None:
         return powers, None, None, None
     linked = pad(linked, (0, chunks * chunk - steps), value=True).view(-1, chunks, chunk)

@@ -1,0 +1,57 @@
+"""Reading a published state dict name by name, so that nothing is missed and nothing is left over."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tessera.errors import TesseraError, did_you_mean
+
+# Prefixes that torch.compile and DistributedDataParallel put before every name.
+_WRAPPERS = ("_orig_mod.", "module.")
+
+
+class Published:
+    """The tensors of a published checkpoint; `take` hands each out once, `finish` refuses leftovers."""
+
+    def __init__(self, source: str, tensors: dict[str, Tensor], constant: Callable[[str, Tensor], bool] | None = None):
+        self.source = source
+        self._tensors = {}
+        for name, tensor in tensors.items():
+            for wrapper in _WRAPPERS:
+                name = name.removeprefix(wrapper)
+            # Masks and coefficient tables that the published modules keep as buffers carry no information.
+            if constant is None or not constant(name, tensor):
+                self._tensors[name] = tensor
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor called `name`; its shape is checked when given."""
+        if name not in self._tensors:
+            raise TesseraError(f"{self.source}: tensor {name!r} is missing. {did_you_mean(name, list(self._tensors)[:50])}")
+        tensor = self._tensors.pop(name)
+        if shape and tuple(tensor.shape) != shape:
+            raise TesseraError(f"{self.source}: tensor {name!r} must have shape {shape}; got {tuple(tensor.shape)}.")
+        return tensor
+
+    def finish(self) -> None:
+        """Raise if a tensor was not taken: the checkpoint holds something this model has no place for."""
+        if self._tensors:
+            raise TesseraError(f"{self.source}: unexpected tensors: {', '.join(sorted(self._tensors)[:5])}.")
+
+
+def check_arguments(source: str, arguments: dict, known: dict[str, object]) -> dict:
+    """`known` (name -> default) updated with `arguments`; an unknown name is an error."""
+    for name in arguments:
+        if name not in known:
+            raise TesseraError(f"{source}: unknown argument {name!r}. {did_you_mean(name, known)}")
+    return {**known, **arguments}
+
+
+def refuse(source: str, name: str, allowed: str, value: object) -> TesseraError:
+    """The error for an argument that no model of this library expresses."""
+    return TesseraError(f"{source}: {name} must be {allowed} to be expressed as a Tessera model; got {value!r}.")
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """In float64. Scalars that pass through a function on import are kept so: cast the model, and they stay exact."""
+    return tensor.to(torch.float64)
