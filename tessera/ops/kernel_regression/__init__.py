@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tessera.errors import TesseraError
 from tessera.kernels.base import Kernel
-from tessera.ops.kernel_regression import fused, reference
+from tessera.ops.kernel_regression import chunked, fused, reference
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.window import Window
 from tessera.registry import Registry
@@ -14,6 +14,7 @@ from tessera.registry import Registry
 # In order of preference: the first that does not refuse the call runs it.
 BACKENDS: Registry[ModuleType] = Registry("kernel regression backend")
 BACKENDS.add("fused", fused)
+BACKENDS.add("chunked", chunked)
 BACKENDS.add("reference", reference)
 
 

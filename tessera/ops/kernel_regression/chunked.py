@@ -1,0 +1,141 @@
+"""Kernel regression in strips: exact, with memory linear in the number of queries and pairs, for every row kernel.
+
+The derivation, the counts and the measurements are in README.md of this folder.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tessera.kernels.rows import RowKernel
+from tessera.ops.kernel_regression.call import Call
+from tessera.ops.kernel_regression.strips import Strip, strips
+
+
+def refuse(call: Call) -> str | None:
+    """Why this call cannot run here, or None."""
+    if not isinstance(call.kernel, RowKernel):
+        return f"the kernel {call.kernel.name!r} has no `fit` and `pull_back` (it is not a RowKernel)"
+    if call.dropout:
+        return "it has no dropout of weights"
+    return None
+
+
+def run(call: Call) -> Tensor:
+    """`y_T = sum_i w_i v_i` strip by strip; time O(visible pairs), memory O(T + N) per head beside one strip.
+
+    Scores, thresholds and sums are computed in float32 (float64 inputs: float64), products of weights with values
+    and of gradients with keys and queries in the inputs' type. Not twice differentiable.
+    """
+    rows = call.query.shape[:3]
+    slope = torch.as_tensor(call.slope, device=call.query.device).expand(rows)
+    intercept = call.intercept
+    if intercept is not None:
+        intercept = torch.as_tensor(intercept, device=call.query.device).expand(rows)
+    return _Strips.apply(call.query, call.key, call.value, slope, intercept, call)
+
+
+class _Strips(torch.autograd.Function):
+    """Saved for backward: the inputs and the kernel's row statistics, nothing of size T x N."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, slope, intercept, call: Call) -> Tensor:
+        with torch.autocast(query.device.type, enabled=False):
+            work = _Work(query, key, value, slope, intercept, call.kernel)
+            output = work.empty_like_queries(value.shape[-1])
+            statistics = []
+            for strip in strips(call):
+                for group in strip.groups(query.shape[1]):
+                    weights, kept = call.kernel.fit(work.scores(strip, group))
+                    output[group, strip.queries] = product(weights, work.value[group, strip.pairs], work.narrow)
+                    statistics.append(kept)
+        ctx.call = call
+        ctx.lengths = [len(kept) for kept in statistics]
+        ctx.save_for_backward(query, key, value, slope, intercept, *(part for kept in statistics for part in kept))
+        return output.view(*query.shape[:3], value.shape[-1]).to(value.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        query, key, value, slope, intercept, *parts = ctx.saved_tensors
+        call, parts = ctx.call, iter(parts)
+        work = _Work(query, key, value, slope, intercept, call.kernel)
+        grad = flatten(grad, work.dtype)
+        sums = _Gradients(work, with_intercept=ctx.needs_input_grad[4])
+        lengths = iter(ctx.lengths)
+        for strip in strips(call):
+            for group in strip.groups(query.shape[1]):
+                statistics = tuple(next(parts) for _ in range(next(lengths)))
+                above = grad[group, strip.queries]
+                grad_weights = torch.bmm(above, work.value[group, strip.pairs].mT)
+                found = call.kernel.pull_back(work.scores(strip, group), statistics, grad_weights)
+                sums.add(strip, group, *found, above)
+        return (*sums.finish(query, key, value, slope, intercept), None)
+
+
+class _Work:
+    """The inputs of one call with (batch, head) flattened to one dimension, in the type of the computation."""
+
+    def __init__(self, query, key, value, slope, intercept, kernel: RowKernel) -> None:
+        self.dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        # Float16 products are slow on CPUs and overflow; bfloat16 ones are several times faster than float32.
+        self.narrow = torch.bfloat16 if value.dtype == torch.bfloat16 else None
+        self.query, self.key, self.value = (flatten(tensor, self.dtype) for tensor in (query, key, value))
+        self.score_scale = kernel.score_scale
+        scale = slope.flatten(0, 1).unsqueeze(-1).to(self.dtype) * kernel.score_scale
+        self.scaled_query = self.query * scale
+        self.intercept = None
+        if intercept is not None:
+            self.intercept = intercept.flatten(0, 1).unsqueeze(-1).to(self.dtype) * kernel.score_scale
+
+    def scores(self, strip: Strip, group: slice) -> Tensor:
+        """`score_scale * scores` of one strip (heads, queries, pairs), -inf where hidden."""
+        scores = torch.bmm(self.scaled_query[group, strip.queries], self.key[group, strip.pairs].mT)
+        if self.intercept is not None:
+            scores += self.intercept[group, strip.queries]
+        strip.hide(scores)
+        return scores
+
+    def empty_like_queries(self, width: int) -> Tensor:
+        """Zeros (batch * heads, T, width): what queries without visible pair keep."""
+        return self.query.new_zeros(*self.query.shape[:2], width)
+
+
+class _Gradients:
+    """Sums of the strips' gradients."""
+
+    def __init__(self, work: _Work, with_intercept: bool) -> None:
+        self.work = work
+        # The gradient with respect to slope * query.
+        self.query = torch.zeros_like(work.query)
+        self.key, self.value = torch.zeros_like(work.key), torch.zeros_like(work.value)
+        self.intercept = work.empty_like_queries(1) if with_intercept else None
+
+    def add(self, strip: Strip, group: slice, weights: Tensor, grad_scores: Tensor, above: Tensor) -> None:
+        """Add one strip's part, given its weights, the gradient of its scores and that of its outputs."""
+        narrow, work = self.work.narrow, self.work
+        if self.intercept is not None:
+            self.intercept[group, strip.queries] = grad_scores.sum(-1, keepdim=True)
+        self.value[group, strip.pairs] += product(weights.mT, above, narrow)
+        self.key[group, strip.pairs] += product(grad_scores.mT, work.scaled_query[group, strip.queries], narrow)
+        self.query[group, strip.queries] = product(grad_scores, work.key[group, strip.pairs], narrow)
+
+    def finish(self, query, key, value, slope, intercept) -> tuple[Tensor | None, ...]:
+        """The gradients of query, key, value, slope and intercept, in their shapes and types."""
+        grad_slope = (self.query * self.work.query).sum(-1).view(slope.shape).to(slope.dtype)
+        grad_query = (self.query * slope.flatten(0, 1).unsqueeze(-1)).view(query.shape).to(query.dtype)
+        grad_key = self.key.div_(self.work.score_scale).view(key.shape).to(key.dtype)
+        grad_intercept = None
+        if self.intercept is not None:
+            grad_intercept = self.intercept.view(intercept.shape).to(intercept.dtype)
+        return grad_query, grad_key, self.value.view(value.shape).to(value.dtype), grad_slope, grad_intercept
+
+
+def flatten(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, H, length, width) -> (B H, length, width) in `dtype`."""
+    return tensor.flatten(0, 1).to(dtype)
+
+
+def product(left: Tensor, right: Tensor, narrow: torch.dtype | None) -> Tensor:
+    """`left @ right` in batches; in the type `narrow`, if there is one, with sums in float32."""
+    return torch.bmm(left, right) if narrow is None else torch.bmm(left.to(narrow), right.to(narrow)).float()

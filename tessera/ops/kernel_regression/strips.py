@@ -1,0 +1,105 @@
+"""How the blocked implementation cuts one call: strips of queries against the pairs that any of them can see."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tessera.ops.kernel_regression.call import Call
+
+# Queries per strip. 128 keeps the matrix products efficient, and a strip of 128 x 4,096 scores is 2 MB.
+QUERIES = 128
+# Scores per strip at most, over all heads done together: about what stays in the second-level caches.
+SCORES = 1 << 19
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Queries `queries` of the sequences `batch` against the pairs `pairs`, and what is hidden among them.
+
+    `hidden` lists (columns, mask) with columns relative to `pairs.start` and mask (queries, columns), True where the
+    query does not see the pair. Columns that are not listed are seen by every query of the strip.
+    """
+
+    batch: slice
+    queries: slice
+    pairs: slice
+    hidden: tuple[tuple[slice, Tensor], ...] = ()
+
+    def groups(self, num_heads: int) -> Iterator[slice]:
+        """Slices of the flattened (batch, head) dimension, each small enough to stay in cache."""
+        area = (self.queries.stop - self.queries.start) * (self.pairs.stop - self.pairs.start)
+        size = max(1, SCORES // area)
+        stop = self.batch.stop * num_heads
+        for start in range(self.batch.start * num_heads, stop, size):
+            yield slice(start, min(start + size, stop))
+
+    def hide(self, scores: Tensor) -> None:
+        """Set the hidden entries of `scores` (heads, queries, pairs) to -inf."""
+        for columns, mask in self.hidden:
+            scores[..., columns].masked_fill_(mask, -torch.inf)
+
+
+def strips(call: Call) -> Iterator[Strip]:
+    """All strips of `call` that have a visible pair. Whatever differs between sequences cuts the batch into ones."""
+    batch, _, num_queries, _ = call.query.shape
+    per_sequence = call.pair_documents is not None or (call.window is not None and torch.is_tensor(call.window.delay))
+    sequences = [slice(b, b + 1) for b in range(batch)] if per_sequence else [slice(0, batch)]
+    for sequence in sequences:
+        delay = _delay(call, sequence.start)
+        for start in range(0, num_queries, QUERIES):
+            strip = _windowed(call, sequence, slice(start, min(start + QUERIES, num_queries)), delay)
+            if strip is not None and call.pair_documents is not None:
+                strip = _within_documents(call, strip)
+            if strip is not None:
+                yield strip
+
+
+def _delay(call: Call, sequence: int) -> int | None:
+    if call.window is None:
+        return None
+    delay = call.window.delay
+    return int(delay.reshape(-1)[sequence if delay.numel() > 1 else 0]) if torch.is_tensor(delay) else delay
+
+
+def _windowed(call: Call, sequence: slice, queries: slice, delay: int | None) -> Strip | None:
+    """The strip of `queries` under the call's window alone."""
+    num_pairs = call.key.shape[2]
+    if delay is None:
+        return Strip(sequence, queries, slice(0, num_pairs)) if num_pairs else None
+    first, last = queries.start + call.query_offset, queries.stop - 1 + call.query_offset
+    span = call.window.span
+    # Seen by some query: [start, stop). Seen by all of them: [all_start, all_stop).
+    start, all_start = (0, 0) if span is None else (max(0, first - span + 1), max(0, last - span + 1))
+    stop, all_stop = min(num_pairs, last - delay + 1), min(num_pairs, first - delay + 1)
+    if start >= stop:
+        return None
+    ragged = [(start, min(all_start, stop)), (max(all_stop, start), stop)]
+    if ragged[0][1] >= ragged[1][0]:
+        ragged = [(start, stop)]
+    positions = torch.arange(first, last + 1, device=call.query.device)[:, None]
+    hidden = []
+    for low, high in ragged:
+        if low < high:
+            age = positions - torch.arange(low, high, device=call.query.device)
+            seen = age >= delay if span is None else (age >= delay) & (age < span)
+            hidden.append((slice(low - start, high - start), ~seen))
+    return Strip(sequence, queries, slice(start, stop), tuple(hidden))
+
+
+def _within_documents(call: Call, strip: Strip) -> Strip | None:
+    """`strip` of one sequence cut down to the documents of its queries."""
+    queries = call.query_documents[strip.batch.start, strip.queries]
+    pairs = call.pair_documents[strip.batch.start, strip.pairs]
+    seen = (queries[:, None] == pairs) & (pairs >= 0)
+    for columns, mask in strip.hidden:
+        seen[:, columns] &= ~mask
+    used = seen.any(0).nonzero()
+    if used.numel() == 0:
+        return None
+    first, last = int(used[0]), int(used[-1]) + 1
+    seen = seen[:, first:last]
+    hidden = () if bool(seen.all()) else ((slice(0, last - first), ~seen),)
+    pairs = slice(strip.pairs.start + first, strip.pairs.start + last)
+    return Strip(strip.batch, strip.queries, pairs, hidden)
