@@ -2,6 +2,7 @@
 
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from tessera.errors import TesseraError
@@ -65,7 +66,10 @@ def choose_backend(call: Call, backend: str | None = None) -> ModuleType:
         if reason is not None:
             raise TesseraError(f"kernel_regression: backend {backend!r} cannot run this call: {reason}")
         return chosen
-    return next(module for _, module in BACKENDS.items() if module.refuse(call) is None)
+    # Fused attention sums w_i g_i and each g_i in different orders in its backward pass: in a saturated head of inverse
+    # bandwidth 1e9 the rounding that should cancel reaches 1e-7. Who computes in float64 wants better.
+    exact = call.query.dtype == torch.float64
+    return next(m for name, m in BACKENDS.items() if not (exact and name == "fused") and m.refuse(call) is None)
 
 
 __all__ = ["BACKENDS", "Call", "Window", "choose_backend", "kernel_regression"]
