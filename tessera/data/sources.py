@@ -1,0 +1,109 @@
+"""Where text comes from: the bundled stories, local files, or a Hugging Face dataset.
+
+A source yields documents, a document yields pieces of text, and nothing larger than a piece has to fit in memory.
+"""
+
+import glob
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tessera.data.hub import dataset_source
+from tessera.data.text_files import documents_of_file
+from tessera.errors import TesseraError
+
+STORIES = Path(__file__).parent / "stories"
+VALIDATION_STORIES = ("the_grey_fairy_book_6746.txt",)
+HUB_PREFIX = "hf://"
+_HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
+
+Document = Iterator[str]
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Documents in a fixed order.
+
+    `name` is what error messages call it; `documents()` starts a new pass; `identity` changes when the text does, so
+    that a store made from other text is never taken for this one's.
+    """
+
+    name: str
+    documents: Callable[[], Iterator[Document]]
+    identity: tuple[object, ...]
+
+    def pieces(self) -> Iterator[str]:
+        """All text, document borders ignored."""
+        for document in self.documents():
+            yield from document
+
+
+def text_source(
+    spec: str | Sequence[str],
+    split: str = "train",
+    *,
+    text_column: str = "text",
+    subset: str | None = None,
+    separator: str | None = None,
+) -> TextSource:
+    """The text that `spec` names.
+
+    Parameters
+    ----------
+    spec : "stories" (the bundled books); a file, a folder (its *.txt) or a glob; a list of those; or a Hugging Face
+        dataset: `owner/name`, or `hf://` and any name or path that `datasets.load_dataset` takes.
+    split : "train", "validation", ...: the books of `stories`, or the dataset's split. Files have no splits.
+    text_column, subset : of a Hugging Face dataset.
+    separator : the line or mark between documents in a file, for example `<|endoftext|>`; None: a file is a document.
+
+    Raises `TesseraError` when the text does not exist or cannot be read.
+    """
+    if spec == "stories":
+        return _file_source("stories", story_files(split), separator)
+    if isinstance(spec, str) and spec.startswith(HUB_PREFIX):
+        return TextSource(*dataset_source(spec.removeprefix(HUB_PREFIX), subset, split, text_column))
+    if isinstance(spec, str) and _is_hub_name(spec):
+        return TextSource(*dataset_source(spec, subset, split, text_column))
+    names = [spec] if isinstance(spec, str) else list(spec)
+    files = [file for name in names for file in _files(name)]
+    return _file_source(", ".join(names), files, separator)
+
+
+def story_files(split: str) -> list[Path]:
+    """The bundled books of a split: `train` or `validation`."""
+    if split not in ("train", "validation"):
+        raise TesseraError(f"stories: split must be train or validation; got {split!r}.")
+    books = sorted(STORIES.glob("*.txt"))
+    return [book for book in books if (book.name in VALIDATION_STORIES) == (split == "validation")]
+
+
+def _file_source(name: str, files: list[Path], separator: str | None) -> TextSource:
+    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+    def documents() -> Iterator[Document]:
+        for file in files:
+            yield from documents_of_file(file, separator)
+
+    return TextSource(name, documents, (separator, *stats))
+
+
+def _files(name: str) -> list[Path]:
+    path = Path(os.path.expanduser(name))
+    if path.is_dir():
+        files = sorted(path.glob("*.txt"))
+    elif glob.has_magic(name):
+        files = sorted(Path(found) for found in glob.glob(str(path), recursive=True))
+    else:
+        files = [path]
+    if not files or not all(file.is_file() for file in files):
+        raise TesseraError(
+            f"data source {name!r}: no such text file. Allowed: stories, a text file, a folder with *.txt files, "
+            f"a glob, a list of those, or a Hugging Face dataset (owner/name or {HUB_PREFIX}name)."
+        )
+    return files
+
+
+def _is_hub_name(spec: str) -> bool:
+    return bool(_HUB_NAME.match(spec)) and not Path(spec).exists() and Path(spec).suffix not in (".txt", ".text")

@@ -1,0 +1,160 @@
+"""Tokenizers: bytes, byte-level BPE trained on the corpus, GPT-2's, or any saved one.
+
+All are `PreTrainedTokenizerFast`, so `save_pretrained`, `AutoTokenizer` and pipelines work on what a run leaves behind.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tessera.errors import TesseraError, did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+BEGIN, END = "<|beginoftext|>", "<|endoftext|>"
+GPT2_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+GPT2_ON_HUB = "openai-community/gpt2"
+TOKENIZER_TYPES = ("byte", "bpe", "gpt2", "pretrained")
+
+
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """Which tokenizer a recipe wants.
+
+    type : "byte" (256 bytes and two special tokens), "bpe" (trained on the corpus to `vocab_size` tokens), "gpt2"
+        (from `path`: a folder with vocab.json and merges.txt, or encoder.json and vocab.bpe, or a hub name; without
+        `path` from the hub) or "pretrained" (anything `AutoTokenizer` reads from `path`).
+    """
+
+    type: str = "byte"
+    vocab_size: int | None = None
+    path: str | None = None
+
+    def problems(self) -> list[tuple[str, str]]:
+        """(field, what is wrong) for every rule this specification breaks."""
+        found = []
+        if self.type not in TOKENIZER_TYPES:
+            found.append(("type", f"must be one of the known types; got {self.type!r}. "
+                          + did_you_mean(self.type, TOKENIZER_TYPES)))
+        if self.type == "bpe" and (self.vocab_size is None or self.vocab_size < 258):
+            found.append(("vocab_size", f"must be at least 258 (256 bytes, 2 special tokens) for type bpe; "
+                          f"got {self.vocab_size}."))
+        if self.type != "bpe" and self.vocab_size is not None:
+            found.append(("vocab_size", f"must be left out for type {self.type}; got {self.vocab_size}."))
+        if self.type == "pretrained" and not self.path:
+            found.append(("path", "must name a folder or a hub model for type pretrained; got nothing."))
+        if self.type in ("byte", "bpe") and self.path:
+            found.append(("path", f"must be left out for type {self.type}; got {self.path!r}."))
+        return found
+
+
+def build_tokenizer(spec: TokenizerSpec, texts: Iterable[str] = ()) -> "PreTrainedTokenizerFast":
+    """The tokenizer `spec` names; `texts` is the corpus that type "bpe" is trained on.
+
+    Raises `TesseraError` when files are missing or unreadable, or when the corpus is empty.
+    """
+    if spec.type == "byte":
+        return byte_tokenizer()
+    if spec.type == "bpe":
+        return train_bpe(texts, spec.vocab_size)
+    if spec.type == "gpt2" and spec.path and Path(spec.path).is_dir():
+        return gpt2_tokenizer(Path(spec.path))
+    return _pretrained(spec.path or GPT2_ON_HUB)
+
+
+def byte_tokenizer() -> "PreTrainedTokenizerFast":
+    """One token per byte: ids 0..255 are the bytes themselves, then begin-of-text and end-of-text."""
+    vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([_special(BEGIN), _special(END)])
+    return _wrap(tokenizer, BEGIN)
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
+    """Byte-level BPE with GPT-2's splitting rule, trained on `texts`; the same texts give the same tokenizer."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[_special(BEGIN), _special(END)],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    count = 0
+
+    def counted() -> Iterable[str]:
+        nonlocal count
+        for text in texts:
+            count += len(text)
+            yield text
+
+    tokenizer.train_from_iterator(counted(), trainer)
+    if not count:
+        raise TesseraError("tokenizer: the corpus that type bpe is trained on must contain text; got none.")
+    return _wrap(tokenizer, BEGIN)
+
+
+def gpt2_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
+    """GPT-2's tokenizer from its two local files; `<|endoftext|>` begins and ends texts, as in GPT-2."""
+    for vocabulary, merges in GPT2_FILES:
+        if (folder / vocabulary).is_file() and (folder / merges).is_file():
+            try:
+                model = models.BPE.from_file(str(folder / vocabulary), str(folder / merges))
+            except Exception as error:  # the package raises bare Exception
+                raise TesseraError(f"tokenizer: {folder} holds no readable GPT-2 tokenizer ({error}).") from None
+            tokenizer = Tokenizer(model)
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            tokenizer.decoder = decoders.ByteLevel()
+            tokenizer.add_special_tokens([_special(END)])
+            return _wrap(tokenizer, END)
+    raise TesseraError(
+        f"tokenizer: {folder} must hold {' and '.join(GPT2_FILES[0])}, or {' and '.join(GPT2_FILES[1])}."
+    )
+
+
+def _pretrained(path: str) -> "PreTrainedTokenizerFast":
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise TesseraError(f"tokenizer: {path!r} cannot be loaded ({reason}).") from error
+    if not tokenizer.is_fast:
+        raise TesseraError(f"tokenizer: {path!r} must be a fast (tokenizers) one; got {type(tokenizer).__name__}.")
+    return tokenizer
+
+
+def _wrap(tokenizer: Tokenizer, begin: str) -> "PreTrainedTokenizerFast":
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=begin,
+        eos_token=END,
+        pad_token=END,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def _special(token: str) -> AddedToken:
+    return AddedToken(token, special=True, normalized=False)
+
+
+def _byte_characters() -> list[str]:
+    """The printable character that stands for each byte in byte-level vocabularies, in order of the bytes.
+
+    GPT-2's table: printable Latin-1 bytes stand for themselves, the others for the code points from 256 on.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (256 + index for index in range(256))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

@@ -1,0 +1,108 @@
+"""Sequences of one context length cut from a token store: shuffled for training, in order for validation."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from tessera.data.shuffle import shuffled
+from tessera.data.store import TokenStore
+from tessera.errors import TesseraError
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Split:
+    """The part `tokens[start:stop]` of a store."""
+
+    store: TokenStore
+    start: int
+    stop: int
+
+    @classmethod
+    def whole(cls, store: TokenStore) -> "Split":
+        """All of a store."""
+        return cls(store, 0, store.description.num_tokens)
+
+    def divided(self, fraction: float) -> tuple["Split", "Split"]:
+        """(everything but the last `fraction`, the last `fraction`) of this part."""
+        border = self.stop - max(1, round((self.stop - self.start) * fraction))
+        return Split(self.store, self.start, border), Split(self.store, border, self.stop)
+
+    @property
+    def tokens_per_byte(self) -> float:
+        """Tokens per byte of text over the whole store, what turns nats per token into bits per byte."""
+        return self.store.description.num_tokens / self.store.description.num_bytes
+
+    def require(self, context: int, what: str) -> None:
+        """Raise `TesseraError` unless one context fits."""
+        if self.stop - self.start < context:
+            raise TesseraError(
+                f"data: {what} must hold at least one context of {context} tokens; got {self.stop - self.start} tokens."
+                " Use more text or a smaller data.context."
+            )
+
+    def window(self, start: int, context: int, document_ids: bool = False) -> dict[str, Tensor]:
+        """Model inputs for `context` tokens from absolute index `start`.
+
+        `labels` equal `input_ids` (the model shifts them). With `document_ids` (T,), numbered from 0 in the window, the
+        first token of a document has label -100: no earlier document predicts it.
+        """
+        tokens = torch.from_numpy(self.store.tokens[start : start + context].astype(np.int64))
+        if not document_ids:
+            return {"input_ids": tokens, "labels": tokens}
+        numbers = torch.from_numpy(self.store.document_ids(start, start + context))
+        labels = tokens.clone()
+        labels[1:][numbers[1:] != numbers[:-1]] = IGNORED
+        return {"input_ids": tokens, "labels": labels, "document_ids": numbers - numbers[0]}
+
+
+class TrainingWindows(Dataset):
+    """The training sequences of a whole run, `num_samples` of them, in the order in which they are used.
+
+    Item i depends on (seed, i) and the text alone: not on the model, the number of processes or what was read before.
+    Each pass over the text starts at another random offset below one context and visits its windows in another order.
+    """
+
+    def __init__(self, split: Split, context: int, num_samples: int, seed: int, document_ids: bool = False) -> None:
+        split.require(context, "the training text")
+        self.split, self.context, self.num_samples = split, context, num_samples
+        self.seed, self.document_ids = seed, document_ids
+        self.per_epoch = max(1, (split.stop - split.start) // context - 1)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        epoch, place = divmod(index, self.per_epoch)
+        slack = self.split.stop - self.split.start - self.per_epoch * self.context
+        offset = shuffled(0, slack + 1, self.seed, epoch)
+        number = shuffled(place, self.per_epoch, self.seed, epoch)
+        return self.split.window(self.split.start + offset + number * self.context, self.context, self.document_ids)
+
+
+class ValidationWindows(Dataset):
+    """At most `limit` windows, without overlap, spread evenly over the text; the same for every model and call."""
+
+    def __init__(self, split: Split, context: int, limit: int | None = None, document_ids: bool = False) -> None:
+        split.require(context, "the validation text")
+        self.split, self.context, self.document_ids = split, context, document_ids
+        self.available = (split.stop - split.start) // context
+        self.count = min(self.available, limit or self.available)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        number = index * self.available // self.count
+        return self.split.window(self.split.start + number * self.context, self.context, self.document_ids)
+
+
+def stacked(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A batch of windows: each entry (B, T)."""
+    return {name: torch.stack([item[name] for item in items]) for name in items[0]}
