@@ -1,0 +1,136 @@
+"""Every registered kernel keeps the contract and equals its oracle; wrong kernels do not."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from tessera.errors import TesseraError
+from tessera.kernels import KERNELS, Gaussian, Kernel, kernel_from_config
+from tests.kernels import contract
+from tests.kernels.oracles import ORACLES, oracle
+from tests.tolerances import REORDERED_FLOAT64
+
+KERNEL = pytest.mark.parametrize("kernel", contract.all_kernels(), ids=contract.identifier)
+
+
+@KERNEL
+@pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
+def test_contract(kernel, check):
+    check(kernel)
+
+
+@KERNEL
+@pytest.mark.parametrize("scale", [0.2, 3.0])
+def test_weights_equal_the_oracle(kernel, scale):
+    scores, visible = contract.example(scale)
+    expected = oracle(kernel, scores, visible)
+    torch.testing.assert_close(kernel.weights(scores, visible), expected, rtol=0, atol=REORDERED_FLOAT64)
+
+
+def test_every_kernel_has_an_oracle():
+    assert set(ORACLES) == set(KERNELS)
+
+
+@dataclass(frozen=True)
+class Zeros(Kernel):
+    name: ClassVar[str] = "gaussian"
+
+    def weights(self, scores, visible=None):
+        return torch.zeros_like(scores) * scores
+
+
+@dataclass(frozen=True)
+class IgnoresTheMask(Gaussian):
+    def weights(self, scores, visible=None):
+        return torch.softmax(scores, -1)
+
+
+@dataclass(frozen=True)
+class LooksAtHiddenPairs(Gaussian):
+    def weights(self, scores, visible=None):
+        weights = torch.softmax(scores, -1)
+        weights = weights if visible is None else weights * visible
+        return weights / weights.sum(-1, keepdim=True).clamp_min(1e-30) ** 0.999
+
+
+@dataclass(frozen=True)
+class ShiftedByOne(Gaussian):
+    def weights(self, scores, visible=None):
+        return super().weights(scores.roll(1, -1), visible)
+
+
+@dataclass(frozen=True)
+class Reversed(Gaussian):
+    def weights(self, scores, visible=None):
+        return super().weights(-scores, visible)
+
+
+@dataclass(frozen=True)
+class HalfTheGradient(Gaussian):
+    def weights(self, scores, visible=None):
+        return super().weights(scores / 2 + scores.detach() / 2, visible)
+
+
+@dataclass(frozen=True)
+class FloorTooHigh(Gaussian):
+    def score_floor(self, largest):
+        return largest - 1
+
+
+@dataclass(frozen=True)
+class RowGradientOfAnother(Gaussian):
+    def pull_back(self, scaled, statistics, grad):
+        weights, grad = super().pull_back(scaled, statistics, grad)
+        return weights, grad * 1.01
+
+
+@dataclass(frozen=True)
+class ForgetsItsFields(Gaussian):
+    def to_config(self):
+        return {"name": "biweight"}
+
+
+WRONG = {
+    Zeros: {"is_a_distribution", "keeps_the_order_of_scores"},
+    IgnoresTheMask: {"is_a_distribution", "hidden_pairs_have_no_influence"},
+    LooksAtHiddenPairs: {"is_a_distribution", "hidden_pairs_have_no_influence"},
+    ShiftedByOne: {"follows_permutations", "keeps_the_order_of_scores"},
+    Reversed: {"keeps_the_order_of_scores"},
+    HalfTheGradient: {"has_the_gradient_it_claims"},
+    FloorTooHigh: {"gives_nothing_at_its_floor"},
+    RowGradientOfAnother: {"agrees_with_its_row_functions"},
+    ForgetsItsFields: {"survives_its_configuration"},
+}
+
+
+@pytest.mark.parametrize("kernel", WRONG, ids=lambda kernel: kernel.__name__)
+def test_wrong_kernels_are_rejected(kernel):
+    rejected = set()
+    for check in contract.CHECKS:
+        try:
+            check(kernel())
+        except (AssertionError, RuntimeError):
+            rejected.add(check.__name__)
+    assert rejected >= WRONG[kernel]
+
+
+def test_every_check_rejects_some_wrong_kernel():
+    assert set().union(*WRONG.values()) == {check.__name__ for check in contract.CHECKS}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "rectified_polynomial", "order": 0.5}, "order must be a finite number of at least 1; got 0.5"),
+        ({"name": "relumax", "margin": 0}, "margin must be a finite positive number; got 0"),
+        ({"name": "knn", "base": "box"}, "base must be one of gaussian, uniform; got 'box'"),
+        ({"name": "knn", "k": 0}, "k must be an integer of at least 1; got 0"),
+        ({"name": "biweight", "order": 3}, "unknown field 'order'"),
+        ("epanechnikow", "Did you mean 'epanechnikov'"),
+    ],
+)
+def test_configurations_that_are_refused(spec, message):
+    with pytest.raises(TesseraError, match=message):
+        kernel_from_config(spec)
