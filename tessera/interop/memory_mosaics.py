@@ -38,7 +38,12 @@ ARGUMENTS = {
     "config": None,
 }
 LARGEST_LOG_KEY_SCALE = 5.0  # the published clamp of 10 b
-SMOOTH_KERNELS = {"softmax": "gaussian", "epanechnikov": "epanechnikov", "biweight": "biweight", "triweight": "triweight"}
+SMOOTH_KERNELS = {
+    "softmax": "gaussian",
+    "epanechnikov": "epanechnikov",
+    "biweight": "biweight",
+    "triweight": "triweight",
+}
 
 
 @REFERENCES.register("memory-mosaics")

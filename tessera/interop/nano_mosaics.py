@@ -74,7 +74,9 @@ def convert(state_dict: dict[str, Tensor], arguments: dict) -> dict[str, Tensor]
         _affine(published, result, f"{values}.W_v", f"{ours}.value_extractor.projection", arguments["bias"])
         result[f"{ours}.value_extractor.mix"] = published.take(f"{values}.coef").flatten()
         result[f"{ours}.output.log_scale"] = 10 * precise(published.take(f"{values}.val_scale").flatten())
-        result[f"{layer}.persistent.output.log_scale"] = 10 * precise(published.take(f"{block}.mlp.out_scale").flatten())
+        result[f"{layer}.persistent.output.log_scale"] = 10 * precise(
+            published.take(f"{block}.mlp.out_scale").flatten()
+        )
         for ours, theirs in (("slot_keys", "P_k"), ("slot_values", "P_v")):
             result[f"{layer}.persistent.{ours}"] = published.take(f"{block}.mlp.{theirs}").squeeze(1)
     published.finish()

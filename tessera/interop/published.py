@@ -27,7 +27,9 @@ class Published:
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor called `name`; its shape is checked when given."""
         if name not in self._tensors:
-            raise TesseraError(f"{self.source}: tensor {name!r} is missing. {did_you_mean(name, list(self._tensors)[:50])}")
+            raise TesseraError(
+                f"{self.source}: tensor {name!r} is missing. {did_you_mean(name, list(self._tensors)[:50])}"
+            )
         tensor = self._tensors.pop(name)
         if shape and tuple(tensor.shape) != shape:
             raise TesseraError(f"{self.source}: tensor {name!r} must have shape {shape}; got {tuple(tensor.shape)}.")

@@ -52,7 +52,9 @@ def test_float64_logits_losses_and_gradients(family, case):
         for (name, expected), gradient in zip(gradients.items(), found):
             gradient = torch.zeros_like(expected) if gradient is None else gradient
             bound = GOLDEN_GRADIENT * expected.abs().max().item()
-            torch.testing.assert_close(gradient, expected, rtol=0, atol=bound, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                gradient, expected, rtol=0, atol=bound, msg=lambda text, name=name: f"{name}: {text}"
+            )
 
 
 @pytest.mark.parametrize(("family", "case"), CASES)

@@ -1,0 +1,47 @@
+# Tessera: everything a new machine needs is Python >= 3.11 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS := $(shell nproc 2>/dev/null || echo 2)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow lint format bench figures clean
+
+help: ## list these targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+# constraints.txt pins every package to the versions the tests passed with; torch comes first, from its CPU build.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Tessera needs Python >= 3.11; got $$($(PYTHON) --version). Set PYTHON=/path/to/python3.11."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+install: $(VENV)/.installed ## create .venv and install Tessera with everything its tests need
+
+demo: install ## train a small Memory Mosaic and an equal transformer on stories, then sample from it (8 minutes)
+	$(BIN)/tessera demo --output runs/demo
+
+test: install ## run the test suite
+	$(BIN)/python -m pytest -n $(JOBS)
+
+test-slow: install ## run the slow tests as well
+	$(BIN)/python -m pytest -n $(JOBS) -m 'not gpu'
+
+lint: install ## check style and that imports point one way
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+format: install ## format the code and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install ## measure speed against peers, in one run each, on this machine
+	$(BIN)/python -m benchmarks.run
+
+clean: ## remove the environment, caches and runs
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

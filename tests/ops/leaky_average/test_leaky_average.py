@@ -1,0 +1,75 @@
+"""The chunked leaky average is the step-by-step one: values, state, all gradients, at awkward lengths."""
+
+import pytest
+import torch
+
+from tessera.errors import TesseraError
+from tessera.ops.leaky_average import BACKENDS, leaky_average
+from tessera.ops.leaky_average.chunked import CHUNK
+from tests.tolerances import REORDERED_FLOAT64
+
+B, H, K = 2, 3, 4
+LENGTHS = (1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3)
+
+
+def call(backend, steps, with_state, with_documents, dtype=torch.float64):
+    torch.manual_seed(steps)
+    x = torch.randn(B, steps, H, K, dtype=dtype).transpose(1, 2).requires_grad_()
+    decay = torch.tensor([0.3, 0.95, 1.0], dtype=torch.float64, requires_grad=True)
+    state = torch.randn(B, H, K, dtype=dtype, requires_grad=True) if with_state else None
+    documents = (torch.rand(B, steps) < 0.05).cumsum(dim=1) if with_documents else None
+    y, last = leaky_average(x, decay, state, documents, backend=backend)
+    loss = (y * torch.randn(y.shape, dtype=dtype)).sum() + (last**2).sum()
+    leaves = [x, decay] + ([state] if with_state else [])
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return y, last, *(torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, gradients))
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name not in ("reference", "triton")])
+@pytest.mark.parametrize("steps", LENGTHS)
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("with_documents", [False, True])
+def test_agrees_with_the_reference(backend, steps, with_state, with_documents):
+    expected = call("reference", steps, with_state, with_documents)
+    found = call(backend, steps, with_state, with_documents)
+    for a, b in zip(found, expected):
+        scale = max(1.0, b.abs().max().item())
+        torch.testing.assert_close(a, b, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64 * scale)
+
+
+def test_long_sequences_recurse_over_chunks_of_chunks():
+    steps = CHUNK * CHUNK + CHUNK + 1
+    x = torch.randn(1, 2, steps, 1, dtype=torch.float64)
+    decay = torch.tensor([0.999, 1.0], dtype=torch.float64)
+    torch.testing.assert_close(leaky_average(x, decay)[0], leaky_average(x, decay, backend="reference")[0])
+
+
+def test_splitting_a_sequence_changes_nothing():
+    x, decay = torch.randn(B, H, 100, K, dtype=torch.float64), torch.tensor([0.1, 0.9, 1.0], dtype=torch.float64)
+    whole, last = leaky_average(x, decay)
+    first, state = leaky_average(x[:, :, :37], decay)
+    second, end = leaky_average(x[:, :, 37:], decay, state)
+    torch.testing.assert_close(torch.cat([first, second], dim=2), whole)
+    torch.testing.assert_close(end, last)
+
+
+def test_a_restart_forgets():
+    x, decay = torch.randn(1, H, 70, K, dtype=torch.float64), torch.full((H,), 0.9, dtype=torch.float64)
+    documents = torch.tensor([[0] * 30 + [1] * 40])
+    packed, _ = leaky_average(x, decay, documents=documents)
+    torch.testing.assert_close(packed[:, :, 30:], leaky_average(x[:, :, 30:], decay)[0])
+
+
+def test_bfloat16_stays_close():
+    x, decay = torch.randn(B, H, 200, K), torch.tensor([0.3, 0.9, 0.99], dtype=torch.float64)
+    found, _ = leaky_average(x.bfloat16(), decay)
+    expected, _ = leaky_average(x.double(), decay)
+    # bfloat16 keeps eight bits; sums of a hundred terms lose about one more.
+    assert (found.double() - expected).abs().max() < 2**-6 * expected.abs().max()
+
+
+def test_wrong_shapes_and_backends_are_refused():
+    with pytest.raises(TesseraError, match=r"decay must have shape \(3,\); got \(2,\)"):
+        leaky_average(torch.zeros(B, H, 5, K), torch.ones(2))
+    with pytest.raises(TesseraError, match="unknown leaky average backend 'chunk'"):
+        leaky_average(torch.zeros(B, H, 5, K), torch.ones(H), backend="chunk")

@@ -1,0 +1,43 @@
+"""The blocked cross entropy is PyTorch's, in values and gradients."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from tessera.ops.linear_cross_entropy import IGNORED, ROWS, linear_cross_entropy
+
+
+@pytest.mark.parametrize("rows", [1, ROWS, ROWS + 1, 2 * ROWS + 7])
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_agrees_with_pytorch(rows, scale):
+    hidden = torch.randn(rows, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(31, 8, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(0, 31, (rows,))
+    if rows > 1:
+        labels[::3] = IGNORED
+    found = linear_cross_entropy(hidden, weight, labels, scale)
+    expected = cross_entropy(scale * hidden @ weight.T, labels, reduction="sum")
+    torch.testing.assert_close(found, expected)
+    for a, b in zip(
+        torch.autograd.grad(2.5 * found, (hidden, weight)), torch.autograd.grad(2.5 * expected, (hidden, weight))
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_only_ignored_labels_give_zero():
+    hidden = torch.randn(5, 4, requires_grad=True)
+    loss = linear_cross_entropy(hidden, torch.randn(7, 4), torch.full((5,), IGNORED))
+    loss.backward()
+    assert loss.item() == 0.0
+    assert torch.equal(hidden.grad, torch.zeros_like(hidden))
+
+
+def test_autocast_multiplies_in_bfloat16_and_sums_in_float32():
+    hidden, weight, labels = torch.randn(300, 16, requires_grad=True), torch.randn(50, 16), torch.randint(0, 50, (300,))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = linear_cross_entropy(hidden, weight, labels)
+    found.backward()
+    assert found.dtype == torch.float32
+    assert hidden.grad.dtype == torch.float32
+    expected = cross_entropy(hidden.detach() @ weight.T, labels, reduction="sum")
+    torch.testing.assert_close(found.detach(), expected, rtol=1e-2, atol=0)  # eight bits in each logit
