@@ -28,10 +28,12 @@ def run(call: Call) -> Tensor:
     and of gradients with keys and queries in the inputs' type. Not twice differentiable.
     """
     rows = call.query.shape[:3]
-    slope = torch.as_tensor(call.slope, device=call.query.device).expand(rows)
-    intercept = call.intercept
-    if intercept is not None:
-        intercept = torch.as_tensor(intercept, device=call.query.device).expand(rows)
+    dtype = working_dtype(call.query)
+    slope, intercept = (
+        # Widened before it is expanded: the gradient of a slope shared by many queries is summed in `dtype`.
+        None if scale is None else torch.as_tensor(scale, device=call.query.device).to(dtype).expand(rows)
+        for scale in (call.slope, call.intercept)
+    )
     return _Strips.apply(call.query, call.key, call.value, slope, intercept, call)
 
 
@@ -77,16 +79,16 @@ class _Work:
     """The inputs of one call with (batch, head) flattened to one dimension, in the type of the computation."""
 
     def __init__(self, query, key, value, slope, intercept, kernel: RowKernel) -> None:
-        self.dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        self.dtype = working_dtype(query)
         # Float16 products are slow on CPUs and overflow; bfloat16 ones are several times faster than float32.
         self.narrow = torch.bfloat16 if value.dtype == torch.bfloat16 else None
         self.query, self.key, self.value = (flatten(tensor, self.dtype) for tensor in (query, key, value))
         self.score_scale = kernel.score_scale
-        scale = slope.flatten(0, 1).unsqueeze(-1).to(self.dtype) * kernel.score_scale
+        scale = slope.flatten(0, 1).unsqueeze(-1) * kernel.score_scale
         self.scaled_query = self.query * scale
         self.intercept = None
         if intercept is not None:
-            self.intercept = intercept.flatten(0, 1).unsqueeze(-1).to(self.dtype) * kernel.score_scale
+            self.intercept = intercept.flatten(0, 1).unsqueeze(-1) * kernel.score_scale
 
     def scores(self, strip: Strip, group: slice) -> Tensor:
         """`score_scale * scores` of one strip (heads, queries, pairs), -inf where hidden."""
@@ -122,13 +124,18 @@ class _Gradients:
 
     def finish(self, query, key, value, slope, intercept) -> tuple[Tensor | None, ...]:
         """The gradients of query, key, value, slope and intercept, in their shapes and types."""
-        grad_slope = (self.query * self.work.query).sum(-1).view(slope.shape).to(slope.dtype)
+        grad_slope = (self.query * self.work.query).sum(-1).view(slope.shape)
         grad_query = (self.query * slope.flatten(0, 1).unsqueeze(-1)).view(query.shape).to(query.dtype)
         grad_key = self.key.div_(self.work.score_scale).view(key.shape).to(key.dtype)
         grad_intercept = None
         if self.intercept is not None:
-            grad_intercept = self.intercept.view(intercept.shape).to(intercept.dtype)
+            grad_intercept = self.intercept.view(intercept.shape)
         return grad_query, grad_key, self.value.view(value.shape).to(value.dtype), grad_slope, grad_intercept
+
+
+def working_dtype(query: Tensor) -> torch.dtype:
+    """The type of scores, thresholds and sums: float32, or float64 where the inputs have it."""
+    return torch.float64 if query.dtype == torch.float64 else torch.float32
 
 
 def flatten(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,157 @@
+"""Every implementation equals the float64 reference: output and all gradients, at awkward sizes."""
+
+import pytest
+import torch
+
+from tessera.errors import TesseraError
+from tessera.kernels import Biweight, Gaussian, NearestNeighbours, NormalizedReLU, ReLUmax, Triweight
+from tessera.ops.kernel_regression import BACKENDS, Call, Window, choose_backend, kernel_regression
+from tests.kernels.contract import all_kernels, identifier
+from tests.ops.kernel_regression.cases import CASES, Case, perturbed, regress, rounded
+from tests.tolerances import REORDERED_FLOAT64
+
+KERNEL = pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
+NAMES = ("output", "query", "key", "value", "beta")
+
+
+def assert_equal(found, expected, relative):
+    for name, left, right in zip(NAMES, found, expected):
+        assert left.shape == right.shape, name
+        if right.numel():
+            # Relative to the largest entry; gradients that are 0 but for rounding are compared with 1.
+            bound = relative * max(right.abs().max().item(), 1.0)
+            assert (left.double() - right).abs().max().item() <= bound, name
+
+
+@KERNEL
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_chunked_equals_the_reference(kernel, case):
+    found = regress(case, kernel, "chunked")
+    # The normalised ReLU divides by a sum that may be as small as 1e-3 here.
+    relative = 1e-8 if isinstance(kernel, NormalizedReLU) else REORDERED_FLOAT64
+    assert_equal(found, regress(case, kernel, "reference"), relative)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_fused_equals_the_reference(case):
+    assert_equal(regress(case, Gaussian(), "fused"), regress(case, Gaussian(), "reference"), REORDERED_FLOAT64)
+
+
+@KERNEL
+@pytest.mark.parametrize(
+    ("dtype", "relative"),
+    # Float32 rounding in sums of 130. Half types: inputs are rounded before, so only weights (once), gradients and
+    # outputs are; a key's gradient adds 130 of those and beta's 260 queries of them: 16 spacings of bfloat16.
+    [(torch.float32, 2e-5), (torch.float16, 4e-3), (torch.bfloat16, 6e-2)],
+)
+def test_narrow_types(kernel, dtype, relative):
+    if isinstance(kernel, NormalizedReLU) and dtype != torch.float32:
+        pytest.skip("1 - 2 beta + 2 beta s cancels: slope and intercept rounded to half precision give another kernel")
+    case = Case(130, window=Window())
+    found = regress(case, kernel, "chunked", dtype)
+    assert {tensor.dtype for tensor in found} == {dtype}
+    relative = 10 * relative if isinstance(kernel, NormalizedReLU) else relative
+    assert_equal(found, regress(case, kernel, "reference", **rounded(case, dtype)), relative)
+
+
+@KERNEL
+@pytest.mark.parametrize("backend", ["chunked", "reference"])
+def test_the_future_has_no_influence(kernel, backend):
+    case = Case(130, window=Window(delay=3))
+    before = regress(case, kernel, backend)[0]
+    for name in ("key", "value"):
+        after = regress(case, kernel, backend, **perturbed(case, name, slice(60, None)))[0]
+        # Rows of one strip share their Newton steps: a row may take one more, of the size of rounding.
+        torch.testing.assert_close(after[:, :, :63], before[:, :, :63], rtol=0, atol=REORDERED_FLOAT64)
+        assert not torch.equal(after[:, :, 63:], before[:, :, 63:])
+
+
+@pytest.mark.parametrize("kernel", [Triweight(), ReLUmax(), NormalizedReLU(), NearestNeighbours("gaussian", 4)])
+@pytest.mark.parametrize("shape", [(), (3, 1), (2, 1, 1), (2, 3, 50), (50,)])
+def test_slope_and_intercept_per_query(kernel, shape):
+    tensors = Case(50).tensors()
+    results = []
+    for backend in ("chunked", "reference"):
+        torch.manual_seed(3)
+        slope = (torch.rand(shape, dtype=torch.float64) + 2).requires_grad_()
+        intercept = torch.randn(shape, dtype=torch.float64).requires_grad_()
+        output = kernel_regression(
+            tensors["query"],
+            tensors["key"],
+            tensors["value"],
+            kernel=kernel,
+            slope=slope,
+            intercept=intercept,
+            window=Window(),
+            backend=backend,
+        )
+        results.append([output.detach(), *torch.autograd.grad(output, (slope, intercept), tensors["above"])])
+    for left, right in zip(*results):
+        torch.testing.assert_close(left, right, rtol=0, atol=1e-9)
+
+
+def test_equal_keys_average_the_values():
+    case = Case(130, window=Window())
+    keys = {"key": case.tensors()["key"][:, :, :1].expand(-1, -1, 130, -1)}
+    means = case.tensors()["value"].cumsum(2)[:, :, :-1] / torch.arange(1.0, 130).double()[:, None]
+    found = regress(case, Biweight(), "chunked", **keys)[0]
+    torch.testing.assert_close(found[:, :, 1:], means, rtol=0, atol=1e-9)
+    assert torch.equal(found[:, :, 0], torch.zeros_like(found[:, :, 0]))
+
+
+def test_only_statistics_are_kept_for_the_backward_pass():
+    saved = []
+
+    def count(tensor):
+        saved.append(tensor.numel())
+        return tensor
+
+    heads, length, width = 2, 1024, 8
+    query, key, value = (torch.randn(1, heads, length, width, requires_grad=True) for _ in range(3))
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        kernel_regression(
+            query, key, value, kernel=Triweight(), slope=torch.ones(heads, 1), window=Window(), backend="chunked"
+        )
+    # Query, key, value, slope, and three statistics per query.
+    assert sum(saved) <= heads * length * (3 * width + 1 + 3)
+
+
+def test_a_batch_equals_its_sequences():
+    case = Case(70, window=Window(delay=torch.tensor([1, 20])), documents=True)
+    together = regress(case, Triweight(), "chunked")[0]
+    for b in range(2):
+        tensors, masks = case.tensors(), case.masks()
+        one = slice(b, b + 1)
+        alone = kernel_regression(
+            *(tensors[name][one] for name in ("query", "key", "value")),
+            kernel=Triweight(),
+            slope=tensors["beta"],
+            window=Window(int(case.window.delay[b])),
+            query_documents=masks["query_documents"][one],
+            pair_documents=masks["pair_documents"][one],
+            backend="chunked",
+        )
+        torch.testing.assert_close(alone, together[one], rtol=0, atol=REORDERED_FLOAT64)
+
+
+def example_call(kernel, **changes):
+    tensors = [Case(6).tensors()[name].float() for name in ("query", "key", "value")]
+    return Call(*tensors, kernel, torch.ones(()), **changes)
+
+
+def test_the_first_backend_that_takes_the_call_runs_it():
+    assert choose_backend(example_call(Gaussian(), window=Window())) is BACKENDS["fused"]
+    assert choose_backend(example_call(Triweight(), window=Window())) is BACKENDS["chunked"]
+    assert choose_backend(example_call(Triweight(), dropout=0.1)) is BACKENDS["reference"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "call", "reason"),
+    [
+        ("chunked", {"kernel": Triweight(), "dropout": 0.1}, "it has no dropout of weights"),
+        ("fused", {"kernel": Triweight()}, "computes the gaussian kernel only, not 'triweight'"),
+    ],
+)
+def test_an_impossible_backend_says_why(backend, call, reason):
+    with pytest.raises(TesseraError, match=f"backend '{backend}' cannot run this call: .*{reason}"):
+        choose_backend(example_call(**call), backend)
