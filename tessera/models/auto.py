@@ -3,8 +3,12 @@
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicModel
+from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, MemoryMosaicV2Model
 
-MODELS = [(MemoryMosaicConfig, MemoryMosaicModel, MemoryMosaicForCausalLM)]
+MODELS = [
+    (MemoryMosaicConfig, MemoryMosaicModel, MemoryMosaicForCausalLM),
+    (MemoryMosaicV2Config, MemoryMosaicV2Model, MemoryMosaicV2ForCausalLM),
+]
 
 
 def register() -> None:

@@ -99,10 +99,11 @@ class StackModel(StackPreTrainedModel):
         documents = None
         if past is None or document_ids is not None:
             documents = documents_of(attention_mask, document_ids, hidden.shape[1])
+        extra = self.layer_arguments(hidden)
         states, seen = [], [hidden] if output_hidden_states else None
         for index, layer in enumerate(self.layers):
             state = None if past is None else past.layers[index]
-            hidden, state = layer(hidden, state=state, documents=documents, keep_state=bool(use_cache))
+            hidden, state = layer(hidden, state=state, documents=documents, keep_state=bool(use_cache), **extra)
             states.append(state)
             if seen is not None:
                 seen.append(hidden)
@@ -113,6 +114,10 @@ class StackModel(StackPreTrainedModel):
             hidden_states=None if seen is None else tuple(seen),
         )
         return output if return_dict is not False else output.to_tuple()
+
+    def layer_arguments(self, hidden: Tensor) -> dict[str, object]:
+        """What every layer is called with beyond the usual, for a call that reads `hidden` (B, T, hidden)."""
+        return {}
 
     def _embed(self, input_ids: Tensor) -> Tensor:
         try:
