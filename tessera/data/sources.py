@@ -7,7 +7,7 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tessera.data.hub import dataset_source
@@ -27,12 +27,13 @@ class TextSource:
     """Documents in a fixed order.
 
     `name` is what error messages call it; `documents()` starts a new pass; `identity` changes when the text does, so
-    that a store made from other text is never taken for this one's.
+    that a store made from other text is never taken for this one's. `has_splits`: there is a validation split beside.
     """
 
     name: str
     documents: Callable[[], Iterator[Document]]
     identity: tuple[object, ...]
+    has_splits: bool = False
 
     def pieces(self) -> Iterator[str]:
         """All text, document borders ignored."""
@@ -61,11 +62,11 @@ def text_source(
     Raises `TesseraError` when the text does not exist or cannot be read.
     """
     if spec == "stories":
-        return _file_source("stories", story_files(split), separator)
+        return replace(_file_source("stories", story_files(split), separator), has_splits=True)
     if isinstance(spec, str) and spec.startswith(HUB_PREFIX):
-        return TextSource(*dataset_source(spec.removeprefix(HUB_PREFIX), subset, split, text_column))
+        return TextSource(*dataset_source(spec.removeprefix(HUB_PREFIX), subset, split, text_column), has_splits=True)
     if isinstance(spec, str) and _is_hub_name(spec):
-        return TextSource(*dataset_source(spec, subset, split, text_column))
+        return TextSource(*dataset_source(spec, subset, split, text_column), has_splits=True)
     names = [spec] if isinstance(spec, str) else list(spec)
     files = [file for name in names for file in _files(name)]
     return _file_source(", ".join(names), files, separator)

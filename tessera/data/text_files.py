@@ -9,7 +9,9 @@ from tessera.errors import TesseraError
 PIECE_BYTES = 1 << 20
 
 
-def documents_of_file(path: Path, separator: str | None = None, piece_bytes: int = PIECE_BYTES) -> Iterator[Iterator[str]]:
+def documents_of_file(
+    path: Path, separator: str | None = None, piece_bytes: int = PIECE_BYTES
+) -> Iterator[Iterator[str]]:
     """Documents of one file, each an iterator of pieces: the whole file, or the parts between `separator`s.
 
     Line breaks around a separator belong to it, and parts without text are no documents. A file without separator is

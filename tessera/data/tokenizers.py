@@ -38,11 +38,19 @@ class TokenizerSpec:
         """(field, what is wrong) for every rule this specification breaks."""
         found = []
         if self.type not in TOKENIZER_TYPES:
-            found.append(("type", f"must be one of the known types; got {self.type!r}. "
-                          + did_you_mean(self.type, TOKENIZER_TYPES)))
+            found.append(
+                (
+                    "type",
+                    f"must be one of the known types; got {self.type!r}. " + did_you_mean(self.type, TOKENIZER_TYPES),
+                )
+            )
         if self.type == "bpe" and (self.vocab_size is None or self.vocab_size < 258):
-            found.append(("vocab_size", f"must be at least 258 (256 bytes, 2 special tokens) for type bpe; "
-                          f"got {self.vocab_size}."))
+            found.append(
+                (
+                    "vocab_size",
+                    f"must be at least 258 (256 bytes, 2 special tokens) for type bpe; got {self.vocab_size}.",
+                )
+            )
         if self.type != "bpe" and self.vocab_size is not None:
             found.append(("vocab_size", f"must be left out for type {self.type}; got {self.vocab_size}."))
         if self.type == "pretrained" and not self.path:

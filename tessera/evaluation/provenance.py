@@ -1,0 +1,80 @@
+"""What a result was made with: for every JSON file of numbers that this library writes."""
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import tessera
+
+PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "numpy")
+
+
+def provenance(
+    *, configuration: Any = None, seed: int | None = None, wall_seconds: float | None = None, command: str | None = None
+) -> dict[str, Any]:
+    """A JSON-ready record: configuration, seed, command, versions, hardware, commit, time.
+
+    `command` defaults to this process's command line without folders' names. `commit` is null outside a git checkout
+    of the library and ends in "+changes" when tracked files differ from it.
+    """
+    return {
+        "command": command or " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "configuration": configuration,
+        "seed": seed,
+        "versions": {"tessera": tessera.__version__, "python": platform.python_version(), **_versions()},
+        "hardware": hardware(),
+        "commit": commit(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "wall_seconds": None if wall_seconds is None else round(wall_seconds, 2),
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, cores and threads in use, and the GPU if there is one."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {"processor": _processor(), "cores": cores, "threads": torch.get_num_threads(), "gpus": gpus}
+
+
+def commit(folder: Path | None = None) -> str | None:
+    """The commit of the git checkout that holds `folder` (default: this library)."""
+    here = folder or Path(tessera.__file__).parents[1]
+    if folder is None and not (here / ".git").exists():
+        return None
+    try:
+        name = _git(here, "rev-parse", "HEAD")
+        changed = _git(here, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return name + ("+changes" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

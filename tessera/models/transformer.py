@@ -1,0 +1,115 @@
+"""The baseline: a GPT-2-sized transformer from the transformers library, with a choice of positions.
+
+Every choice has learned query, key, value and output matrices with biases, a feed-forward network of four times the
+width, pre-norm blocks in sequence and a tied read-out, so that they differ in positions alone (BLOOM also
+normalises the embeddings):
+
+| positions | transformers model | reference |
+|---|---|---|
+| absolute | GPT-2 | learned position embeddings, Radford et al. 2019 |
+| rope | GPT-NeoX, rotary on all dimensions, sequential residual | Su et al. 2021 |
+| alibi | BLOOM | Press et al. 2021 |
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tessera.errors import TesseraError, expect
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def transformer_config(
+    *,
+    positions: str = "absolute",
+    hidden_size: int = 768,
+    num_layers: int = 12,
+    num_heads: int = 12,
+    intermediate_size: int | None = None,
+    vocab_size: int = 50257,
+    max_positions: int = 1024,
+    dropout: float = 0.0,
+    tie_word_embeddings: bool = True,
+    bos_token_id: int | None = None,
+    eos_token_id: int | None = None,
+    pad_token_id: int | None = None,
+) -> "PreTrainedConfig":
+    """Configuration of the baseline; `AutoModelForCausalLM.from_config` builds the model.
+
+    `max_positions` is the longest context of absolute positions (the others have none). `dropout` acts on attention
+    weights, residual and embeddings, as far as the model has these places. Raises `TesseraError` naming the argument.
+    """
+    where = "transformer"
+    expect(positions in POSITIONS, where, "positions", "be one of " + ", ".join(POSITIONS), repr(positions))
+    for name, value in (("hidden_size", hidden_size), ("num_layers", num_layers), ("num_heads", num_heads)):
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        expect(is_count, where, name, "be a positive integer", repr(value))
+    expect(hidden_size % num_heads == 0, where, "num_heads", f"divide hidden_size ({hidden_size})", num_heads)
+    even = positions != "rope" or hidden_size // num_heads % 2 == 0
+    expect(even, where, "hidden_size / num_heads", "be even for rope", hidden_size // num_heads)
+    expect(0 <= dropout < 1, where, "dropout", "lie in [0, 1)", dropout)
+    return POSITIONS[positions](
+        width=hidden_size,
+        layers=num_layers,
+        heads=num_heads,
+        inner=intermediate_size or 4 * hidden_size,
+        positions=max_positions,
+        dropout=dropout,
+        shared={
+            "vocab_size": vocab_size,
+            "tie_word_embeddings": tie_word_embeddings,
+            "bos_token_id": bos_token_id,
+            "eos_token_id": eos_token_id,
+            "pad_token_id": pad_token_id,
+        },
+    )
+
+
+def _absolute(width, layers, heads, inner, positions, dropout, shared) -> "PreTrainedConfig":
+    from transformers import GPT2Config
+
+    return GPT2Config(
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
+        n_inner=inner,
+        n_positions=positions,
+        attn_pdrop=dropout,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        **shared,
+    )
+
+
+def _rope(width, layers, heads, inner, positions, dropout, shared) -> "PreTrainedConfig":
+    from transformers import GPTNeoXConfig
+
+    return GPTNeoXConfig(
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=inner,
+        hidden_act="gelu_new",
+        max_position_embeddings=positions,
+        attention_dropout=dropout,
+        hidden_dropout=dropout,
+        use_parallel_residual=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        **shared,
+    )
+
+
+def _alibi(width, layers, heads, inner, positions, dropout, shared) -> "PreTrainedConfig":
+    from transformers import BloomConfig
+
+    if inner != 4 * width:
+        raise TesseraError(
+            f"transformer: intermediate_size must be 4 hidden_size ({4 * width}) for alibi; got {inner}."
+        )
+    return BloomConfig(
+        hidden_size=width, n_layer=layers, n_head=heads, attention_dropout=dropout, hidden_dropout=dropout, **shared
+    )
+
+
+POSITIONS: dict[str, Callable[..., "PreTrainedConfig"]] = {"absolute": _absolute, "rope": _rope, "alibi": _alibi}

@@ -1,0 +1,86 @@
+"""Models and tokenizers from run folders, checkpoints and model folders, with errors that name what is wrong."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tessera.errors import TesseraError
+from tessera.training.checkpoints import latest_whole
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+def model_folder(path: str | Path) -> Path:
+    """The folder with weights that `path` means: itself, or a run's latest whole checkpoint while it has no model yet."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise TesseraError(f"model {path}: no such folder. Train one with: tessera train RECIPE.")
+    if any((folder / name).is_file() for name in WEIGHTS):
+        return folder
+    checkpoint, passed = latest_whole(folder)
+    if checkpoint is not None:
+        return checkpoint
+    damaged = " Damaged: " + "; ".join(passed) + "." if passed else ""
+    pickled = " Pickled weights are not read: convert them to safetensors." if list(folder.glob("*.bin")) else ""
+    raise TesseraError(f"model {path}: must hold {WEIGHTS[0]} or a whole checkpoint; got neither.{damaged}{pickled}")
+
+
+def load_model(path: str | Path, config: "PreTrainedConfig | None" = None) -> "PreTrainedModel":
+    """The causal language model in `path`, in evaluation mode, float32.
+
+    With `config`, its weights in a model of that configuration. Raises `TesseraError` when the folder is missing, the
+    files are truncated or belong to something else, or the weights do not fit the model exactly.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    folder = model_folder(path)
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            output_loading_info=True,
+            local_files_only=True,
+        )
+    except TesseraError as error:
+        raise TesseraError(f"model {path}: {error}") from error
+    except SafetensorError as error:
+        raise TesseraError(f"model {path}: weights are truncated or not safetensors ({error}).") from error
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise TesseraError(f"model {path}: cannot be loaded ({_first_line(error)}).") from error
+    _require_fit(path, report)
+    return model.eval()
+
+
+def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerFast":
+    """The tokenizer saved with the model in `path`."""
+    from transformers import AutoTokenizer
+
+    folder = model_folder(path)
+    if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
+        raise TesseraError(f"model {path}: must come with its tokenizer (tokenizer.json); got none.")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise TesseraError(f"model {path}: tokenizer cannot be loaded ({_first_line(error)}).") from error
+
+
+def _require_fit(path: str | Path, report: dict) -> None:
+    """Every weight of the model came from the file and none was left over."""
+    for key, what in (("missing_keys", "lacks"), ("unexpected_keys", "has unknown"), ("mismatched_keys", "misfits")):
+        names = sorted(str(name) for name in report.get(key) or ())
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise TesseraError(
+                f"model {path}: weights must fit the configuration; the file {what} {', '.join(names[:3])}{more}."
+            )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,137 @@
+"""From a recipe's model section to a model configuration and a model."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import tessera.models.auto  # noqa: F401 (importing tessera registers the library's models)
+from tessera.errors import TesseraError, did_you_mean
+from tessera.models.transformer import transformer_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+TRANSFORMER = "transformer"
+OWN_TYPES = (TRANSFORMER, "memory_mosaic")  # they check their configurations themselves
+
+
+def model_config(section: dict[str, Any], **defaults: Any) -> "PreTrainedConfig":
+    """The configuration that a model section describes; `defaults` are used for fields it leaves out.
+
+    `type: transformer` is the baseline of `tessera.models.transformer`; every other type is one of `AutoConfig`.
+    Raises `TesseraError`, one line per problem, for unknown types, unknown fields and values the model refuses.
+    """
+    build, known = _builder(section["type"])
+    problems = [f"model.{key} {message}" for key, message in _unknown(section, known)]
+    if problems:
+        raise TesseraError("\n".join(problems))
+    given = {key: value for key, value in section.items() if key != "type"}
+    return _checked(build, {**{key: value for key, value in defaults.items() if key in known}, **given})
+
+
+def model_problems(section: dict[str, Any]) -> list[str]:
+    """What is wrong with a model section: `model.{field} must {rule}; got {value}.`, one line each."""
+    try:
+        build, known = _builder(section["type"])
+    except TesseraError as error:
+        return [f"model.type must be a known model type: {error}"]
+    problems = [f"model.{key} {message}" for key, message in _unknown(section, known)]
+    own = section["type"].startswith(OWN_TYPES)
+    try:
+        config = _checked(build, {key: value for key, value in section.items() if key in known})
+        if not own:
+            _try_building(config)
+    except TesseraError as error:
+        lines = str(error).splitlines()
+        found = [f"model.{line.split(': ', 1)[-1]}" for line in lines]  # "MemoryMosaicConfig: num_heads must ..."
+        problems += found if own else [f"model must be one that {section['type']} accepts: {line}" for line in lines]
+    return problems
+
+
+def config_for(
+    section: dict[str, Any], tokenizer: "PreTrainedTokenizerFast", context: int, largest_token: int = -1
+) -> "PreTrainedConfig":
+    """The configuration for a model that reads `tokenizer`'s ids in sequences of `context` tokens.
+
+    Raises `TesseraError` when the model's vocabulary is smaller than the tokenizer's (or than a stored token needs).
+    """
+    config = model_config(
+        section,
+        vocab_size=len(tokenizer),
+        max_positions=context,
+        n_positions=context,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    needed = max(len(tokenizer), largest_token + 1)
+    if config.vocab_size < needed:
+        raise TesseraError(
+            f"model.vocab_size must be at least the tokenizer's ({needed} tokens), or ids would be out of range; "
+            f"got {config.vocab_size}. Leave it out, or use this model's own tokenizer."
+        )
+    longest = getattr(config, "n_positions", None)
+    if longest is not None and longest < context:
+        raise TesseraError(f"model.n_positions must be at least data.context ({context}); got {longest}.")
+    return config
+
+
+def build_model(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
+    """A model of `config` with initial weights that depend on `seed` alone."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config)
+
+
+def _builder(name: str) -> tuple[Callable[..., "PreTrainedConfig"], set[str]]:
+    """What makes configurations of this model type, and the fields it takes."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if name == TRANSFORMER:
+        return transformer_config, set(transformer_config.__kwdefaults__)
+    try:
+        cls = CONFIG_MAPPING[name]
+    except KeyError:
+        guess = did_you_mean(name, [TRANSFORMER, *CONFIG_MAPPING]).split("Known:")[0]
+        own = [TRANSFORMER, *sorted(key for key in CONFIG_MAPPING if key.startswith(OWN_TYPES))]
+        known = f"{guess}Known: {', '.join(own)}, and the model types of transformers."
+        raise TesseraError(f"got {name!r}. {known}") from None
+    return cls, {field.name for field in fields(cls)} | set(cls.attribute_map)
+
+
+def _unknown(section: dict[str, Any], known: set[str]) -> list[tuple[str, str]]:
+    from transformers import PreTrainedConfig
+
+    worth_naming = known - {field.name for field in fields(PreTrainedConfig)}
+    return [
+        (key, f"is not a known key; got {section[key]!r}. {did_you_mean(key, worth_naming)}")
+        for key in section
+        if key != "type" and key not in known
+    ]
+
+
+def _checked(build: Callable[..., "PreTrainedConfig"], arguments: dict[str, Any]) -> "PreTrainedConfig":
+    """`build(**arguments)`, with the type errors of transformers' configurations as a `TesseraError` of one line."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        return build(**arguments)
+    except TesseraError:
+        raise
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        raise TesseraError(" ".join(str(error).split())) from None
+
+
+def _try_building(config: "PreTrainedConfig") -> None:
+    """Build the model without its weights: some configurations are only refused by their model."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(config)
+    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
+        raise TesseraError(" ".join(str(error).split())[:300]) from None

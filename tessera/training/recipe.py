@@ -1,0 +1,95 @@
+"""Recipe files: YAML to `Recipe`, with overrides, all problems at once."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import tessera
+from tessera.errors import TesseraError, did_you_mean
+from tessera.training.model_section import model_problems
+from tessera.training.sections import Recipe
+from tessera.training.typed import read_dataclass
+
+SHIPPED = Path(tessera.__file__).parents[1] / "recipes"
+COMMAND_LINE = "command line"
+
+
+def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in `path` (a YAML file, or the name of a shipped one) changed by `key=value` overrides.
+
+    Keys are dotted (`training.steps=10`), values are YAML. Raises one `TesseraError` with a line for every problem,
+    each naming the file (or the command line), the key, what was found and what is allowed.
+    """
+    file = find_recipe(path)
+    mapping = _load(file)
+    problems: list[str] = []
+    overridden = _apply(mapping, overrides, problems)
+
+    def report(key: str, message: str) -> None:
+        where = COMMAND_LINE if any(key == name or key.startswith(name + ".") for name in overridden) else str(path)
+        problems.append(f"{where}: {key} {message}")
+
+    mapping.setdefault("name", file.stem)
+    recipe = read_dataclass(Recipe, mapping, report)
+    if isinstance(mapping.get("model"), dict) and isinstance(mapping["model"].get("type"), str):
+        for message in model_problems(mapping["model"]):
+            report(*message.split(" ", 1))
+    if problems:
+        raise TesseraError("\n".join(problems))
+    return recipe
+
+
+def find_recipe(path: str | Path) -> Path:
+    """The file that `path` names: itself, or `recipes/<name>.yaml` here or in the checkout."""
+    candidates = [Path(path), Path("recipes") / f"{path}.yaml", SHIPPED / f"{path}.yaml"]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    names = sorted(file.stem for file in SHIPPED.glob("*.yaml"))
+    raise TesseraError(f"recipe {path}: no such file. {did_you_mean(Path(path).stem, names)}")
+
+
+def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
+    """Every setting of `recipe`, defaults included, as plain YAML values."""
+    plain = asdict(recipe)
+    plain["training"]["betas"] = list(recipe.training.betas)
+    return plain
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        mapping = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise TesseraError(f"{file}: recipe must be UTF-8 text; byte {error.start} is not.") from None
+    except OSError as error:
+        raise TesseraError(f"{file}: cannot be read ({error.strerror}).") from None
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise TesseraError(f"{file}: recipe must be YAML; {reason}.") from None
+    if not isinstance(mapping, dict):
+        raise TesseraError(f"{file}: recipe must be a mapping of keys to values; got {mapping!r}.")
+    return mapping
+
+
+def _apply(mapping: dict[str, Any], overrides: Sequence[str], problems: list[str]) -> list[str]:
+    """Write `key=value` overrides into `mapping`; returns the keys."""
+    keys = []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        *parents, last = key.split(".")
+        place: Any = mapping
+        for parent in parents:
+            place = place.setdefault(parent, {}) if isinstance(place, dict) else None
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        if not (key and equals and isinstance(place, dict)):
+            problems.append(f"{COMMAND_LINE}: {override!r} must be an override key=value, such as training.steps=100.")
+            continue
+        place[last] = value
+        keys.append(key)
+    return keys

@@ -1,0 +1,118 @@
+"""A run from a recipe to a folder that holds a model."""
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tessera.data.windows import TrainingWindows, ValidationWindows
+from tessera.errors import TesseraError
+from tessera.training.arguments import training_arguments
+from tessera.training.checkpoints import latest_whole, step_of
+from tessera.training.corpus import Corpus, open_corpus
+from tessera.training.folder import RunSummary, prepare_folder, publish_model
+from tessera.training.loading import load_model
+from tessera.training.model_section import build_model, config_for
+from tessera.training.sections import Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from tessera.training.trainer import RecipeTrainer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that can go wrong before the first step has gone right."""
+
+    corpus: Corpus
+    model: "PreTrainedModel"
+    training: TrainingWindows
+    validation: ValidationWindows
+
+
+def train(
+    recipe: Recipe, run: Path, *, resume: bool = False, overwrite: bool = False, progress: bool = True
+) -> RunSummary:
+    """Train as `recipe` says into folder `run`, and leave a model there that `from_pretrained` loads.
+
+    With `resume`, continue from the latest whole checkpoint (from the start if there is none): on CPU the weights end
+    bit-identical to an uninterrupted run's. An existing run is never replaced unless `overwrite` says so.
+    Raises `TesseraError` for impossible recipes, unusable data, folders and checkpoints, and non-finite losses.
+    """
+    from tessera.training.trainer import RecipeTrainer
+
+    began = time.time()
+    arguments = training_arguments(recipe, run)
+    if arguments.process_index == 0:
+        prepare_folder(recipe, run, resume=resume, overwrite=overwrite)
+    with arguments.main_process_first(desc="tokenising"):
+        prepared = _prepare(recipe, run)
+    checkpoint = _checkpoint(run) if resume else None
+    trainer = RecipeTrainer(
+        prepared.model,
+        recipe,
+        run,
+        arguments,
+        prepared.corpus.tokenizer,
+        prepared.training,
+        prepared.validation,
+        progress,
+    )
+    if arguments.process_index == 0:
+        trainer.metrics.cut_after(step_of(checkpoint) if checkpoint else 0)
+    _steps(trainer, checkpoint, recipe.training.steps)
+    return publish_model(trainer, prepared.corpus, time.time() - began)
+
+
+def _prepare(recipe: Recipe, run: Path) -> Prepared:
+    corpus = open_corpus(recipe, run)
+    data = recipe.data
+    config = config_for(recipe.model, corpus.tokenizer, data.context, corpus.largest_token)
+    samples = recipe.training.steps * recipe.training.batch_size
+    training = TrainingWindows(corpus.training, data.context, samples, recipe.seed, data.document_ids)
+    validation = ValidationWindows(
+        corpus.validation, data.context, recipe.training.evaluate_sequences, data.document_ids
+    )
+    start = recipe.training.initialize_from
+    model = load_model(start, config) if start else build_model(config, recipe.seed)
+    _require_document_ids(model, recipe)
+    _enable_checkpointing(model, recipe)
+    return Prepared(corpus, model, training, validation)
+
+
+def _steps(trainer: "RecipeTrainer", checkpoint: Path | None, steps: int) -> None:
+    """All remaining steps; none when the checkpoint is the last one's."""
+    try:
+        if checkpoint is not None and step_of(checkpoint) >= steps:
+            trainer._load_from_checkpoint(str(checkpoint))
+        else:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    finally:
+        trainer.progress.close()
+
+
+def _checkpoint(run: Path) -> Path | None:
+    checkpoint, passed = latest_whole(run)
+    for line in passed:
+        log.warning(line)
+    if checkpoint is None and passed:
+        raise TesseraError(f"{run}: no whole checkpoint to resume from: {'; '.join(passed)}. Start again: --overwrite.")
+    return checkpoint
+
+
+def _require_document_ids(model: "PreTrainedModel", recipe: Recipe) -> None:
+    import inspect
+
+    if recipe.data.document_ids and "document_ids" not in inspect.signature(model.forward).parameters:
+        raise TesseraError(f"data.document_ids must be false for model type {recipe.model['type']}; got true.")
+
+
+def _enable_checkpointing(model: "PreTrainedModel", recipe: Recipe) -> None:
+    if recipe.training.gradient_checkpointing:
+        # transformers 5.2x renames the method and warns about the older name
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable()

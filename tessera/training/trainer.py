@@ -1,0 +1,154 @@
+"""The transformers `Trainer` with this library's optimizer, order of sequences, metrics and checkpoints."""
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import SequentialSampler
+from transformers import Trainer
+from transformers.trainer_callback import PrinterCallback
+
+from tessera.data.windows import TrainingWindows, ValidationWindows, stacked
+from tessera.errors import TesseraError
+from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_position
+from tessera.training.callbacks import NonFiniteGuard, ProgressBar, Schedule, StepClock
+from tessera.training.checkpoints import DRAFT, FOLDER, latest_whole, prune, publish
+from tessera.training.metrics import MetricsFile
+from tessera.training.optimizer import make_optimizer, make_scheduler
+from tessera.training.precision import autocast
+from tessera.training.sections import Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments
+
+PICKLED_ARGUMENTS = "training_args.bin"
+
+
+class RecipeTrainer(Trainer):
+    """Trains `model` as `recipe` says, in folder `run`.
+
+    The windows' own order is the order of training. Metrics go to `run/metrics.jsonl`, whole checkpoints to
+    `run/checkpoints/checkpoint-<step>`.
+    """
+
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        recipe: Recipe,
+        run: Path,
+        arguments: "TrainingArguments",
+        tokenizer: "PreTrainedTokenizerFast",
+        training: TrainingWindows,
+        validation: ValidationWindows,
+        progress: bool = True,
+    ) -> None:
+        self.recipe, self.run, self.validation = recipe, run, validation
+        self.metrics = MetricsFile(run / "metrics.jsonl")
+        skipped = max((record.get("skipped_steps", 0) for record in self.metrics.read()), default=0)
+        self.clock, self.progress = StepClock(), ProgressBar(recipe.name, progress)
+        self.guard = NonFiniteGuard(recipe.training.on_nonfinite, skipped)
+        super().__init__(
+            model=model,
+            args=arguments,
+            train_dataset=training,
+            data_collator=stacked,
+            processing_class=tokenizer,
+            callbacks=[Schedule(recipe.training), self.clock, self.progress, self.guard],
+        )
+        self.remove_callback(PrinterCallback)
+        self.guard.all_finite = self._all_processes
+        self.guard.last_checkpoint = lambda: latest_whole(run)[0]
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """See `Trainer`."""
+        if self.optimizer is None:
+            self.optimizer = make_optimizer(self.model if model is None else model, self.recipe.training)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """See `Trainer`."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = make_scheduler(optimizer or self.optimizer, self.recipe.training)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
+        return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Write a line of metrics and update the progress bar."""
+        if "loss" in logs and self.is_world_process_zero():
+            seconds, steps = self.clock.take()
+            per_step = self.recipe.training.batch_size * self.recipe.data.context
+            record = {
+                "step": self.state.global_step,
+                "loss": logs["loss"],
+                "learning_rate": logs["learning_rate"],
+                "gradient_norm": logs.get("grad_norm"),
+                "tokens": self.state.global_step * per_step,
+                "tokens_per_second": round(steps * per_step / seconds, 1) if seconds else None,
+                "skipped_steps": self.guard.skipped,
+            }
+            self.metrics.append(record)
+            self.progress.note(
+                loss=f"loss {logs['loss']:.3f}", speed=f"{record['tokens_per_second'] or 0:,.0f} tokens/s"
+            )
+        self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Validation loss over all processes, as a line of metrics."""
+        result = self._validation_loss()
+        record = {
+            "step": self.state.global_step,
+            "validation_loss": result.mean,
+            "validation_bits_per_byte": bits_per_byte(result.mean, self.validation.split.tokens_per_byte),
+        }
+        if self.is_world_process_zero():
+            self.metrics.append(record)
+            self.progress.note(validation=f"validation {result.mean:.3f}")
+        logs = {"eval_loss": result.mean}
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, logs)
+        return logs
+
+    def _validation_loss(self) -> LossByPosition:
+        precision = "bf16" if self.args.bf16 else "fp32"
+        part = loss_by_position(
+            self.model,
+            self.validation,
+            self.args.per_device_eval_batch_size,
+            context=partial(autocast, precision, self.args.device.type),
+            rank=self.args.process_index,
+            world_size=self.args.world_size,
+        )
+        sums = torch.stack([part.total, part.count]).to(self.args.device)
+        return LossByPosition(*self.accelerator.reduce(sums, "sum").cpu())
+
+    def _all_processes(self, finite: bool) -> bool:
+        broken = torch.tensor(0.0 if finite else 1.0, device=self.args.device)
+        return float(self.accelerator.reduce(broken, "sum")) == 0.0
+
+    def _get_output_dir(self, trial: Any = None) -> str:
+        return str(self.run / FOLDER / DRAFT)
+
+    def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
+        """Let the Trainer write into a draft folder, then give the sealed draft its name."""
+        draft = self.run / FOLDER / DRAFT
+        name = f"checkpoint-{self.state.global_step}"
+        try:
+            if self.args.should_save:
+                shutil.rmtree(draft, ignore_errors=True)
+            self.accelerator.wait_for_everyone()
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                (draft / name / PICKLED_ARGUMENTS).unlink(missing_ok=True)
+                publish(draft / name, self.run / FOLDER / name)
+                prune(self.run, self.recipe.training.keep_checkpoints)
+                shutil.rmtree(draft, ignore_errors=True)
+        except OSError as error:
+            raise TesseraError(
+                f"{self.run / FOLDER / name}: checkpoint cannot be written ({error.strerror}). Earlier ones are whole."
+            ) from error
+        self.accelerator.wait_for_everyone()
