@@ -7,14 +7,16 @@ from torch import Tensor
 
 from tessera.errors import TesseraError
 from tessera.kernels.base import Kernel
-from tessera.ops.kernel_regression import chunked, fused, reference
+from tessera.ops.kernel_regression import chunked, fused, narrow, reference, triton
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.window import Window
 from tessera.registry import Registry
 
 # In order of preference: the first that does not refuse the call runs it.
 BACKENDS: Registry[ModuleType] = Registry("kernel regression backend")
+BACKENDS.add("narrow", narrow)
 BACKENDS.add("fused", fused)
+BACKENDS.add("triton", triton)
 BACKENDS.add("chunked", chunked)
 BACKENDS.add("reference", reference)
 
@@ -66,10 +68,19 @@ def choose_backend(call: Call, backend: str | None = None) -> ModuleType:
         if reason is not None:
             raise TesseraError(f"kernel_regression: backend {backend!r} cannot run this call: {reason}")
         return chosen
-    # Fused attention sums w_i g_i and each g_i in different orders in its backward pass: in a saturated head of inverse
-    # bandwidth 1e9 the rounding that should cancel reaches 1e-7. Who computes in float64 wants better.
-    exact = call.query.dtype == torch.float64
-    return next(m for name, m in BACKENDS.items() if not (exact and name == "fused") and m.refuse(call) is None)
+    return next(m for name, m in BACKENDS.items() if m.refuse(call) is None and _volunteers(name, call))
+
+
+def _volunteers(name: str, call: Call) -> bool:
+    """Whether an implementation that can run `call` should do so unasked."""
+    if name == "fused":
+        # Fused attention sums w_i g_i and each g_i in different orders in its backward pass: in a saturated head of
+        # inverse bandwidth 1e9 the rounding that should cancel reaches 1e-7. Who computes in float64 wants better.
+        exact = call.query.dtype == torch.float64
+        # It reads a mask of O(T N) bytes where the Triton kernels skip what the mask hides.
+        return not exact and not (call.query.is_cuda and fused.needs_mask(call) and triton.refuse(call) is None)
+    # On the CPU Triton runs in its interpreter only, which is for tests.
+    return name != "triton" or call.query.is_cuda
 
 
 __all__ = ["BACKENDS", "Call", "Window", "choose_backend", "kernel_regression"]

@@ -15,6 +15,15 @@ def refuse(call: Call) -> str | None:
     return None
 
 
+def needs_mask(call: Call) -> bool:
+    """Whether `run` hands PyTorch a mask of O(T N) bytes, instead of its causal or unmasked attention."""
+    num_queries, num_pairs = call.query.shape[2], call.key.shape[2]
+    aligned = call.query_offset == 0 and num_pairs in (num_queries, num_queries - 1)
+    newest = num_queries == 1 and call.query_offset == num_pairs > 0
+    free = call.window is None and call.pair_documents is None
+    return not free and not (call.sees_past_only() and (aligned or newest))
+
+
 def run(call: Call) -> Tensor:
     """Softmax attention with `slope * query` as queries and scale 1.
 

@@ -1,0 +1,71 @@
+"""Kernel regression on GPUs: fused Triton kernels that keep O(T) numbers and skip the tiles outside the window.
+
+All kernels but nearest neighbours. Tensors on the CPU run only under Triton's interpreter (`TRITON_INTERPRET=1`, set
+before triton is imported), which is for tests: it is slow.
+"""
+
+import torch
+from torch import Tensor
+
+from tessera.kernels.base import Kernel
+from tessera.kernels.gaussian import Gaussian
+from tessera.kernels.normalized_relu import NormalizedReLU
+from tessera.kernels.rectified_polynomial import AdaptivePolynomial
+from tessera.kernels.relumax import ReLUmax
+from tessera.ops.kernel_regression.call import Call
+from tessera.ops.triton_device import refuse_device
+
+WIDEST = 256
+
+
+def refuse(call: Call) -> str | None:
+    """Why this call cannot run here, or None."""
+    q, k, v = call.query, call.key, call.value
+    if family_of(call.kernel) is None:
+        return f"the Triton kernels do not compute the kernel {call.kernel.name!r}"
+    if call.dropout:
+        return "the Triton kernels have no dropout of weights"
+    if not (q.dtype == k.dtype == v.dtype):
+        return f"query, key and value must have one dtype; got {q.dtype}, {k.dtype}, {v.dtype}"
+    if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"the Triton kernels compute in float32, float16 and bfloat16, not {q.dtype}"
+    if max(q.shape[-1], v.shape[-1]) > WIDEST:
+        return f"heads may be at most {WIDEST} wide; got {q.shape[-1]} and {v.shape[-1]}"
+    if q.shape[0] * q.shape[1] > 65535:
+        return f"batch times heads may be at most 65535; got {q.shape[0] * q.shape[1]}"
+    return refuse_device(q)
+
+
+@torch.compiler.disable
+def run(call: Call) -> Tensor:
+    """`y_T = sum_i w_i v_i`; memory O(T) in the sequence length, forward and backward."""
+    from tessera.ops.kernel_regression.triton_launch import KernelRegression, Plan
+
+    query, key, value = call.query, call.key, call.value
+    shape = query.shape[:3]
+    if query.numel() == 0 or value.numel() == 0:
+        return query.new_zeros(*shape, value.shape[-1])
+    family, order, margin = family_of(call.kernel)
+    plan = Plan(family, order, margin, call.window, call.query_offset, call.query_documents, call.pair_documents)
+    slope = call.slope.to(query.device).expand(shape)
+    if family == "fixed" and call.intercept is not None:
+        intercept = call.intercept.to(query.device).expand(shape)
+    else:
+        # The other kernels do not change when a row of scores moves: an intercept has no effect and no gradient.
+        intercept = slope.detach().new_zeros(()).expand(shape)
+    tensors = (query, key, value, slope, intercept)
+    save = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return KernelRegression.apply(*tensors, plan, save)
+
+
+def family_of(kernel: Kernel) -> tuple[str, float, float] | None:
+    """(family, order, margin) of a kernel as the Triton kernels know it; None: they do not."""
+    if isinstance(kernel, Gaussian):
+        return "gaussian", 1.0, 0.0
+    if isinstance(kernel, AdaptivePolynomial):
+        return "adaptive", float(kernel.order), 0.0
+    if isinstance(kernel, ReLUmax):
+        return "anchored", 1.0, float(kernel.margin)
+    if isinstance(kernel, NormalizedReLU):
+        return "fixed", 1.0, 0.0
+    return None

@@ -1,0 +1,261 @@
+"""Triton kernels of the forward pass, one per way of turning scores into weights (derivations in README.md).
+
+Each keeps three numbers per query for the backward pass, `center`, `tau` and `norm`: with the scores z,
+    gaussian                w = 2^(z log2(e) - center) norm       center: the largest of its scores, here and below
+    rectified polynomials   w = [z / r - center - tau]_+^r norm   tau: the threshold relative to the center
+    relumax                 w = [z - center - tau]_+ norm         tau: minus the margin
+    normalized_relu         w = [z]_+ norm                        norm = -1/n where n pairs share the weight evenly
+An empty row has norm 0. Center and tau are kept apart because their sum loses tau's digits when scores are large.
+"""
+
+import triton
+import triton.language as tl
+
+from tessera.ops.kernel_regression.triton_tiles import (
+    delay_of,
+    inverse,
+    load_column,
+    load_tile,
+    pairs_met,
+    place,
+    raised,
+    start_of,
+    store_statistics,
+    store_tile,
+    visible,
+)
+
+
+@triton.jit
+def scores_of(
+    q, slope, key_start, key_row, first, scope, batch, positions, delay, clear_start, clear_end,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr,
+    WINDOW: tl.constexpr, SPANNED: tl.constexpr, DOCUMENTS: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Scores (ROWS, PAIRS) of the tile of pairs that begins at `first`, without intercept; -inf where not visible."""
+    pairs = first + tl.arange(0, PAIRS)
+    k = load_tile(key_start, key_row, pairs, scope.num_pairs, WIDTH, BLOCK)
+    z = tl.dot(q, tl.trans(k), input_precision=PRECISION) * slope[:, None]
+    partial = (first < clear_start) | (first + PAIRS > clear_end)
+    if DOCUMENTS:
+        partial = first >= 0
+    if partial:
+        seen = visible(scope, batch, positions[:, None], pairs[None, :], delay, WINDOW, SPANNED, DOCUMENTS)
+        z = tl.where(seen, z, float("-inf"))
+    return z
+
+
+@triton.jit
+def softmax_forward(
+    query, key, value, out, slopes, statistics, scope,
+    KEY_WIDTH: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, PAIRS: tl.constexpr,
+    WINDOW: tl.constexpr, SPANNED: tl.constexpr, DOCUMENTS: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Gaussian kernel: one sweep with a running maximum."""
+    block, row_index, batch, head = place(scope)
+    rows = block * ROWS + tl.arange(0, ROWS)
+    positions = rows + scope.offset
+    delay = delay_of(scope, batch, WINDOW)
+    start, end, clear_start, clear_end = pairs_met(
+        scope, block * ROWS + scope.offset, batch, block, delay, ROWS, PAIRS, WINDOW, SPANNED, DOCUMENTS
+    )
+    q = load_tile(start_of(query, batch, head), query.row, rows, scope.num_queries, KEY_WIDTH, KEY_BLOCK)
+    slope = load_column(slopes, batch, head, rows, scope.num_queries) * 1.4426950408889634
+    key_start, value_start = start_of(key, batch, head), start_of(value, batch, head)
+    largest = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    y = tl.zeros((ROWS, VALUE_BLOCK), tl.float32)
+    for first in range(start, end, PAIRS):
+        z = scores_of(
+            q, slope, key_start, key.row, first, scope, batch, positions, delay, clear_start, clear_end,
+            KEY_WIDTH, KEY_BLOCK, PAIRS, WINDOW, SPANNED, DOCUMENTS, PRECISION
+        )  # fmt: skip
+        raised_to = tl.maximum(largest, tl.max(z, 1))
+        anchor = tl.where(raised_to == float("-inf"), 0.0, raised_to)
+        weights = tl.exp2(z - anchor[:, None])
+        shrink = tl.exp2(largest - anchor)
+        total = total * shrink + tl.sum(weights, 1)
+        v = load_tile(value_start, value.row, first + tl.arange(0, PAIRS), scope.num_pairs, VALUE_WIDTH, VALUE_BLOCK)
+        y = y * shrink[:, None]
+        y = tl.dot(weights.to(v.dtype), v, y, input_precision=PRECISION)
+        largest = raised_to
+    norm = inverse(total)
+    store_tile(
+        start_of(out, batch, head), out.row, rows, scope.num_queries, y * norm[:, None], VALUE_WIDTH, VALUE_BLOCK
+    )
+    store_statistics(statistics, scope, row_index, rows, tl.where(total > 0, largest, 0.0), tl.zeros_like(norm), norm)
+
+
+@triton.jit
+def threshold_start(group_maxima, ORDER: tl.constexpr):
+    """Row maxima, and relative to them a lower bound of tau: the root for the group maxima, a part of the row."""
+    largest = tl.max(group_maxima, 1)
+    largest = tl.where(largest == float("-inf"), 0.0, largest)
+    shifted = group_maxima - largest[:, None]
+    tau = tl.zeros_like(largest) - 1.0
+    for _ in range(4):
+        responses = tl.maximum(shifted - tau[:, None], 0.0)
+        slope = raised(responses, ORDER - 1)
+        tau += newton_step(tl.sum(slope * responses, 1), tl.sum(slope, 1), ORDER)
+    return largest, tau
+
+
+@triton.jit
+def newton_step(total, slope, ORDER: tl.constexpr):
+    """Newton's step for the r-norm of the responses to become 1; never to the left (rounding), 0 for empty rows."""
+    if ORDER == 1:
+        target = tl.zeros_like(total) + 1.0
+    elif ORDER == 2:
+        target = tl.sqrt(total)
+    else:
+        target = raised(total, 1 - 1 / ORDER)
+    return tl.where(total > target, (total - target) / tl.maximum(slope, 1e-30), 0.0)
+
+
+@triton.jit
+def threshold_forward(
+    query, key, value, out, smooth, slopes, statistics, scope, tolerance,
+    ORDER: tl.constexpr, SAVE: tl.constexpr,
+    KEY_WIDTH: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, PAIRS: tl.constexpr,
+    WINDOW: tl.constexpr, SPANNED: tl.constexpr, DOCUMENTS: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Rectified polynomials of adaptive bandwidth (alpha-entmax): a sweep for the maxima of groups of pairs, two or
+    three for Newton's steps on tau, one for the output. `smooth` = sum_i u_i^(r-1) v_i / sum_i u_i^(r-1): gradient."""
+    block, row_index, batch, head = place(scope)
+    rows = block * ROWS + tl.arange(0, ROWS)
+    positions = rows + scope.offset
+    delay = delay_of(scope, batch, WINDOW)
+    start, end, clear_start, clear_end = pairs_met(
+        scope, block * ROWS + scope.offset, batch, block, delay, ROWS, PAIRS, WINDOW, SPANNED, DOCUMENTS
+    )
+    q = load_tile(start_of(query, batch, head), query.row, rows, scope.num_queries, KEY_WIDTH, KEY_BLOCK)
+    slope = load_column(slopes, batch, head, rows, scope.num_queries) * (1.0 / ORDER)
+    key_start, value_start = start_of(key, batch, head), start_of(value, batch, head)
+
+    group_maxima = tl.full((ROWS, PAIRS), float("-inf"), tl.float32)
+    for first in range(start, end, PAIRS):
+        z = scores_of(
+            q, slope, key_start, key.row, first, scope, batch, positions, delay, clear_start, clear_end,
+            KEY_WIDTH, KEY_BLOCK, PAIRS, WINDOW, SPANNED, DOCUMENTS, PRECISION
+        )  # fmt: skip
+        group_maxima = tl.maximum(group_maxima, z)
+    largest, tau = threshold_start(group_maxima, ORDER)
+
+    moved = tolerance + 1.0
+    sweeps = 0
+    while (moved > tolerance) & (sweeps < 30):
+        total = tl.zeros((ROWS,), tl.float32)
+        total_slope = tl.zeros((ROWS,), tl.float32)
+        for first in range(start, end, PAIRS):
+            z = scores_of(
+                q, slope, key_start, key.row, first, scope, batch, positions, delay, clear_start, clear_end,
+                KEY_WIDTH, KEY_BLOCK, PAIRS, WINDOW, SPANNED, DOCUMENTS, PRECISION
+            )  # fmt: skip
+            responses = tl.maximum((z - largest[:, None]) - tau[:, None], 0.0)
+            power = raised(responses, ORDER - 1)
+            total_slope += tl.sum(power, 1)
+            total += tl.sum(power * responses, 1)
+        step = newton_step(total, total_slope, ORDER)
+        tau += step
+        moved = tl.max(step, 0)
+        sweeps += 1
+
+    total = tl.zeros((ROWS,), tl.float32)
+    total_slope = tl.zeros((ROWS,), tl.float32)
+    y = tl.zeros((ROWS, VALUE_BLOCK), tl.float32)
+    y_smooth = tl.zeros((ROWS, VALUE_BLOCK), tl.float32)
+    for first in range(start, end, PAIRS):
+        z = scores_of(
+            q, slope, key_start, key.row, first, scope, batch, positions, delay, clear_start, clear_end,
+            KEY_WIDTH, KEY_BLOCK, PAIRS, WINDOW, SPANNED, DOCUMENTS, PRECISION
+        )  # fmt: skip
+        responses = tl.maximum((z - largest[:, None]) - tau[:, None], 0.0)
+        power = raised(responses, ORDER - 1)
+        weights = power * responses
+        total += tl.sum(weights, 1)
+        v = load_tile(value_start, value.row, first + tl.arange(0, PAIRS), scope.num_pairs, VALUE_WIDTH, VALUE_BLOCK)
+        y = tl.dot(weights.to(v.dtype), v, y, input_precision=PRECISION)
+        if SAVE:
+            total_slope += tl.sum(power, 1)
+            y_smooth = tl.dot(power.to(v.dtype), v, y_smooth, input_precision=PRECISION)
+    norm = inverse(total)
+    store_tile(
+        start_of(out, batch, head), out.row, rows, scope.num_queries, y * norm[:, None], VALUE_WIDTH, VALUE_BLOCK
+    )
+    if SAVE:
+        y_smooth = y_smooth / tl.maximum(total_slope, 1e-30)[:, None]
+        store_tile(
+            start_of(smooth, batch, head), smooth.row, rows, scope.num_queries, y_smooth, VALUE_WIDTH, VALUE_BLOCK
+        )
+        store_statistics(statistics, scope, row_index, rows, largest, tau, norm)
+
+
+@triton.jit
+def rectified_forward(
+    query, key, value, out, slopes, intercepts, best, statistics, scope, margin,
+    ANCHORED: tl.constexpr,
+    KEY_WIDTH: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, PAIRS: tl.constexpr,
+    WINDOW: tl.constexpr, SPANNED: tl.constexpr, DOCUMENTS: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Normalised rectified scores: ANCHORED at the best match (relumax: a sweep for it, kept in `best`), or as they are
+    (normalized_relu: where all are 0, a second sweep shares the weight evenly)."""
+    block, row_index, batch, head = place(scope)
+    rows = block * ROWS + tl.arange(0, ROWS)
+    positions = rows + scope.offset
+    delay = delay_of(scope, batch, WINDOW)
+    start, end, clear_start, clear_end = pairs_met(
+        scope, block * ROWS + scope.offset, batch, block, delay, ROWS, PAIRS, WINDOW, SPANNED, DOCUMENTS
+    )
+    q = load_tile(start_of(query, batch, head), query.row, rows, scope.num_queries, KEY_WIDTH, KEY_BLOCK)
+    slope = load_column(slopes, batch, head, rows, scope.num_queries)
+    key_start, value_start = start_of(key, batch, head), start_of(value, batch, head)
+    center = tl.zeros((ROWS,), tl.float32)
+    tau = tl.zeros((ROWS,), tl.float32)
+    if ANCHORED:
+        center += float("-inf")
+        where = tl.zeros((ROWS,), tl.int32)
+        for first in range(start, end, PAIRS):
+            z = scores_of(
+                q, slope, key_start, key.row, first, scope, batch, positions, delay, clear_start, clear_end,
+                KEY_WIDTH, KEY_BLOCK, PAIRS, WINDOW, SPANNED, DOCUMENTS, PRECISION
+            )  # fmt: skip
+            largest, column = tl.max(z, 1, return_indices=True)
+            where = tl.where(largest > center, first + column, where)
+            center = tl.maximum(center, largest)
+        center = tl.where(center == float("-inf"), 0.0, center)
+        tau -= margin
+        tl.store(best + row_index * scope.num_queries + rows, where, mask=rows < scope.num_queries)
+    else:
+        tau -= load_column(intercepts, batch, head, rows, scope.num_queries)
+
+    total = tl.zeros((ROWS,), tl.float32)
+    y = tl.zeros((ROWS, VALUE_BLOCK), tl.float32)
+    for first in range(start, end, PAIRS):
+        z = scores_of(
+            q, slope, key_start, key.row, first, scope, batch, positions, delay, clear_start, clear_end,
+            KEY_WIDTH, KEY_BLOCK, PAIRS, WINDOW, SPANNED, DOCUMENTS, PRECISION
+        )  # fmt: skip
+        weights = tl.maximum((z - center[:, None]) - tau[:, None], 0.0)
+        total += tl.sum(weights, 1)
+        v = load_tile(value_start, value.row, first + tl.arange(0, PAIRS), scope.num_pairs, VALUE_WIDTH, VALUE_BLOCK)
+        y = tl.dot(weights.to(v.dtype), v, y, input_precision=PRECISION)
+    norm = inverse(total)
+    y = y * norm[:, None]
+    if not ANCHORED:  # noqa: SIM102 (one is known at compile time, the other is not)
+        if tl.min(total, 0) <= 0:
+            even = tl.zeros((ROWS, VALUE_BLOCK), tl.float32)
+            count = tl.zeros((ROWS,), tl.float32)
+            for first in range(start, end, PAIRS):
+                pairs = first + tl.arange(0, PAIRS)
+                seen = visible(scope, batch, positions[:, None], pairs[None, :], delay, WINDOW, SPANNED, DOCUMENTS)
+                count += tl.sum(tl.where(seen, 1.0, 0.0), 1)
+                v = load_tile(value_start, value.row, pairs, scope.num_pairs, VALUE_WIDTH, VALUE_BLOCK)
+                even = tl.dot(tl.where(seen, 1.0, 0.0).to(v.dtype), v, even, input_precision=PRECISION)
+            share = 1.0 / tl.maximum(count, 1.0)
+            y = tl.where((total > 0)[:, None], y, even * share[:, None])
+            norm = tl.where((total > 0) | (count == 0), norm, -share)
+    store_tile(start_of(out, batch, head), out.row, rows, scope.num_queries, y, VALUE_WIDTH, VALUE_BLOCK)
+    store_statistics(statistics, scope, row_index, rows, center, tau, norm)
