@@ -41,15 +41,18 @@ class Strip:
             scores[..., columns].masked_fill_(mask, -torch.inf)
 
 
-def strips(call: Call) -> Iterator[Strip]:
-    """All strips of `call` that have a visible pair. Whatever differs between sequences cuts the batch into ones."""
+def strips(call: Call, queries: int = QUERIES) -> Iterator[Strip]:
+    """All strips of `call`, of `queries` queries each, that have a visible pair.
+
+    Whatever differs between sequences cuts the batch into single ones.
+    """
     batch, _, num_queries, _ = call.query.shape
     per_sequence = call.pair_documents is not None or (call.window is not None and torch.is_tensor(call.window.delay))
     sequences = [slice(b, b + 1) for b in range(batch)] if per_sequence else [slice(0, batch)]
     for sequence in sequences:
         delay = _delay(call, sequence.start)
-        for start in range(0, num_queries, QUERIES):
-            strip = _windowed(call, sequence, slice(start, min(start + QUERIES, num_queries)), delay)
+        for start in range(0, num_queries, queries):
+            strip = _windowed(call, sequence, slice(start, min(start + queries, num_queries)), delay)
             if strip is not None and call.pair_documents is not None:
                 strip = _within_documents(call, strip)
             if strip is not None:

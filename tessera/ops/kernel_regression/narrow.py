@@ -1,0 +1,156 @@
+"""Gaussian kernel regression in bfloat16 on CPUs: strips of softmax weights that stay in cache.
+
+PyTorch's fused attention spends most of its time on CPUs outside the products. Here each strip of scores is written by
+one product and turned into weights by one softmax, both in bfloat16. What bfloat16 would lose is put into the products,
+which sum in float32: scores are centred on an upper bound of the row, `slope (q . k_i - |q| max_j |k_j|)`, so that those
+that matter are small and rounding them costs nothing; and the backward pass subtracts `sum_i w_i g_i` inside the product
+that makes the g_i, through two extra columns. Counts and measurements are in README.md.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tessera.kernels.gaussian import Gaussian
+from tessera.ops.kernel_regression.call import Call
+from tessera.ops.kernel_regression.strips import Strip, strips
+
+# Queries per strip when every query sees every pair: fewer sums over strips. Otherwise what the future hides is skipped.
+UNMASKED_QUERIES = 512
+# A score of 64 rounded to bfloat16 is off by up to an eighth. Sharper kernels take a backend with float32 scores.
+LARGEST_SLOPE = 64.0
+
+
+def refuse(call: Call) -> str | None:
+    """Why this call cannot run here, or None."""
+    if type(call.kernel) is not Gaussian:
+        return f"it computes the gaussian kernel only, not {call.kernel.name!r}"
+    if call.query.device.type != "cpu" or call.value.dtype != torch.bfloat16 or call.query.dtype != torch.bfloat16:
+        return f"it is for bfloat16 on a CPU, not {call.query.dtype} on {call.query.device.type}"
+    if call.dropout:
+        return "it has no dropout of weights"
+    if call.query.shape[2] == 1:
+        return "a single query has no strip to fill (the fused backend is faster)"
+    if float(torch.as_tensor(call.slope).detach().max()) > LARGEST_SLOPE:
+        return f"scores of a slope above {LARGEST_SLOPE:g} lose too much in bfloat16"
+    return None
+
+
+def run(call: Call) -> Tensor:
+    """Softmax weights strip by strip; time O(visible pairs), memory O(T + N) per head beside one strip."""
+    slope = torch.as_tensor(call.slope).float().expand(call.query.shape[:3])
+    return _Narrow.apply(call.query, call.key, call.value, slope, call)
+
+
+class _Narrow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query, key, value, slope, call: Call) -> Tensor:
+        batch, heads, steps, _ = query.shape
+        # Laid out as (B, T, H, V): the combining layer then reads it without a copy.
+        output = query.new_empty(batch, steps, heads, value.shape[-1]).transpose(1, 2)
+        with torch.autocast("cpu", enabled=False):
+            work = _Work(query, key, value, slope)
+            covered = 0
+            for strip, group, weights in work.strips(call, heads):
+                part = torch.bmm(weights, work.value[group, strip.pairs])
+                work.scatter(output, strip, group, part)
+                covered += part.shape[0] * part.shape[1]
+        if covered < batch * heads * steps:
+            _clear_uncovered(output, call)
+        ctx.call = call
+        ctx.save_for_backward(query, key, value, slope, output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        query, key, value, slope, output = ctx.saved_tensors
+        heads = query.shape[1]
+        work = _Work(query, key, value, slope)
+        grad_query = torch.zeros_like(work.query[..., : query.shape[-1]])
+        grad_key = torch.zeros(work.key.shape[0], key.shape[2], key.shape[3])
+        grad_value = torch.zeros(work.value.shape[0], value.shape[2], value.shape[3])
+        above, value_and_ones = _with_mean_gradient(grad, output), _append(work.value, 1.0, 1.0)
+        width = value.shape[-1]
+        for strip, group, weights in work.strips(ctx.call, heads):
+            upper = above[group, strip.queries]
+            grad_value[group, strip.pairs] += torch.bmm(weights.mT, upper[..., :width])
+            # w_i (g_i - sum_j w_j g_j): the difference is made inside the product, in float32.
+            grad_scores = torch.bmm(upper, value_and_ones[group, strip.pairs].mT).mul_(weights)
+            torch.bmm(grad_scores, work.plain_key[group, strip.pairs], out=grad_query[group, strip.queries])
+            grad_key[group, strip.pairs] += torch.bmm(grad_scores.mT, work.plain_query[group, strip.queries])
+        grad_query = grad_query.view(query.shape)
+        grad_slope = torch.linalg.vecdot(grad_query, query).float()
+        grad_query = grad_query * slope.unsqueeze(-1).to(query.dtype)
+        grad_key, grad_value = grad_key.view(key.shape).to(key.dtype), grad_value.view(value.shape).to(value.dtype)
+        return grad_query, grad_key, grad_value, grad_slope, None
+
+
+class _Work:
+    """The inputs of one call with (batch, head) flattened; queries and keys carry the centring in an extra column."""
+
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, slope: Tensor) -> None:
+        longest = torch.linalg.vector_norm(key, dim=-1, dtype=torch.float32).amax(dim=-1, keepdim=True)
+        bound = torch.linalg.vector_norm(query, dim=-1, dtype=torch.float32) * longest * slope
+        scaled = query * slope.unsqueeze(-1).to(query.dtype)
+        self.query = torch.cat([scaled, -bound.unsqueeze(-1).to(query.dtype)], dim=-1).flatten(0, 1)
+        self.key = _append(key.flatten(0, 1), 1.0)
+        self.value = value.flatten(0, 1)
+
+    @property
+    def plain_query(self) -> Tensor:
+        return self.query[..., :-1]
+
+    @property
+    def plain_key(self) -> Tensor:
+        return self.key[..., :-1]
+
+    def strips(self, call: Call, heads: int):
+        """Each strip of `call` with its group of heads and its weights (heads, queries, pairs)."""
+        cut = strips(call, UNMASKED_QUERIES) if call.window is None and call.pair_documents is None else strips(call)
+        for strip in cut:
+            empty = _empty_rows(strip)
+            for group in strip.groups(heads):
+                scores = torch.bmm(self.query[group, strip.queries], self.key[group, strip.pairs].mT)
+                strip.hide(scores)
+                weights = torch.softmax(scores, dim=-1)
+                if empty is not None:
+                    weights.masked_fill_(empty, 0.0)
+                yield strip, group, weights
+
+    @staticmethod
+    def scatter(output: Tensor, strip: Strip, group: slice, part: Tensor) -> None:
+        """Write the rows of one group of flattened (batch, head) into `output` (B, H, T, V)."""
+        heads = output.shape[1]
+        for row, index in enumerate(range(group.start, group.stop)):
+            output[index // heads, index % heads, strip.queries] = part[row]
+
+
+def _empty_rows(strip: Strip) -> Tensor | None:
+    """Bool (queries, 1), True for queries that see no pair of the strip; None when there is none."""
+    width = strip.pairs.stop - strip.pairs.start
+    for columns, mask in strip.hidden:
+        if columns.stop - columns.start == width:
+            empty = mask.all(dim=-1, keepdim=True)
+            return empty if bool(empty.any()) else None
+    return None
+
+
+def _clear_uncovered(output: Tensor, call: Call) -> None:
+    """Zero the queries that no strip covers: those without any visible pair."""
+    seen = torch.zeros(output.shape[0], output.shape[2], dtype=torch.bool)
+    for strip in strips(call):
+        seen[strip.batch, strip.queries] = True
+    output.masked_fill_(~seen[:, None, :, None], 0.0)
+
+
+def _append(tensor: Tensor, *constants: float) -> Tensor:
+    """`tensor` with constant columns behind its last dimension."""
+    return torch.cat([tensor, *(tensor.new_full((*tensor.shape[:-1], 1), c) for c in constants)], dim=-1)
+
+
+def _with_mean_gradient(grad: Tensor, output: Tensor) -> Tensor:
+    """(B H, T, V + 2): the gradient of the output, and minus `sum_i w_i g_i = grad . output` in two bfloat16 parts."""
+    mean = -torch.linalg.vecdot(grad.float(), output.float()).unsqueeze(-1)
+    high = mean.to(grad.dtype)
+    return torch.cat([grad, high, (mean - high.float()).to(grad.dtype)], dim=-1).flatten(0, 1)
