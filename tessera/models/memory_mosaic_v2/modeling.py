@@ -67,7 +67,7 @@ class MemoryMosaicV2PreTrainedModel(StackPreTrainedModel):
     """Initialisation and plumbing of Memory Mosaics v2, and what may be changed after training."""
 
     config_class = MemoryMosaicV2Config
-    _no_split_modules = ["MemoryMosaicV2Layer"]  # noqa: RUF012
+    _no_split_modules = ["MemoryMosaicV2Layer"]
 
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range

@@ -1,0 +1,94 @@
+"""Memory Mosaics v2 do what users of transformers expect of a model."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from tessera import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
+
+PADDING = 10
+
+
+@pytest.fixture
+def model():
+    config = MemoryMosaicV2Config(
+        vocab_size=12,
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=24,
+        short_term_span=4,
+        long_term_delay=3,
+        pad_token_id=PADDING,
+        bos_token_id=11,
+        eos_token_id=PADDING,
+    )
+    model = MemoryMosaicV2ForCausalLM(config).eval()
+    with torch.no_grad():  # sharp enough that greedy choices do not hang on rounding, and never the end of text
+        model.lm_head.weight.mul_(20)
+        model.lm_head.weight[PADDING] = 0
+    return model
+
+
+def prompt(batch=1, steps=7):
+    return torch.randint(0, 10, (batch, steps))
+
+
+def test_saves_and_loads_through_the_auto_classes(model, tmp_path):
+    model.disable_long_term_memory()  # a matter of the moment: the weights are saved
+    model.save_pretrained(tmp_path)
+    model.enable_long_term_memory()
+    ids = prompt()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert isinstance(loaded, MemoryMosaicV2ForCausalLM)
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+    base = AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(base(ids).last_hidden_state, model.model(ids).last_hidden_state)
+    assert AutoConfig.from_pretrained(tmp_path).training_long_term_delay == [64, 256]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
+
+
+def test_greedy_generation_equals_recomputation(model):
+    ids = prompt(2)
+    arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
+    found = model.generate(ids, **arguments)
+    uncached = model.generate(ids, use_cache=False, **arguments)
+    assert found.shape == (2, 19)
+    assert torch.equal(uncached, found)
+
+
+def test_left_padded_batches_generate_as_single_prompts_do(model):
+    short, long = prompt(1, 4), prompt(1, 9)
+    ids = torch.cat([torch.cat([torch.full((1, 5), PADDING), short], dim=1), long])
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, :5] = 0
+    arguments = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    together = model.generate(ids, attention_mask=mask, **arguments)
+    for row, alone in ((together[0, 5:], short), (together[1], long)):
+        expected = model.generate(alone, attention_mask=torch.ones_like(alone), **arguments)
+        assert torch.equal(row, expected[0])
+
+
+def test_beams_keep_their_own_memories(model):
+    ids = prompt()
+    arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "num_beams": 4, "do_sample": False}
+    assert torch.equal(model.generate(ids, **arguments), model.generate(ids, use_cache=False, **arguments))
+
+
+def test_samples(model):
+    ids = prompt()
+    arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "min_new_tokens": 4, "do_sample": True}
+    found = model.generate(ids, num_return_sequences=3, **arguments)
+    assert found.shape == (3, 11)
+    assert found[:, 7:].unique(dim=0).shape[0] > 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler imports its own deprecated parts
+def test_compiles(model):
+    ids = prompt(2, 16)
+    compiled = torch.compile(model)
+    torch.testing.assert_close(compiled(ids, use_cache=False).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+    model.train()
+    torch.compile(model)(ids, labels=ids, use_cache=False).loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())

@@ -1,0 +1,60 @@
+"""Published sizes, counted without allocating them."""
+
+import pytest
+
+from tessera import MemoryMosaicV2Config, TesseraError
+from tessera.models.presets import PRESETS, llama_twin
+from tessera.models.sizes import count_parameters, describe, flops_per_token, pairs_per_query
+
+
+def billions(count):
+    return round(count / 1e9, 1)
+
+
+def test_the_large_sizes_are_the_papers():
+    """Memory Mosaics v2, tables 2 and 6: parameters and FLOPs per token at context 256."""
+    mosaic = describe(PRESETS["mosaic-v2-large"]())
+    assert billions(mosaic["parameters"]) == 9.9
+    assert billions(mosaic["parameters_without_long_term_memory"]) == 8.3
+    assert billions(mosaic["flops_per_token"]) == 18.9
+    assert billions(mosaic["flops_per_token_without_long_term_memory"]) == 15.6
+    transformer = describe(PRESETS["llama-large"]())
+    assert billions(transformer["parameters"]) == 8.8
+    assert billions(transformer["flops_per_token"]) == 16.7
+    assert "parameters_without_long_term_memory" not in transformer
+
+
+def test_the_small_sizes():
+    """Small is "llama-1.5b scale": 24 layers, width 2,048, hidden 6,144."""
+    config = PRESETS["mosaic-v2-small"]()
+    assert (config.num_layers, config.hidden_size, config.num_heads, config.intermediate_size) == (24, 2048, 16, 6144)
+    assert billions(count_parameters(PRESETS["llama-small"]()) - config.vocab_size * config.hidden_size) == 1.6
+
+
+@pytest.mark.parametrize("long_term_memory", [True, False])
+def test_an_equal_twin_has_as_many_parameters(long_term_memory):
+    config = MemoryMosaicV2Config(
+        vocab_size=1000,
+        hidden_size=96,
+        num_layers=3,
+        num_heads=4,
+        intermediate_size=200,
+        long_term_memory=long_term_memory,
+    )
+    twin = llama_twin(config, equal_parameters=True)
+    unit = 3 * 96 * 3  # one unit of the feed-forward width, in all layers
+    assert abs(count_parameters(twin) - count_parameters(config)) <= unit / 2
+    assert llama_twin(config).intermediate_size == 200
+
+
+def test_only_the_short_term_memory_stops_growing():
+    config = PRESETS["mosaic-v2-large"]()
+    assert pairs_per_query(config, 100) == [100, 100]
+    assert pairs_per_query(config, 4096) == [256, 4096]
+    more = flops_per_token(config, 4096) - flops_per_token(config, 256)
+    assert more == 2 * 32 * 4096 * (4096 - 256)
+
+
+def test_unknown_names_are_explained():
+    with pytest.raises(TesseraError, match=r"unknown preset 'mosaic-v2-larg'. Did you mean 'mosaic-v2-large'"):
+        PRESETS["mosaic-v2-larg"]
