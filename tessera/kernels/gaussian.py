@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tessera.kernels.base import KERNELS
 from tessera.kernels.rows import RowKernel, row_maximum
+from tessera.kernels.workspace import Workspace
 
 
 @KERNELS.register("gaussian")
@@ -27,13 +28,15 @@ class Gaussian(RowKernel):
         weights = torch.softmax(scores.masked_fill(~visible, -torch.inf).masked_fill(empty, 0.0), dim=-1)
         return weights.masked_fill(~visible, 0.0)
 
-    def fit(self, scaled: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def fit(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
         largest = row_maximum(scaled)
         weights = scaled.sub_(largest).exp_()
         scale = weights.sum(-1, keepdim=True).reciprocal_().nan_to_num_(posinf=0.0)
         return weights.mul_(scale), (largest, scale)
 
-    def pull_back(self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, Tensor]:
+    def pull_back(
+        self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
+    ) -> tuple[Tensor, Tensor]:
         largest, scale = statistics
         weights = scaled.sub_(largest).exp_().mul_(scale)
         grad.mul_(weights)

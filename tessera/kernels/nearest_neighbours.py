@@ -9,6 +9,7 @@ from torch import Tensor
 from tessera.errors import expect
 from tessera.kernels.base import KERNELS
 from tessera.kernels.rows import RowKernel, row_maximum
+from tessera.kernels.workspace import Workspace
 
 BASES = ("gaussian", "uniform")
 
@@ -33,7 +34,7 @@ class NearestNeighbours(RowKernel):
         expect(self.base in BASES, where, "base", f"be one of {', '.join(BASES)}", repr(self.base))
         expect(isinstance(self.k, int) and self.k >= 1, where, "k", "be an integer of at least 1", self.k)
 
-    def fit(self, scaled: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def fit(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
         values, indices = nearest(scaled, self.k)
         if self.base == "gaussian":
             values.sub_(row_maximum(values)).exp_()
@@ -42,7 +43,9 @@ class NearestNeighbours(RowKernel):
         values.div_(values.sum(-1, keepdim=True).clamp_min_(torch.finfo(values.dtype).tiny))
         return scaled.zero_().scatter_(-1, indices, values), (indices, values)
 
-    def pull_back(self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, Tensor]:
+    def pull_back(
+        self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
+    ) -> tuple[Tensor, Tensor]:
         indices, values = statistics
         weights = scaled.zero_().scatter_(-1, indices, values)
         if self.base == "uniform":

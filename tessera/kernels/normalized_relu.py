@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tessera.kernels.base import KERNELS
 from tessera.kernels.rows import RowKernel
+from tessera.kernels.workspace import Workspace
 
 
 @KERNELS.register("normalized_relu")
@@ -25,20 +26,22 @@ class NormalizedReLU(RowKernel):
     def affine(self, inverse_bandwidth: Tensor) -> tuple[Tensor, Tensor | None]:
         return 2 * inverse_bandwidth, 1 - 2 * inverse_bandwidth
 
-    def fit(self, scaled: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def fit(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
         lacking = (scaled.amax(-1, keepdim=True) <= 0).squeeze(-1)
         pairs = scaled[lacking] > -torch.inf
         weights = scaled.clamp_(min=0)
         total = weights.sum(-1, keepdim=True)
         return self._normalized(weights, total, lacking, pairs), (total,)
 
-    def pull_back(self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, Tensor]:
+    def pull_back(
+        self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
+    ) -> tuple[Tensor, Tensor]:
         (total,) = statistics
         lacking = (total <= 0).squeeze(-1)
         pairs = scaled[lacking] > -torch.inf
-        support = scaled.clamp_(min=0).sign()
+        support = torch.sign(scaled.clamp_(min=0), out=workspace.empty_like(scaled))
         weights = self._normalized(scaled, total, lacking, pairs)
-        mean = (weights * grad).sum(-1, keepdim=True)
+        mean = torch.mul(weights, grad, out=workspace.empty_like(grad)).sum(-1, keepdim=True)
         grad.sub_(mean).mul_(support).mul_(total.reciprocal().masked_fill_(total <= 0, 0.0))
         return weights, grad
 

@@ -11,6 +11,7 @@ from tessera.errors import expect
 from tessera.kernels.base import KERNELS
 from tessera.kernels.rows import RowKernel, row_maximum
 from tessera.kernels.threshold import raise_to, threshold
+from tessera.kernels.workspace import Workspace
 
 
 class AdaptivePolynomial(RowKernel):
@@ -40,17 +41,18 @@ class AdaptivePolynomial(RowKernel):
         masked = self.masked(scores, visible)
         return super().weights(masked - row_maximum(masked).detach()).to(scores.dtype)
 
-    def fit(self, scaled: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def fit(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
         largest = row_maximum(scaled)
-        tau, responses, slope = threshold(scaled.sub_(largest), self.order)
-        weights = responses if self.order == 1 else raise_to(responses, self.order)
-        return weights, (largest, tau, slope)
+        tau, responses, slope = threshold(scaled.sub_(largest), self.order, workspace)
+        return raise_to(responses, self.order, out=scaled), (largest, tau, slope)
 
-    def pull_back(self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, Tensor]:
+    def pull_back(
+        self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
+    ) -> tuple[Tensor, Tensor]:
         largest, tau, slope = statistics
         responses = scaled.sub_(largest).sub_(tau).clamp_(min=0)
-        slopes = responses if self.order == 2 else raise_to(responses, self.order - 1)
-        weights = responses if self.order == 1 else slopes * responses
+        slopes = raise_to(responses, self.order - 1, out=workspace.empty_like(scaled))
+        weights = responses if self.order == 1 else responses.mul_(slopes)
         grad.mul_(slopes)
         mean = grad.sum(-1, keepdim=True).div_(slope.clamp_min(torch.finfo(slope.dtype).tiny))
         return weights, grad.addcmul_(slopes, mean, value=-1)
@@ -62,7 +64,7 @@ class AdaptivePolynomial(RowKernel):
         """`h = sqrt(2 - 2 r tau / beta)` (equation 27): the distance from the query at which the weight reaches 0."""
         scaled = self.masked(scores, visible) / self.order
         largest = row_maximum(scaled)
-        tau = threshold(scaled - largest, self.order)[0] + largest
+        tau = threshold(scaled - largest, self.order, Workspace())[0] + largest
         h = (2 - 2 * self.order * tau.squeeze(-1) / inverse_bandwidth).sqrt()
         return self.where_visible(h, scaled)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from tessera.errors import expect
 from tessera.kernels.base import KERNELS
 from tessera.kernels.rows import RowKernel, row_maximum
+from tessera.kernels.workspace import Workspace
 
 
 @KERNELS.register("relumax")
@@ -27,19 +28,21 @@ class ReLUmax(RowKernel):
         right = isinstance(self.margin, int | float) and 0 < self.margin < float("inf")
         expect(right, "kernel 'relumax'", "margin", "be a finite positive number", self.margin)
 
-    def fit(self, scaled: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def fit(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
         largest, where = scaled.max(-1, keepdim=True)
         largest.masked_fill_(largest == -torch.inf, 0.0)
         weights = scaled.sub_(largest).add_(self.margin).clamp_(min=0)
         scale = weights.sum(-1, keepdim=True).reciprocal_().nan_to_num_(posinf=0.0)
         return weights.mul_(scale), (largest, where, scale)
 
-    def pull_back(self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, Tensor]:
+    def pull_back(
+        self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
+    ) -> tuple[Tensor, Tensor]:
         largest, where, scale = statistics
         weights = scaled.sub_(largest).add_(self.margin).clamp_(min=0)
-        support = weights.sign()
+        support = torch.sign(weights, out=workspace.empty_like(weights))
         weights.mul_(scale)
-        mean = (weights * grad).sum(-1, keepdim=True)
+        mean = torch.mul(weights, grad, out=workspace.empty_like(grad)).sum(-1, keepdim=True)
         grad.sub_(mean).mul_(support).mul_(scale)
         return weights, grad.scatter_add_(-1, where, grad.sum(-1, keepdim=True).neg_())
 

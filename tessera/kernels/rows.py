@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tessera.kernels.base import Kernel
+from tessera.kernels.workspace import Workspace
 
 
 class RowKernel(Kernel):
@@ -23,18 +24,21 @@ class RowKernel(Kernel):
         return 1.0
 
     @abstractmethod
-    def fit(self, scaled: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def fit(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Weights (..., N), zero in rows without finite entry, and the row statistics `pull_back` needs.
 
         The statistics have few entries per row, (..., 1) in most kernels: they are all that is kept for the
-        backward pass. `scaled` may be overwritten; N is at least 1.
+        backward pass. `scaled` may be overwritten; N is at least 1. The weights, not the statistics, may lie in
+        `scaled` or in buffers of `workspace`.
         """
 
     @abstractmethod
-    def pull_back(self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, Tensor]:
+    def pull_back(
+        self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
+    ) -> tuple[Tensor, Tensor]:
         """The weights again, and the gradient of `sum(weights * grad)` with respect to the *unscaled* scores.
 
-        `scaled` holds the same numbers as in `fit`. `scaled` and `grad` may be overwritten.
+        `scaled` holds the same numbers as in `fit`. `scaled` and `grad` may be overwritten, and hold the results.
         """
 
     def weights(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
@@ -48,7 +52,7 @@ class _RowWeights(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, scores: Tensor, kernel: RowKernel) -> Tensor:
-        weights, statistics = kernel.fit(scores * kernel.score_scale)
+        weights, statistics = kernel.fit(scores * kernel.score_scale, Workspace())
         ctx.kernel = kernel
         ctx.save_for_backward(scores, *statistics)
         return weights
@@ -58,7 +62,7 @@ class _RowWeights(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         scores, *statistics = ctx.saved_tensors
         scaled = scores * ctx.kernel.score_scale
-        return ctx.kernel.pull_back(scaled, tuple(statistics), grad.clone())[1], None
+        return ctx.kernel.pull_back(scaled, tuple(statistics), grad.clone(), Workspace())[1], None
 
 
 def row_maximum(scores: Tensor) -> Tensor:

@@ -3,12 +3,14 @@
 import torch
 from torch import Tensor
 
+from tessera.kernels.workspace import Workspace
+
 # Columns are folded into groups of this many; the group maxima give the starting point of the full iteration.
 GROUP = 16
 MAX_STEPS = 100
 
 
-def threshold(shifted: Tensor, order: float) -> tuple[Tensor, Tensor, Tensor]:
+def threshold(shifted: Tensor, order: float, workspace: Workspace) -> tuple[Tensor, Tensor, Tensor]:
     """Solve `sum_i [x_i - tau]_+^r = 1` for each row of x = `shifted` (..., N), whose largest entry must be 0.
 
     Newton's method on the r-norm, `|[x - tau]_+|_r = 1`: the norm is convex and decreasing in tau, so that the steps
@@ -25,16 +27,18 @@ def threshold(shifted: Tensor, order: float) -> tuple[Tensor, Tensor, Tensor]:
     num_groups = shifted.shape[-1] // GROUP
     if num_groups >= 4:
         body = shifted[..., : num_groups * GROUP].unflatten(-1, (GROUP, num_groups))
-        tau = _newton(torch.cat([body.amax(dim=-2), shifted[..., num_groups * GROUP :]], dim=-1), tau, order)[0]
-    return _newton(shifted, tau, order)
+        tops = torch.cat([body.amax(dim=-2), shifted[..., num_groups * GROUP :]], dim=-1)
+        tau = _newton(tops, tau, order, workspace)[0]
+    return _newton(shifted, tau, order, workspace)
 
 
-def _newton(shifted: Tensor, tau: Tensor, order: float) -> tuple[Tensor, Tensor, Tensor]:
+def _newton(shifted: Tensor, tau: Tensor, order: float, workspace: Workspace) -> tuple[Tensor, Tensor, Tensor]:
     """Newton steps from `tau`, a point at or to the left of the root, until none moves it by more than rounding."""
     rounding = 2 * torch.finfo(shifted.dtype).eps
+    responses, powers = workspace.empty_like(shifted), workspace.empty_like(shifted)
     for _ in range(MAX_STEPS):
-        responses = torch.sub(shifted, tau).clamp_(min=0)
-        total, slope = moments(responses, order)
+        torch.sub(shifted, tau, out=responses).clamp_(min=0)
+        total, slope = _moments(responses, order, powers)
         step = (total - total.pow(1 - 1 / order)).div_(slope.clamp_min(torch.finfo(slope.dtype).tiny))
         # A step to the left is rounding; rows of -inf have total 0 and, for r = 1, the step -1.
         step.clamp_(min=0)
@@ -44,25 +48,23 @@ def _newton(shifted: Tensor, tau: Tensor, order: float) -> tuple[Tensor, Tensor,
     return tau, responses, slope
 
 
-def moments(responses: Tensor, order: float) -> tuple[Tensor, Tensor]:
-    """`sum_i u_i^r` and `sum_i u_i^(r-1)`, both (..., 1), in as few passes over u as possible."""
-    if order == 1:
-        return responses.sum(-1, keepdim=True), responses.sign().sum(-1, keepdim=True)
+def _moments(responses: Tensor, order: float, powers: Tensor) -> tuple[Tensor, Tensor]:
+    """`sum_i u_i^r` and `sum_i u_i^(r-1)`, both (..., 1), in few passes over u; `powers` is overwritten."""
     if order == 2:
-        return responses.square().sum(-1, keepdim=True), responses.sum(-1, keepdim=True)
-    power = raise_to(responses, order - 1)
-    slope = power.sum(-1, keepdim=True)
-    return power.mul_(responses).sum(-1, keepdim=True), slope
+        return torch.linalg.vector_norm(responses, dim=-1, keepdim=True).square_(), responses.sum(-1, keepdim=True)
+    slope = raise_to(responses, order - 1, out=powers).sum(-1, keepdim=True)
+    total = responses if order == 1 else powers.mul_(responses)
+    return total.sum(-1, keepdim=True), slope
 
 
-def raise_to(responses: Tensor, exponent: float) -> Tensor:
-    """`u^exponent` in a new tensor, 0 where u = 0 (also for the exponent 0: entries at the threshold are outside)."""
+def raise_to(responses: Tensor, exponent: float, out: Tensor) -> Tensor:
+    """`u^exponent` in `out`, 0 where u = 0 (also for the exponent 0: entries at the threshold are outside)."""
     if exponent == 0:
-        return responses.sign()
+        return torch.sign(responses, out=out)
     if exponent == 1:
-        return responses.clone()
+        return out.copy_(responses)
     if exponent == 2:
-        return responses.square()
+        return torch.mul(responses, responses, out=out)
     if exponent == 3:
-        return responses.square().mul_(responses)
-    return responses.pow(exponent)
+        return torch.mul(responses, responses, out=out).mul_(responses)
+    return torch.pow(responses, exponent, out=out)

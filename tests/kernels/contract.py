@@ -3,6 +3,7 @@
 import torch
 
 from tessera.kernels import KERNELS, Kernel, RowKernel, kernel_from_config
+from tessera.kernels.workspace import Workspace
 from tests.kernels.oracles import VARIANTS
 from tests.tolerances import REORDERED_FLOAT64
 
@@ -80,8 +81,8 @@ def agrees_with_its_row_functions(kernel: Kernel) -> None:
     weights = kernel.weights(scores, visible)
     (expected,) = torch.autograd.grad(weights, scores, grad)
     scaled = kernel.score_scale * scores.detach().masked_fill(~visible, -torch.inf)
-    fitted, statistics = kernel.fit(scaled.clone())
-    again, found = kernel.pull_back(scaled, statistics, grad.clone())
+    fitted, statistics = kernel.fit(scaled.clone(), Workspace())
+    again, found = kernel.pull_back(scaled, statistics, grad.clone(), Workspace())
     close = {"rtol": 0, "atol": REORDERED_FLOAT64}
     torch.testing.assert_close(fitted, weights.detach(), **close)
     torch.testing.assert_close(again, weights.detach(), **close)

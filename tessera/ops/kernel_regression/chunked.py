@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tessera.kernels.rows import RowKernel
+from tessera.kernels.workspace import Workspace
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.strips import Strip, strips
 
@@ -48,8 +49,8 @@ class _Strips(torch.autograd.Function):
             statistics = []
             for strip in strips(call):
                 for group in strip.groups(query.shape[1]):
-                    weights, kept = call.kernel.fit(work.scores(strip, group))
-                    output[group, strip.queries] = product(weights, work.value[group, strip.pairs], work.narrow)
+                    weights, kept = call.kernel.fit(work.scores(strip, group), work.spare)
+                    work.add_product(output, group, strip.queries, weights, work.value[group, strip.pairs])
                     statistics.append(kept)
         ctx.call = call
         ctx.lengths = [len(kept) for kept in statistics]
@@ -69,8 +70,9 @@ class _Strips(torch.autograd.Function):
             for group in strip.groups(query.shape[1]):
                 statistics = tuple(next(parts) for _ in range(next(lengths)))
                 above = grad[group, strip.queries]
-                grad_weights = torch.bmm(above, work.value[group, strip.pairs].mT)
-                found = call.kernel.pull_back(work.scores(strip, group), statistics, grad_weights)
+                scores = work.scores(strip, group)
+                grad_weights = work.outer(above, work.value[group, strip.pairs])
+                found = call.kernel.pull_back(scores, statistics, grad_weights, work.spare)
                 sums.add(strip, group, *found, above)
         return (*sums.finish(query, key, value, slope, intercept), None)
 
@@ -83,6 +85,7 @@ class _Work:
         # Float16 products are slow on CPUs and overflow; bfloat16 ones are several times faster than float32.
         self.narrow = torch.bfloat16 if value.dtype == torch.bfloat16 else None
         self.query, self.key, self.value = (flatten(tensor, self.dtype) for tensor in (query, key, value))
+        self.spare = Workspace()
         self.score_scale = kernel.score_scale
         scale = slope.flatten(0, 1).unsqueeze(-1) * kernel.score_scale
         self.scaled_query = self.query * scale
@@ -92,11 +95,27 @@ class _Work:
 
     def scores(self, strip: Strip, group: slice) -> Tensor:
         """`score_scale * scores` of one strip (heads, queries, pairs), -inf where hidden."""
-        scores = torch.bmm(self.scaled_query[group, strip.queries], self.key[group, strip.pairs].mT)
+        self.spare.clear()
+        scores = self.outer(self.scaled_query[group, strip.queries], self.key[group, strip.pairs])
         if self.intercept is not None:
             scores += self.intercept[group, strip.queries]
         strip.hide(scores)
         return scores
+
+    def outer(self, left: Tensor, right: Tensor) -> Tensor:
+        """`left @ right^T` of (heads, queries, width) and (heads, pairs, width), in spare memory."""
+        shape = (left.shape[0], left.shape[1], right.shape[1])
+        return torch.bmm(left, right.mT, out=self.spare.empty(shape, left))
+
+    def add_product(self, sums: Tensor, group: slice, rows: slice, left: Tensor, right: Tensor) -> None:
+        """`sums[group, rows] += left @ right`; in bfloat16 with sums in float32 where values are bfloat16."""
+        target = sums[group, rows]
+        if self.narrow is None:
+            target.baddbmm_(left, right)
+        else:
+            narrowed = self.spare.empty(left.mT.shape if left.stride(-1) != 1 else left.shape, left, self.narrow)
+            narrowed = narrowed.mT if left.stride(-1) != 1 else narrowed
+            target += torch.bmm(narrowed.copy_(left), right.to(self.narrow))
 
     def empty_like_queries(self, width: int) -> Tensor:
         """Zeros (batch * heads, T, width): what queries without visible pair keep."""
@@ -115,12 +134,12 @@ class _Gradients:
 
     def add(self, strip: Strip, group: slice, weights: Tensor, grad_scores: Tensor, above: Tensor) -> None:
         """Add one strip's part, given its weights, the gradient of its scores and that of its outputs."""
-        narrow, work = self.work.narrow, self.work
+        work, queries, pairs = self.work, strip.queries, strip.pairs
         if self.intercept is not None:
-            self.intercept[group, strip.queries] = grad_scores.sum(-1, keepdim=True)
-        self.value[group, strip.pairs] += product(weights.mT, above, narrow)
-        self.key[group, strip.pairs] += product(grad_scores.mT, work.scaled_query[group, strip.queries], narrow)
-        self.query[group, strip.queries] = product(grad_scores, work.key[group, strip.pairs], narrow)
+            self.intercept[group, queries] = grad_scores.sum(-1, keepdim=True)
+        work.add_product(self.value, group, pairs, weights.mT, above)
+        work.add_product(self.key, group, pairs, grad_scores.mT, work.scaled_query[group, queries])
+        work.add_product(self.query, group, queries, grad_scores, work.key[group, pairs])
 
     def finish(self, query, key, value, slope, intercept) -> tuple[Tensor | None, ...]:
         """The gradients of query, key, value, slope and intercept, in their shapes and types."""
@@ -141,8 +160,3 @@ def working_dtype(query: Tensor) -> torch.dtype:
 def flatten(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """(B, H, length, width) -> (B H, length, width) in `dtype`."""
     return tensor.flatten(0, 1).to(dtype)
-
-
-def product(left: Tensor, right: Tensor, narrow: torch.dtype | None) -> Tensor:
-    """`left @ right` in batches; in the type `narrow`, if there is one, with sums in float32."""
-    return torch.bmm(left, right) if narrow is None else torch.bmm(left.to(narrow), right.to(narrow)).float()
