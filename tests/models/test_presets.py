@@ -1,8 +1,9 @@
 """Published sizes, counted without allocating them."""
 
 import pytest
+import torch
 
-from tessera import MemoryMosaicV2Config, TesseraError
+from tessera import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, TesseraError
 from tessera.models.presets import PRESETS, llama_twin
 from tessera.models.sizes import count_parameters, describe, flops_per_token, pairs_per_query
 
@@ -53,6 +54,20 @@ def test_only_the_short_term_memory_stops_growing():
     assert pairs_per_query(config, 4096) == [256, 4096]
     more = flops_per_token(config, 4096) - flops_per_token(config, 256)
     assert more == 2 * 32 * 4096 * (4096 - 256)
+
+
+def test_a_mosaic_accounts_for_itself():
+    config = MemoryMosaicV2Config(vocab_size=50, hidden_size=16, num_layers=3, num_heads=2, intermediate_size=20)
+    model = MemoryMosaicV2ForCausalLM(config)
+    parts = model.parameters_by_part()
+    assert sum(parts.values()) == count_parameters(config)
+    assert parts["short-term"] == parts["long-term"] == 3 * (3 * 16 * 16 + 2 * 16 * 2 + 4 * 2)
+    assert parts["persistent"] == 3 * 3 * 16 * 20
+    assert model.flops_per_token(32) == flops_per_token(config, 32)
+    with torch.no_grad():
+        states = [model.eval()(torch.zeros(1, t, dtype=torch.long), use_cache=True).past_key_values for t in (600, 700)]
+    long_term = [sum(layer[1].pairs.num_bytes() for layer in state.layers) for state in states]
+    assert model.state_bytes_per_token(torch.float32) == (long_term[1] - long_term[0]) / 100
 
 
 def test_unknown_names_are_explained():

@@ -16,8 +16,18 @@ from tessera.memories.gated import GatedState
 from tessera.memories.long_term import LongTermMemory
 from tessera.memories.short_term import ShortTermMemory
 from tessera.models.memory_mosaic_v2.configuration import MemoryMosaicV2Config
+from tessera.models.sizes import flops_per_token
 from tessera.models.stack import StackForCausalLM, StackModel, StackPreTrainedModel
 
+# Part of the model -> what the names of its parameters contain; the first match counts.
+PARTS = {
+    "embeddings": "embed_tokens",
+    "read-out": "lm_head",
+    "norms": "norm.",
+    "short-term": ".short_term.",
+    "long-term": ".long_term.",
+    "persistent": ".persistent.",
+}
 LayerState = tuple[GatedState, GatedState | None]
 
 
@@ -82,6 +92,22 @@ class MemoryMosaicV2PreTrainedModel(StackPreTrainedModel):
             outputs = [memory.output for memory in memories if memory is not None]
             for linear in (*outputs, module.persistent.down):
                 init.normal_(linear.weight, 0.0, std / math.sqrt(2 * self.config.num_layers))
+
+    def parameters_by_part(self) -> dict[str, int]:
+        """Parameters of the embeddings, of each of the three memories, of the norms and of the read-out."""
+        counts = dict.fromkeys(PARTS, 0)
+        for name, parameter in self.named_parameters():
+            counts[next(part for part, mark in PARTS.items() if mark in name)] += parameter.numel()
+        return counts
+
+    def flops_per_token(self, context: int) -> int:
+        """See `tessera.models.sizes.flops_per_token`."""
+        return flops_per_token(self.config, context)
+
+    def state_bytes_per_token(self, dtype: torch.dtype) -> float:
+        """One key and one value per layer, in the long-term memories; the other memories do not grow."""
+        long_term = self.config.num_layers * self.config.long_term_memory
+        return 2 * long_term * self.config.hidden_size * dtype.itemsize
 
     def set_long_term_delay(self, delay: int) -> None:
         """From now on the long-term memories recall pairs of age `delay` (at inference). Part of the configuration."""

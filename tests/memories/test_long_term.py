@@ -1,0 +1,62 @@
+"""Long-term memory: its window, for one delay and for one per sequence."""
+
+import pytest
+import torch
+
+from tessera.kernels import kernel_from_config
+from tessera.memories.long_term import LongTermMemory
+from tessera.ops.kernel_regression import Window
+from tests.tolerances import REORDERED_FLOAT64
+
+
+def memory(kernel="gaussian"):
+    torch.manual_seed(3)
+    return LongTermMemory(16, 2, kernel_from_config(kernel)).double()
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "normalized_relu"])
+@pytest.mark.parametrize("delay", [1, 2, 7, 20, 25, torch.tensor([1, 1]), torch.tensor([3, 8]), torch.tensor([25, 2])])
+@pytest.mark.parametrize("packed", [False, True])
+def test_shifted_queries_equal_the_window(monkeypatch, kernel, delay, packed):
+    """Forward and gradients, against one kernel regression with the whole T x T mask."""
+    layer, x = memory(kernel), torch.randn(2, 20, 16, dtype=torch.float64, requires_grad=True)
+    documents = torch.tensor([[-1] * 4 + [0] * 3 + [1] * 13, [0] * 15 + [1] * 5]) if packed else None
+
+    def whole(reading, delay):
+        return reading.regress(layer.kernel, Window(delay=delay))
+
+    results = []
+    for recall in (layer.recall, whole):
+        monkeypatch.setattr(layer, "recall", recall)
+        y, _ = layer(x, documents=documents, delay=delay)
+        probe = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(4))
+        gradients = torch.autograd.grad(
+            (y * probe).sum() + x.sum() * 0, (x, layer.bandwidth.log_slope), allow_unused=True
+        )
+        results.append((y, gradients[0], torch.zeros(2).double() if gradients[1] is None else gradients[1]))
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=REORDERED_FLOAT64)
+
+
+@pytest.mark.parametrize("delay", [1, 3, torch.tensor([2, 9])])
+def test_counts_are_what_is_seen(delay):
+    """num_pairs against counting the pairs old enough, one by one."""
+    layer = memory()
+    positions = torch.arange(1, 13)[None].expand(2, -1)
+    ages = torch.arange(12)[:, None] - torch.arange(12)
+    limits = delay.view(-1, 1, 1) if isinstance(delay, torch.Tensor) else delay
+    assert torch.equal(layer.num_pairs(positions, delay), (ages >= limits).expand(2, -1, -1).sum(-1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", ["gaussian", "normalized_relu"])
+def test_pairs_enter_after_m_steps_whatever_m_was_before(kernel):
+    """Steps under one delay, then under another: each step sees what its own delay says."""
+    layer, x = memory(kernel), torch.randn(1, 30, 16, dtype=torch.float64)
+    expected = {delay: layer(x, delay=delay)[0] for delay in (2, 5)}
+    state = None
+    for step in range(30):
+        delay = 5 if 10 <= step < 20 else 2
+        y, state = layer(x[:, step : step + 1], state, keep_state=True, delay=delay)
+        torch.testing.assert_close(y[:, 0], expected[delay][:, step], rtol=0, atol=REORDERED_FLOAT64)
+    assert state.pairs.length == 29
