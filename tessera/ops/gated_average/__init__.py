@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from tessera.errors import TesseraError, expect
-from tessera.ops.gated_average import chunked, reference
+from tessera.ops.gated_average import chunked, reference, triton
 from tessera.ops.gated_average.state import GatedAverageState
 from tessera.registry import Registry
 
 # In order of preference: the first that does not refuse runs.
 BACKENDS: Registry[ModuleType] = Registry("gated average backend")
+BACKENDS.add("triton", triton)
 BACKENDS.add("chunked", chunked)
 BACKENDS.add("reference", reference)
 

@@ -131,7 +131,7 @@ def queries_met(
     scope, first, batch, block, delay, ROWS: tl.constexpr, PAIRS: tl.constexpr, WINDOW: tl.constexpr,
     SPANNED: tl.constexpr, DOCUMENTS: tl.constexpr
 ):  # fmt: skip
-    """The same from the side of pairs first .. first + PAIRS - 1: the rows that may, and the rows that all, see them."""
+    """The same from the side of pairs first .. first + PAIRS - 1: the rows that may, and those that all, see them."""
     start = tl.zeros((), tl.int32)
     end = scope.num_queries + tl.zeros((), tl.int32)
     clear_start, clear_end = start, end

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from tessera.errors import TesseraError, expect
-from tessera.ops.leaky_average import chunked, reference
+from tessera.ops.leaky_average import chunked, reference, triton
 from tessera.registry import Registry
 
 # In order of preference: the first that does not refuse runs.
 BACKENDS: Registry[ModuleType] = Registry("leaky average backend")
+BACKENDS.add("triton", triton)
 BACKENDS.add("chunked", chunked)
 BACKENDS.add("reference", reference)
 

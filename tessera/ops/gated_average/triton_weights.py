@@ -1,0 +1,52 @@
+"""Triton kernel for the factors of the gated average: a scan of log-weights, so that nothing overflows or cancels."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def log_add(a, b):
+    """log(exp(a) + exp(b)), -inf included."""
+    largest = tl.maximum(a, b)
+    anchor = tl.where(largest == float("-inf"), 0.0, largest)
+    return largest + tl.log(tl.exp(a - anchor) + tl.exp(b - anchor))
+
+
+@triton.jit
+def combined(decay, weight, later_decay, later_weight):
+    """Two runs of time steps as one: (sum of log-decays, log-weight at the end when it starts from nothing)."""
+    return decay + later_decay, log_add(later_weight, later_decay + weight)
+
+
+@triton.jit
+def shares(
+    gates, decays, initial, new, keep, last, steps, heads,
+    gate_batch, gate_head, gate_step, decay_batch, decay_head, decay_step, CHUNK: tl.constexpr
+):  # fmt: skip
+    """`new_t = exp(g_t - s_t)` and `keep_t = 1 - new_t` (B, H, T), and `s_T`, with `s_t = log(exp(g_t) + exp(d_t + s_{t-1}))`.
+
+    One program per head of a sequence, CHUNK steps at a time. The scan runs over the steps one before its own, headed by
+    the carry, so that it yields s_{t-1}; the two shares are sigmoids of one margin and add up to 1 exactly enough.
+    """
+    index = tl.program_id(0).to(tl.int64)
+    batch, head = index // heads, index % heads
+    gates += batch * gate_batch + head * gate_head
+    decays += batch * decay_batch + head * decay_head
+    inner = tl.arange(0, CHUNK)
+    carry = tl.load(initial + index + tl.zeros((1,), tl.int32))
+    for first in range(0, steps, CHUNK):
+        step = first + inner
+        before = tl.maximum(step - 1, 0)
+        inside = step < steps
+        earlier_gate = tl.load(gates + before * gate_step, mask=inside, other=0.0).to(tl.float32)
+        earlier_decay = tl.load(decays + before * decay_step, mask=inside, other=0.0).to(tl.float32)
+        earlier_gate = tl.where(inner == 0, carry, earlier_gate)
+        earlier_decay = tl.where(inner == 0, 0.0, earlier_decay)
+        _, weight = tl.associative_scan((earlier_decay, earlier_gate), 0, combined)
+        gate = tl.load(gates + step * gate_step, mask=inside, other=0.0).to(tl.float32)
+        kept = tl.load(decays + step * decay_step, mask=inside, other=0.0).to(tl.float32) + weight
+        tl.store(new + index * steps + step, tl.sigmoid(gate - kept), mask=inside)
+        tl.store(keep + index * steps + step, tl.sigmoid(kept - gate), mask=inside)
+        at_end = step == tl.minimum(first + CHUNK, steps) - 1
+        carry = tl.max(tl.where(at_end, log_add(gate, kept), float("-inf")), 0) + tl.zeros((1,), tl.float32)
+    tl.store(last + index + tl.zeros((1,), tl.int32), carry)

@@ -1,0 +1,107 @@
+"""Launching the kernels of `triton_scan`: segments, and the recurrence forward and backward."""
+
+import torch
+import triton
+from torch import Tensor
+
+from tessera.ops import triton_scan
+from tessera.ops.triton_scan import Series
+
+INTERPRETED = not isinstance(triton_scan.scan, triton.JITFunction)
+# Programs of one warp each that keep the memory of a Hopper GPU busy: 132 multiprocessors, 16 each (gpu-notes.md).
+PROGRAMS = 2112
+SHORTEST_SEGMENT = 128
+WIDEST = 1024
+
+
+def series(x: Tensor) -> Series:
+    """`x` (B, H, T) or (B, H, T, K) as the kernels address it."""
+    return Series(x, x.stride(0), x.stride(1), x.stride(2))
+
+
+def dense(x: Tensor) -> Tensor:
+    """`x` (B, H, T, K), copied only if its channels are not stored side by side."""
+    return x if x.stride(3) == 1 else x.contiguous()
+
+
+def beside(x: Tensor) -> Tensor:
+    """An unwritten tensor like `x` (B, H, T, K), in memory order (B, T, H, K), so that heads merge without a copy."""
+    batch, heads, steps, width = x.shape
+    return torch.empty(batch, steps, heads, width, dtype=x.dtype, device=x.device).transpose(1, 2)
+
+
+class _Layout:
+    """Segments of time and the launch constants of one recurrence over x (B, H, T, K)."""
+
+    def __init__(self, x: Tensor) -> None:
+        batch, self.heads, self.steps, self.width = x.shape
+        self.series = batch * self.heads
+        wanted = 2 if INTERPRETED else triton.cdiv(PROGRAMS, self.series)
+        shortest = 8 if INTERPRETED else SHORTEST_SEGMENT
+        segments = max(1, min(wanted, self.steps // shortest))
+        self.unrolled = 4 if INTERPRETED else 16
+        # Whole blocks of steps, so that a block never crosses into the next segment.
+        self.length = triton.cdiv(triton.cdiv(self.steps, segments), self.unrolled) * self.unrolled
+        self.segments = triton.cdiv(self.steps, self.length)
+        self.channels = triton.next_power_of_2(self.width)
+        self.ends = torch.empty(self.series, self.segments, self.channels, dtype=torch.float32, device=x.device)
+        self.shrinks = torch.empty(self.series, self.segments, dtype=torch.float32, device=x.device)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.segments, self.series
+
+    def sizes(self) -> tuple[int, int, int, int]:
+        return self.steps, self.length, self.heads, self.width
+
+    def constants(self, gated: bool) -> dict[str, object]:
+        warps = max(1, min(8, self.channels // 128))
+        return {"GATED": gated, "STEPS": self.unrolled, "CHANNELS": self.channels, "num_warps": warps}
+
+    def close_segments(self, x: Tensor, new: Tensor | None, keep: Tensor, reverse: bool) -> None:
+        if self.segments > 1:
+            triton_scan.segment_ends[self.grid](
+                series(x), series(keep if new is None else new), series(keep), self.ends, self.shrinks, *self.sizes(),
+                REVERSE=reverse, **self.constants(new is not None)
+            )  # fmt: skip
+
+
+def forward(x: Tensor, new: Tensor | None, keep: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`y_t = new_t x_t + keep_t y_{t-1}` from y_0 = `initial`: y like x, and y_T (B, H, K) in float32.
+
+    x: (B, H, T, K). new (None: all 1), keep: (B, H, T), any strides. Two passes over memory, read and write; three when
+    time is cut into segments.
+    """
+    x = dense(x)
+    layout, y = _Layout(x), beside(x)
+    first = x.new_zeros(layout.series, layout.width) if initial is None else initial.contiguous()
+    last = torch.empty(layout.series, layout.width, dtype=torch.float32, device=x.device)
+    layout.close_segments(x, new, keep, reverse=False)
+    triton_scan.scan[layout.grid](
+        series(x), series(keep if new is None else new), series(keep), first, layout.ends, layout.shrinks, series(y),
+        last, *layout.sizes(), **layout.constants(new is not None)
+    )  # fmt: skip
+    return y, last.view(*x.shape[:2], -1)
+
+
+def backward(
+    grad: Tensor, x: Tensor, y: Tensor, new: Tensor | None, keep: Tensor, initial: Tensor | None, final: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dx, pulls (B, H, T), the total of the first step (B, H, K)); `final` is the gradient of the last state.
+
+    `total_t = grad_t + keep_{t+1} total_{t+1}`; pulls are `total_t . y_{t-1}`, or `total_t . (x_t - y_{t-1})` where
+    `new` is given.
+    """
+    grad, x = dense(grad), dense(x)
+    layout, dx = _Layout(grad), beside(x)
+    zeros = x.new_zeros(layout.series, layout.width)
+    enters = zeros if final is None else final.contiguous()
+    first = zeros if initial is None else initial.contiguous()
+    pulls = torch.empty(x.shape[:3], dtype=torch.float32, device=x.device)
+    last = torch.empty(layout.series, layout.width, dtype=torch.float32, device=x.device)
+    layout.close_segments(grad, None, keep, reverse=True)
+    triton_scan.scan_backward[layout.grid](
+        series(grad), series(x), series(y), series(keep if new is None else new), series(keep), enters, first,
+        layout.ends, layout.shrinks, series(dx), pulls, last, *layout.sizes(), **layout.constants(new is not None)
+    )  # fmt: skip
+    return dx, pulls, last.view(*x.shape[:2], -1)

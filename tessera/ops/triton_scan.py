@@ -1,0 +1,169 @@
+"""Triton kernels of the linear recurrence `y_t = new_t x_t + keep_t y_{t-1}`, that leaky and gated averages share.
+
+A program owns the channels of one head in one segment of time and steps through it with the state in registers; the
+loads of STEPS time steps are issued before the first is used, so that memory stays busy. When sequences times heads are
+too few to fill the GPU, time is cut into segments: `segment_ends` reads x once more to leave what each segment alone
+adds to the state, and `scan` starts from the fold of the segments before its own.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Series(NamedTuple):
+    """A (B, H, T, K) or (B, H, T) tensor for a kernel: its address and strides. Channels must be dense."""
+
+    base: Tensor
+    batch: int
+    head: int
+    step: int
+
+
+@triton.jit
+def start_of(series, index, heads):
+    """Address of the first time step of one head of one sequence; `index` counts heads of all sequences."""
+    return series.base + (index // heads) * series.batch + (index % heads) * series.head
+
+
+@triton.jit
+def row_at(position, steps, REVERSE: tl.constexpr):
+    """The time step that stands at `position` in the order of the scan, 64-bit."""
+    row = steps - 1 - position if REVERSE else position
+    return row.to(tl.int64)
+
+
+@triton.jit
+def load_block(start, stride, position, end, steps, channels, width, REVERSE: tl.constexpr, STEPS: tl.constexpr):
+    """STEPS rows of channels in the order of the scan, as a tuple; 0 from `end` on."""
+    rows = ()
+    for i in tl.static_range(STEPS):
+        place = position + i + tl.zeros_like(channels)
+        address = start + row_at(place, steps, REVERSE) * stride + channels
+        rows = rows + (tl.load(address, mask=(place < end) & (channels < width), other=0.0).to(tl.float32),)  # noqa: RUF005
+    return rows
+
+
+@triton.jit
+def load_factors(start, stride, position, end, steps, REVERSE: tl.constexpr, SHIFT: tl.constexpr, STEPS: tl.constexpr):
+    """STEPS factors, one per time step, as a tuple; 1 from `end` on. SHIFT: those of the time step after, 1 for the last."""
+    factors = ()
+    for i in tl.static_range(STEPS):
+        place = position + i + tl.zeros((1,), tl.int32)
+        row = row_at(place, steps, REVERSE) + SHIFT
+        inside = (place < end) & (row < steps)
+        factors = factors + (tl.load(start + row * stride, mask=inside, other=1.0).to(tl.float32),)  # noqa: RUF005
+    return factors
+
+
+@triton.jit
+def segment_ends(
+    x, new, keep, ends, shrinks, steps, length, heads, width,
+    GATED: tl.constexpr, REVERSE: tl.constexpr, STEPS: tl.constexpr, CHANNELS: tl.constexpr
+):  # fmt: skip
+    """State after each segment when it starts from 0, and the product of its factors."""
+    index = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0) * length
+    end = tl.minimum(first + length, steps)
+    channels = tl.arange(0, CHANNELS)
+    state = tl.zeros((CHANNELS,), tl.float32)
+    shrink = tl.zeros((1,), tl.float32) + 1.0
+    x_start, keep_start = start_of(x, index, heads), start_of(keep, index, heads)
+    new_start = start_of(new, index, heads)
+    for position in range(first, end, STEPS):
+        rows = load_block(x_start, x.step, position, end, steps, channels, width, REVERSE, STEPS)
+        factors = load_factors(keep_start, keep.step, position, end, steps, REVERSE, REVERSE, STEPS)
+        if GATED:
+            shares = load_factors(new_start, new.step, position, end, steps, REVERSE, 0, STEPS)
+        for i in tl.static_range(STEPS):
+            state = state * factors[i] + (rows[i] * shares[i] if GATED else rows[i])
+            shrink = shrink * factors[i]
+    slot = index * tl.num_programs(0) + tl.program_id(0)
+    tl.store(ends + slot * CHANNELS + channels, state)
+    tl.store(shrinks + slot + tl.zeros((1,), tl.int32), shrink)
+
+
+@triton.jit
+def state_before(initial, ends, shrinks, index, width, CHANNELS: tl.constexpr):
+    """The state that enters this program's segment: the initial one (B H, width) folded through the earlier segments."""
+    channels = tl.arange(0, CHANNELS)
+    state = tl.load(initial + index * width + channels, mask=channels < width, other=0.0).to(tl.float32)
+    slot = index * tl.num_programs(0)
+    for earlier in range(0, tl.program_id(0)):
+        shrink = tl.load(shrinks + slot + earlier + tl.zeros((1,), tl.int32))
+        state = state * shrink + tl.load(ends + (slot + earlier) * CHANNELS + channels)
+    return state
+
+
+@triton.jit
+def scan(
+    x, new, keep, initial, ends, shrinks, y, last, steps, length, heads, width,
+    GATED: tl.constexpr, STEPS: tl.constexpr, CHANNELS: tl.constexpr
+):  # fmt: skip
+    """`y`, and the state after the last step in `last` (B H, width), float32."""
+    index = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0) * length
+    end = tl.minimum(first + length, steps)
+    channels = tl.arange(0, CHANNELS)
+    state = state_before(initial, ends, shrinks, index, width, CHANNELS)
+    x_start, keep_start, y_start = start_of(x, index, heads), start_of(keep, index, heads), start_of(y, index, heads)
+    new_start = start_of(new, index, heads)
+    for position in range(first, end, STEPS):
+        rows = load_block(x_start, x.step, position, end, steps, channels, width, False, STEPS)
+        factors = load_factors(keep_start, keep.step, position, end, steps, False, 0, STEPS)
+        if GATED:
+            shares = load_factors(new_start, new.step, position, end, steps, False, 0, STEPS)
+        for i in tl.static_range(STEPS):
+            state = state * factors[i] + (rows[i] * shares[i] if GATED else rows[i])
+            place = position + i + tl.zeros_like(channels)
+            inside = (place < end) & (channels < width)
+            tl.store(y_start + place.to(tl.int64) * y.step + channels, state.to(y.base.dtype.element_ty), mask=inside)
+    if end == steps:
+        tl.store(last + index * width + channels, state, mask=channels < width)
+
+
+@triton.jit
+def scan_backward(
+    grad, x, y, new, keep, initial, start_state, ends, shrinks, dx, pulls, last, steps, length, heads, width,
+    GATED: tl.constexpr, STEPS: tl.constexpr, CHANNELS: tl.constexpr
+):  # fmt: skip
+    """From the end: `total_t = grad_t + keep_{t+1} total_{t+1}`, `dx_t = new_t total_t`, total of the first step in `last`.
+
+    `pulls` (B H, T): total_t . y_{t-1}, the derivative by keep_t; GATED: total_t . (x_t - y_{t-1}), the derivative by
+    new_t when keep_t = 1 - new_t. `initial` enters at the end, `start_state` is y_0.
+    """
+    index = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0) * length
+    end = tl.minimum(first + length, steps)
+    channels = tl.arange(0, CHANNELS)
+    total = state_before(initial, ends, shrinks, index, width, CHANNELS)
+    before = tl.load(start_state + index * width + channels, mask=channels < width, other=0.0).to(tl.float32)
+    grad_start, x_start, y_start = start_of(grad, index, heads), start_of(x, index, heads), start_of(y, index, heads)
+    keep_start, new_start, dx_start = (
+        start_of(keep, index, heads),
+        start_of(new, index, heads),
+        start_of(dx, index, heads),
+    )
+    for position in range(first, end, STEPS):
+        grads = load_block(grad_start, grad.step, position, end, steps, channels, width, True, STEPS)
+        # Counted from the end, y_{t-1} stands one place further.
+        earlier = load_block(y_start, y.step, position + 1, end + (end < steps), steps, channels, width, True, STEPS)
+        factors = load_factors(keep_start, keep.step, position, end, steps, True, 1, STEPS)
+        if GATED:
+            rows = load_block(x_start, x.step, position, end, steps, channels, width, True, STEPS)
+            shares = load_factors(new_start, new.step, position, end, steps, True, 0, STEPS)
+        for i in tl.static_range(STEPS):
+            total = total * factors[i] + grads[i]
+            place = position + i + tl.zeros_like(channels)
+            inside = (place < end) & (channels < width)
+            row = row_at(place, steps, True)
+            previous = tl.where(place == steps - 1, before, earlier[i])
+            pull = tl.sum(total * (rows[i] - previous if GATED else previous), 0)
+            one = tl.zeros((1,), tl.int64) + steps - 1 - (position + i)
+            tl.store(pulls + index * steps + one, pull, mask=one >= steps - end)
+            gradient = total * shares[i] if GATED else total
+            tl.store(dx_start + row * dx.step + channels, gradient.to(dx.base.dtype.element_ty), mask=inside)
+    if end == steps:
+        tl.store(last + index * width + channels, total, mask=channels < width)
