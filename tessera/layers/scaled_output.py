@@ -23,11 +23,16 @@ class ScaledOutput(nn.Module):
 
     def forward(self, recalled: Tensor) -> Tensor:
         """(B, H, T, V) -> (B, T, hidden)."""
+        scale = self.log_scale.exp()
+        fold = recalled.shape[0] * recalled.shape[2] >= self.projection.in_features
+        if not fold:
+            recalled = recalled * scale.to(recalled.dtype)[:, None, None]
         heads = recalled.transpose(1, 2).flatten(2)
         if self.head_dropout:
             heads = dropout(heads, self.head_dropout, self.training)
-        scale = self.log_scale.exp().repeat_interleave(recalled.shape[-1])
-        if heads.shape[0] * heads.shape[1] < heads.shape[2]:
-            return self.projection(heads * scale.to(heads.dtype))
-        # The scale costs a pass over the weights rather than one over all steps.
-        return linear(heads, self.projection.weight * scale.to(self.projection.weight.dtype), self.projection.bias)
+        if not fold:
+            return self.projection(heads)
+        # For many steps the scale costs a pass over the weights rather than one over all steps.
+        weight = self.projection.weight
+        weight = weight * scale.to(weight.dtype).repeat_interleave(recalled.shape[-1])
+        return linear(heads, weight, self.projection.bias)

@@ -99,15 +99,18 @@ class ContextualMemory(nn.Module):
         self, keys: Tensor, now: Tensor, next_: Tensor, state: ContextualState | None, documents: Tensor | None
     ) -> PairStore:
         """The pairs known at the last step: those of `state`, its pending pair, and all but the last of this call."""
-        previous = documents
-        if state is not None:
-            keys = torch.cat([state.pending_key, keys], dim=2)
-            now = torch.cat([state.pending_value, now], dim=2)
-            next_ = torch.cat([state.pending_value, next_], dim=2)  # its first step is never read
+        if state is None:
+            keys, now, next_, previous = keys[:, :, :-1], now[:, :, :-1], next_[:, :, 1:], documents
+        else:
+            keys, now = _delayed(state.pending_key, keys), _delayed(state.pending_value, now)
             previous = None if documents is None else torch.cat([last_document(state, documents), documents], dim=1)
-        keys = keys[:, :, :-1]
-        values = unit_norm(now[:, :, :-1] + next_[:, :, 1:], self.norm_eps)
+        values = unit_norm(now + next_, self.norm_eps)
         stored = None if previous is None else stored_documents(previous)
         if state is None:
             return PairStore.of(keys, values, stored)
         return state.pairs.append(keys, values, stored)
+
+
+def _delayed(pending: Tensor, steps: Tensor) -> Tensor:
+    """`steps` (B, H, T, ...) moved by one: what was pending before, and all but the last."""
+    return pending if steps.shape[2] == 1 else torch.cat([pending, steps[:, :, :-1]], dim=2)

@@ -14,20 +14,31 @@ def unit_norm(x: Tensor, eps: float = 0.0) -> Tensor:
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    return _UnitNorm.apply(x, eps)
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _UnitNorm.apply(x, eps)
+    # Nothing to divide a zero vector by: any positive number leaves it at zero.
+    length = _length(x)
+    return (x / (length + eps).clamp_min(torch.finfo(length.dtype).tiny)).to(x.dtype)
+
+
+def _length(x: Tensor) -> Tensor:
+    """`|x|` with a last dimension of one.
+
+    Half precision is measured in float32. Float32 is normalised in float64 and rounded once: an inverse bandwidth of
+    e^10 (the published clamp) turns one unit in the last place of a length into 1e-3 in a score.
+    """
+    precise = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else torch.float64
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=precise)
 
 
 class _UnitNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, eps):
-        # Half precision is measured in float32. Float32 is normalised in float64 and rounded once: an inverse bandwidth
-        # of e^10 (the published clamp) turns one unit in the last place of a length into 1e-3 in a score.
-        precise = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else torch.float64
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=precise)
+        length = _length(x)
         inverse = torch.where(length > 0, 1.0 / (length + eps), 0.0)
+        y = x * inverse.to(x.dtype) if length.dtype == torch.float32 else (x * inverse).to(x.dtype)
         # d|x|/dx enters with weight (|x| + eps) / |x|: 1 when eps is zero.
         share = torch.where(length > 0, length * inverse, 1.0).reciprocal().to(x.dtype) if eps else None
-        y = x * inverse.to(x.dtype) if precise == torch.float32 else (x * inverse).to(x.dtype)
         ctx.save_for_backward(y, inverse.to(x.dtype), share)
         return y
 

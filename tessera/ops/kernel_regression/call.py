@@ -27,18 +27,26 @@ class Call:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        where, q, k, v = "kernel_regression", self.query, self.key, self.value
-        shapes = f"query {tuple(q.shape)}, key {tuple(k.shape)}, value {tuple(v.shape)}"
-        expect(q.dim() == k.dim() == v.dim() == 4, where, "query, key and value", "be (B, H, T or N, width)", shapes)
-        expect(q.shape[-1] == k.shape[-1], where, "query and key", "have equal width", shapes)
-        expect(k.shape[:3] == v.shape[:3], where, "key and value", "agree in (B, H, N)", shapes)
-        expect(q.shape[:2] == k.shape[:2], where, "query and key", "agree in (B, H)", shapes)
-        both = (self.query_documents is None) == (self.pair_documents is None)
-        expect(both, where, "query_documents and pair_documents", "be given together", "only one of them")
-        expect(0.0 <= self.dropout < 1.0, where, "dropout", "lie in [0, 1)", self.dropout)
+        q, k, v = self.query, self.key, self.value
+        fits = q.dim() == k.dim() == v.dim() == 4 and q.shape[-1] == k.shape[-1] and k.shape[:3] == v.shape[:3]
+        if not fits or q.shape[:2] != k.shape[:2]:
+            rule = "have shapes (B, H, T, K), (B, H, N, K) and (B, H, N, V)"
+            expect(False, "kernel_regression", "query, key and value", rule, [tuple(t.shape) for t in (q, k, v)])
+        if (self.query_documents is None) != (self.pair_documents is None):
+            expect(False, "kernel_regression", "query_documents and pair_documents", "be given together", "only one")
+        expect(0.0 <= self.dropout < 1.0, "kernel_regression", "dropout", "lie in [0, 1)", self.dropout)
+
+    def sees_everything(self) -> bool:
+        """Whether every query sees every pair: as in decoding, where the one query stands behind all pairs."""
+        if self.pair_documents is not None or self.window is None:
+            return self.pair_documents is None
+        plain = self.window.span is None and isinstance(self.window.delay, int)
+        return plain and self.query_offset - self.window.delay >= self.key.shape[2] - 1
 
     def visible(self) -> Tensor | None:
         """The dense mask, broadcastable to (B, H, T, N); None when every query sees every pair."""
+        if self.sees_everything():
+            return None
         return visible_pairs(
             self.window,
             self.query.shape[2],

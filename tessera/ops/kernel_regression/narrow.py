@@ -1,10 +1,10 @@
 """Gaussian kernel regression in bfloat16 on CPUs: strips of softmax weights that stay in cache.
 
 PyTorch's fused attention spends most of its time on CPUs outside the products. Here each strip of scores is written by
-one product and turned into weights by one softmax, both in bfloat16. What bfloat16 would lose is put into the products,
-which sum in float32: scores are centred on an upper bound of the row, `slope (q . k_i - |q| max_j |k_j|)`, so that those
-that matter are small and rounding them costs nothing; and the backward pass subtracts `sum_i w_i g_i` inside the product
-that makes the g_i, through two extra columns. Counts and measurements are in README.md.
+one product and turned into weights by one softmax, both in bfloat16. What bfloat16 would lose is put into the
+products, which sum in float32: scores are centred on an upper bound of the row, `slope (q . k_i - |q| max_j |k_j|)`,
+so that those that matter are small and rounding them costs little; and the backward pass subtracts `sum_i w_i g_i`
+inside the product that makes the g_i, through two extra columns. Counts and measurements are in README.md.
 """
 
 import torch
@@ -15,7 +15,7 @@ from tessera.kernels.gaussian import Gaussian
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.strips import Strip, strips
 
-# Queries per strip when every query sees every pair: fewer sums over strips. Otherwise what the future hides is skipped.
+# Queries per strip when every query sees every pair: fewer sums over strips, and no future to skip.
 UNMASKED_QUERIES = 512
 # A score of 64 rounded to bfloat16 is off by up to an eighth. Sharper kernels take a backend with float32 scores.
 LARGEST_SLOPE = 64.0
