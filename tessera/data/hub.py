@@ -31,9 +31,7 @@ def _load(name: str, subset: str | None, split: str) -> Any:
     try:
         import datasets
     except ImportError:
-        raise TesseraError(
-            f"dataset {name}: reading Hugging Face datasets needs the datasets package. Run: pip install 'tessera[hub]'."
-        ) from None
+        raise TesseraError(f"dataset {name}: needs the datasets package. Run: pip install 'tessera[hub]'.") from None
     try:
         if (Path(name) / "dataset_dict.json").exists() or (Path(name) / "state.json").exists():
             saved = datasets.load_from_disk(name)

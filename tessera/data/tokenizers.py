@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 BEGIN, END = "<|beginoftext|>", "<|endoftext|>"
 GPT2_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+GPT2_VOCABULARY = 50257
 GPT2_ON_HUB = "openai-community/gpt2"
 TOKENIZER_TYPES = ("byte", "bpe", "gpt2", "pretrained")
 
@@ -72,6 +73,15 @@ def build_tokenizer(spec: TokenizerSpec, texts: Iterable[str] = ()) -> "PreTrain
     if spec.type == "gpt2" and spec.path and Path(spec.path).is_dir():
         return gpt2_tokenizer(Path(spec.path))
     return _pretrained(spec.path or GPT2_ON_HUB)
+
+
+def vocabulary_size(spec: TokenizerSpec) -> int:
+    """Number of tokens, known without the corpus: what `build_tokenizer` yields."""
+    if spec.type == "bpe":
+        return spec.vocab_size
+    if spec.type == "gpt2" and not spec.path:
+        return GPT2_VOCABULARY
+    return len(build_tokenizer(spec))
 
 
 def byte_tokenizer() -> "PreTrainedTokenizerFast":

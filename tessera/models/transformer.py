@@ -66,6 +66,11 @@ def transformer_config(
     )
 
 
+def context_limit(config: "PreTrainedConfig") -> int | None:
+    """The longest sequence that a model of `config` can read: the number of learned positions; None: no limit."""
+    return getattr(config, "n_positions", None)
+
+
 def _absolute(width, layers, heads, inner, positions, dropout, shared) -> "PreTrainedConfig":
     from transformers import GPT2Config
 

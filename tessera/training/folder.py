@@ -122,8 +122,8 @@ def _require_same(run: Path, theirs: Any, mine: dict[str, Any]) -> None:
         key = differing[0]
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         raise TesseraError(
-            f"{run}: holds a run of another recipe; {key} is {before.get(key)!r} there and {now.get(key)!r} here{more}. "
-            "Use another --output, or --overwrite."
+            f"{run}: holds a run of another recipe; {key} is {before.get(key)!r} there and {now.get(key)!r} here{more}."
+            " Use another --output, or --overwrite."
         )
 
 

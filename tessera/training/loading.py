@@ -13,7 +13,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def model_folder(path: str | Path) -> Path:
-    """The folder with weights that `path` means: itself, or a run's latest whole checkpoint while it has no model yet."""
+    """The folder with weights that `path` means: itself, or the latest whole checkpoint of an unfinished run."""
     folder = Path(path)
     if not folder.is_dir():
         raise TesseraError(f"model {path}: no such folder. Train one with: tessera train RECIPE.")

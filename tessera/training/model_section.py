@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tessera.models.auto  # noqa: F401 (importing tessera registers the library's models)
 from tessera.errors import TesseraError, did_you_mean
-from tessera.models.transformer import transformer_config
+from tessera.models.transformer import context_limit, transformer_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -70,7 +70,7 @@ def config_for(
             f"model.vocab_size must be at least the tokenizer's ({needed} tokens), or ids would be out of range; "
             f"got {config.vocab_size}. Leave it out, or use this model's own tokenizer."
         )
-    longest = getattr(config, "n_positions", None)
+    longest = context_limit(config)
     if longest is not None and longest < context:
         raise TesseraError(f"model.n_positions must be at least data.context ({context}); got {longest}.")
     return config

@@ -147,9 +147,9 @@ class Recipe:
 
     name: str
     model: dict[str, Any]
-    data: DataSection = DataSection()
-    tokenizer: TokenizerSpec = TokenizerSpec()
-    training: TrainingSection = TrainingSection()
+    data: DataSection = field(default_factory=DataSection)
+    tokenizer: TokenizerSpec = field(default_factory=TokenizerSpec)
+    training: TrainingSection = field(default_factory=TrainingSection)
     seed: int = 0
 
     def problems(self) -> Problems:

@@ -1,0 +1,66 @@
+"""What the demo leaves behind: a figure, samples, a table, and a story as it is generated."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tessera.training.folder import RunSummary
+
+SAMPLES, SAMPLE_TOKENS, STREAM_TOKENS = 3, 160, 160
+
+
+def write_report(summaries: "dict[str, RunSummary]", output: Path, prompt: str) -> None:
+    """Write loss.png, samples.txt and demo.json into `output`; print the table; stream the first model's story."""
+    from tessera.cli.generate import stream
+    from tessera.evaluation.figures import training_curves
+    from tessera.models.transformer import context_limit
+    from tessera.training.loading import load_model, load_tokenizer
+    from tessera.training.metrics import MetricsFile
+
+    curves = {name: MetricsFile(Path(summary.folder) / "metrics.jsonl").read() for name, summary in summaries.items()}
+    training_curves(output / "loss.png", curves, "Bundled stories, same batches")
+    models = {name: load_model(summary.folder) for name, summary in summaries.items()}
+    tokenizer = load_tokenizer(next(iter(summaries.values())).folder)
+    room = min(context_limit(model.config) or SAMPLE_TOKENS for model in models.values()) - len(
+        tokenizer(prompt).input_ids
+    )
+    tokens = max(1, min(SAMPLE_TOKENS, room))
+    texts = [_samples(name, model, tokenizer, prompt, tokens) for name, model in models.items()]
+    (output / "samples.txt").write_text("\n".join(texts), encoding="utf-8")
+    results = {name: asdict(summary) for name, summary in summaries.items()}
+    (output / "demo.json").write_text(json.dumps(results, indent=1) + "\n")
+    print("\n" + table(summaries) + f"\n\nfigure, samples, checkpoints and metrics are in {output}\n")
+    name, model = next(iter(models.items()))
+    print(f"{name}:", flush=True)
+    stream(model, tokenizer, _options(prompt, STREAM_TOKENS))
+
+
+def table(summaries: "dict[str, RunSummary]") -> str:
+    """Parameters, final validation loss and speed, one model a line."""
+    header = f"{'model':<15}{'parameters':>12}{'nats/token':>12}{'bits/byte':>11}{'tokens/s':>11}"
+    lines = [
+        f"{name:<15}{s.parameters:>12,}{s.validation_loss:>12.4f}{s.validation_bits_per_byte:>11.4f}"
+        f"{s.tokens_per_second or 0:>11,.0f}"
+        for name, s in summaries.items()
+    ]
+    return "\n".join([header, "-" * len(header), *lines])
+
+
+def _samples(name: str, model, tokenizer, prompt: str, tokens: int) -> str:
+    import torch
+
+    torch.manual_seed(0)
+    inputs = tokenizer([prompt] * SAMPLES, return_tensors="pt", add_special_tokens=False)
+    options = {"do_sample": True, "temperature": 0.8, "top_k": 50, "max_new_tokens": tokens}
+    ids = model.generate(**inputs, pad_token_id=tokenizer.pad_token_id, **options)
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return "\n".join([f"=== {name} ===", *(f"{text}\n---" for text in texts), ""])
+
+
+def _options(prompt: str, tokens: int) -> argparse.Namespace:
+    return argparse.Namespace(
+        prompt=prompt, max_new_tokens=tokens, temperature=0.8, top_k=50, top_p=1.0, num_beams=1, seed=1
+    )

@@ -1,0 +1,61 @@
+"""Size and cost of a model: parameters by part, FLOPs per token, memory per 1,000 tokens of context.
+
+WHAT is a shipped recipe's name, a recipe file, or the folder of a model. Nothing is allocated: a model of any size
+can be asked about on any machine.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera info`."""
+    parser.add_argument("what", help="recipe name, recipe file, or model folder")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe, with dotted keys")
+    parser.add_argument("--context", type=int, help="tokens of context for the FLOPs (default: the recipe's, else 512)")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Count and print."""
+    from dataclasses import asdict
+
+    from tessera.evaluation.accounting import account
+
+    config, context = _configuration(arguments)
+    counted = account(config, arguments.context or context)
+    if arguments.json:
+        print(json.dumps(asdict(counted), indent=1))
+        return 0
+    print(f"{arguments.what}: {counted.model_type}")
+    print(f"{'parameters':<22}{counted.parameters:>16,}")
+    for part, number in counted.parameters_by_part.items():
+        print(f"  {part:<20}{number:>16,}  {100 * number / counted.parameters:5.1f} %")
+    print(f"{'FLOPs per token':<22}{counted.flops_per_token:>16,}  forward, {counted.context} tokens of context")
+    memory = counted.state_bytes_per_1000_tokens / 1e6
+    print(f"{'memory of context':<22}{memory:>13,.3f} MB  per 1,000 tokens, {counted.dtype}")
+    return 0
+
+
+def _configuration(arguments: argparse.Namespace):
+    """(model configuration, context length) of a model folder or a recipe."""
+    from transformers import AutoConfig
+
+    from tessera.data.tokenizers import vocabulary_size
+    from tessera.errors import TesseraError
+    from tessera.training.model_section import model_config
+    from tessera.training.recipe import read_recipe
+
+    folder = Path(arguments.what)
+    if (folder / "config.json").is_file():
+        if arguments.overrides:
+            raise TesseraError(f"info: {arguments.overrides[0]!r} must be left out for a model folder.")
+        try:
+            return AutoConfig.from_pretrained(folder, local_files_only=True), 512
+        except (OSError, ValueError, KeyError) as error:
+            raise TesseraError(f"{folder}: configuration cannot be read ({str(error).splitlines()[0]}).") from error
+    recipe = read_recipe(arguments.what, arguments.overrides)
+    context = recipe.data.context
+    sizes = {"vocab_size": vocabulary_size(recipe.tokenizer), "max_positions": context, "n_positions": context}
+    return model_config(recipe.model, **sizes), context

@@ -1,0 +1,40 @@
+"""Train a model as a recipe file says.
+
+A recipe is a YAML file, or the name of a shipped one (recipes/<name>.yaml). Any of its keys can be changed on the
+command line, for example: tessera train demo training.steps=100 model.num_layers=2
+Under torchrun it uses all processes; FSDP and other Trainer settings go under training.trainer.
+"""
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera train`."""
+    parser.add_argument("recipe", help="recipe file, or the name of a shipped recipe")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe, with dotted keys")
+    parser.add_argument("--output", type=Path, help="folder of the run (default: runs/<name of the recipe>)")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue from the last whole checkpoint; same weights as without a stop"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="delete the run that the folder holds and start again")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train, and print where the model is and how good it is."""
+    from tessera.errors import TesseraError
+    from tessera.training.recipe import read_recipe
+    from tessera.training.run import train
+
+    if arguments.resume and arguments.overwrite:
+        raise TesseraError("--resume and --overwrite exclude each other.")
+    recipe = read_recipe(arguments.recipe, arguments.overrides)
+    folder = arguments.output or Path("runs") / recipe.name
+    summary = train(recipe, folder, resume=arguments.resume, overwrite=arguments.overwrite)
+    print(f"{summary.name}: {summary.parameters:,} parameters, {summary.tokens:,} training tokens")
+    print(
+        f"validation loss {summary.validation_loss:.4f} nats/token, {summary.validation_bits_per_byte:.4f} bits/byte"
+        + (f", {summary.skipped_steps} steps skipped" if summary.skipped_steps else "")
+    )
+    print(f"model in {folder}")
+    return 0

@@ -1,0 +1,103 @@
+"""Parameters, arithmetic and memory of a model, from its configuration alone.
+
+A model may answer for itself by three methods; where it has none, rules for transformers with a KV cache answer:
+
+- `parameters_by_part() -> dict[str, int]`, whose values add up to all parameters;
+- `flops_per_token(context) -> int`, forward, a multiply-add counted as 2, for a token with `context` tokens before it;
+- `state_bytes_per_token(dtype) -> float`, what decoding keeps per token of context, all layers together.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tessera.errors import TesseraError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+# First match wins; names of parameters in the transformers library.
+_PARTS = (
+    ("embeddings", re.compile(r"embed(?!_out)|wte|wpe")),
+    ("read-out", re.compile(r"^(lm_head|embed_out)\.")),
+    ("norms", re.compile(r"norm|ln_|\.ln\d|layernorm")),
+    ("attention", re.compile(r"attn|attention")),
+    ("feed-forward", re.compile(r"mlp|feed_forward|ffn")),
+)
+
+
+@dataclass(frozen=True)
+class ModelAccount:
+    """What a model costs. `state_bytes_per_1000_tokens` is the memory that decoding keeps, in `dtype`."""
+
+    model_type: str
+    context: int
+    dtype: str
+    parameters: int
+    parameters_by_part: dict[str, int]
+    flops_per_token: int
+    state_bytes_per_1000_tokens: float
+
+
+def account(config: "PreTrainedConfig", context: int, dtype: "torch.dtype | None" = None) -> ModelAccount:
+    """Count on a model without weights (meta device); `dtype` (default bfloat16) is that of the state."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    dtype = dtype or torch.bfloat16
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except ValueError as error:
+        raise TesseraError(f"info: model type {config.model_type} cannot be built ({error}).") from error
+    parts = _ask(model, "parameters_by_part", parameters_by_part)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert sum(parts.values()) == total, f"the parts of {config.model_type} do not add up: {parts}, {total}"
+    return ModelAccount(
+        model_type=config.model_type,
+        context=context,
+        dtype=str(dtype).removeprefix("torch."),
+        parameters=total,
+        parameters_by_part=parts,
+        flops_per_token=int(_ask(model, "flops_per_token", flops_per_token, context)),
+        state_bytes_per_1000_tokens=1000 * _ask(model, "state_bytes_per_token", state_bytes_per_token, dtype),
+    )
+
+
+def _ask(model, method, fallback, *arguments):
+    return getattr(model, method)(*arguments) if hasattr(model, method) else fallback(model, *arguments)
+
+
+def parameters_by_part(model: "nn.Module") -> dict[str, int]:
+    """Parameters by the part whose name they bear; tied weights count once, where they appear first."""
+    counts: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        part = next((part for part, pattern in _PARTS if pattern.search(name)), "other")
+        counts[part] = counts.get(part, 0) + parameter.numel()
+    return counts
+
+
+def flops_per_token(model: "PreTrainedModel", context: int) -> int:
+    """2 per weight that multiplies (embeddings look up, a tied read-out multiplies), and attention over the context.
+
+    Attention costs 2 for the scores and 2 for the values per head dimension, token of context and layer.
+    """
+    config = model.config.get_text_config()
+    embeddings = _PARTS[0][1]
+    multiplied = sum(p.numel() for name, p in model.named_parameters() if p.dim() >= 2 and not embeddings.search(name))
+    read_out = config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
+    width = config.num_attention_heads * _head_dim(config)
+    return 2 * (multiplied + read_out) + 4 * config.num_hidden_layers * context * width
+
+
+def state_bytes_per_token(model: "PreTrainedModel", dtype: "torch.dtype") -> float:
+    """A key and a value per key-value head and layer."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * _head_dim(config) * dtype.itemsize
+
+
+def _head_dim(config: "PreTrainedConfig") -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

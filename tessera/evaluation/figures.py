@@ -1,0 +1,84 @@
+"""Figures of losses: training curves, and loss by position in the context."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#334155")
+
+
+def training_curves(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]], title: str = "") -> None:
+    """Draw training (thin) and validation (marked) loss over tokens seen of each run's metrics into `path`."""
+    figure, axes = _canvas("training tokens, millions", "loss, nats per token", title)
+    lowest, highest = np.inf, 0.0
+    for (name, records), colour in zip(runs.items(), _colours(len(runs))):
+        train = [(r["tokens"] / 1e6, r["loss"]) for r in records if r.get("loss") is not None]
+        tokens = {r["step"]: r["tokens"] / 1e6 for r in records if "tokens" in r}
+        check = [
+            (tokens[r["step"]], r["validation_loss"]) for r in records if "validation_loss" in r and r["step"] in tokens
+        ]
+        if train:
+            axes.plot(*zip(*train), color=colour, linewidth=0.9, alpha=0.45, label=f"{name}, training")
+        if check:
+            label = f"{name}, validation ({check[-1][1]:.3f} at the end)"
+            axes.plot(*zip(*check), color=colour, linewidth=2, marker="o", markersize=4, label=label)
+        settled = [loss for _, loss in train[max(1, len(train) // 20) :]] + [loss for _, loss in check]
+        lowest, highest = min([lowest, *settled]), max([highest, *settled])
+    if np.isfinite(lowest):
+        margin = 0.08 * (highest - lowest) + 0.02
+        axes.set_ylim(lowest - margin, highest + margin)
+    axes.margins(x=0.02)
+    axes.legend(frameon=False, loc="upper right")
+    _save(figure, path)
+
+
+def position_curves(path: Path, losses: Mapping[str, Sequence[float]], title: str = "") -> None:
+    """Draw loss over position in the context (log scale) of each named curve into `path`, averaged in narrow bins."""
+    figure, axes = _canvas("tokens of context before the predicted one", "loss, nats per token", title)
+    for (name, curve), colour in zip(losses.items(), _colours(len(losses))):
+        places, means = binned(np.asarray(curve, dtype=float))
+        axes.plot(places, means, color=colour, linewidth=2, label=name)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    if len(losses) > 1:
+        axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def binned(curve: np.ndarray, per_octave: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    """(position, mean loss) in bins of equal width on a log scale; position t (from 1) is `curve[t - 1]`."""
+    place = np.arange(1, len(curve) + 1)
+    bins = np.floor(np.log2(place) * per_octave).astype(int)
+    kept = np.isfinite(curve)
+    numbers = np.unique(bins[kept])
+    members = [kept & (bins == number) for number in numbers]
+    return np.array([place[m].mean() for m in members]), np.array([curve[m].mean() for m in members])
+
+
+def _canvas(x: str, y: str, title: str) -> "tuple[Figure, Axes]":
+    from matplotlib.figure import Figure  # not pyplot: no display, no global state
+
+    figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e2e8f0", linewidth=0.8)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _colours(count: int) -> list[str]:
+    return [COLOURS[number % len(COLOURS)] for number in range(count)]
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
