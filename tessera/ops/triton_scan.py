@@ -42,19 +42,19 @@ def load_block(start, stride, position, end, steps, channels, width, REVERSE: tl
     for i in tl.static_range(STEPS):
         place = position + i + tl.zeros_like(channels)
         address = start + row_at(place, steps, REVERSE) * stride + channels
-        rows = rows + (tl.load(address, mask=(place < end) & (channels < width), other=0.0).to(tl.float32),)  # noqa: RUF005
+        rows = rows + (tl.load(address, mask=(place < end) & (channels < width), other=0.0).to(tl.float32),)
     return rows
 
 
 @triton.jit
 def load_factors(start, stride, position, end, steps, REVERSE: tl.constexpr, SHIFT: tl.constexpr, STEPS: tl.constexpr):
-    """STEPS factors, one per time step, as a tuple; 1 from `end` on. SHIFT: those of the time step after, 1 for the last."""
+    """STEPS factors, one per time step, as a tuple; 1 from `end` on. SHIFT 1: the factors one step later."""
     factors = ()
     for i in tl.static_range(STEPS):
         place = position + i + tl.zeros((1,), tl.int32)
         row = row_at(place, steps, REVERSE) + SHIFT
         inside = (place < end) & (row < steps)
-        factors = factors + (tl.load(start + row * stride, mask=inside, other=1.0).to(tl.float32),)  # noqa: RUF005
+        factors = factors + (tl.load(start + row * stride, mask=inside, other=1.0).to(tl.float32),)
     return factors
 
 
@@ -87,7 +87,7 @@ def segment_ends(
 
 @triton.jit
 def state_before(initial, ends, shrinks, index, width, CHANNELS: tl.constexpr):
-    """The state that enters this program's segment: the initial one (B H, width) folded through the earlier segments."""
+    """The state that enters this program's segment: `initial` (B H, width) folded through the earlier segments."""
     channels = tl.arange(0, CHANNELS)
     state = tl.load(initial + index * width + channels, mask=channels < width, other=0.0).to(tl.float32)
     slot = index * tl.num_programs(0)
@@ -129,7 +129,7 @@ def scan_backward(
     grad, x, y, new, keep, initial, start_state, ends, shrinks, dx, pulls, last, steps, length, heads, width,
     GATED: tl.constexpr, STEPS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """From the end: `total_t = grad_t + keep_{t+1} total_{t+1}`, `dx_t = new_t total_t`, total of the first step in `last`.
+    """From the end: `total_t = grad_t + keep_{t+1} total_{t+1}`, `dx_t = new_t total_t`; the total of step 1 in `last`.
 
     `pulls` (B H, T): total_t . y_{t-1}, the derivative by keep_t; GATED: total_t . (x_t - y_{t-1}), the derivative by
     new_t when keep_t = 1 - new_t. `initial` enters at the end, `start_state` is y_0.

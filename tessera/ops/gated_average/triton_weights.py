@@ -23,10 +23,11 @@ def shares(
     gates, decays, initial, new, keep, last, steps, heads,
     gate_batch, gate_head, gate_step, decay_batch, decay_head, decay_step, CHUNK: tl.constexpr
 ):  # fmt: skip
-    """`new_t = exp(g_t - s_t)` and `keep_t = 1 - new_t` (B, H, T), and `s_T`, with `s_t = log(exp(g_t) + exp(d_t + s_{t-1}))`.
+    """`new_t = exp(g_t - s_t)` and `keep_t = exp(d_t + s_{t-1} - s_t)` (B, H, T), with
+    `s_t = log(exp(g_t) + exp(d_t + s_{t-1}))`, and the last s.
 
-    One program per head of a sequence, CHUNK steps at a time. The scan runs over the steps one before its own, headed by
-    the carry, so that it yields s_{t-1}; the two shares are sigmoids of one margin and add up to 1 exactly enough.
+    One program per head of a sequence, CHUNK steps at a time. The scan runs over the steps one before its own, headed
+    by the carry, so that it yields s_{t-1}. The two are sigmoids of one margin with either sign: they add up to 1.
     """
     index = tl.program_id(0).to(tl.int64)
     batch, head = index // heads, index % heads

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from tessera.ops.kernel_regression import triton_backward, triton_forward
 from tessera.ops.kernel_regression.triton_tiles import Matrix, Scope
 from tessera.ops.kernel_regression.window import Window
+from tessera.ops.triton_device import dot_precision
 
 INTERPRETED = not isinstance(triton_forward.softmax_forward, triton.JITFunction)
 
@@ -107,7 +108,7 @@ def scope_of(plan: Plan, query: Tensor, key: Tensor, tiles: Tiles, by_pairs: boo
         "WINDOW": 0 if window is None else 2 if per_sequence else 1,
         "SPANNED": span > 0,
         "DOCUMENTS": plan.pair_documents is not None,
-        "PRECISION": "tf32" if torch.get_float32_matmul_precision() != "highest" else "tf32x3",
+        "PRECISION": dot_precision(),
         "ROWS": tiles.rows,
         "PAIRS": tiles.pairs,
         "num_warps": tiles.warps,
