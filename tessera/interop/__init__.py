@@ -3,7 +3,7 @@
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tessera.interop import memory_mosaics, nano_mosaics  # noqa: F401 (they register themselves)
+from tessera.interop import armt, memory_mosaics, nano_mosaics  # noqa: F401 (they register themselves)
 from tessera.interop.registry import REFERENCES
 
 

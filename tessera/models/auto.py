@@ -2,12 +2,18 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicModel
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, MemoryMosaicV2Model
+from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
+from tessera.models.rmt import RMTConfig, RMTForCausalLM
 
 MODELS = [
     (MemoryMosaicConfig, MemoryMosaicModel, MemoryMosaicForCausalLM),
     (MemoryMosaicV2Config, MemoryMosaicV2Model, MemoryMosaicV2ForCausalLM),
+    (ARMTConfig, None, ARMTForCausalLM),
+    (RMTConfig, None, RMTForCausalLM),
+    (PRMTConfig, None, PRMTForCausalLM),
 ]
 
 

@@ -1,0 +1,194 @@
+"""Checkpoints of the published ARMT code and of its relatives RMT and PRMT.
+
+All three wrap a Hugging Face model, whose own names reappear after `memory_cell.model.`; the wrapped layers of ARMT and
+PRMT are stored a second time under `memory_cell.layers.`. Published names on the left:
+
+    ARMT  <layer>.W_mq, W_mk, W_mv, W_mb         memories.<i>.query, key, value, strength
+          <layer>.layer.*                        base.<layer>.layer.*
+          memory_cell.memory                     memory_tokens.tokens
+    RMT   <layer>.*                              base.<layer>.layer.*
+    PRMT  <layer>.memory (1, M, hidden)          memory_tokens.<i>.tokens
+          memory_cell.memory                     nothing: it is overwritten before the first layer
+"""
+
+import re
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, GPT2Config, PreTrainedConfig
+
+from tessera.errors import TesseraError
+from tessera.interop.published import Published, check_arguments, refuse
+from tessera.interop.registry import REFERENCES
+from tessera.models.armt import ARMTConfig, ARMTForCausalLM
+from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
+from tessera.models.recurrence import SegmentedConfig, SegmentedForCausalLM
+from tessera.models.rmt import RMTConfig, RMTForCausalLM
+
+# The published truncation (k2, max_n_segments) has no effect: the detached tensor is thrown away.
+SHARED = {
+    "base_model": None,
+    "num_mem_tokens": None,
+    "segment_size": None,
+    "layers_attr": "transformer.h",
+    "wrap_pos": True,
+    "segment_alignment": None,
+    "k2": None,
+    "max_n_segments": None,
+}
+ARGUMENTS = {
+    "armt": {**SHARED, "d_mem": None, "correction": True},
+    "rmt": SHARED,
+    "prmt": {**SHARED, "compatibility": "intended"},
+}
+COMPATIBILITIES = {"intended": "own_layer", "published": "published"}
+ASSOCIATION = {
+    "query.weight": "W_mq.weight",
+    "key.weight": "W_mk.weight",
+    "value.weight": "W_mv.weight",
+    "strength.weight": "W_mb.weight",
+    "strength.bias": "W_mb.bias",
+}
+
+
+@REFERENCES.register("armt")
+def armt(state_dict: dict[str, Tensor], arguments: dict) -> ARMTForCausalLM:
+    """`AssociativeMemoryCell` in `AssociativeRecurrentWrapper` of the published code."""
+    return _rebuild("armt", ARMTForCausalLM, state_dict, arguments)
+
+
+@REFERENCES.register("rmt")
+def rmt(state_dict: dict[str, Tensor], arguments: dict) -> RMTForCausalLM:
+    """`MemoryCell` in `RecurrentWrapper` of the published RMT code."""
+    return _rebuild("rmt", RMTForCausalLM, state_dict, arguments)
+
+
+@REFERENCES.register("prmt")
+def prmt(state_dict: dict[str, Tensor], arguments: dict) -> PRMTForCausalLM:
+    """The published parallel RMT: as it is meant, or with `compatibility="published"` as it runs (see `PRMTConfig`)."""
+    return _rebuild("prmt", PRMTForCausalLM, state_dict, arguments)
+
+
+def _rebuild(source: str, model_class: type, state_dict: dict[str, Tensor], arguments: dict) -> SegmentedForCausalLM:
+    config = configuration(source, arguments)
+    with torch.random.fork_rng(devices=[]):  # the weights drawn here are all replaced
+        model = model_class(config)
+    tensors = convert(source, state_dict, config)
+    wrong = [
+        f"{name} must have shape {tuple(own.shape)}; got {tuple(tensors[name].shape)}"
+        for name, own in model.named_parameters()
+        if name in tensors and tensors[name].shape != own.shape
+    ]
+    if wrong:
+        raise TesseraError(f"{source}: {'; '.join(wrong[:3])}. Do the arguments belong to this checkpoint?")
+    kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    loaded = model.load_state_dict(kept, strict=False)
+    missing = [name for name in loaded.missing_keys if name != "base.lm_head.weight" or not _tied(config)]
+    if missing:
+        raise TesseraError(f"{source}: the checkpoint has nothing for {', '.join(missing[:5])}.")
+    if loaded.unexpected_keys:
+        raise TesseraError(f"{source}: unexpected tensors, as {', '.join(loaded.unexpected_keys[:5])}.")
+    model.tie_weights()
+    return model.to(next(iter(kept.values())).dtype).eval()
+
+
+def configuration(source: str, arguments: dict) -> SegmentedConfig:
+    """Our configuration of the published constructors' arguments."""
+    arguments = check_arguments(source, arguments, ARGUMENTS[source])
+    required = [name for name in ("base_model", "num_mem_tokens", "segment_size", "d_mem") if name in arguments]
+    for name in required:
+        if arguments[name] is None:
+            raise TesseraError(f"{source}: argument {name!r} is missing.")
+    shared = {
+        "base_config": base_configuration(source, arguments["base_model"]),
+        "segment_size": arguments["segment_size"],
+        "num_memory_tokens": arguments["num_mem_tokens"],
+        "segment_alignment": _alignment(source, arguments["segment_alignment"]),
+        "own_memory_positions": arguments["wrap_pos"],
+        "layers_path": arguments["layers_attr"],
+    }
+    if source == "rmt":
+        return RMTConfig(**shared)
+    if source == "armt":
+        return ARMTConfig(**shared, memory_dim=arguments["d_mem"], correction=arguments["correction"])
+    if arguments["compatibility"] not in COMPATIBILITIES:
+        raise refuse(source, "compatibility", " or ".join(map(repr, COMPATIBILITIES)), arguments["compatibility"])
+    return PRMTConfig(**shared, recurrence=COMPATIBILITIES[arguments["compatibility"]])
+
+
+def _alignment(source: str, given: object) -> str:
+    """None and descriptions that begin with it ("None (left) unless ...") are the published default, left."""
+    if given is None or str(given).startswith("None"):
+        return "left"
+    if given not in ("left", "right", "center"):
+        raise refuse(source, "segment_alignment", "None, 'left', 'right' or 'center'", given)
+    return given
+
+
+def base_configuration(source: str, given: dict | PreTrainedConfig) -> PreTrainedConfig:
+    """The base model's configuration: a mapping of it (GPT-2 unless `model_type` says otherwise), or itself.
+
+    `class` names the base for people, `semantics` explains it; both are not arguments.
+    """
+    if isinstance(given, PreTrainedConfig):
+        return given
+    if not isinstance(given, dict):
+        raise TesseraError(f"{source}: base_model must be a mapping or a configuration; got {type(given).__name__}.")
+    values = {name: value for name, value in given.items() if name not in ("class", "semantics")}
+    model_type = values.pop("model_type", None)
+    if model_type is None:
+        described = str(given.get("class", "GPT2LMHeadModel"))
+        if "GPT2LMHeadModel" not in described:
+            raise refuse(source, "base_model", "a GPT2LMHeadModel, or name its model_type", described)
+        model_type = "gpt2"
+    known = AutoConfig.for_model(model_type)
+    if isinstance(known, GPT2Config):
+        aliases = {"n_ctx", *known.attribute_map}
+        unknown = [name for name in values if not hasattr(known, name) and name not in aliases]
+        if unknown:
+            raise TesseraError(f"{source}: unknown base_model argument {unknown[0]!r}.")
+    return AutoConfig.for_model(model_type, **values)
+
+
+def convert(source: str, state_dict: dict[str, Tensor], config: SegmentedConfig) -> dict[str, Tensor]:
+    """Our parameters as a differentiable function of the published ones."""
+    layers = f"memory_cell.model.{config.layers_path}"
+    tensors = {_with_cell(name): tensor for name, tensor in state_dict.items()}
+    published = Published(source, tensors, lambda name, _: _is_redundant(name, config))
+    result = {}
+    for index in range(config.num_hidden_layers):
+        if source == "armt":
+            for ours, theirs in ASSOCIATION.items():
+                result[f"memories.{index}.{ours}"] = published.take(f"{layers}.{index}.{theirs}")
+        elif source == "prmt":
+            memory = published.take(f"{layers}.{index}.memory")
+            result[f"memory_tokens.{index}.tokens"] = memory.squeeze(0)
+    memory = published.take("memory_cell.memory", config.num_memory_tokens, config.hidden_size)
+    if source != "prmt":
+        result["memory_tokens.tokens"] = memory
+    wrapped = re.escape(layers) + r"\.\d+\.(layer\.)?"
+    for name in tensors:
+        in_layer = re.match(wrapped, name)
+        own = in_layer and source != "rmt" and in_layer[1] is None  # taken above
+        if not name.startswith("memory_cell.model.") or own or _is_redundant(name, config):
+            continue
+        ours = name if in_layer is None or source != "rmt" else f"{in_layer[0]}layer.{name[in_layer.end() :]}"
+        result[ours.replace("memory_cell.model.", "base.", 1)] = published.take(name)
+    published.finish()
+    return result
+
+
+def _is_redundant(name: str, config: SegmentedConfig) -> bool:
+    """Second names of the wrapped layers, GPT-2's constant masks, and a read-out that is the embedding again."""
+    tied = _tied(config) and name.endswith("model.lm_head.weight")
+    return tied or re.match(r"memory_cell\.layers\.|.*\.attn\.(masked_)?bias$", name) is not None
+
+
+def _tied(config: SegmentedConfig) -> bool:
+    return config.base_config.tie_word_embeddings
+
+
+def _with_cell(name: str) -> str:
+    """The name inside the recurrent wrapper; a bare memory cell's names lack its prefix."""
+    bare = name.removeprefix("_orig_mod.").removeprefix("module.")
+    return bare if bare.startswith("memory_cell.") else f"memory_cell.{bare}"

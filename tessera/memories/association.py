@@ -1,0 +1,84 @@
+"""The associative memory of one ARMT layer: an association matrix with its learned keys, values and strengths."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tessera.layers.dpfp import dpfp, dpfp_size
+from tessera.ops.association_matrix import read_association, write_association
+from tessera.state import State
+
+
+@dataclass(frozen=True)
+class AssociationState(State):
+    """What one layer's memory holds. `matrix`: A (B, P, V). `normaliser`: z (B, P). `empty`: booleans (B,)."""
+
+    matrix: Tensor
+    normaliser: Tensor
+    empty: Tensor
+
+
+class AssociationMemory(nn.Module):
+    """Reads with `q = W_Q x`, writes with `k = W_K m`, `v = W_V m`, `b = sigmoid(W_b m)` (ARMT, section 2).
+
+    The features are DPFP-nu of width `2 nu memory_dim`. W_V starts at 0, so that a wrapped model starts as itself.
+
+    Args:
+        hidden_size: width of the layer, V. memory_dim: width of queries and keys before the feature map.
+        rolls: nu. correction: gamma-correction of the normaliser. order: see `write_association`. epsilon: eps.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        memory_dim: int,
+        rolls: int = 3,
+        correction: bool = True,
+        order: str = "parallel",
+        epsilon: float = 1e-5,
+    ):
+        super().__init__()
+        self.query = nn.Linear(hidden_size, memory_dim, bias=False)
+        self.key = nn.Linear(hidden_size, memory_dim, bias=False)
+        self.value = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.strength = nn.Linear(hidden_size, 1)
+        self.rolls, self.correction, self.order, self.epsilon = rolls, correction, order, epsilon
+
+    def reset_parameters(self) -> None:
+        """PyTorch's default for queries, keys and strengths; values 0."""
+        for layer in (self.query, self.key, self.strength):
+            layer.reset_parameters()
+        nn.init.zeros_(self.value.weight)
+
+    @property
+    def num_features(self) -> int:
+        """P, the number of rows of the association matrix."""
+        return dpfp_size(self.query.out_features, self.rolls)
+
+    def empty_state(self, batch: int) -> AssociationState:
+        """A memory into which nothing was written, on the device and in the dtype of the parameters."""
+        weight = self.value.weight
+        matrix = weight.new_zeros(batch, self.num_features, self.value.out_features)
+        empty = torch.ones(batch, dtype=torch.bool, device=weight.device)
+        return AssociationState(matrix, weight.new_zeros(batch, self.num_features), empty)
+
+    def read(self, hidden: Tensor, state: AssociationState) -> Tensor:
+        """What the memory adds to `hidden` (B, T, V); exactly 0 while it is empty."""
+        query = dpfp(self.query(hidden), self.rolls)
+        return read_association(state.matrix, state.normaliser, query, epsilon=self.epsilon)
+
+    def write(self, tokens: Tensor, state: AssociationState) -> AssociationState:
+        """The state after the memory tokens' outputs `tokens` (B, M, V) were written."""
+        matrix, normaliser = write_association(
+            state.matrix,
+            state.normaliser,
+            dpfp(self.key(tokens), self.rolls),
+            self.value(tokens),
+            torch.sigmoid(self.strength(tokens)).squeeze(-1),
+            state.empty,
+            correction=self.correction,
+            order=self.order,
+            epsilon=self.epsilon,
+        )
+        return AssociationState(matrix, normaliser, torch.zeros_like(state.empty))

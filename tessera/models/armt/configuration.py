@@ -1,0 +1,38 @@
+"""Configuration of ARMT."""
+
+from tessera.models.recurrence.configuration import SegmentedConfig
+from tessera.ops.association_matrix import UPDATE_ORDERS
+
+
+class ARMTConfig(SegmentedConfig):
+    r"""A base model whose every layer reads and writes an association matrix (ARMT, section 2).
+
+    Args:
+        memory_dim: width of queries and keys before the feature map. num_rolls: nu of DPFP-nu, so that a layer's
+            matrix is (2 nu memory_dim, hidden_size).
+        correction: gamma-correction of the normaliser. update_order: "parallel" (published) or "sequential" (paper).
+        epsilon: of the divisions. The others: see `SegmentedConfig`.
+    Raises:
+        TesseraError: naming every argument that is unknown or impossible.
+    """
+
+    model_type = "armt"
+
+    memory_dim: int = 64
+    num_rolls: int = 3
+    correction: bool = True
+    update_order: str = "parallel"
+    epsilon: float = 1e-5
+
+    def problems(self) -> list[str]:
+        """See `StrictConfig`."""
+        found = super().problems() + self.positive("memory_dim", "num_rolls")
+        if not found and self.num_rolls >= 2 * self.memory_dim:
+            found.append(f"num_rolls must lie below 2 memory_dim ({2 * self.memory_dim}); got {self.num_rolls}.")
+        if self.update_order not in UPDATE_ORDERS:
+            found.append(f"update_order must be one of {', '.join(UPDATE_ORDERS)}; got {self.update_order!r}.")
+        if not isinstance(self.correction, bool):
+            found.append(f"correction must be True or False; got {self.correction!r}.")
+        if not isinstance(self.epsilon, float) or self.epsilon <= 0:
+            found.append(f"epsilon must be a positive number; got {self.epsilon!r}.")
+        return found

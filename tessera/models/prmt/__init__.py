@@ -1,0 +1,5 @@
+"""PRMT: every layer hands its memory tokens' states on to itself (parallel-memory RMT)."""
+
+from tessera.models.prmt.model import PRMTConfig, PRMTForCausalLM, PRMTState
+
+__all__ = ["PRMTConfig", "PRMTForCausalLM", "PRMTState"]

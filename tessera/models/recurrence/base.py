@@ -1,0 +1,92 @@
+"""What a segmented model must know of its base model: its layers, its positions, what it accepts."""
+
+import inspect
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tessera.errors import TesseraError, expect
+from tessera.models.recurrence.layer_pass import MemoryLayer
+
+
+def layer_list(base: PreTrainedModel, path: str | None) -> nn.ModuleList:
+    """The base's list of decoder layers: the one at `path`, else the only list as long as `num_hidden_layers`."""
+    if path is not None:
+        found = base
+        for name in path.split("."):
+            found = getattr(found, name, None)
+        expect(
+            isinstance(found, nn.ModuleList), "layers_path", repr(path), "name a ModuleList of the base", type(found)
+        )
+        return found
+    count = base.config.get_text_config().num_hidden_layers
+    named = {name: m for name, m in base.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count}
+    outer = {name for name in named if not any(name.startswith(f"{other}.") for other in named)}
+    if len(outer) != 1:
+        raise TesseraError(
+            f"{type(base).__name__}: cannot tell its list of decoder layers; found {sorted(outer) or 'none'} of length "
+            f"{count}. Pass layers_path, such as 'transformer.h'."
+        )
+    return named[outer.pop()]
+
+
+def wrap_layers(layers: nn.ModuleList) -> None:
+    """Put a `MemoryLayer` around each layer, in place; layers that have one keep it."""
+    for index, layer in enumerate(layers):
+        if not isinstance(layer, MemoryLayer):
+            layers[index] = MemoryLayer(layer, index)
+
+
+def position_table(base: PreTrainedModel) -> nn.Embedding | None:
+    """The base's learned table of absolute positions (`wpe`), if it has one."""
+    return getattr(base.base_model, "wpe", None)
+
+
+def widen_positions(base: PreTrainedModel, front: int, back: int) -> None:
+    """Give memory tokens rows of their own in the table of positions: `front` before and `back` behind the old ones.
+
+    New rows are drawn with the spread of the old. Does nothing where the table already has its new size.
+    """
+    table = position_table(base)
+    name = type(base).__name__
+    expect(table is not None, name, "own_memory_positions", "be False without a learned table of positions", True)
+    old = base.config.max_position_embeddings
+    if table.num_embeddings == old + front + back:
+        return
+    expect(table.num_embeddings == old, name, "position table", f"have {old} rows", table.num_embeddings)
+    weight = table.weight
+    new = nn.Embedding(old + front + back, table.embedding_dim, device=weight.device, dtype=weight.dtype)
+    if not weight.is_meta:
+        with torch.no_grad():
+            new.weight.normal_(0.0, float(weight.std()))
+            new.weight[front : front + old] = weight
+    new.weight.requires_grad_(weight.requires_grad)
+    new._is_hf_initialized = new.weight._is_hf_initialized = True
+    base.base_model.wpe = new
+
+
+def expect_positions(base: PreTrainedModel, needed: int) -> None:
+    """Raise `TesseraError` when a segment with its memory tokens does not fit into a learned table of positions."""
+    table = position_table(base)
+    rows = needed if table is None else table.num_embeddings
+    rule = f"with its memory tokens fit into the base's {rows} positions"
+    expect(needed <= rows, type(base).__name__, "segment_size", rule, f"{needed} positions", "Use shorter segments.")
+
+
+def accepts(module: nn.Module, argument: str) -> bool:
+    """Whether the module's forward has this argument."""
+    return argument in inspect.signature(module.forward).parameters
+
+
+def key_mask(visible: Tensor | None, lengths: Tensor | None, front: int, back: int) -> Tensor | None:
+    """Which keys (B, front + n + back) are visible, memory tokens always; None for all.
+
+    A row without any token in this segment sees everything: its result is thrown away, but must be finite.
+    """
+    if visible is None:
+        return None
+    if lengths is not None:
+        visible = visible | (lengths == 0)[:, None]
+    ones = torch.ones(visible.shape[0], 1, dtype=torch.bool, device=visible.device)
+    return torch.cat([ones.expand(-1, front), visible, ones.expand(-1, back)], 1).long()

@@ -1,0 +1,80 @@
+"""Configuration shared by ARMT, RMT and PRMT: the base model's configuration and how its text is cut."""
+
+from typing import Any, ClassVar
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from tessera.errors import TesseraError
+from tessera.models.recurrence.segments import ALIGNMENTS
+from tessera.models.strict_config import StrictConfig
+
+
+class SegmentedConfig(StrictConfig):
+    r"""A causal language model that reads its text in segments and hands a memory on between them.
+
+    Args:
+        base_config: the configuration of the base model, or a mapping of it with its `model_type`.
+        segment_size: ordinary tokens per segment. num_memory_tokens: memory tokens at each end that has some.
+        segment_alignment: "left" (the last segment is short), "right" (the first is), or "center" (equal lengths).
+        own_memory_positions: for bases with a learned table of positions: memory tokens have rows of their own, by
+            which the table grows, in place of consecutive positions (the published `wrap_pos`).
+        backprop_segments: gradients flow through the memory of this many last segments; None: of all.
+        layers_path: attribute path of the base's list of decoder layers, such as "transformer.h"; None: found.
+        use_cache: whether `generate` keeps the open segment's keys and values.
+    Raises:
+        TesseraError: naming every argument that is unknown or impossible.
+    """
+
+    keys_to_ignore_at_inference = ["past_key_values", "memory_state", "segment_states"]
+    sub_configs: ClassVar[dict[str, type]] = {"base_config": AutoConfig}
+
+    base_config: Any = None
+    segment_size: int = 512
+    num_memory_tokens: int = 10
+    segment_alignment: str = "left"
+    own_memory_positions: bool = False
+    backprop_segments: int | None = None
+    layers_path: str | None = None
+    use_cache: bool = True
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self, **kwargs):
+        if isinstance(self.base_config, dict):
+            values = dict(self.base_config)
+            if "model_type" not in values:
+                raise TesseraError(
+                    f"{type(self).__name__}: base_config must name its model_type; got {sorted(values)}."
+                )
+            self.base_config = AutoConfig.for_model(values.pop("model_type"), **values)
+        # PreTrainedConfig sets both for itself and its sub-configurations, to None unless they are given here. A base
+        # model without a chosen attention would attend to the future.
+        for chosen in ("attn_implementation", "experts_implementation"):
+            if kwargs.get(chosen) is None and isinstance(self.base_config, PreTrainedConfig):
+                kwargs[chosen] = getattr(self.base_config, f"_{chosen}", None)
+        super().__post_init__(**kwargs)
+
+    def problems(self) -> list[str]:
+        """See `StrictConfig`."""
+        found = self.positive("segment_size", "num_memory_tokens")
+        if self.base_config is not None and not isinstance(self.base_config, PreTrainedConfig):
+            found.append(f"base_config must be a configuration or a mapping; got {type(self.base_config).__name__}.")
+        if self.segment_alignment not in ALIGNMENTS:
+            found.append(f"segment_alignment must be one of {', '.join(ALIGNMENTS)}; got {self.segment_alignment!r}.")
+        if self.backprop_segments is not None:
+            found += self.positive("backprop_segments")
+        return found
+
+    @property
+    def vocab_size(self) -> int:
+        """The base model's."""
+        return self.base_config.get_text_config().vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """The base model's."""
+        return self.base_config.get_text_config().hidden_size
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """The base model's."""
+        return self.base_config.get_text_config().num_hidden_layers

@@ -1,0 +1,51 @@
+"""Next-token cross entropy over a text that is read in pieces, with one shift across the whole text."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from tessera.errors import expect
+
+IGNORED = -100
+
+
+class ShiftedLoss:
+    """Collects the loss piece by piece: the last token of a segment predicts the first of the next.
+
+    Args:
+        labels: (B, T) token indices; -100 is left out. labels_mask: booleans (B, T) or None: whether position t, which
+            predicts label t + 1, counts.
+    """
+
+    def __init__(self, labels: Tensor, labels_mask: Tensor | None = None):
+        self.targets = shifted_targets(labels, labels_mask)
+        self.total: Tensor | float = 0.0
+
+    def wants(self, start: int, end: int) -> bool:
+        """Whether any position of start..end counts."""
+        return bool((self.targets[:, start:end] != IGNORED).any())
+
+    def add(self, logits: Tensor, start: int) -> None:
+        """Count the positions from `start` on, whose logits (B, n, vocabulary) are given."""
+        targets = self.targets[:, start : start + logits.shape[1]]
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        self.total = self.total + cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+
+    def value(self, num_items: Tensor | int | None = None) -> Tensor:
+        """The sum divided by `num_items` (gradient accumulation), else by the number of counted positions."""
+        count = (self.targets != IGNORED).sum() if num_items is None else num_items
+        return torch.as_tensor(self.total, device=self.targets.device) / count
+
+
+def shifted_targets(labels: Tensor, labels_mask: Tensor | None = None) -> Tensor:
+    """The target (B, T) of every position, -100 where it does not count (always at the last one)."""
+    targets = torch.full_like(labels, IGNORED)
+    targets[:, :-1] = labels[:, 1:]
+    if labels_mask is not None:
+        shape = tuple(labels.shape)
+        expect(labels_mask.shape == labels.shape, "forward", "labels_mask", f"be {shape}", tuple(labels_mask.shape))
+        targets = targets.masked_fill(~labels_mask.bool(), IGNORED)
+    return targets

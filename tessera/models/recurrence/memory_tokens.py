@@ -1,0 +1,20 @@
+"""The learned embeddings of memory tokens."""
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+
+class MemoryTokens(nn.Module):
+    """`tokens` (M, hidden), drawn with the spread of the token embeddings `like`, on their device."""
+
+    def __init__(self, count: int, like: Tensor):
+        super().__init__()
+        self.tokens = nn.Parameter(torch.empty(count, like.shape[1], dtype=like.dtype, device=like.device))
+        spread = 0.02 if like.is_meta else float(like.detach().float().std())
+        init.normal_(self.tokens, 0.0, spread)
+        self._is_hf_initialized = True
+
+    def forward(self, batch: int) -> Tensor:
+        """(B, M, hidden)."""
+        return self.tokens.expand(batch, -1, -1)

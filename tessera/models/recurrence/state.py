@@ -1,0 +1,110 @@
+"""The memory that is handed on from segment to segment: a value that can be kept, stored and resumed."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, Self
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tessera.errors import TesseraError, expect
+from tessera.state import State
+
+
+@dataclass(frozen=True)
+class MemoryState(State):
+    """What a segmented model remembers. Its size does not depend on how much was read.
+
+    Attributes:
+        layers: one state per memory (ARMT, PRMT: per layer; RMT: one). tokens_read, segments_read: integers (B,).
+    """
+
+    layers: tuple[State, ...]
+    tokens_read: Tensor
+    segments_read: Tensor
+
+    kind: ClassVar[str]
+    layer_state: ClassVar[type[State]]
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        return self.tokens_read.shape[0]
+
+    def after(self, layers: Sequence[State], tokens: Tensor | int) -> Self:
+        """The state after one more segment of `tokens` (an integer, or integers (B,)) left `layers`.
+
+        A row without tokens in this segment keeps what it had.
+        """
+        if isinstance(tokens, int):
+            return type(self)(tuple(layers), self.tokens_read + tokens, self.segments_read + 1)
+        active = tokens > 0
+        kept = tuple(_where(active, new, old) for new, old in zip(layers, self.layers))
+        return type(self)(kept, self.tokens_read + tokens, self.segments_read + active)
+
+    def repeat_batch(self, times: int) -> Self:
+        """Every row `times` times, next to each other: many questions to the same memory, beams."""
+        return self.map(lambda tensor: tensor.repeat_interleave(times, 0))
+
+    @classmethod
+    def stack(cls, states: Sequence[Self]) -> Self:
+        """One batch of the rows of all `states`, in that order."""
+        tensors = [state.tensors() for state in states]
+        return cls.from_tensors({name: torch.cat([t[name] for t in tensors]) for name in tensors[0]})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name; `from_tensors` inverts it."""
+        named = {"tokens_read": self.tokens_read, "segments_read": self.segments_read}
+        for index, layer in enumerate(self.layers):
+            named |= {f"layers.{index}.{field.name}": getattr(layer, field.name) for field in fields(layer)}
+        return named
+
+    @classmethod
+    def from_tensors(cls, named: dict[str, Tensor]) -> Self:
+        """The state of these tensors."""
+        count = len({name.split(".")[1] for name in named if name.startswith("layers.")})
+        names = [field.name for field in fields(cls.layer_state)]
+        layers = tuple(cls.layer_state(*(named[f"layers.{i}.{name}"] for name in names)) for i in range(count))
+        return cls(layers, named["tokens_read"], named["segments_read"])
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a safetensors file; `load` inverts it exactly."""
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors().items()}
+        save_file(tensors, path, metadata={"format": "pt", "tessera_memory": self.kind})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, device: str | torch.device = "cpu") -> Self:
+        """Read what `save` wrote. Raises `TesseraError` for any other file."""
+        where = f"{cls.__name__}.load"
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                kind = (file.metadata() or {}).get("tessera_memory")
+                expect(kind == cls.kind, where, "path", f"be a stored {cls.kind} memory", f"{kind or 'another'} file")
+                return cls.from_tensors({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        except TesseraError:
+            raise
+        except Exception as error:
+            raise TesseraError(f"{where}: path must be a stored memory; got {os.fspath(path)!r} ({error}).") from None
+
+    def expect_fits(self, template: "MemoryState", where: str) -> None:
+        """Raise `TesseraError` unless this is a state of the model whose empty state is `template`."""
+        expect(
+            type(self) is type(template), where, "memory_state", f"be {type(template).__name__}", type(self).__name__
+        )
+        mine, other = self.tensors(), template.tensors()
+        shapes = [{name: tuple(t.shape[1:]) for name, t in named.items()} for named in (mine, other)]
+        odd = next((n for n in sorted(shapes[0].keys() | shapes[1].keys()) if shapes[0].get(n) != shapes[1].get(n)), "")
+        rule = f"come from a model of the same sizes ({odd} {shapes[1].get(odd)} per row)"
+        expect(not odd, where, "memory_state", rule, shapes[0].get(odd))
+
+
+def _where(active: Tensor, new: State, old: State) -> State:
+    """Row by row the tensors of `new` where `active` (B,), else of `old`."""
+
+    def choose(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(active.view(-1, *[1] * (a.dim() - 1)), a, b)
+
+    return type(new)(*(choose(getattr(new, f.name), getattr(old, f.name)) for f in fields(new)))

@@ -1,0 +1,88 @@
+"""The association matrix: a quasi-linear memory of key and value pairs that is read and rewritten (ARMT, section 2)."""
+
+from types import ModuleType
+
+from torch import Tensor
+
+from tessera.errors import TesseraError
+from tessera.ops.association_matrix import reference, triton
+from tessera.ops.association_matrix.call import UPDATE_ORDERS, ReadCall, WriteCall
+from tessera.registry import Registry
+
+# In order of preference: the first that does not refuse the call runs it.
+BACKENDS: Registry[ModuleType] = Registry("association matrix backend")
+BACKENDS.add("triton", triton)
+BACKENDS.add("reference", reference)
+
+
+def read_association(
+    matrix: Tensor, normaliser: Tensor, query: Tensor, *, epsilon: float = 1e-5, backend: str | None = None
+) -> Tensor:
+    """What the memory associates with each query: `A^T phi(q) / (z . phi(q) + eps)`.
+
+    Args:
+        matrix: A (B, P, V). normaliser: z (B, P). query: features phi(q) >= 0 (B, T, P).
+        epsilon: eps, which also makes an empty memory (A = 0, z = 0) answer exactly 0.
+        backend: one of `BACKENDS`; None takes the first that does not refuse the call.
+    Returns:
+        (B, T, V). Cost: 2 T P V multiplications and no memory beyond the answer.
+    Raises:
+        TesseraError: shapes that do not fit, or a `backend` that cannot run this call.
+    """
+    call = ReadCall(matrix, normaliser, query, epsilon)
+    return choose_backend(call, backend).read(call)
+
+
+def write_association(
+    matrix: Tensor,
+    normaliser: Tensor,
+    key: Tensor,
+    value: Tensor,
+    strength: Tensor,
+    empty: Tensor,
+    *,
+    correction: bool = True,
+    order: str = "parallel",
+    epsilon: float = 1e-5,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The memory after `m` pairs were written by the delta rule with gamma-correction (ARMT, section 2 and B.1).
+
+    With `vbar_i = A^T phi(k_i) / (z . phi(k_i) + eps)` and, when `correction`,
+    `gamma_i = clip(1 - (z . phi(k_i) + eps) / (|phi(k_i)|^2 + eps), 0, 1)` (no gradient; otherwise gamma = 1):
+    `A += sum_i b_i phi(k_i) (v_i - vbar_i)^T`, `z += sum_i gamma_i phi(k_i)`. An empty memory has vbar = 0, gamma = 1.
+
+    Args:
+        matrix: A (B, P, V). normaliser: z (B, P). key: features phi(k) (B, M, P). value: (B, M, V).
+        strength: b in (0, 1), (B, M). empty: booleans (B,), rows into which nothing was written yet.
+        order: "parallel": all pairs read the A and z from before the call (the published code); "sequential": pair i
+            reads what pair i - 1 left (the paper's formula). They agree for M = 1.
+    Returns:
+        The new A and z. Cost: 4 M P V multiplications.
+    Raises:
+        TesseraError: shapes that do not fit, an unknown order, or a `backend` that cannot run this call.
+    """
+    call = WriteCall(matrix, normaliser, key, value, strength, empty, correction, order, epsilon)
+    return choose_backend(call, backend).write(call)
+
+
+def choose_backend(call: ReadCall | WriteCall, backend: str | None = None) -> ModuleType:
+    """The implementation that runs `call`: the forced one, or the first of `BACKENDS` that takes it."""
+    if backend is not None:
+        chosen = BACKENDS[backend]
+        reason = chosen.refuse(call)
+        if reason is not None:
+            raise TesseraError(f"association_matrix: backend {backend!r} cannot run this call: {reason}")
+        return chosen
+    return next(module for _, module in BACKENDS.items() if module.refuse(call) is None)
+
+
+__all__ = [
+    "BACKENDS",
+    "UPDATE_ORDERS",
+    "ReadCall",
+    "WriteCall",
+    "choose_backend",
+    "read_association",
+    "write_association",
+]

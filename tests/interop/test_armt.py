@@ -1,0 +1,180 @@
+"""Published ARMT, RMT and PRMT checkpoints give the published numbers."""
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from tessera.errors import TesseraError
+from tessera.interop import armt, from_reference
+from tests.golden_files import cases, load, part
+from tests.tolerances import GOLDEN_GRADIENT, GOLDEN_VALUE
+
+FAMILY = {"armt": "E_armt", "rmt": "F_rmt_prmt", "prmt": "F_rmt_prmt"}
+ARMT_RUNS = (
+    "correction_main",
+    "nocorrection_main",
+    "correction_masked",
+    "correction_align_right",
+    "correction_align_center",
+)
+
+
+def golden(source, case, **changes):
+    """Tensors, and the arguments that `from_reference` takes."""
+    tensors, description = load(FAMILY[source], case)
+    return tensors, {**description["constructor"], "base_model": description["base_model"], **changes}
+
+
+def names(source):
+    return [name for name in cases(FAMILY[source]) if f"_{source}_" in name]
+
+
+def model_of(source, tensors, arguments):
+    return from_reference(source, part(tensors, "param/"), arguments).double()
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=0, atol=GOLDEN_VALUE)
+
+
+def assert_gradients(source, model, tensors, run):
+    """Of the loss, under the published names: the import is a differentiable function of the checkpoint."""
+    leaves = {name: tensor.double().requires_grad_() for name, tensor in part(tensors, "param/").items()}
+    idx = tensors["in/main/idx"]
+    ours = armt.convert(source, leaves, model.config)
+    ours["base.lm_head.weight"] = ours["base.transformer.wte.weight"]
+    loss = functional_call(model, ours, kwargs={"input_ids": idx, "labels": idx}).loss
+    expected = part(tensors, f"f64/{run}/grad/")
+    assert expected
+    found = torch.autograd.grad(loss, [leaves[name] for name in expected], allow_unused=True)
+    for (name, theirs), gradient in zip(expected.items(), found):
+        gradient = torch.zeros_like(theirs) if gradient is None else gradient
+        bound = GOLDEN_GRADIENT * theirs.abs().max().item()
+        torch.testing.assert_close(gradient, theirs, rtol=0, atol=bound, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("case", names("armt"))
+@pytest.mark.parametrize("run", ARMT_RUNS)
+def test_armt_logits_loss_and_memory(case, run):
+    alignment = run.rpartition("align_")[2] if "align" in run else None
+    tensors, arguments = golden("armt", case, correction=run.startswith("correction"), segment_alignment=alignment)
+    expected = part(tensors, f"f64/{run}/")
+    if not expected:
+        pytest.skip("this case has no such run")
+    idx = tensors["in/main/idx"][: len(expected["logits"])]
+    masks = part(tensors, "in/masked/") if "masked" in run else {"attention_mask": torch.ones_like(idx)}
+    output = model_of("armt", tensors, arguments)(idx, labels=idx, output_segment_states=alignment is None, **masks)
+    close(output.logits, expected["logits"])
+    close(output.loss, expected["loss"])
+    if "W_mem" in expected:
+        states = output.segment_states
+        close(torch.stack([states[0].A, states[1].A, output.memory_state.A]), expected["W_mem"])
+        close(torch.stack([state.z for state in states]), expected["z"])
+    if "W_mem_last" in expected:
+        close(output.memory_state.A, expected["W_mem_last"])
+        close(output.memory_state.z, expected["z_last"])
+
+
+@pytest.mark.parametrize("run", ["correction_main", "nocorrection_main"])
+def test_armt_gradients(run):
+    tensors, arguments = golden("armt", "E1_armt_nowrap", correction=run.startswith("correction"))
+    assert_gradients("armt", model_of("armt", tensors, arguments), tensors, run)
+
+
+@pytest.mark.parametrize("case", names("rmt"))
+def test_rmt(case):
+    tensors, arguments = golden("rmt", case)
+    model, idx = model_of("rmt", tensors, arguments), tensors["in/main/idx"]
+    output = model(idx, attention_mask=torch.ones_like(idx), labels=idx, output_segment_states=True)
+    close(output.logits, tensors["f64/main/logits"])
+    close(output.loss, tensors["f64/main/loss"])
+    close(torch.stack([state.memory_tokens for state in output.segment_states]), tensors["f64/main/memory_state"])
+    if part(tensors, "f64/main/grad/"):
+        assert_gradients("rmt", model, tensors, "main")
+
+
+@pytest.mark.parametrize("case", names("prmt"))
+@pytest.mark.parametrize(("run", "compatibility"), [("patched_clone", "intended"), ("main", "published")])
+def test_prmt_as_intended_and_as_published(case, run, compatibility):
+    tensors, arguments = golden("prmt", case, compatibility=compatibility)
+    model, idx = model_of("prmt", tensors, arguments), tensors["in/main/idx"]
+    output = model(idx, attention_mask=torch.ones_like(idx), labels=idx, output_segment_states=True)
+    close(output.logits, tensors[f"f64/{run}/logits"])
+    close(output.loss, tensors[f"f64/{run}/loss"])
+    close(torch.stack([state.memory_tokens for state in output.segment_states]), tensors[f"f64/{run}/prev_mem_tokens"])
+    if part(tensors, f"f64/{run}/grad/"):
+        assert_gradients("prmt", model, tensors, run)
+
+
+@pytest.mark.parametrize(("source", "case"), [("rmt", "F1_rmt_nowrap"), ("prmt", "F3_prmt_nowrap")])
+def test_hidden_keys_of_the_relatives(source, case):
+    tensors, arguments = golden(source, case)
+    if source == "prmt":
+        arguments["compatibility"] = "published"
+    idx = tensors["in/main/idx"]
+    output = model_of(source, tensors, arguments)(idx, tensors["in/masked/attention_mask"], labels=idx)
+    close(output.logits[1:], tensors["f64/masked/logits_row1"])
+    close(output.loss, tensors["f64/masked/loss"])
+
+
+@pytest.mark.parametrize(
+    ("source", "case"), [(s, c) for s in ("armt", "rmt", "prmt") for c in names(s) if "E3" not in c]
+)
+def test_greedy_generation_reads_the_last_segment_only(source, case):
+    tensors, arguments = golden(source, case, **({"correction": True} if source == "armt" else {}))
+    if source == "prmt":
+        arguments["compatibility"] = "published"
+    expected = part(tensors, f"f64/{'correction_' if source == 'armt' else ''}generate/")
+    prompt = tensors["in/main/idx"][:1, :68]
+    model = model_of(source, tensors, arguments)
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)}
+    found = model.generate(prompt, extend_segment=True, **options)
+    assert torch.equal(found[:, 68:], expected["new_tokens"])
+    # generate() keeps logits in float32; the same steps by hand are exact.
+    output = model(prompt, use_cache=True, extend_segment=True)
+    logits = [output.logits[:, -1]]
+    for token in expected["new_tokens"][:, :-1].unbind(1):
+        output = model(token[:, None], past_key_values=output.past_key_values, use_cache=True, extend_segment=True)
+        logits.append(output.logits[:, -1])
+    close(torch.stack(logits, 1), expected["logits"])
+
+
+def test_second_names_and_masks_of_a_real_checkpoint_are_understood():
+    tensors, arguments = golden("armt", "E3_armt_small_activations", correction=True)
+    published = part(tensors, "param/")
+    doubled = {name.replace("model.transformer.h", "layers"): tensor for name, tensor in published.items()}
+    masks = {"memory_cell.model.transformer.h.0.layer.attn.bias": torch.ones(1, 1, 64, 64)}
+    head = {"memory_cell.model.lm_head.weight": published["memory_cell.model.transformer.wte.weight"]}
+    model = from_reference("armt", {**doubled, **published, **masks, **head}, arguments)
+    plain = from_reference("armt", published, arguments)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("source", "case", "change", "message"),
+    [
+        ("armt", "E3_armt_small_activations", {"d_memory": 8}, "unknown argument 'd_memory'. Did you mean 'd_mem'"),
+        ("armt", "E3_armt_small_activations", {"d_mem": 9}, "must have shape"),
+        ("armt", "E3_armt_small_activations", {"segment_alignment": "middle"}, "segment_alignment must be"),
+        ("armt", "E3_armt_small_activations", {"num_mem_tokens": 3}, "'memory_cell.memory' must have shape"),
+        ("rmt", "F1_rmt_nowrap", {"wrap_pos": True}, "must have shape"),
+        ("rmt", "F1_rmt_nowrap", {"correction": True}, "unknown argument 'correction'"),
+        ("prmt", "F3_prmt_nowrap", {"compatibility": "clone"}, "compatibility must be 'intended' or 'published'"),
+        ("prmt", "F3_prmt_nowrap", {"segment_size": None}, "'segment_size' is missing"),
+    ],
+)
+def test_refusals_name_what_is_wrong(source, case, change, message):
+    tensors, arguments = golden(source, case, **({"correction": True} if source == "armt" else {}))
+    with pytest.raises(TesseraError, match=message.replace("(", r"\(")):
+        from_reference(source, part(tensors, "param/"), {**arguments, **change})
+
+
+def test_missing_and_unexpected_tensors_are_refused():
+    tensors, arguments = golden("rmt", "F1_rmt_nowrap")
+    published = part(tensors, "param/")
+    with pytest.raises(TesseraError, match=r"base\.transformer\.ln_f\.bias"):
+        from_reference("rmt", {k: v for k, v in published.items() if "ln_f.bias" not in k}, arguments)
+    with pytest.raises(TesseraError, match=r"unexpected"):
+        from_reference("rmt", {**published, "memory_cell.extra": torch.ones(1)}, arguments)
+    with pytest.raises(TesseraError, match=r"unexpected"):
+        from_reference("rmt", {**published, "memory_cell.model.transformer.extra": torch.ones(1)}, arguments)
