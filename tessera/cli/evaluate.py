@@ -110,9 +110,8 @@ def _split(data, arguments: argparse.Namespace, tokenizer, cache: Path):
     from tessera.data.store import open_or_build
     from tessera.data.windows import Split
 
-    options = {"text_column": data.text_column, "subset": data.subset, "separator": data.separator}
     split = arguments.split or data.validation_split
-    source = text_source(data.validation if data.validation is not None else data.source, split, **options)
+    source = text_source(data.validation if data.validation is not None else data.source, split, **data.text_options)
     held_out = data.validation is None and not source.has_splits
     store = open_or_build(source, tokenizer, cache, begin_token=data.begin_token, end_token=data.end_token)
     whole = Split.whole(store)

@@ -20,7 +20,7 @@ VERBS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit status: 0, 2 after a user's mistake (its message on stderr), 130 when interrupted."""
+    """Run one verb. Exit status: 0, 2 after a user's mistake (its message on stderr), 130 when interrupted."""
     parsed = make_parser().parse_args(arguments)
     _quieten_libraries()
     try:

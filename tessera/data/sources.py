@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tessera.data.hub import dataset_source
-from tessera.data.text_files import documents_of_file
+from tessera.data.text_files import documents_of_file, documents_of_json_lines
 from tessera.errors import TesseraError
 
 STORIES = Path(__file__).parent / "stories"
@@ -48,6 +48,7 @@ def text_source(
     text_column: str = "text",
     subset: str | None = None,
     separator: str | None = None,
+    format: str = "text",
 ) -> TextSource:
     """The text that `spec` names.
 
@@ -56,7 +57,8 @@ def text_source(
     spec : "stories" (the bundled books); a file, a folder (its *.txt) or a glob; a list of those; or a Hugging Face
         dataset: `owner/name`, or `hf://` and any name or path that `datasets.load_dataset` takes.
     split : "train", "validation", ...: the books of `stories`, or the dataset's split. Files have no splits.
-    text_column, subset : of a Hugging Face dataset.
+    text_column, subset : of a Hugging Face dataset; `text_column` also of JSON lines.
+    format : of files: "text", or "json_lines" (each line a JSON text, or an object with `text_column`).
     separator : the line or mark between documents in a file, for example `<|endoftext|>`; None: a file is a document.
 
     Raises `TesseraError` when the text does not exist or cannot be read.
@@ -69,7 +71,7 @@ def text_source(
         return TextSource(*dataset_source(spec, subset, split, text_column), has_splits=True)
     names = [spec] if isinstance(spec, str) else list(spec)
     files = [file for name in names for file in _files(name)]
-    return _file_source(", ".join(names), files, separator)
+    return _file_source(", ".join(names), files, separator, text_column if format == "json_lines" else None)
 
 
 def story_files(split: str) -> list[Path]:
@@ -80,14 +82,17 @@ def story_files(split: str) -> list[Path]:
     return [book for book in books if (book.name in VALIDATION_STORIES) == (split == "validation")]
 
 
-def _file_source(name: str, files: list[Path], separator: str | None) -> TextSource:
+def _file_source(name: str, files: list[Path], separator: str | None, json_column: str | None = None) -> TextSource:
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
     def documents() -> Iterator[Document]:
         for file in files:
-            yield from documents_of_file(file, separator)
+            if json_column is None:
+                yield from documents_of_file(file, separator)
+            else:
+                yield from documents_of_json_lines(file, json_column)
 
-    return TextSource(name, documents, (separator, *stats))
+    return TextSource(name, documents, (separator, json_column, *stats))
 
 
 def _files(name: str) -> list[Path]:

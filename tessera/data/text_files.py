@@ -1,7 +1,9 @@
 """Documents of UTF-8 text files, read in pieces whose borders no byte-level tokenizer can see."""
 
 import codecs
+import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from tessera.errors import TesseraError
@@ -29,6 +31,31 @@ def documents_of_file(
                 yield iter([part.strip("\r\n")])
     if rest.strip():
         yield iter([rest.strip("\r\n")])
+
+
+def documents_of_json_lines(path: Path, column: str, piece_bytes: int = PIECE_BYTES) -> Iterator[Iterator[str]]:
+    """Documents of a file with one JSON value a line: a text, or an object whose `column` is the text.
+
+    Raises `TesseraError` naming the line that is neither.
+    """
+    number, rest = 0, ""
+    for text in chain(_decoded(path, piece_bytes), ["\n"]):
+        *lines, rest = (rest + text).split("\n")
+        for line in lines:
+            number += 1
+            if line.strip():
+                yield iter([_text_of_json(line, column, f"{path}: line {number}")])
+
+
+def _text_of_json(line: str, column: str, where: str) -> str:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        raise TesseraError(f"{where} must be JSON; got {line[:40]!r}. Is data.format right?") from None
+    text = value.get(column) if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise TesseraError(f"{where} must be a text, or an object with text in {column!r}; got {line[:40]!r}.")
+    return text
 
 
 def _decoded(path: Path, piece_bytes: int) -> Iterator[str]:

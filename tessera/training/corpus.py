@@ -58,12 +58,11 @@ def open_corpus(recipe: Recipe, run: Path) -> Corpus:
 
 def _sources(data: DataSection) -> tuple[TextSource, TextSource | None]:
     """(training text, validation text); None: hold out a part of the training text."""
-    options = {"text_column": data.text_column, "subset": data.subset, "separator": data.separator}
-    training = text_source(data.source, data.split, **options)
+    training = text_source(data.source, data.split, **data.text_options)
     if data.validation is not None:
-        return training, text_source(data.validation, data.validation_split, **options)
+        return training, text_source(data.validation, data.validation_split, **data.text_options)
     if training.has_splits:
-        return training, text_source(data.source, data.validation_split, **options)
+        return training, text_source(data.source, data.validation_split, **data.text_options)
     return training, None
 
 

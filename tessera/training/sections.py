@@ -5,6 +5,7 @@ from typing import Any
 
 from tessera.data.tokenizers import TokenizerSpec
 
+FORMATS = ("text", "json_lines")
 PRECISIONS = ("auto", "bf16", "fp32")
 ON_NONFINITE = ("stop", "skip")
 # What this library decides about the Trainer; `training.trainer` may set anything else.
@@ -28,7 +29,8 @@ class DataSection:
         their validation split; files hold out the last `validation_fraction` of their tokens.
     context : tokens per sequence. begin_token, end_token : put around each document.
     document_ids : tell the model which document each token belongs to (models that accept `document_ids`).
-    separator : the mark between documents of a file. text_column, subset, split, validation_split : of a dataset.
+    format : of files, text or json_lines. separator : the mark between documents of a text file.
+    text_column, subset, split, validation_split : of a dataset.
     """
 
     source: str | list[str] = "stories"
@@ -38,11 +40,18 @@ class DataSection:
     begin_token: bool = False
     end_token: bool = True
     document_ids: bool = False
+    format: str = "text"
     separator: str | None = None
     text_column: str = "text"
     subset: str | None = None
     split: str = "train"
     validation_split: str = "validation"
+
+    @property
+    def text_options(self) -> dict[str, Any]:
+        """The settings that `tessera.data.sources.text_source` takes."""
+        names = ("text_column", "subset", "separator", "format")
+        return {name: getattr(self, name) for name in names}
 
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule this section breaks."""
@@ -51,6 +60,10 @@ class DataSection:
             found.append(("context", f"must be at least 2 (one token to read, one to predict); got {self.context}."))
         if not 0 < self.validation_fraction < 1:
             found.append(("validation_fraction", f"must lie in (0, 1); got {self.validation_fraction}."))
+        if self.format not in FORMATS:
+            found.append(("format", f"must be one of {', '.join(FORMATS)}; got {self.format!r}."))
+        if self.separator is not None and self.format != "text":
+            found.append(("separator", f"must be left out for format {self.format}; got {self.separator!r}."))
         if self.separator == "":
             found.append(("separator", "must not be empty; got ''. Leave it out for one document per file."))
         if not self.source:

@@ -1,0 +1,84 @@
+"""Every way of naming text finds it, or says what is wrong."""
+
+import hashlib
+import re
+
+import datasets
+import pytest
+
+from tessera.data.sources import STORIES, story_files, text_source
+from tessera.errors import TesseraError
+
+
+def texts(source):
+    return ["".join(document) for document in source.documents()]
+
+
+def test_validation_books_are_whole_and_never_trained_on():
+    training, validation = story_files("train"), story_files("validation")
+    assert training
+    assert validation
+    assert not {path.name for path in training} & {path.name for path in validation}
+    assert len(training) + len(validation) == len(list(STORIES.glob("*.txt")))
+
+
+def test_every_bundled_book_is_the_one_whose_origin_is_documented():
+    rows = re.findall(
+        r"^\| (\S+\.txt)(?: \(validation\))? .*\| ([0-9a-f]{64}) \|$", (STORIES / "README.md").read_text(), re.M
+    )
+    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in STORIES.glob("*.txt")}
+    assert dict(rows) == hashes
+
+
+def test_files_folders_globs_and_lists(tmp_path):
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    (tmp_path / "other.md").write_text("not text")
+    assert texts(text_source(str(tmp_path / "b.txt"))) == ["b"]
+    assert texts(text_source(str(tmp_path))) == ["a", "b"]
+    assert texts(text_source(str(tmp_path / "*.txt"))) == ["a", "b"]
+    assert texts(text_source([str(tmp_path / "b.txt"), str(tmp_path / "a.txt")])) == ["b", "a"]
+
+
+@pytest.mark.parametrize("name", ["nowhere.txt", "./no/such/*.txt"])
+def test_text_that_does_not_exist_is_named(name):
+    with pytest.raises(TesseraError, match=re.escape(repr(name))):
+        text_source(name)
+
+
+def test_identity_changes_with_the_file(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one")
+    before = text_source(str(path)).identity
+    path.write_text("other")
+    assert text_source(str(path)).identity != before
+    assert text_source(str(path), separator="x").identity != text_source(str(path)).identity
+
+
+@pytest.fixture
+def dataset_folder(tmp_path):
+    rows = {"story": ["first", "", "second"]}
+    saved = datasets.DatasetDict({name: datasets.Dataset.from_dict(rows) for name in ("train", "validation")})
+    saved.save_to_disk(tmp_path / "data")
+    return f"hf://{tmp_path / 'data'}"
+
+
+def test_rows_of_a_dataset_are_documents(dataset_folder):
+    source = text_source(dataset_folder, "validation", text_column="story")
+    assert texts(source) == ["first", "second"]
+    assert source.has_splits
+
+
+def test_data_files_load_as_a_dataset(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    assert texts(text_source(f"hf://{tmp_path}")) == ["one", "two"]
+
+
+def test_a_missing_column_is_named(dataset_folder):
+    with pytest.raises(TesseraError, match="no column 'stori'. Did you mean 'story'"):
+        text_source(dataset_folder, text_column="stori")
+
+
+def test_a_missing_split_is_named(dataset_folder):
+    with pytest.raises(TesseraError, match="split 'test' cannot be loaded"):
+        text_source(dataset_folder, "test", text_column="story")

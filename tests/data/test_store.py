@@ -1,0 +1,113 @@
+"""A store holds exactly the tokens of its text, is reused while that is true, and is never half a store."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tessera.data.sources import text_source
+from tessera.data.store import open_or_build
+from tessera.data.tokenizers import byte_tokenizer
+from tessera.errors import TesseraError
+
+TOKENIZER = byte_tokenizer()
+BEGIN, END = TOKENIZER.bos_token_id, TOKENIZER.eos_token_id
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "a.txt").write_text("Abé")
+    (tmp_path / "b.txt").write_text("cd")
+    return text_source(str(tmp_path / "*.txt"))
+
+
+def build(text, tmp_path, **options):
+    return open_or_build(text, TOKENIZER, tmp_path / "stores", **options)
+
+
+def test_a_store_holds_the_tokens_the_borders_and_the_counts(text, tmp_path):
+    store = build(text, tmp_path, begin_token=True, end_token=True)
+    expected = [BEGIN, *"Abé".encode(), END, BEGIN, *b"cd", END]
+    assert store.tokens.tolist() == expected
+    assert store.document_starts.tolist() == [0, 6]
+    assert store.document_ids(4, 8).tolist() == [0, 0, 1, 1]
+    assert (store.description.num_bytes, store.description.num_documents) == (6, 2)
+    assert store.description.largest_token == END
+
+
+def test_pieces_of_one_document_have_no_border_between_them(tmp_path):
+    source = replace(text_source("stories"), documents=lambda: iter([iter(["ab ", "cd"])]))
+    store = build(source, tmp_path, begin_token=True)
+    assert store.tokens.tolist() == [BEGIN, *b"ab cd", END]
+    assert store.description.num_documents == 1
+
+
+def test_a_whole_store_is_not_built_again(text, tmp_path):
+    build(text, tmp_path)
+    unreadable = replace(text, documents=lambda: pytest.fail("the text was read again"))
+    assert build(unreadable, tmp_path).tokens.tolist() == build(text, tmp_path).tokens.tolist()
+
+
+def test_another_text_tokenizer_or_option_makes_another_store(text, tmp_path):
+    from tessera.data.tokenizers import train_bpe
+
+    first = build(text, tmp_path)
+    (tmp_path / "b.txt").write_text("changed")
+    changed = build(text_source(str(tmp_path / "*.txt")), tmp_path)
+    assert changed.tokens.tolist()[-8:] == [*b"changed", END]
+    others = [first, changed, build(text, tmp_path, end_token=False)]
+    others.append(open_or_build(text, train_bpe(["ab"], 259), tmp_path / "stores"))
+    assert len({store.folder for store in others}) == 4
+
+
+@pytest.mark.parametrize("damage", ["tokens.bin", "documents.bin", "store.json", "other"])
+def test_a_damaged_store_is_built_again(text, tmp_path, damage):
+    store = build(text, tmp_path)
+    expected = store.tokens.tolist()
+    if damage == "other":
+        path = store.folder / "store.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "fingerprint": "x"}))
+    else:
+        (store.folder / damage).write_bytes((store.folder / damage).read_bytes()[:-2])
+    assert build(text, tmp_path).tokens.tolist() == expected
+
+
+def test_a_build_that_fails_leaves_nothing(text, tmp_path):
+    def broken():
+        yield iter(["some text"])
+        raise RuntimeError("the disk went away")
+
+    with pytest.raises(RuntimeError):
+        build(replace(text, documents=broken), tmp_path)
+    assert list((tmp_path / "stores").iterdir()) == []
+    assert build(text, tmp_path).description.num_documents == 2
+
+
+def test_an_empty_corpus_is_refused_and_named(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(TesseraError, match=r"empty\.txt: must contain text; got an empty corpus"):
+        build(text_source(str(tmp_path / "empty.txt")), tmp_path)
+    assert list((tmp_path / "stores").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(text, tmp_path):
+    (tmp_path / "stores").write_text("a file, not a folder")
+    with pytest.raises(TesseraError, match="cannot be written"):
+        build(text, tmp_path)
+
+
+def test_large_vocabularies_are_stored_in_four_bytes(text, tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([f"<{number}>" for number in range(1 << 16)])
+    (tmp_path / "c.txt").write_text("<65535>")
+    store = open_or_build(text_source(str(tmp_path / "c.txt")), tokenizer, tmp_path / "stores")
+    assert store.tokens.dtype == np.dtype("<u4")
+    assert int(store.tokens[0]) == 258 + 65535
+
+
+def test_a_missing_end_token_is_refused(text, tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(TesseraError, match="end_token must be false"):
+        open_or_build(text, tokenizer, tmp_path / "stores")

@@ -1,0 +1,105 @@
+"""Tokenizers encode losslessly, survive saving, and refuse impossible specifications."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from tessera.data.tokenizers import (
+    BEGIN,
+    END,
+    TokenizerSpec,
+    build_tokenizer,
+    byte_tokenizer,
+    train_bpe,
+    vocabulary_size,
+)
+from tessera.errors import TesseraError
+
+TEXT = "Once upon a time there was a king. " * 30
+
+
+@pytest.fixture(scope="module")
+def gpt2_files(tmp_path_factory):
+    """A small tokenizer in the two files that GPT-2's is published in."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    trained = json.loads(train_bpe([TEXT], 270).backend_tokenizer.to_str())["model"]
+    vocabulary = {token: number for number, token in enumerate(t for t in trained["vocab"] if t != BEGIN)}
+    (folder / "encoder.json").write_text(json.dumps(vocabulary))
+    (folder / "vocab.bpe").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in trained["merges"])]))
+    return folder
+
+
+BYTES = byte_tokenizer()
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30).filter(lambda text: "<|" not in text))
+def test_byte_tokens_are_the_bytes(text):
+    ids = BYTES(text)["input_ids"]
+    assert ids == list(text.encode())
+    assert BYTES.decode(ids) == text
+
+
+def test_bpe_has_the_size_asked_for_and_is_reproducible():
+    first, second = train_bpe([TEXT], 280), train_bpe([TEXT], 280)
+    assert len(first) == vocabulary_size(TokenizerSpec("bpe", 280)) == 280
+    assert first.backend_tokenizer.to_str() == second.backend_tokenizer.to_str()
+    assert len(first(TEXT)["input_ids"]) < len(TEXT) / 2
+    assert first.decode(first("né\n\n 1")["input_ids"]) == "né\n\n 1"
+
+
+def test_gpt2_from_local_files(gpt2_files):
+    tokenizer = build_tokenizer(TokenizerSpec("gpt2", path=str(gpt2_files)))
+    assert tokenizer.decode(tokenizer(TEXT)["input_ids"]) == TEXT
+    assert tokenizer.eos_token == tokenizer.bos_token == END
+    assert tokenizer("a" + END)["input_ids"][-1] == tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize("kind", ["byte", "bpe", "gpt2"])
+def test_saved_tokenizers_load_again(tmp_path, gpt2_files, kind):
+    specs = {
+        "byte": TokenizerSpec("byte"),
+        "bpe": TokenizerSpec("bpe", 270),
+        "gpt2": TokenizerSpec("gpt2", path=str(gpt2_files)),
+    }
+    tokenizer = build_tokenizer(specs[kind], [TEXT])
+    tokenizer.save_pretrained(tmp_path)
+    for loaded in (
+        AutoTokenizer.from_pretrained(tmp_path),
+        build_tokenizer(TokenizerSpec("pretrained", path=str(tmp_path))),
+    ):
+        assert loaded("the king")["input_ids"] == tokenizer("the king")["input_ids"]
+        assert (loaded.eos_token_id, loaded.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+        assert loaded.padding_side == "left"
+
+
+def test_training_on_nothing_is_refused():
+    with pytest.raises(TesseraError, match="must contain text; got none"):
+        train_bpe([], 300)
+
+
+def test_missing_and_broken_gpt2_files_are_named(tmp_path):
+    with pytest.raises(TesseraError, match=r"must hold vocab\.json and merges\.txt"):
+        build_tokenizer(TokenizerSpec("gpt2", path=str(tmp_path)))
+    (tmp_path / "encoder.json").write_text("{")
+    (tmp_path / "vocab.bpe").write_text("")
+    with pytest.raises(TesseraError, match="no readable GPT-2 tokenizer"):
+        build_tokenizer(TokenizerSpec("gpt2", path=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        (TokenizerSpec("bites"), "type"),
+        (TokenizerSpec("bpe"), "vocab_size"),
+        (TokenizerSpec("bpe", 100), "vocab_size"),
+        (TokenizerSpec("byte", 300), "vocab_size"),
+        (TokenizerSpec("byte", path="x"), "path"),
+        (TokenizerSpec("pretrained"), "path"),
+    ],
+)
+def test_impossible_specifications_are_problems(spec, field):
+    assert [name for name, _ in spec.problems()] == [field]
+    assert not TokenizerSpec("bpe", 300).problems()
