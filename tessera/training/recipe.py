@@ -29,7 +29,8 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     overridden = _apply(mapping, overrides, problems)
 
     def report(key: str, message: str) -> None:
-        where = COMMAND_LINE if any(key == name or key.startswith(name + ".") for name in overridden) else str(path)
+        ours = any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in overridden)
+        where = COMMAND_LINE if ours else str(path)
         problems.append(f"{where}: {key} {message}")
 
     mapping.setdefault("name", file.stem)

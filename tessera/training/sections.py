@@ -126,7 +126,7 @@ class TrainingSection:
             )
         if not self.learning_rate > 0:
             found.append(("learning_rate", f"must be positive; got {self.learning_rate}."))
-        if not 0 <= self.min_learning_rate <= self.learning_rate:
+        elif not 0 <= self.min_learning_rate <= self.learning_rate:
             found.append(
                 (
                     "min_learning_rate",

@@ -1,0 +1,35 @@
+"""A corpus of one small file and a recipe that trains on it in well under a second."""
+
+import pytest
+import yaml
+
+TINY = {
+    "name": "tiny",
+    "model": {"type": "memory_mosaic", "hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 8},
+    "tokenizer": {"type": "byte"},
+    "data": {"context": 16, "validation_fraction": 0.2},
+    "training": {
+        "steps": 6,
+        "batch_size": 4,
+        "learning_rate": 0.01,
+        "warmup_steps": 2,
+        "precision": "fp32",
+        "log_every": 1,
+        "evaluate_every": 3,
+        "evaluate_sequences": 4,
+        "checkpoint_every": 2,
+        "keep_checkpoints": 9,
+    },
+}
+
+
+@pytest.fixture
+def recipe_file(tmp_path):
+    """Path of a tiny recipe whose text lies beside it."""
+    text = "".join(
+        f"Once there were {number} kings, and {number * 7 % 11} of them were wise.\n" for number in range(60)
+    )
+    (tmp_path / "text.txt").write_text(text)
+    recipe = {**TINY, "data": {**TINY["data"], "source": str(tmp_path / "text.txt")}}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+    return tmp_path / "tiny.yaml"

@@ -1,0 +1,83 @@
+"""kill -9 at random moments of a real process, then --resume: the weights end bit-identical."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tessera.training.checkpoints import damage
+
+# One process loads the library once and forks a child for every attempt; each child but the last is killed with
+# SIGKILL after a random delay, wherever it is: reading, training, writing or renaming.
+DRIVER = """
+import os, random, signal, sys, time
+from pathlib import Path
+from tessera.training.recipe import read_recipe
+from tessera.training.run import train
+import tessera.training.trainer, transformers.models.gpt2.modeling_gpt2
+from transformers.utils import logging
+logging.set_verbosity_error()
+
+recipe, folder, seed = read_recipe(sys.argv[1], sys.argv[4:]), Path(sys.argv[2]), int(sys.argv[3])
+chance, kills = random.Random(seed), 0
+
+def attempt(folder, delay=None):
+    child = os.fork()
+    if child == 0:
+        try:
+            train(recipe, folder, resume=True, progress=False)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    if delay is not None:
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
+
+began = time.time()
+if attempt(folder / "whole"):
+    sys.exit("the uninterrupted run failed")
+duration = time.time() - began
+for _ in range(8):
+    status = attempt(folder / "killed", chance.uniform(0.2, 0.9) * duration)
+    kills += os.WIFSIGNALED(status)
+    if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status):
+        sys.exit("a resumed run failed")
+if attempt(folder / "killed"):
+    sys.exit("the last resumed run failed")
+print(kills)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_kill_minus_nine_at_random_moments(recipe_file, tmp_path):
+    overrides = [
+        "training.steps=60",
+        "training.checkpoint_every=2",
+        "model.weight_dropout=0.1",
+        "training.keep_checkpoints=2",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(recipe_file), str(tmp_path), "7", *overrides],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 3  # otherwise the test has tested nothing
+    whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    assert whole.keys() == killed.keys()
+    assert all(torch.equal(whole[name], killed[name]) for name in whole)
+    last = tmp_path / "killed" / "checkpoints" / "checkpoint-60"
+    assert damage(last) is None
+    steps = [
+        line.split(",")[0]
+        for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
+        if '"loss"' in line
+    ]
+    assert len(steps) == len(set(steps)) == 60

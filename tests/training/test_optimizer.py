@@ -1,0 +1,70 @@
+"""Who gets weight decay, and the learning rate at every step."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tessera.training.optimizer import make_optimizer, make_scheduler, parameter_groups
+from tessera.training.sections import TrainingSection
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+        self.rates = nn.Parameter(torch.zeros(2))
+        self.frozen = nn.Parameter(torch.zeros(2, 2), requires_grad=False)
+
+    def scalar_parameter_names(self):
+        return ["rates"]
+
+
+def groups_by_name(section):
+    model = Model()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = parameter_groups(model, section)
+    return {names[id(p)]: (group["weight_decay"], group["lr"]) for group in groups for p in group["params"]}
+
+
+def test_only_matrices_decay():
+    found = groups_by_name(TrainingSection(weight_decay=0.3, learning_rate=0.5))
+    decayed = {name for name, (decay, _) in found.items() if decay == 0.3}
+    assert decayed == {"embedding.weight", "linear.weight"}
+    assert {name for name, (decay, _) in found.items() if decay == 0} == {
+        "linear.bias",
+        "norm.weight",
+        "norm.bias",
+        "rates",
+    }
+    assert {rate for _, rate in found.values()} == {0.5}
+
+
+def test_scalars_can_learn_faster():
+    found = groups_by_name(TrainingSection(learning_rate=0.5, scalar_learning_rate_scale=10.0))
+    assert {name for name, (_, rate) in found.items() if rate == 5.0} == {"rates"}
+    assert {rate for name, (_, rate) in found.items() if name != "rates"} == {0.5}
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 4])
+def test_the_schedule_of_the_paper(warmup):
+    section = TrainingSection(
+        steps=12, warmup_steps=warmup, learning_rate=2.0, min_learning_rate=0.5, scalar_learning_rate_scale=3.0
+    )
+    optimizer = make_optimizer(Model(), section)
+    scheduler = make_scheduler(optimizer, section)
+    for step in range(13):
+        after = (step - warmup) / (12 - warmup)
+        expected = 2.0 * (step + 1) / warmup if step < warmup else 0.5 + 1.5 * (1 + math.cos(math.pi * after)) / 2
+        # float64 on both sides, a handful of operations
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(expected, rel=1e-12)
+        assert optimizer.param_groups[-1]["lr"] == pytest.approx(3 * expected, rel=1e-12)
+        optimizer.step()
+        scheduler.step()
+
+
+def test_betas_reach_the_optimizer():
+    assert make_optimizer(Model(), TrainingSection(betas=(0.7, 0.8))).defaults["betas"] == (0.7, 0.8)

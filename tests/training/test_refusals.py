@@ -1,0 +1,137 @@
+"""What cannot be trained is refused before anything is overwritten."""
+
+import json
+
+import pytest
+
+from tessera.errors import TesseraError
+from tessera.training.loading import load_model, load_tokenizer
+from tessera.training.recipe import read_recipe
+from tessera.training.run import train
+
+
+@pytest.fixture
+def go(recipe_file, tmp_path):
+    """Train two steps of the tiny recipe with overrides."""
+
+    def start(*overrides, output=tmp_path / "run", **options):
+        return train(read_recipe(recipe_file, ["training.steps=2", *overrides]), output, progress=False, **options)
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.source=nowhere.txt", "'nowhere.txt': no such text file"),
+        ("data.context=100000", "the training text must hold at least one context of 100000 tokens; got"),
+        ("data.context=900", "the validation text must hold at least one context of 900"),
+        ("model.vocab_size=200", "model.vocab_size must be at least the tokenizer's"),
+        ("training.trainer={fdsp: x}", "training.trainer.fdsp is not a known key. Did you mean 'fsdp'"),
+        ("training.initialize_from=nowhere", "nowhere: no such folder"),
+        ("tokenizer={type: gpt2, path: no/such/model}", "'no/such/model' cannot be loaded"),
+        (
+            "model={type: gpt2, n_embd: 16, n_head: 2, n_layer: 1, n_positions: 8}",
+            "model.n_positions must be at least data.context",
+        ),
+        ("model={type: gpt2, n_embd: 16, n_head: 2, n_layer: 1, n_positions: 8}", "got 8"),
+    ],
+)
+def test_bad_input_names_the_culprit(go, override, message):
+    with pytest.raises(TesseraError) as caught:
+        go(override)
+    assert message in str(caught.value)
+
+
+def test_a_model_that_does_not_know_documents_is_refused(go):
+    with pytest.raises(TesseraError, match="document_ids must be false for model type transformer"):
+        go("model={type: transformer, hidden_size: 16, num_heads: 2, num_layers: 1}", "data.document_ids=true")
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+def test_an_empty_corpus_is_named(go, tmp_path, content):
+    (tmp_path / "empty.txt").write_bytes(content)
+    with pytest.raises(TesseraError, match=r"empty\.txt|training text"):
+        go(f"data.source={tmp_path / 'empty.txt'}")
+
+
+def test_a_corpus_that_is_not_utf8_is_named(go, tmp_path):
+    (tmp_path / "latin.txt").write_bytes("né".encode("latin-1"))
+    with pytest.raises(TesseraError, match=r"latin\.txt: text must be UTF-8; byte 1 is not"):
+        go(f"data.source={tmp_path / 'latin.txt'}")
+
+
+def test_an_output_folder_that_cannot_be_written_is_named(go, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(TesseraError, match="output folder cannot be written"):
+        go(output=tmp_path / "file" / "run")
+
+
+def test_another_recipes_run_is_never_overwritten(go, tmp_path):
+    go()
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    for options in ({}, {"resume": True}):
+        with pytest.raises(
+            TesseraError, match=r"run of another recipe; training.learning_rate is 0.01 there and 0.5 here"
+        ):
+            go("training.learning_rate=0.5", **options)
+    with pytest.raises(TesseraError, match="holds a run of this recipe already"):
+        go()
+    assert {path: path.read_bytes() for path in before} == before
+    go("training.learning_rate=0.5", overwrite=True)
+
+
+def test_a_folder_with_other_files_is_left_alone(go, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(TesseraError, match="a folder with other files"):
+            go(overwrite=overwrite)
+    assert (tmp_path / "run" / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.fixture
+def model(go, tmp_path):
+    go()
+    return tmp_path / "run"
+
+
+def test_a_missing_model_is_named(tmp_path):
+    with pytest.raises(TesseraError, match="nowhere: no such folder"):
+        load_model(tmp_path / "nowhere")
+    with pytest.raises(TesseraError, match=r"must hold model\.safetensors or a whole checkpoint"):
+        load_model(tmp_path)
+
+
+def test_truncated_weights_are_refused(model):
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(TesseraError, match="run: .*(truncated|cannot be loaded)"):
+        load_model(model)
+
+
+def test_weights_of_another_model_are_refused(model):
+    config = json.loads((model / "config.json").read_text())
+    for change in ({"num_layers": 2}, {"hidden_size": 32}):
+        (model / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(TesseraError, match=r"weights must fit the configuration|cannot be loaded"):
+            load_model(model)
+
+
+def test_a_foreign_model_type_is_refused(model):
+    (model / "config.json").write_text('{"model_type": "hopfield"}')
+    with pytest.raises(TesseraError, match="run: cannot be loaded"):
+        load_model(model)
+
+
+def test_pickled_weights_are_not_read(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(TesseraError, match="Pickled weights are not read"):
+        load_model(tmp_path)
+
+
+def test_a_model_without_tokenizer_is_named(model):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (model / name).unlink()
+    with pytest.raises(TesseraError, match="must come with its tokenizer"):
+        load_tokenizer(model)

@@ -1,0 +1,211 @@
+"""Training ends in a model that learned, loads, and can be continued from anywhere to the same bits."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from tessera.errors import TesseraError
+from tessera.training.loading import load_model, load_tokenizer
+from tessera.training.metrics import MetricsFile
+from tessera.training.recipe import read_recipe
+from tessera.training.run import train
+from tessera.training.trainer import RecipeTrainer
+
+TRANSFORMER = "model={type: transformer, hidden_size: 16, num_layers: 1, num_heads: 2, dropout: 0.1}"
+DROPOUT = ("model.weight_dropout=0.1", "model.residual_dropout=0.1")
+
+
+@pytest.fixture
+def go(recipe_file, tmp_path):
+    """Train the tiny recipe with overrides into `tmp_path/<folder>`."""
+
+    def start(*overrides, folder="run", **options):
+        return train(read_recipe(recipe_file, overrides), tmp_path / folder, progress=False, **options)
+
+    return start
+
+
+@pytest.fixture
+def stop_after(monkeypatch):
+    """Make training fail right after the given step, as a kill would: nothing is tidied up."""
+
+    def patch(step):
+        original = RecipeTrainer.training_step
+
+        def training_step(self, *args, **kwargs):
+            if self.state.global_step >= step:
+                raise KeyboardInterrupt
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(RecipeTrainer, "training_step", training_step)
+        return lambda: monkeypatch.setattr(RecipeTrainer, "training_step", original)
+
+    return patch
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def same_bits(first, second):
+    assert first.keys() == second.keys()
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def without_speed(folder):
+    records = MetricsFile(folder / "metrics.jsonl").read()
+    return [{key: value for key, value in record.items() if key != "tokens_per_second"} for record in records]
+
+
+@pytest.mark.parametrize("model", [[], [TRANSFORMER]], ids=["mosaic", "transformer"])
+def test_a_run_learns_and_leaves_a_hugging_face_model(go, tmp_path, model):
+    summary = go("training.steps=40", "training.evaluate_every=20", "training.checkpoint_every=40", *model)
+    losses = [record["loss"] for record in without_speed(tmp_path / "run") if "loss" in record]
+    assert losses[-1] < losses[0] - 1.5
+    validation = [
+        record["validation_loss"] for record in without_speed(tmp_path / "run") if "validation_loss" in record
+    ]
+    assert validation[-1] == summary.validation_loss < validation[0]
+    text = transformers.pipeline("text-generation", model=str(tmp_path / "run"))(
+        "Once", max_new_tokens=4, do_sample=False, return_full_text=True
+    )[0]["generated_text"]
+    assert text.startswith("Once")
+    assert len(text) > len("Once")
+    result = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert result["result"]["parameters"] == sum(p.numel() for p in load_model(tmp_path / "run").parameters())
+    assert result["provenance"]["configuration"]["training"]["steps"] == 40
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.suffix in (".bin", ".tmp")]
+
+
+def test_all_models_see_the_same_batches(go, monkeypatch):
+    seen = {}
+    original = RecipeTrainer.training_step
+
+    def training_step(self, model, inputs, *args):
+        seen.setdefault(self.recipe.model["type"], []).append(inputs["input_ids"].clone())
+        return original(self, model, inputs, *args)
+
+    monkeypatch.setattr(RecipeTrainer, "training_step", training_step)
+    go(folder="a")
+    go(TRANSFORMER, folder="b")
+    first, second = seen["memory_mosaic"], seen["transformer"]
+    assert len(first) == len(second) == 6
+    assert all(torch.equal(one, other) for one, other in zip(first, second))
+
+
+@pytest.mark.parametrize("model", [DROPOUT, [TRANSFORMER]], ids=["mosaic", "transformer"])
+@pytest.mark.parametrize("stopped", [1, 3, 5])
+def test_a_stopped_run_ends_bit_identical(go, tmp_path, stop_after, stopped, model):
+    go(*model, folder="whole")
+    mend = stop_after(stopped)
+    with pytest.raises(KeyboardInterrupt):
+        go(*model)
+    mend()
+    go(*model, resume=True)
+    assert same_bits(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+    assert without_speed(tmp_path / "run") == without_speed(tmp_path / "whole")
+
+
+def test_resuming_passes_over_a_truncated_checkpoint(go, tmp_path, caplog):
+    go(*DROPOUT, folder="whole")
+    go(*DROPOUT)
+    damaged = tmp_path / "run" / "checkpoints" / "checkpoint-6" / "optimizer.pt"
+    damaged.write_bytes(damaged.read_bytes()[:-10])
+    (tmp_path / "run" / "model.safetensors").unlink()
+    go(*DROPOUT, resume=True)
+    assert "checkpoint-6: passed over" in caplog.text
+    assert same_bits(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
+def test_resuming_without_any_whole_checkpoint_is_refused(go, tmp_path):
+    go()
+    for marker in (tmp_path / "run" / "checkpoints").glob("*/complete.json"):
+        marker.unlink()
+    with pytest.raises(TesseraError, match="no whole checkpoint to resume from"):
+        go(resume=True)
+
+
+def test_resuming_a_finished_run_changes_nothing(go, tmp_path):
+    first = go(*DROPOUT)
+    before, lines = weights(tmp_path / "run"), without_speed(tmp_path / "run")
+    again = go(*DROPOUT, resume=True)
+    assert same_bits(weights(tmp_path / "run"), before)
+    assert without_speed(tmp_path / "run") == lines
+    assert again == first
+
+
+def test_accumulation_changes_rounding_only(go, tmp_path):
+    go(folder="whole")
+    go("training.micro_batch_size=1", folder="parts")
+    whole, parts = without_speed(tmp_path / "whole"), without_speed(tmp_path / "parts")
+    for one, other in zip(whole, parts):
+        if "loss" in one:
+            # sums of 60 float32 losses in another order, six steps of training apart
+            assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "option", ["training.precision=bf16", "training.gradient_checkpointing=true", "data.document_ids=true"]
+)
+def test_options_train(go, option):
+    assert go(option, "training.steps=2").validation_loss < 6
+
+
+def test_gradient_checkpointing_changes_nothing(go, tmp_path):
+    go(*DROPOUT, folder="a")
+    go(*DROPOUT, "training.gradient_checkpointing=true", folder="b")
+    assert [r.get("loss") for r in without_speed(tmp_path / "a")] == [
+        r.get("loss") for r in without_speed(tmp_path / "b")
+    ]
+
+
+def test_training_goes_on_from_another_run(go, tmp_path):
+    go("training.steps=20", folder="first")
+    start = ("training.steps=2", "training.warmup_steps=0", "training.learning_rate=1.0e-9", "data.context=32")
+    before = go(*start, folder="fresh").validation_loss
+    after = go(*start, f"training.initialize_from={tmp_path / 'first'}", folder="continued").validation_loss
+    assert after < before - 1
+
+
+def broken_gradients(monkeypatch, at):
+    original = RecipeTrainer.training_step
+
+    def training_step(self, model, *args, **kwargs):
+        loss = original(self, model, *args, **kwargs)
+        if self.state.global_step == at:
+            next(model.parameters()).grad[0] = torch.nan
+            return loss * torch.nan
+        return loss
+
+    monkeypatch.setattr(RecipeTrainer, "training_step", training_step)
+
+
+def test_a_nan_stops_and_the_last_checkpoint_is_good(go, tmp_path, monkeypatch):
+    broken_gradients(monkeypatch, at=3)
+    with pytest.raises(
+        TesseraError, match=r"got NaN or infinity at step 4\. Stopped: the last good checkpoint is .*checkpoint-2"
+    ):
+        go()
+    model = load_model(tmp_path / "run")
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    assert len(load_tokenizer(tmp_path / "run")) == 258
+
+
+def test_a_nan_step_can_be_left_out_and_is_counted(go, tmp_path, monkeypatch):
+    broken_gradients(monkeypatch, at=3)
+    summary = go("training.on_nonfinite=skip")
+    assert summary.skipped_steps == 1
+    assert all(torch.isfinite(value).all() for value in weights(tmp_path / "run").values())
+    losses = [record["loss"] for record in without_speed(tmp_path / "run") if "loss" in record]
+    assert None not in losses
+
+
+def test_a_skipped_step_leaves_the_weights_alone(go, tmp_path, monkeypatch):
+    broken_gradients(monkeypatch, at=3)
+    go("training.on_nonfinite=skip", "training.checkpoint_every=1")
+    folder = tmp_path / "run" / "checkpoints"
+    assert same_bits(weights(folder / "checkpoint-3"), weights(folder / "checkpoint-4"))
+    assert not same_bits(weights(folder / "checkpoint-4"), weights(folder / "checkpoint-5"))
