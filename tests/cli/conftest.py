@@ -1,0 +1,43 @@
+"""A model trained for a few steps, and the command line as a function."""
+
+import pytest
+
+from tessera.cli.main import main
+
+OPTIONS = (
+    "model.hidden_size=16",
+    "model.num_persistent_slots=8",
+    "data.context=16",
+    "training.steps=3",
+    "training.warmup_steps=1",
+    "training.batch_size=2",
+    "training.evaluate_sequences=2",
+    "training.precision=fp32",
+)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_text("Once upon a time there was a king. " * 40)
+    return path
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory, corpus):
+    """The folder of a finished run of the tiny recipe."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    assert main(["train", "tiny", f"data.source={corpus}", *OPTIONS, "--output", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def tessera(capsys):
+    """Run a command; returns (exit status, stdout, stderr)."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        status = main([str(argument) for argument in arguments])
+        return status, *capsys.readouterr()
+
+    return run

@@ -1,0 +1,68 @@
+"""The demo, made small, leaves everything that it promises."""
+
+import json
+
+import pytest
+
+from tessera.cli import demo
+from tessera.cli.demo_report import table
+
+SMALL = (
+    "model.hidden_size=16",
+    "model.num_layers=1",
+    "model.num_heads=2",
+    "data.context=32",
+    "tokenizer.vocab_size=300",
+    "training.batch_size=2",
+    "training.evaluate_sequences=2",
+    "training.precision=fp32",
+)
+SCHEDULE = ("training.steps=6", "training.warmup_steps=1", "training.evaluate_every=3", "training.checkpoint_every=3")
+
+
+@pytest.fixture(scope="module")
+def small_stories(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stories") / "text.txt"
+    path.write_text("Once upon a time there was a king who had three daughters. " * 60)
+    return f"data.source={path}"
+
+
+def test_the_demo_leaves_both_runs_and_their_comparison(tessera, tmp_path, small_stories):
+    output = tmp_path / "demo"
+    arguments = ["demo", "--output", output, "--prompt", "A king", *SMALL, *SCHEDULE, small_stories]
+    status, out, err = tessera(*arguments)
+    assert status == 0, err
+    for run in ("mosaic", "transformer"):
+        for name in ("config.json", "model.safetensors", "metrics.jsonl", "recipe.yaml", "checkpoints/checkpoint-6"):
+            assert (output / run / name).exists(), name
+    assert (output / "loss.png").stat().st_size > 10_000
+    samples = (output / "samples.txt").read_text()
+    assert samples.count("A king") == 6
+    results = json.loads((output / "demo.json").read_text())
+    rows = [line for line in out.splitlines() if line.startswith(("Memory Mosaic  ", "transformer  "))]
+    for row, result in zip(rows, results.values()):
+        assert f"{result['parameters']:,}" in row
+        assert f"{result['validation_loss']:.4f}" in row
+    assert len(rows) == 2
+    assert out.rstrip().splitlines()[-1] != ""
+    assert out.index("Memory Mosaic:") > out.index(rows[-1])
+    assert not (output / "trial").exists()
+    assert tessera(*arguments)[0] == 0  # a second demo replaces the first
+
+
+def test_a_slow_machine_trains_fewer_steps(tessera, tmp_path, small_stories, monkeypatch):
+    monkeypatch.setattr(demo, "seconds_per_step", lambda recipe, arguments: 3.0)
+    steps = ("training.steps=400", "training.warmup_steps=40")
+    status, out, _ = tessera("demo", "--output", tmp_path / "demo", "--minutes", 1, *SMALL, *steps, small_stories)
+    assert status == 0
+    assert "400 steps of both would take 40.0 minutes here: training 10 of them" in out
+    lines = (tmp_path / "demo" / "mosaic" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["step"] == 10
+
+
+def test_the_table_lines_up():
+    from tessera.training.folder import RunSummary
+
+    summary = RunSummary("x", "x", 4_200_000, 10, 10, 0, 3.21, 1.2, None)
+    lines = table({"Memory Mosaic": summary, "transformer": summary}).splitlines()
+    assert len({len(line) for line in lines}) == 1

@@ -1,0 +1,149 @@
+"""Every verb does its work, and every mistake is one message and status 2."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from tessera.cli.main import VERBS, main
+from tessera.training.loading import load_model
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(capsys, verb):
+    with pytest.raises(SystemExit) as caught:
+        main([verb, "--help"])
+    assert caught.value.code == 0
+    assert len(capsys.readouterr().out.splitlines()) > 8
+
+
+def test_training_resumes_and_refuses_to_overwrite(tessera, run_folder):
+    recipe = run_folder / "recipe.yaml"
+    status, out, _ = tessera("train", recipe, "--output", run_folder, "--resume")
+    assert status == 0
+    assert "validation loss" in out
+    status, _, err = tessera("train", recipe, "--output", run_folder)
+    assert status == 2
+    assert "holds a run of this recipe already" in err
+
+
+def test_greedy_generation_is_that_of_the_model(tessera, run_folder):
+    import torch
+
+    status, out, _ = tessera("generate", run_folder, "--prompt", "Once", "--max-new-tokens", 5, "--temperature", 0)
+    tokens = load_model(run_folder).generate(torch.tensor([list(b"Once")]), max_new_tokens=5, do_sample=False)
+    assert status == 0
+    assert out.strip("\n") == bytes(tokens[0].tolist()).decode(errors="replace").strip("\n")
+
+
+def test_sampling_depends_on_the_seed(tessera, run_folder):
+    options = ("generate", run_folder, "--prompt", "Once", "--max-new-tokens", 12, "--temperature", 1.5, "--top-k", 0)
+    texts = [tessera(*options, "--seed", seed)[1] for seed in (0, 0, 1)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_beam_search_prints_the_whole(tessera, run_folder):
+    status, out, _ = tessera("generate", run_folder, "--prompt", "Once", "--max-new-tokens", 3, "--num-beams", 2)
+    assert status == 0
+    assert out.startswith("Once")
+
+
+def test_evaluation_reports_every_measure(tessera, run_folder, tmp_path):
+    figure = tmp_path / "curve.png"
+    status, out, _ = tessera("eval", run_folder, "--json", "--plot", figure, "--context", 8)
+    report = json.loads(out)
+    assert status == 0
+    assert report["perplexity"] == pytest.approx(math.exp(report["loss"]))
+    # one token is one byte, and one end-of-text token in 1401 tokens is none
+    assert report["bits_per_byte"] == pytest.approx(report["loss"] / math.log(2), rel=1e-3)
+    assert len(report["loss_by_position"]) == 7
+    assert sum(report["loss_by_position"]) / 7 == pytest.approx(report["loss"])
+    assert report["provenance"]["versions"]["torch"]
+    assert figure.stat().st_size > 1000
+
+
+def test_evaluation_of_a_run_is_its_validation_loss(tessera, run_folder):
+    trained = json.loads((run_folder / "run.json").read_text())["result"]
+    _, out, _ = tessera("eval", run_folder, "--json", "--sequences", 2)
+    # the same float32 forward pass, in a batch of another size
+    assert json.loads(out)["loss"] == pytest.approx(trained["validation_loss"], rel=1e-5)
+    assert json.loads(out)["bits_per_byte"] == pytest.approx(trained["validation_bits_per_byte"], rel=1e-5)
+
+
+def test_evaluation_on_other_text(tessera, run_folder, corpus):
+    status, out, _ = tessera("eval", run_folder, "--data", corpus, "--sequences", 4)
+    assert status == 0
+    assert "bits per byte" in out
+
+
+def test_info_of_a_recipe_and_of_a_folder(tessera, run_folder):
+    status, out, _ = tessera("info", run_folder, "--json", "--context", 16)
+    report = json.loads(out)
+    assert status == 0
+    assert report["parameters"] == load_model(run_folder).num_parameters()
+    assert sum(report["parameters_by_part"].values()) == report["parameters"]
+    status, out, _ = tessera("info", "tiny", "model.num_layers=4")
+    assert status == 0
+    assert "FLOPs per token" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "{run}", "--prompt", ""], "--prompt must hold at least one token"),
+        (["generate", "{run}", "--prompt", "a", "--top-p", "0"], "--top-p must lie in (0, 1]"),
+        (["generate", "{run}", "--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
+        (["generate", "nowhere", "--prompt", "a"], "nowhere: no such folder"),
+        (["eval", "nowhere"], "nowhere: no such folder"),
+        (["eval", "{run}", "--data", "nowhere.txt"], "'nowhere.txt': no such text file"),
+        (["eval", "{run}", "--context", "1"], "data.context must be at least 2"),
+        (["eval", "{run}", "--context", "99999"], "at least one context of 99999 tokens"),
+        (["info", "nowhere"], "recipe nowhere: no such file"),
+        (["info", "{run}", "model.num_layers=2"], "must be left out for a model folder"),
+        (["train", "tiny", "training.stps=3"], "Did you mean 'steps'"),
+        (["train", "tiny", "--resume", "--overwrite"], "exclude each other"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(tessera, run_folder, arguments, message):
+    status, _, err = tessera(*(argument.format(run=run_folder) for argument in arguments))
+    assert status == 2
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("verb", [["generate", "--prompt", "Once"], ["eval", "--sequences", "1"]])
+def test_a_tokenizer_larger_than_the_model_is_refused(tessera, run_folder, tmp_path, verb):
+    import shutil
+
+    from transformers import AutoTokenizer
+
+    shutil.copytree(run_folder, tmp_path / "run")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    tokenizer.add_tokens(["Once"])
+    tokenizer.save_pretrained(tmp_path / "run")
+    status, _, err = tessera(verb[0], tmp_path / "run", *verb[1:])
+    assert status == 2
+    assert "the tokenizer must fit the model (vocab_size 258); got token id 258" in err
+
+
+def test_an_interrupt_is_status_130(tessera, monkeypatch):
+    from tessera.cli import info
+
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(info, "run", interrupted)
+    status, _, err = tessera("info", "tiny")
+    assert status == 130
+    assert "interrupted" in err
+
+
+def test_the_program_itself_exits_with_2_and_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-m", "tessera.cli.main", "info", "nowhere"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("recipe nowhere: no such file")
+    assert "Traceback" not in done.stderr

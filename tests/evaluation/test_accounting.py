@@ -1,0 +1,68 @@
+"""Counts of parameters, arithmetic and memory against what the model really does."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from tessera.evaluation.accounting import account
+from tessera.models.transformer import POSITIONS, transformer_config
+
+LENGTH = 24
+
+
+def small(positions):
+    return transformer_config(
+        positions=positions, hidden_size=32, num_layers=3, num_heads=4, vocab_size=50, max_positions=LENGTH
+    )
+
+
+def llama():
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 60}
+    return LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)
+
+
+CONFIGS = {**{name: lambda name=name: small(name) for name in POSITIONS}, "llama": llama}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_flops_are_those_of_a_forward_pass(name):
+    config = CONFIGS[name]()
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=torch.zeros(1, LENGTH, dtype=torch.long), use_cache=False)
+    counted = account(config, LENGTH).flops_per_token
+    # rotary tables and ALiBi are the only other products: well under two per cent
+    assert counter.get_total_flops() / LENGTH == pytest.approx(counted, rel=0.02)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parts_add_up_and_are_all_named(name):
+    counted = account(CONFIGS[name](), LENGTH)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]())
+    assert sum(counted.parameters_by_part.values()) == counted.parameters == model.num_parameters()
+    assert "other" not in counted.parameters_by_part
+    assert counted.parameters_by_part["attention"] > 0
+    assert counted.parameters_by_part["feed-forward"] > 0
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_memory_is_that_of_the_cache(name):
+    config = CONFIGS[name]()
+    model = AutoModelForCausalLM.from_config(config).eval()
+    cache = model(input_ids=torch.zeros(1, LENGTH, dtype=torch.long), use_cache=True).past_key_values
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert account(config, LENGTH, torch.float32).state_bytes_per_1000_tokens == held / LENGTH * 1000
+
+
+def test_nothing_is_allocated():
+    config = transformer_config(hidden_size=12288, num_layers=96, num_heads=96)
+    assert account(config, 2048).parameters == pytest.approx(174.6e9, rel=0.001)  # GPT-3's published 175 B
+
+
+def test_a_model_may_answer_for_itself(monkeypatch):
+    from transformers import GPT2LMHeadModel
+
+    monkeypatch.setattr(GPT2LMHeadModel, "flops_per_token", lambda self, context: 7 * context, raising=False)
+    assert account(small("absolute"), 10).flops_per_token == 70

@@ -1,0 +1,38 @@
+"""Figures hold the curves they are given."""
+
+import numpy as np
+import pytest
+
+from tessera.evaluation.figures import binned, position_curves, training_curves
+
+
+def test_bins_average_every_value_once():
+    curve = np.arange(1.0, 101.0)
+    curve[10] = np.nan
+    places, means = binned(curve, per_octave=2)
+    assert places.tolist() == pytest.approx(means.tolist())  # the curve is its own position
+    assert means[0] == 1.0
+    assert means[-1] == np.arange(91, 101).mean()
+    assert np.all(np.diff(places) > 0)
+
+
+def image(path):
+    from matplotlib import image
+
+    return image.imread(path)
+
+
+def test_training_curves_draw_each_run(tmp_path):
+    records = [{"step": s, "loss": 5 - s / 10, "tokens": s * 1000} for s in range(1, 20)]
+    records += [{"step": 19, "validation_loss": 3.4}]
+    training_curves(tmp_path / "one.png", {"mosaic": records})
+    training_curves(
+        tmp_path / "two.png", {"mosaic": records, "other": [{**r, "loss": 4.0} for r in records if "loss" in r]}
+    )
+    assert image(tmp_path / "one.png").shape[:2] == (720, 1200)
+    assert not np.array_equal(image(tmp_path / "one.png"), image(tmp_path / "two.png"))
+
+
+def test_position_curves_leave_gaps_where_nothing_was_predicted(tmp_path):
+    position_curves(tmp_path / "deep" / "curve.png", {"a": [3.0, np.nan, 2.0], "b": [4.0, 3.0, 2.5]}, "title")
+    assert image(tmp_path / "deep" / "curve.png").std() > 0

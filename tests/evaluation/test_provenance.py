@@ -1,0 +1,37 @@
+"""A result says what made it."""
+
+import json
+import subprocess
+
+import torch
+import transformers
+
+from tessera.evaluation.provenance import commit, provenance
+
+
+def git(folder, *arguments):
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    return subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_record_is_json_with_everything_in_it():
+    record = provenance(configuration={"a": 1}, seed=3, wall_seconds=1.234, command="tessera test")
+    assert json.loads(json.dumps(record)) == record
+    assert (record["configuration"], record["seed"], record["command"]) == ({"a": 1}, 3, "tessera test")
+    assert record["wall_seconds"] == 1.23
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["transformers"] == transformers.__version__
+    assert record["hardware"]["threads"] == torch.get_num_threads()
+    assert record["hardware"]["processor"]
+
+
+def test_the_commit_is_named_with_its_changes(tmp_path):
+    assert commit(tmp_path) is None
+    git(tmp_path, "init", "-q")
+    (tmp_path / "file").write_text("one")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    name = git(tmp_path, "rev-parse", "HEAD").strip()
+    assert commit(tmp_path) == name
+    (tmp_path / "file").write_text("two")
+    assert commit(tmp_path) == name + "+changes"
