@@ -1,5 +1,6 @@
 """Settings of every test: one thread per worker, no hub, a fresh seed."""
 
+import contextlib
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -7,6 +8,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Triton's kernels are tested in its interpreter, which must be chosen before triton is first imported. The choice
+    # is taken back at once: tensors on the CPU go to Triton only where a test asks for it (tests/ops/conftest.py).
+    os.environ["TRITON_INTERPRET"] = "1"
+    with contextlib.suppress(ImportError):
+        import triton  # noqa: F401
+    del os.environ["TRITON_INTERPRET"]
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ import triton
 from torch import Tensor
 
 from tessera.ops import triton_scan
+from tessera.ops.triton_product import INTERPRETED
 from tessera.ops.triton_scan import Series
 
-INTERPRETED = not isinstance(triton_scan.scan, triton.JITFunction)
 # Programs of one warp each that keep the memory of a Hopper GPU busy: 132 multiprocessors, 16 each (gpu-notes.md).
 PROGRAMS = 2112
 SHORTEST_SEGMENT = 128

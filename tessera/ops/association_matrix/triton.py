@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from tessera.ops.association_matrix import reference
 from tessera.ops.association_matrix.call import ReadCall, WriteCall
-from tessera.ops.triton_device import dot_precision, refuse_device
+from tessera.ops.triton_device import refuse_device
 
 MOST_PAIRS = 128
 
@@ -51,6 +51,7 @@ class _Read(torch.autograd.Function):
         import triton
 
         from tessera.ops.association_matrix import triton_kernels
+        from tessera.ops.triton_product import dot_precision
 
         ctx.save_for_backward(matrix, normaliser, query)
         ctx.epsilon = epsilon
@@ -79,6 +80,7 @@ class _Write(torch.autograd.Function):
         import triton
 
         from tessera.ops.association_matrix import triton_kernels
+        from tessera.ops.triton_product import dot_precision
 
         ctx.save_for_backward(matrix, normaliser, key, value, strength, empty)
         ctx.options = correction, epsilon

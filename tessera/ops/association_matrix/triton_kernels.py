@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from tessera.ops.triton_product import product
+
 
 @triton.jit
 def load_block(start, rows, columns, num_rows, num_columns):
@@ -30,7 +32,7 @@ def read(
         z = tl.load(normaliser + batch * num_features + features, mask=features < num_features, other=0.0)
         denominator += tl.sum(f.to(tl.float32) * z.to(tl.float32)[None, :], 1)
         a = load_block(matrix, features, columns, num_features, width)
-        recalled = tl.dot(f, a, recalled, input_precision=PRECISION)
+        recalled = product(f, a, recalled, PRECISION)
     recalled = recalled / denominator[:, None]
     inside = (rows < num_queries)[:, None] & (columns < width)[None, :]
     address = out + batch * num_queries * width + rows.to(tl.int64)[:, None] * width + columns[None, :]
@@ -60,7 +62,7 @@ def write(
         denominator += tl.sum(k.to(tl.float32) * z.to(tl.float32)[None, :], 1)
         length += tl.sum(k.to(tl.float32) * k.to(tl.float32), 1)
         a = load_block(matrix, features, columns, num_features, width)
-        recalled = tl.dot(k, a, recalled, input_precision=PRECISION)
+        recalled = product(k, a, recalled, PRECISION)
     v = load_block(value + batch * num_pairs * width, pairs, columns, num_pairs, width).to(tl.float32)
     b = tl.load(strength + batch * num_pairs + pairs, mask=pairs < num_pairs, other=0.0).to(tl.float32)
     change = (b[:, None] * (v - recalled / denominator[:, None])).to(value.dtype.element_ty)
@@ -72,7 +74,7 @@ def write(
         features = first + tl.arange(0, FEATURES)
         k = load_block(key, pairs, features, num_pairs, num_features)
         a = load_block(matrix, features, columns, num_features, width).to(tl.float32)
-        a = tl.dot(tl.trans(k), change, a, input_precision=PRECISION)
+        a = product(tl.trans(k), change, a, PRECISION)
         inside = (features < num_features)[:, None] & (columns < width)[None, :]
         address = new_matrix + batch * num_features * width + features[:, None] * width + columns[None, :]
         tl.store(address, a.to(new_matrix.dtype.element_ty), mask=inside)

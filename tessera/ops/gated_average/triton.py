@@ -68,7 +68,7 @@ def _shares(log_gate: Tensor, log_decay: Tensor, log_weight: Tensor) -> tuple[Te
     import triton
 
     from tessera.ops.gated_average import triton_weights
-    from tessera.ops.triton_recurrence import INTERPRETED
+    from tessera.ops.triton_product import INTERPRETED
 
     batch, heads, steps = log_gate.shape
     new = torch.empty(batch, heads, steps, dtype=torch.float32, device=log_gate.device)

@@ -27,7 +27,7 @@ def shares(
     `s_t = log(exp(g_t) + exp(d_t + s_{t-1}))`, and the last s.
 
     One program per head of a sequence, CHUNK steps at a time. The scan runs over the steps one before its own, headed
-    by the carry, so that it yields s_{t-1}. The two are sigmoids of one margin with either sign: they add up to 1.
+    by the carry, so that it yields s_{t-1}. The two are sigmoids of one margin: they add up to 1.
     """
     index = tl.program_id(0).to(tl.int64)
     batch, head = index // heads, index % heads
@@ -46,8 +46,10 @@ def shares(
         _, weight = tl.associative_scan((earlier_decay, earlier_gate), 0, combined)
         gate = tl.load(gates + step * gate_step, mask=inside, other=0.0).to(tl.float32)
         kept = tl.load(decays + step * decay_step, mask=inside, other=0.0).to(tl.float32) + weight
-        tl.store(new + index * steps + step, tl.sigmoid(gate - kept), mask=inside)
-        tl.store(keep + index * steps + step, tl.sigmoid(kept - gate), mask=inside)
+        ratio = tl.exp(-tl.abs(gate - kept))
+        large, small = 1.0 / (1.0 + ratio), ratio / (1.0 + ratio)
+        tl.store(new + index * steps + step, tl.where(gate >= kept, large, small), mask=inside)
+        tl.store(keep + index * steps + step, tl.where(gate >= kept, small, large), mask=inside)
         at_end = step == tl.minimum(first + CHUNK, steps) - 1
         carry = tl.max(tl.where(at_end, log_add(gate, kept), float("-inf")), 0) + tl.zeros((1,), tl.float32)
     tl.store(last + index + tl.zeros((1,), tl.int32), carry)

@@ -143,8 +143,9 @@ class _Gradients:
 
     def finish(self, query, key, value, slope, intercept) -> tuple[Tensor | None, ...]:
         """The gradients of query, key, value, slope and intercept, in their shapes and types."""
-        grad_slope = (self.query * self.work.query).sum(-1).view(slope.shape)
-        grad_query = (self.query * slope.flatten(0, 1).unsqueeze(-1)).view(query.shape).to(query.dtype)
+        # In place: each of these is as large as the queries.
+        grad_slope = torch.mul(self.query, self.work.query, out=self.work.scaled_query).sum(-1).view(slope.shape)
+        grad_query = self.query.mul_(slope.flatten(0, 1).unsqueeze(-1)).view(query.shape).to(query.dtype)
         grad_key = self.key.div_(self.work.score_scale).view(key.shape).to(key.dtype)
         grad_intercept = None
         if self.intercept is not None:

@@ -51,7 +51,8 @@ def strips(call: Call, queries: int = QUERIES) -> Iterator[Strip]:
     sequences = [slice(b, b + 1) for b in range(batch)] if per_sequence else [slice(0, batch)]
     for sequence in sequences:
         delay = _delay(call, sequence.start)
-        for start in range(0, num_queries, queries):
+        # The latest first: under most windows it is the largest, and sets the size of the reused memory.
+        for start in reversed(range(0, num_queries, queries)):
             strip = _windowed(call, sequence, slice(start, min(start + queries, num_queries)), delay)
             if strip is not None and call.pair_documents is not None:
                 strip = _within_documents(call, strip)

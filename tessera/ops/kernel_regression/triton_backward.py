@@ -22,6 +22,7 @@ from tessera.ops.kernel_regression.triton_tiles import (
     store_tile,
     visible,
 )
+from tessera.ops.triton_product import product
 
 
 @triton.jit
@@ -43,7 +44,7 @@ def pulled_back(z, g, center, tau, norm, delta, FAMILY: tl.constexpr, ORDER: tl.
 
 @triton.jit
 def queries_backward(
-    query, key, value, grad, product, d_query, d_slopes, d_intercepts, slopes, best, statistics, deltas, totals, scope,
+    query, key, value, grad, result, d_query, d_slopes, d_intercepts, slopes, best, statistics, deltas, totals, scope,
     FAMILY: tl.constexpr, ORDER: tl.constexpr,
     KEY_WIDTH: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_BLOCK: tl.constexpr,
     ROWS: tl.constexpr, PAIRS: tl.constexpr,
@@ -60,7 +61,7 @@ def queries_backward(
     )
     q = load_tile(start_of(query, batch, head), query.row, rows, scope.num_queries, KEY_WIDTH, KEY_BLOCK)
     dy = load_tile(start_of(grad, batch, head), grad.row, rows, scope.num_queries, VALUE_WIDTH, VALUE_BLOCK)
-    y = load_tile(start_of(product, batch, head), product.row, rows, scope.num_queries, VALUE_WIDTH, VALUE_BLOCK)
+    y = load_tile(start_of(result, batch, head), result.row, rows, scope.num_queries, VALUE_WIDTH, VALUE_BLOCK)
     delta = tl.sum(dy.to(tl.float32) * y.to(tl.float32), 1)
     center, tau, norm = load_statistics(statistics, scope, row_index, rows)
     slope = load_column(slopes, batch, head, rows, scope.num_queries)
@@ -75,12 +76,12 @@ def queries_backward(
         )  # fmt: skip
         pairs = first + tl.arange(0, PAIRS)
         v = load_tile(value_start, value.row, pairs, scope.num_pairs, VALUE_WIDTH, VALUE_BLOCK)
-        g = tl.dot(dy, tl.trans(v), input_precision=PRECISION)
+        g = product(dy, tl.trans(v), tl.zeros((ROWS, PAIRS), tl.float32), PRECISION)
         _, dz = pulled_back(z, g, center[:, None], tau[:, None], norm[:, None], delta[:, None], FAMILY, ORDER)
         if FAMILY == "anchored" or FAMILY == "fixed":
             total += tl.sum(dz, 1)
         k = load_tile(key_start, key.row, pairs, scope.num_pairs, KEY_WIDTH, KEY_BLOCK)
-        moved = tl.dot(dz.to(k.dtype), k, moved, input_precision=PRECISION)
+        moved = product(dz.to(k.dtype), k, moved, PRECISION)
     if FAMILY == "anchored":
         where = tl.load(best + row_index * scope.num_queries + rows, mask=inside, other=0)
         k = load_tile(key_start, key.row, where, scope.num_pairs, KEY_WIDTH, KEY_BLOCK)
@@ -136,7 +137,10 @@ def pairs_backward(
         slope = load_column(slopes, batch, head, rows, scope.num_queries)
         center, tau, norm = load_statistics(statistics, scope, row_index, rows)
         delta = tl.load(deltas + row_index * scope.num_queries + rows, mask=inside, other=0.0)
-        z = tl.dot(k, tl.trans(q), input_precision=PRECISION) * (slope * score_scale(FAMILY, ORDER))[None, :]
+        z = (
+            product(k, tl.trans(q), tl.zeros((PAIRS, ROWS), tl.float32), PRECISION)
+            * (slope * score_scale(FAMILY, ORDER))[None, :]
+        )
         partial = (first < clear_start) | (first + ROWS > clear_end)
         if DOCUMENTS:
             partial = first >= 0
@@ -144,14 +148,14 @@ def pairs_backward(
             positions = rows + scope.offset
             seen = visible(scope, batch, positions[None, :], pairs[:, None], delay, WINDOW, SPANNED, DOCUMENTS)
             z = tl.where(seen, z, float("-inf"))
-        g = tl.dot(v, tl.trans(dy), input_precision=PRECISION)
+        g = product(v, tl.trans(dy), tl.zeros((PAIRS, ROWS), tl.float32), PRECISION)
         weights, dz = pulled_back(z, g, center[None, :], tau[None, :], norm[None, :], delta[None, :], FAMILY, ORDER)
         if FAMILY == "anchored":
             where = tl.load(best + row_index * scope.num_queries + rows, mask=inside, other=-1)
             total = tl.load(totals + row_index * scope.num_queries + rows, mask=inside, other=0.0)
             dz = tl.where(pairs[:, None] == where[None, :], dz - total[None, :], dz)
-        moved_value = tl.dot(weights.to(dy.dtype), dy, moved_value, input_precision=PRECISION)
-        moved_key = tl.dot((dz * slope[None, :]).to(q.dtype), q, moved_key, input_precision=PRECISION)
+        moved_value = product(weights.to(dy.dtype), dy, moved_value, PRECISION)
+        moved_key = product((dz * slope[None, :]).to(q.dtype), q, moved_key, PRECISION)
     store_tile(start_of(d_key, batch, head), d_key.row, pairs, scope.num_pairs, moved_key, KEY_WIDTH, KEY_BLOCK)
     d_value_start = start_of(d_value, batch, head)
     store_tile(d_value_start, d_value.row, pairs, scope.num_pairs, moved_value, VALUE_WIDTH, VALUE_BLOCK)

@@ -24,6 +24,7 @@ from tessera.ops.kernel_regression.triton_tiles import (
     store_tile,
     visible,
 )
+from tessera.ops.triton_product import product
 
 
 @triton.jit
@@ -35,7 +36,7 @@ def scores_of(
     """Scores (ROWS, PAIRS) of the tile of pairs that begins at `first`, without intercept; -inf where not visible."""
     pairs = first + tl.arange(0, PAIRS)
     k = load_tile(key_start, key_row, pairs, scope.num_pairs, WIDTH, BLOCK)
-    z = tl.dot(q, tl.trans(k), input_precision=PRECISION) * slope[:, None]
+    z = product(q, tl.trans(k), tl.zeros((q.shape[0], PAIRS), tl.float32), PRECISION) * slope[:, None]
     partial = (first < clear_start) | (first + PAIRS > clear_end)
     if DOCUMENTS:
         partial = first >= 0
@@ -78,7 +79,7 @@ def softmax_forward(
         total = total * shrink + tl.sum(weights, 1)
         v = load_tile(value_start, value.row, first + tl.arange(0, PAIRS), scope.num_pairs, VALUE_WIDTH, VALUE_BLOCK)
         y = y * shrink[:, None]
-        y = tl.dot(weights.to(v.dtype), v, y, input_precision=PRECISION)
+        y = product(weights.to(v.dtype), v, y, PRECISION)
         largest = raised_to
     norm = inverse(total)
     store_tile(
@@ -176,10 +177,10 @@ def threshold_forward(
         weights = power * responses
         total += tl.sum(weights, 1)
         v = load_tile(value_start, value.row, first + tl.arange(0, PAIRS), scope.num_pairs, VALUE_WIDTH, VALUE_BLOCK)
-        y = tl.dot(weights.to(v.dtype), v, y, input_precision=PRECISION)
+        y = product(weights.to(v.dtype), v, y, PRECISION)
         if SAVE:
             total_slope += tl.sum(power, 1)
-            y_smooth = tl.dot(power.to(v.dtype), v, y_smooth, input_precision=PRECISION)
+            y_smooth = product(power.to(v.dtype), v, y_smooth, PRECISION)
     norm = inverse(total)
     store_tile(
         start_of(out, batch, head), out.row, rows, scope.num_queries, y * norm[:, None], VALUE_WIDTH, VALUE_BLOCK
@@ -241,7 +242,7 @@ def rectified_forward(
         weights = tl.maximum((z - center[:, None]) - tau[:, None], 0.0)
         total += tl.sum(weights, 1)
         v = load_tile(value_start, value.row, first + tl.arange(0, PAIRS), scope.num_pairs, VALUE_WIDTH, VALUE_BLOCK)
-        y = tl.dot(weights.to(v.dtype), v, y, input_precision=PRECISION)
+        y = product(weights.to(v.dtype), v, y, PRECISION)
     norm = inverse(total)
     y = y * norm[:, None]
     if not ANCHORED:  # noqa: SIM102 (one is known at compile time, the other is not)
@@ -253,7 +254,7 @@ def rectified_forward(
                 seen = visible(scope, batch, positions[:, None], pairs[None, :], delay, WINDOW, SPANNED, DOCUMENTS)
                 count += tl.sum(tl.where(seen, 1.0, 0.0), 1)
                 v = load_tile(value_start, value.row, pairs, scope.num_pairs, VALUE_WIDTH, VALUE_BLOCK)
-                even = tl.dot(tl.where(seen, 1.0, 0.0).to(v.dtype), v, even, input_precision=PRECISION)
+                even = product(tl.where(seen, 1.0, 0.0).to(v.dtype), v, even, PRECISION)
             share = 1.0 / tl.maximum(count, 1.0)
             y = tl.where((total > 0)[:, None], y, even * share[:, None])
             norm = tl.where((total > 0) | (count == 0), norm, -share)

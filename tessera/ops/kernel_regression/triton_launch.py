@@ -10,9 +10,7 @@ from torch.autograd.function import once_differentiable
 from tessera.ops.kernel_regression import triton_backward, triton_forward
 from tessera.ops.kernel_regression.triton_tiles import Matrix, Scope
 from tessera.ops.kernel_regression.window import Window
-from tessera.ops.triton_device import dot_precision
-
-INTERPRETED = not isinstance(triton_forward.softmax_forward, triton.JITFunction)
+from tessera.ops.triton_product import INTERPRETED, dot_precision
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,9 @@ class Window:
 
     def __post_init__(self) -> None:
         if isinstance(self.delay, int):
-            expect(self.delay >= 1, "Window", "delay", "be at least 1 (a pair's value looks one step ahead)", self.delay)
+            expect(
+                self.delay >= 1, "Window", "delay", "be at least 1 (a pair's value looks one step ahead)", self.delay
+            )
             if self.span is not None:
                 expect(self.span > self.delay, "Window", "span", f"exceed delay ({self.delay})", self.span)
 

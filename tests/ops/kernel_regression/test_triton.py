@@ -1,0 +1,164 @@
+"""The Triton kernels equal the float64 reference: output and all gradients, for every kernel, window and dtype.
+
+Sizes are those of the interpreter (16 queries and 16 pairs per tile there); `test_triton_gpu.py` has real ones.
+"""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from tessera.errors import TesseraError
+from tessera.kernels import (
+    Biweight,
+    Epanechnikov,
+    Gaussian,
+    NearestNeighbours,
+    NormalizedReLU,
+    RectifiedPolynomial,
+    ReLUmax,
+    Triweight,
+)
+from tessera.ops.kernel_regression import Call, Window, choose_backend, kernel_regression
+from tests.ops.kernel_regression.triton_cases import assert_equal, draw, regress
+
+FAMILIES = [Gaussian(), Biweight(), ReLUmax(), NormalizedReLU()]
+FAMILY = pytest.mark.parametrize("kernel", FAMILIES, ids=lambda kernel: kernel.name)
+DOCUMENTS = torch.tensor([[0] * 9 + [1] * 12, [0] * 20 + [3]])
+STORED = DOCUMENTS.clone()
+STORED[:, 4:6] = -1
+WINDOWS = {
+    "past": {"window": Window()},
+    "delayed": {"window": Window(delay=6)},
+    "delays": {"window": Window(delay=torch.tensor([2, 30]))},
+    "span": {"window": Window(span=5)},
+    "delayed span": {"window": Window(delay=3, span=18)},
+    "documents": {"window": Window(), "query_documents": DOCUMENTS, "pair_documents": STORED},
+    "documents alone": {"query_documents": DOCUMENTS, "pair_documents": STORED},
+    "all": {},
+}
+
+
+@FAMILY
+@pytest.mark.parametrize("masks", WINDOWS.values(), ids=WINDOWS.keys())
+def test_windows(triton_device, kernel, masks):
+    tensors = draw(kernel, queries=21, pairs=21)
+    assert_equal(regress(kernel, tensors, "triton", torch.float32, triton_device, **masks), kernel, tensors, masks)
+
+
+@pytest.mark.parametrize(
+    "kernel", [Epanechnikov(), RectifiedPolynomial(1.5), Triweight(), ReLUmax(0.3)], ids=lambda kernel: kernel.name
+)
+def test_other_kernels(triton_device, kernel):
+    tensors, masks = draw(kernel, queries=33, pairs=33, heads=1), {"window": Window()}
+    assert_equal(regress(kernel, tensors, "triton", torch.float32, triton_device, **masks), kernel, tensors, masks)
+
+
+@pytest.mark.parametrize(
+    ("queries", "pairs", "offset"),
+    [(1, 1, 0), (2, 2, 0), (15, 15, 0), (16, 15, 0), (17, 17, 0), (3, 20, 17), (2, 1, 40)],
+)
+def test_awkward_sizes(triton_device, queries, pairs, offset):
+    kernel, masks = Biweight(), {"window": Window(), "query_offset": offset}
+    tensors = draw(kernel, queries, pairs)
+    assert_equal(regress(kernel, tensors, "triton", torch.float32, triton_device, **masks), kernel, tensors, masks)
+
+
+@FAMILY
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(triton_device, kernel, dtype):
+    tensors, masks = draw(kernel, queries=18, pairs=18, dtype=dtype), {"window": Window()}
+    found = regress(kernel, tensors, "triton", dtype, triton_device, **masks)
+    assert found["query"].dtype == dtype
+    # Weights and their gradients are rounded once to the dtype before products: a few spacings of the largest entry.
+    assert_equal(found, kernel, tensors, masks, relative=4 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("kernel", [Biweight(), Epanechnikov(), ReLUmax()], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("scale", [1e-8, 1e4])
+def test_extreme_scores(triton_device, kernel, scale):
+    tensors, masks = draw(kernel, queries=17, pairs=17), {"window": Window()}
+    tensors["slope"] = torch.full_like(tensors["slope"], scale)
+    # Halves of few digits: similarities are exact, so that scores of 1e4 differ by what the reference sees too.
+    tensors["query"], tensors["key"] = ((4 * tensors[name]).round() / 4 for name in ("query", "key"))
+    assert_equal(regress(kernel, tensors, "triton", torch.float32, triton_device, **masks), kernel, tensors, masks)
+
+
+@pytest.mark.parametrize("kernel", [Gaussian(), Triweight(), ReLUmax()], ids=lambda kernel: kernel.name)
+def test_equal_keys_average_the_values(triton_device, kernel):
+    tensors = draw(kernel, queries=20, pairs=20)
+    tensors["key"] = tensors["key"][:, :, :1].expand(-1, -1, 20, -1)
+    found = regress(kernel, tensors, "triton", torch.float32, triton_device, window=Window())["output"]
+    means = tensors["value"].cumsum(2)[:, :, :-1] / torch.arange(1.0, 20).double()[:, None]
+    torch.testing.assert_close(found[:, :, 1:].double().cpu(), means, rtol=0, atol=1e-5)
+    assert not found[:, :, 0].any()
+
+
+def test_uniform_fall_back(triton_device):
+    """Scores that are all negative: the weight is shared evenly, and no gradient reaches the keys."""
+    kernel, masks = NormalizedReLU(), {"window": Window(span=6)}
+    tensors = draw(kernel, queries=20, pairs=20)
+    tensors["intercept"] = torch.full_like(tensors["intercept"], -50.0)
+    found = regress(kernel, tensors, "triton", torch.float32, triton_device, **masks)
+    assert not found["key"].any()
+    assert_equal(found, kernel, tensors, masks)
+
+
+def test_the_future_has_no_influence(triton_device):
+    kernel = Biweight()
+    tensors = draw(kernel, queries=24, pairs=24)
+    before = regress(kernel, tensors, "triton", torch.float32, triton_device, window=Window(delay=2))["output"]
+    for name in ("key", "value"):
+        changed = {**tensors, name: tensors[name].clone()}
+        changed[name][:, :, 18:] = normalize(torch.randn_like(changed[name][:, :, 18:]), dim=-1)
+        after = regress(kernel, changed, "triton", torch.float32, triton_device, window=Window(delay=2))["output"]
+        torch.testing.assert_close(after[:, :, :20], before[:, :, :20], rtol=0, atol=1e-6)
+        assert not torch.equal(after[:, :, 20:], before[:, :, 20:])
+
+
+def test_strided_inputs_and_unequal_widths(triton_device):
+    """Heads interleaved in memory, as the models hold them, and keys as queries."""
+    packed = torch.randn(2, 19, 2, 20, device=triton_device)
+    key, value = packed[..., :12].transpose(1, 2), packed[..., 12:].transpose(1, 2)
+    arguments = {"kernel": Triweight(), "slope": torch.tensor([[2.0], [5.0]], device=triton_device), "window": Window()}
+    found = kernel_regression(key, key, value, backend="triton", **arguments)
+    expected = kernel_regression(key.double(), key.double(), value.double(), backend="reference", **arguments)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-5)
+    assert found.transpose(1, 2).is_contiguous()
+
+
+def test_no_pairs(triton_device):
+    empty = torch.randn(2, 1, 0, 4, device=triton_device)
+    query = torch.randn(2, 1, 3, 4, device=triton_device)
+    found = kernel_regression(query, empty, empty, kernel=Biweight(), slope=torch.ones(()), backend="triton")
+    assert torch.equal(found, torch.zeros_like(query))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"kernel": NearestNeighbours("gaussian", 4)}, "do not compute the kernel 'knn'"),
+        ({"dropout": 0.1}, "have no dropout of weights"),
+        ({"value": torch.zeros(1, 1, 3, 4, dtype=torch.float64)}, "query, key and value must have one dtype"),
+        ({"value": torch.zeros(1, 1, 3, 300)}, "heads may be at most 256 wide; got 4 and 300"),
+    ],
+)
+def test_refusals(triton_device, change, reason):
+    three = torch.zeros(1, 1, 3, 4)
+    call = Call(
+        **({"query": three, "key": three, "value": three, "kernel": Biweight(), "slope": torch.ones(())} | change)
+    )
+    with pytest.raises(TesseraError, match=f"backend 'triton' cannot run this call: .*{reason}"):
+        choose_backend(call, "triton")
+
+
+def test_cpu_tensors_are_refused_without_the_interpreter(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    three = torch.zeros(1, 1, 3, 4)
+    with pytest.raises(TesseraError, match="Triton kernels need a CUDA device"):
+        choose_backend(Call(three, three, three, Biweight(), torch.ones(())), "triton")
+
+
+def test_the_interpreter_never_volunteers(triton_device):
+    three = torch.zeros(1, 1, 3, 4)
+    chosen = choose_backend(Call(three, three, three, Biweight(), torch.ones(()), window=Window()))
+    assert chosen.__name__.endswith("chunked")
