@@ -5,11 +5,13 @@ import torch
 
 
 @pytest.fixture
-def triton_device(monkeypatch):
+def triton_device(monkeypatch, request):
     """The device for Triton tests. Memory that a kernel leaves unwritten is NaN, so that it shows."""
     pytest.importorskip("triton")
     cuda = torch.cuda.is_available()
     if not cuda:
+        if request.node.get_closest_marker("gpu"):
+            pytest.skip("needs a CUDA device")
         # The process imported triton with the interpreter chosen (tests/conftest.py); this admits tensors on the CPU.
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     # Only the filling of new memory is wanted; PyTorch ties it to this switch.

@@ -13,12 +13,6 @@ KERNELS = [Gaussian(), Epanechnikov(), Biweight(), Triweight(), ReLUmax(), Norma
 RELATIVE = {torch.float32: 2e-4, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 
 
-@pytest.fixture(autouse=True)
-def _needs_cuda():
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-
-
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("dtype", RELATIVE, ids=str)
 @pytest.mark.parametrize("width", [32, 64, 128])
