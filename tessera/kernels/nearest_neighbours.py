@@ -64,13 +64,16 @@ class NearestNeighbours(RowKernel):
 
 def nearest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest scores of each row (all, if there are fewer) and their indices; of ties the largest index first."""
-    k = min(k, scores.shape[-1])
-    values, indices = torch.topk(scores, k, dim=-1, sorted=False)
-    last = values.amin(-1, keepdim=True)
+    num_pairs = scores.shape[-1]
+    values, indices = torch.topk(scores, min(k + 1, num_pairs), dim=-1)
+    if num_pairs <= k:
+        return values, indices
+    last, next_best = values[..., k - 1], values[..., k]
+    values, indices = values[..., :k], indices[..., :k]
     # topk takes any of the ties at the k-th place: rows in which some were left out are sorted.
-    tied = ((scores >= last).sum(-1) > k) & (last.squeeze(-1) > -torch.inf)
+    tied = (last == next_best) & (last > -torch.inf)
     if bool(tied.any()):
         rows = scores[tied].flip(-1).sort(dim=-1, descending=True, stable=True)
         values[tied] = rows.values[..., :k]
-        indices[tied] = scores.shape[-1] - 1 - rows.indices[..., :k]
+        indices[tied] = num_pairs - 1 - rows.indices[..., :k]
     return values, indices

@@ -10,7 +10,7 @@ class Workspace:
     """Buffers that are handed out in turn and taken back all at once.
 
     A strip of scores is used for a few passes of some ten microseconds each; memory that is fresh from the operating
-    system costs ten times that in page faults. A workspace belongs to one call, not to a module or the process.
+    system costs ten times that in page faults. Callers with tasks of several sizes start with the largest. A workspace belongs to one call, not to a module or the process.
     """
 
     def __init__(self) -> None:
@@ -28,9 +28,7 @@ class Workspace:
             self._buffers.append(torch.empty(size, dtype=dtype, device=like.device))
         buffer = self._buffers[self._taken]
         if buffer.numel() < size or buffer.dtype != dtype:
-            # Strips may grow from one to the next: doubling keeps the number of fresh buffers small.
-            size_kept = max(size, min(2 * size, 2 * buffer.numel())) if buffer.dtype == dtype else size
-            buffer = self._buffers[self._taken] = torch.empty(size_kept, dtype=dtype, device=like.device)
+            buffer = self._buffers[self._taken] = torch.empty(size, dtype=dtype, device=like.device)
         self._taken += 1
         return buffer[:size].view(shape)
 
