@@ -12,7 +12,7 @@ from tessera.training.arguments import training_arguments
 from tessera.training.checkpoints import latest_whole, step_of
 from tessera.training.corpus import Corpus, open_corpus
 from tessera.training.folder import RunSummary, prepare_folder, publish_model
-from tessera.training.loading import load_model
+from tessera.training.loading import load_model, load_tokenizer
 from tessera.training.model_section import build_model, config_for
 from tessera.training.sections import Recipe
 
@@ -78,6 +78,8 @@ def _prepare(recipe: Recipe, run: Path) -> Prepared:
         corpus.validation, data.context, recipe.training.evaluate_sequences, data.document_ids
     )
     start = recipe.training.initialize_from
+    if start:
+        _require_same_tokens(start, corpus)
     model = load_model(start, config) if start else build_model(config, recipe.seed)
     _require_document_ids(model, recipe)
     _enable_checkpointing(model, recipe)
@@ -102,6 +104,15 @@ def _checkpoint(run: Path) -> Path | None:
     if checkpoint is None and passed:
         raise TesseraError(f"{run}: no whole checkpoint to resume from: {'; '.join(passed)}. Start again: --overwrite.")
     return checkpoint
+
+
+def _require_same_tokens(start: str, corpus: Corpus) -> None:
+    """Weights mean nothing for a tokenizer that gives the same text other ids."""
+    if load_tokenizer(start).get_vocab() != corpus.tokenizer.get_vocab():
+        raise TesseraError(
+            f"training.initialize_from {start}: its tokenizer must be this recipe's; got other tokens. "
+            f"Use tokenizer: {{type: pretrained, path: {start}}}."
+        )
 
 
 def _require_document_ids(model: "PreTrainedModel", recipe: Recipe) -> None:

@@ -15,6 +15,11 @@ from tessera.training.run import train
 from tessera.training.trainer import RecipeTrainer
 
 TRANSFORMER = "model={type: transformer, hidden_size: 16, num_layers: 1, num_heads: 2, dropout: 0.1}"
+V2 = (
+    "model={type: memory_mosaic_v2, hidden_size: 16, num_layers: 1, num_heads: 2, intermediate_size: 24, "
+    "short_term_span: 4, long_term_delay: 2, training_long_term_delay: [2, 8]}",
+    "data.document_ids=true",
+)
 DROPOUT = ("model.weight_dropout=0.1", "model.residual_dropout=0.1")
 
 
@@ -96,8 +101,7 @@ def test_all_models_see_the_same_batches(go, monkeypatch):
     assert all(torch.equal(one, other) for one, other in zip(first, second))
 
 
-@pytest.mark.parametrize("model", [DROPOUT, [TRANSFORMER]], ids=["mosaic", "transformer"])
-@pytest.mark.parametrize("stopped", [1, 3, 5])
+@pytest.mark.parametrize(("model", "stopped"), [(DROPOUT, 1), (DROPOUT, 3), (DROPOUT, 5), (V2, 3), ([TRANSFORMER], 3)])
 def test_a_stopped_run_ends_bit_identical(go, tmp_path, stop_after, stopped, model):
     go(*model, folder="whole")
     mend = stop_after(stopped)
@@ -168,6 +172,14 @@ def test_training_goes_on_from_another_run(go, tmp_path):
     before = go(*start, folder="fresh").validation_loss
     after = go(*start, f"training.initialize_from={tmp_path / 'first'}", folder="continued").validation_loss
     assert after < before - 1
+
+
+def test_another_tokenizers_weights_are_not_taken(go, tmp_path):
+    go("training.steps=2", folder="first")
+    start = f"training.initialize_from={tmp_path / 'first'}"
+    with pytest.raises(TesseraError, match="its tokenizer must be this recipe's"):
+        go(start, "tokenizer={type: bpe, vocab_size: 258}", folder="other")
+    go(start, f"tokenizer={{type: pretrained, path: {tmp_path / 'first'}}}", folder="same")
 
 
 def broken_gradients(monkeypatch, at):
