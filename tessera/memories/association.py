@@ -44,6 +44,7 @@ class AssociationMemory(nn.Module):
         self.value = nn.Linear(hidden_size, hidden_size, bias=False)
         self.strength = nn.Linear(hidden_size, 1)
         self.rolls, self.correction, self.order, self.epsilon = rolls, correction, order, epsilon
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """PyTorch's default for queries, keys and strengths; values 0."""

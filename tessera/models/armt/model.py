@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
+from transformers import initialization as init
 
 from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.armt.configuration import ARMTConfig
@@ -57,8 +58,12 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
         )
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, AssociationMemory):
+        # transformers asks about modules with parameters of their own, one by one.
+        super()._init_weights(module)
+        if isinstance(module, nn.Linear):
             module.reset_parameters()
+        if any(module is memory.value for memory in self.memories):
+            init.zeros_(module.weight)
 
     def empty_memory(self, batch: int) -> ARMTState:
         """The memory before anything was read: A = 0, z = 0."""

@@ -11,9 +11,12 @@ class MemoryTokens(nn.Module):
     def __init__(self, count: int, like: Tensor):
         super().__init__()
         self.tokens = nn.Parameter(torch.empty(count, like.shape[1], dtype=like.dtype, device=like.device))
-        spread = 0.02 if like.is_meta else float(like.detach().float().std())
-        init.normal_(self.tokens, 0.0, spread)
-        self._is_hf_initialized = True
+        self.reset_parameters(like)
+
+    def reset_parameters(self, like: Tensor) -> None:
+        """Draw the tokens with the spread of `like`."""
+        if not like.is_meta:
+            init.normal_(self.tokens, 0.0, float(like.detach().float().std()))
 
     def forward(self, batch: int) -> Tensor:
         """(B, M, hidden)."""

@@ -15,6 +15,7 @@ from tessera.models.recurrence.cache import GroupedCache, SegmentCache
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_pass import LayerPass, keep_last_hidden
 from tessera.models.recurrence.loss import ShiftedLoss
+from tessera.models.recurrence.memory_tokens import MemoryTokens
 from tessera.models.recurrence.output import SegmentedOutput
 from tessera.models.recurrence.reading import Piece, Wanted, read_in_groups, read_text
 from tessera.models.recurrence.state import MemoryState
@@ -77,9 +78,11 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel):
     def __init__(self, config: SegmentedConfig, base: PreTrainedModel | None = None):
         super().__init__(config)
         expect(config.base_config is not None, type(self).__name__, "base_config", "be given", None)
-        base = AutoModelForCausalLM.from_config(config.base_config) if base is None else base
-        for module in base.modules():  # post_init must not draw a trained base anew
-            module._is_hf_initialized = True
+        if base is None:
+            base = AutoModelForCausalLM.from_config(config.base_config)
+        else:
+            for module in base.modules():  # post_init must not draw a trained base anew
+                module._is_hf_initialized = True
         self.base = base
         if config.own_memory_positions:
             base_model.widen_positions(base, self.num_front, config.num_memory_tokens)
@@ -90,6 +93,10 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel):
         self._add_memory(config)
         self.post_init()
         self.generation_config = copy.deepcopy(base.generation_config)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, MemoryTokens):
+            module.reset_parameters(self.get_input_embeddings().weight)
 
     # What a subclass is.
 

@@ -18,7 +18,7 @@ class Stage:
 
     Attributes:
         max_pairs, min_pairs, key_size: the samples. target: exact match on held-out samples at which the stage ends.
-        share: of the remaining time; what a stage does not use goes to the later ones.
+        share: of the remaining CPU time; what a stage does not use goes to the later ones.
         lr: peak learning rate, reached after `warmup` steps.
     """
 
@@ -67,11 +67,11 @@ def train(
     seconds: float,
     log: Callable[[dict], None],
 ) -> list[dict]:
-    """Train `model` in place through all `stages` in `seconds`; returns (and logs) one record per stage."""
+    """Train `model` in place through all `stages` in `seconds` of CPU time; returns (and logs) one record per stage."""
     generator = torch.Generator().manual_seed(options.seed)
-    records, end = [], time.monotonic() + seconds
+    records, end = [], time.process_time() + seconds
     for number, stage in enumerate(stages):
-        limit = (end - time.monotonic()) * stage.share / sum(later.share for later in stages[number:])
+        limit = (end - time.process_time()) * stage.share / sum(later.share for later in stages[number:])
         record = _train_stage(model, RetrievalTask(task_name, stage.key_size), stage, options, limit, generator)
         log(record)
         records.append(record)
@@ -94,7 +94,7 @@ def _train_stage(model, task: RetrievalTask, stage: Stage, options: TrainingOpti
     model.config.segment_size = task.segment_size
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=stage.lr, weight_decay=options.weight_decay)
-    started, step, best, weights = time.monotonic(), 0, -1.0, None
+    started, step, best, weights = time.process_time(), 0, -1.0, None
     while True:
         for group in optimizer.param_groups:
             group["lr"] = stage.lr * min(1.0, (step + 1) / stage.warmup)
@@ -105,7 +105,7 @@ def _train_stage(model, task: RetrievalTask, stage: Stage, options: TrainingOpti
         nn.utils.clip_grad_value_(parameters, options.clip_value)
         optimizer.step()
         step += 1
-        seconds = time.monotonic() - started
+        seconds = time.process_time() - started
         if step % options.check_every and seconds < limit:
             continue
         share = exact_match(predictor(model, task), task, stage.max_pairs, options.check_samples, seed=step)

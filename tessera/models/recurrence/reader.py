@@ -1,0 +1,50 @@
+"""Reading a text that need not fit into memory: tokens come from an iterator, only the memory is kept."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+import torch
+from tqdm import tqdm
+
+from tessera.models.recurrence.model import SegmentedForCausalLM
+from tessera.models.recurrence.reading import Wanted, read_text
+from tessera.models.recurrence.state import MemoryState
+from tessera.models.recurrence.text import Text
+
+
+@torch.no_grad()
+def read_stream(
+    model: SegmentedForCausalLM,
+    tokens: Iterable[int],
+    memory_state: MemoryState | None = None,
+    progress: bool = False,
+    total: int | None = None,
+) -> MemoryState:
+    """The memory (one row) after `model` read all `tokens`, in segments from the first on; the last may be short.
+
+    Same result as one call of the model with alignment "left"; time O(N), memory O(1) in their number N. No logits are
+    computed. `memory_state` goes on where an earlier reading ended. `progress` shows a bar of tokens (of `total`).
+
+    >>> from transformers import GPT2Config
+    >>> from tessera.models.armt import ARMTConfig, ARMTForCausalLM
+    >>> base = GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=32)
+    >>> model = ARMTForCausalLM(ARMTConfig(base_config=base, segment_size=8, num_memory_tokens=2, memory_dim=4)).eval()
+    >>> read_stream(model, iter(range(50))).segments_read
+    tensor([7])
+    """
+    state = model.empty_memory(1) if memory_state is None else memory_state
+    state.expect_fits(model.empty_memory(1), "read_stream")
+    state = None if not bool(state.segments_read.any()) else state
+    device = model.get_input_embeddings().weight.device
+    with tqdm(total=total, unit=" tokens", unit_scale=True, disable=not progress, mininterval=0.5) as bar:
+        for segment in _segments(tokens, model.config.segment_size):
+            text = Text(torch.tensor([segment], device=device), model.get_input_embeddings())
+            state = read_text(model, text, state, None, Wanted(skip_logits=True)).memory_state
+            bar.update(len(segment))
+    return model.empty_memory(1) if state is None else state
+
+
+def _segments(tokens: Iterable[int], size: int) -> Iterator[list[int]]:
+    iterator = iter(tokens)
+    while segment := list(islice(iterator, size)):
+        yield segment

@@ -1,0 +1,58 @@
+"""Small models of several families, and ways to wrap them."""
+
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+import tessera.armt as armt
+from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
+
+ROTARY = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+GPT2 = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+MOSAIC = {"vocab_size": 60, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_persistent_slots": 8}
+GROUPED = {**ROTARY, "num_key_value_heads": 2, "head_dim": 8}
+BASES = {
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2, bos_token_id=None, eos_token_id=None, pad_token_id=0)),
+    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**ROTARY)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**GROUPED)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**{k: v for k, v in GROUPED.items() if k != "head_dim"})),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED)),
+    "memory_mosaic": lambda: MemoryMosaicForCausalLM(MemoryMosaicConfig(**MOSAIC)),
+}
+WRAPS = {"armt": lambda base, **o: armt.wrap(base, memory_dim=4, **o), "rmt": armt.wrap_rmt, "prmt": armt.wrap_prmt}
+
+
+def make(kind="armt", family="gpt2", segment_size=8, num_memory_tokens=3, **options):
+    """A small wrapped model in float64 whose memory matters from the start."""
+    torch.manual_seed(1)
+    base = BASES[family]()
+    model = WRAPS[kind](base, segment_size=segment_size, num_memory_tokens=num_memory_tokens, **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.double().eval()
+
+
+def tokens(batch, steps, vocabulary=60):
+    """Random tokens, none of them the padding 0."""
+    return torch.randint(1, vocabulary, (batch, steps))

@@ -1,0 +1,98 @@
+"""generate() across segment borders: what reading the grown text from the start would choose."""
+
+import pytest
+import torch
+
+from tests.models.armt.bases import BASES, WRAPS, make, tokens
+from tests.tolerances import REORDERED_FLOAT64
+
+KINDS = list(WRAPS)
+PAIRS = [(kind, "gpt2") for kind in KINDS] + [("armt", family) for family in BASES if family != "gpt2"]
+PAIRS += [("rmt", "memory_mosaic"), ("prmt", "llama")]
+
+
+def greedy(model, prompt, count):
+    """The likeliest continuation, by reading everything again for each token."""
+    text = prompt
+    for _ in range(count):
+        text = torch.cat([text, model(text).logits[:, -1:].argmax(-1)], 1)
+    return text
+
+
+@pytest.mark.parametrize(("kind", "family"), PAIRS)
+@pytest.mark.parametrize("steps", [3, 8, 13])
+def test_generation_is_reading_the_grown_text(kind, family, steps):
+    model, prompt = make(kind, family), tokens(2, steps)
+    found = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False)
+    assert torch.equal(found, greedy(model, prompt, 12))
+
+
+@pytest.mark.parametrize(("kind", "family"), PAIRS)
+def test_steps_with_a_cache_give_the_logits_of_the_whole(kind, family):
+    model, ids = make(kind, family), tokens(2, 27)
+    whole, found, cache = model(ids), [], None
+    for start, end in [(0, 5), (5, 6), (6, 19), (19, 24), (24, 27)]:
+        output = model(ids[:, start:end], past_key_values=cache, use_cache=end < 27)
+        cache = output.past_key_values
+        found.append(output.logits)
+    torch.testing.assert_close(torch.cat(found, 1), whole.logits, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+    # Without use_cache the last segment was closed, as in the whole reading.
+    for name, tensor in whole.memory_state.tensors().items():
+        torch.testing.assert_close(output.memory_state.tensors()[name], tensor)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ["gpt2", "llama", "memory_mosaic"])
+def test_prompts_of_uneven_length_are_continued_as_alone(kind, family):
+    model, lengths = make(kind, family), [9, 2, 9, 16]
+    prompts = [tokens(1, length) for length in lengths]
+    ids = torch.cat([torch.nn.functional.pad(p, (16 - p.shape[1], 0)) for p in prompts])
+    mask = (ids > 0).long()
+    found = model.generate(ids, attention_mask=mask, max_new_tokens=11, do_sample=False)
+    for row, prompt in zip(found, prompts):
+        assert torch.equal(row[16:], greedy(model, prompt, 11)[0, prompt.shape[1] :])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_beams_follow_their_own_memory(kind):
+    model, prompt = make(kind), tokens(2, 6)
+    mask = torch.ones_like(prompt)
+    options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False, "num_beams": 3}
+    found = model.generate(prompt, **options)
+    slow = model.generate(prompt, use_cache=False, **options)
+    assert torch.equal(found, slow)
+
+
+def test_uneven_beams():
+    model = make()
+    ids = torch.cat([torch.nn.functional.pad(tokens(1, n), (9 - n, 0)) for n in (9, 4)])
+    options = {"attention_mask": (ids > 0).long(), "max_new_tokens": 8, "do_sample": False, "num_beams": 2}
+    assert torch.equal(model.generate(ids, **options), model.generate(ids, use_cache=False, **options))
+
+
+def test_generation_after_a_stored_memory():
+    model, text, prompt = make(), tokens(2, 16), tokens(2, 3)
+    state = model(text).memory_state
+    options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 9, "do_sample": False}
+    found = model.generate(prompt, memory_state=state, **options)
+    both = greedy(model, torch.cat([text, prompt], 1), 9)
+    assert torch.equal(found, both[:, 16:])
+    beams = model.generate(prompt, memory_state=state, num_beams=2, **options)
+    assert beams.shape == found.shape
+
+
+def test_hidden_positions_stay_hidden_while_generating():
+    model, prompt = make(), tokens(1, 7)
+    mask = torch.ones_like(prompt)
+    mask[0, 3] = 0
+    first = model(prompt, mask, use_cache=True)
+    step = model(tokens(1, 1), past_key_values=first.past_key_values, use_cache=True)
+    other = prompt.clone()
+    other[0, 3] = prompt[0, 3] % 59 + 1
+    again = model(other, mask, use_cache=True)
+    torch.manual_seed(0)
+    next_token = torch.full((1, 1), 7)
+    a = model(next_token, past_key_values=model(prompt, mask, use_cache=True).past_key_values, use_cache=True).logits
+    b = model(next_token, past_key_values=again.past_key_values, use_cache=True).logits
+    assert step.logits.shape == a.shape
+    torch.testing.assert_close(a, b)

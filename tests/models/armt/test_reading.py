@@ -1,0 +1,173 @@
+"""Laws of reading segment by segment, for all three models and all families of base models."""
+
+import pytest
+import torch
+
+from tessera.errors import TesseraError
+from tessera.models.recurrence import read_stream
+from tests.models.armt.bases import BASES, WRAPS, make, tokens
+from tests.tolerances import REORDERED_FLOAT64
+
+KINDS = list(WRAPS)
+PAIRS = [(kind, "gpt2") for kind in KINDS] + [("armt", family) for family in BASES if family != "gpt2"]
+PAIRS += [("rmt", "llama"), ("prmt", "qwen2"), ("rmt", "memory_mosaic"), ("prmt", "memory_mosaic")]
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+
+
+def same_memory(found, expected):
+    for name, tensor in expected.tensors().items():
+        close(found.tensors()[name], tensor)
+
+
+@pytest.mark.parametrize(("kind", "family"), PAIRS)
+def test_chunks_at_segment_borders_change_nothing(kind, family):
+    model, ids = make(kind, family), tokens(2, 29)
+    whole = model(ids, labels=ids)
+    first = model(ids[:, :16])
+    second = model(ids[:, 16:], memory_state=first.memory_state)
+    close(torch.cat([first.logits, second.logits], 1), whole.logits)
+    same_memory(second.memory_state, whole.memory_state)
+    # The second part must need the first, or this test shows nothing.
+    assert (model(ids[:, 16:]).logits - second.logits).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(("kind", "family"), PAIRS)
+def test_the_future_has_no_influence(kind, family):
+    model, ids = make(kind, family), tokens(1, 21)
+    changed = ids.clone()
+    changed[:, 13] = ids[:, 13] % 59 + 1
+    before, after = model(ids).logits, model(changed).logits
+    close(after[:, :13], before[:, :13])
+    assert (after[:, 16:] - before[:, 16:]).abs().amax(-1).min() > 1e-7  # it crosses the border at 16
+
+
+@pytest.mark.parametrize(("kind", "family"), PAIRS)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_batch_of_uneven_rows_is_its_rows_alone(kind, family, side):
+    model, lengths = make(kind, family), [21, 8, 3, 16, 9, 1, 20, 17]
+    ids, mask = torch.zeros(8, 21, dtype=torch.long), torch.zeros(8, 21, dtype=torch.long)
+    rows = [tokens(1, length)[0] for length in lengths]
+    places = [slice(0, n) if side == "right" else slice(21 - n, 21) for n in lengths]
+    for i, row in enumerate(rows):
+        ids[i, places[i]], mask[i, places[i]] = row, 1
+    labels = torch.where(mask.bool(), ids, -100)
+    output = model(ids, mask, labels=labels)
+    alone = [model(row[None], labels=row[None]) for row in rows]
+    for i, single in enumerate(alone):
+        close(output.logits[i : i + 1, places[i]], single.logits)
+        same_memory(output.memory_state.select_batch(torch.tensor([i])), single.memory_state)
+    losses = sum(single.loss * (n - 1) for single, n in zip(alone, lengths) if n > 1)
+    close(output.loss, losses / sum(n - 1 for n in lengths))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_uneven_rows_have_the_gradients_of_the_rows_alone(kind):
+    model, ids = make(kind), tokens(2, 19)
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    model(ids, mask, labels=torch.where(mask.bool(), ids, -100), num_items_in_batch=1).loss.backward()
+    together = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    for row in (ids[:1], ids[1:, :5]):
+        model(row, labels=row, num_items_in_batch=1).loss.backward()
+    alone = [p.grad for p in model.parameters() if p.grad is not None]
+    for a, b in zip(together, alone, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10 * max(1.0, b.abs().max().item()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("alignment", ["right", "center"])
+def test_other_alignments_of_uneven_rows(kind, alignment):
+    model, ids = make(kind, segment_alignment=alignment), tokens(2, 19)
+    mask = torch.ones_like(ids)
+    mask[1, 11:] = 0
+    close(model(ids, mask).logits[1:, :11], model(ids[1:, :11]).logits)
+
+
+def test_one_memory_is_asked_by_many():
+    model, ids = make(), tokens(1, 16)
+    state, questions = model(ids).memory_state, tokens(4, 5)
+    together = model(questions, memory_state=state).logits
+    for i in range(4):
+        close(together[i : i + 1], model(questions[i : i + 1], memory_state=state).logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_truncation_lets_gradients_through_the_last_segments_only(kind):
+    model, ids = make(kind), tokens(1, 32)
+    embeddings = model.get_input_embeddings()(ids).detach()
+
+    def reached(segments):
+        model.config.backprop_segments = segments
+        leaf = embeddings.clone().requires_grad_()
+        mask = torch.zeros_like(ids, dtype=torch.bool)
+        mask[:, -3] = True
+        model(inputs_embeds=leaf, labels=ids, labels_mask=mask).loss.backward()
+        return [bool(part.abs().max() > 0) for part in leaf.grad.split(8, 1)]
+
+    assert reached(None) == [True] * 4
+    assert reached(4) == [True] * 4
+    assert reached(2) == [False, False, True, True]
+    assert reached(1) == [False, False, False, True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_is_the_text_and_may_be_interrupted(kind):
+    model, ids = make(kind), tokens(1, 29)
+    whole = model(ids).memory_state
+    same_memory(read_stream(model, iter(ids[0].tolist())), whole)
+    half = read_stream(model, ids[0, :16].tolist())
+    same_memory(read_stream(model, ids[0, 16:].tolist(), half), whole)
+    assert whole.tokens_read.item() == 29
+    assert whole.segments_read.item() == 4
+    assert not any(tensor.requires_grad for tensor in half.tensors().values())
+
+
+def test_every_segments_memory_and_only_the_last_logits():
+    model, ids = make(), tokens(2, 20)
+    output = model(ids, output_segment_states=True, logits_to_keep=6)
+    assert [state.segments_read[0].item() for state in output.segment_states] == [1, 2, 3]
+    close(output.logits, model(ids).logits[:, -6:])
+    assert model(ids, skip_logits=True).logits is None
+    assert model.train()(ids, labels=ids).logits is None
+
+
+def test_an_exception_leaves_nothing_behind():
+    model, ids = make(), tokens(1, 20)
+    expected = model(ids).logits
+    broken = model.base.transformer.h[1].layer.mlp.register_forward_hook(lambda *_: (_ for _ in ()).throw(RuntimeError))
+    with pytest.raises(RuntimeError):
+        model(ids)
+    broken.remove()
+    close(model(ids).logits, expected)
+    plain = model.base(ids[:, :8]).logits  # outside of a reading the base is itself, without any memory
+    close(plain, model(ids[:, :8]).logits)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "input_ids or inputs_embeds"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "at least one token"),
+        ({"input_ids": torch.full((1, 4), 60)}, "vocabulary"),
+        ({"input_ids": torch.ones(2, 4, dtype=torch.long), "labels": torch.ones(2, 3)}, "labels must be"),
+        ({"input_ids": torch.ones(2, 4, dtype=torch.long), "attention_mask": torch.ones(2, 3)}, "mask must be"),
+        ({"input_ids": torch.ones(1, 4, dtype=torch.long), "attention_mask": torch.zeros(1, 4)}, "a row of zeros"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises(TesseraError, match=message):
+        make()(**arguments)
+
+
+def test_memories_of_other_models_are_refused():
+    model, ids = make(), tokens(3, 9)
+    with pytest.raises(TesseraError, match="be ARMTState"):
+        model(ids, memory_state=make("rmt")(ids).memory_state)
+    with pytest.raises(TesseraError, match="same sizes"):
+        model(ids, memory_state=make(num_rolls=2)(ids).memory_state)
+    with pytest.raises(TesseraError, match="1 or 3 rows"):
+        model(ids, memory_state=model(ids[:2]).memory_state)

@@ -1,0 +1,176 @@
+"""Wrapping, configurations, saving, freezing and adapting."""
+
+import threading
+from functools import partial
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2LMHeadModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+import tessera.armt as armt
+from tessera.errors import TesseraError
+from tessera.models.armt import ARMTConfig, ARMTForCausalLM, ARMTState
+from tests.models.armt.bases import BASES, WRAPS, make, tokens
+
+KINDS = list(WRAPS)
+
+
+@pytest.mark.parametrize("family", BASES)
+def test_a_wrapped_model_starts_as_itself(family):
+    base = BASES[family]().eval()
+    ids = tokens(2, 20)
+    expected = [base(part).logits for part in (ids[:, :16], ids[:, 16:])]
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    wrapped = armt.wrap(base, segment_size=16, num_memory_tokens=4, memory_dim=8)
+    torch.testing.assert_close(wrapped(ids).logits, torch.cat(expected, 1), rtol=1e-5, atol=1e-5)  # float32 sums
+    after = {name.replace(".layer.", ".", 1): tensor for name, tensor in wrapped.base.state_dict().items()}
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ["gpt2", "qwen3", "memory_mosaic"])
+def test_saved_and_loaded(kind, family, tmp_path):
+    model, ids = make(kind, family, own_memory_positions=family == "gpt2"), tokens(1, 20)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    assert type(loaded) is type(model)
+    stored = AutoConfig.from_pretrained(tmp_path).base_config.to_dict()
+    assert loaded.config.base_config.to_dict() == stored | {"dtype": "float64"}
+    assert loaded.config.base_config.model_type == family
+    # Rotary frequencies are computed anew, in float32 and cast in one case.
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=1e-6, atol=1e-6)
+
+
+def test_a_fresh_model_has_its_memory_initialised(tmp_path):
+    model = ARMTForCausalLM(ARMTConfig(base_config=BASES["gpt2"]().config, segment_size=8, memory_dim=4))
+    for memory in model.memories:
+        assert not memory.value.weight.any()
+        assert memory.query.weight.std() > 0.05
+    assert model.memory_tokens.tokens.std().item() == pytest.approx(0.02, rel=0.3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_memory_is_stored_exactly(kind, tmp_path):
+    model, ids = make(kind), tokens(3, 20)
+    state = model(ids).memory_state
+    state.save(tmp_path / "memory.safetensors")
+    loaded = type(state).load(tmp_path / "memory.safetensors")
+    assert all(torch.equal(loaded.tensors()[name], tensor) for name, tensor in state.tensors().items())
+    rows = [loaded.select_batch(torch.tensor([i])) for i in (2, 0)]
+    both = type(state).stack(rows)
+    assert torch.equal(both.tokens_read, torch.tensor([20, 20]))
+    question = tokens(2, 5)
+    expected = model(question, memory_state=state.select_batch(torch.tensor([2, 0]))).logits
+    assert torch.equal(model(question, memory_state=both).logits, expected)
+
+
+def test_other_files_are_no_memories(tmp_path):
+    path = tmp_path / "memory.safetensors"
+    make("rmt")(tokens(1, 9)).memory_state.save(path)
+    with pytest.raises(TesseraError, match="be a stored armt memory; got rmt file"):
+        ARMTState.load(path)
+    path.write_text("nothing")
+    with pytest.raises(TesseraError, match="must be a stored memory"):
+        ARMTState.load(path)
+
+
+def test_freezing_the_base_leaves_the_memory_to_learn():
+    model, ids = make().train(), tokens(2, 20)
+    model.base.requires_grad_(False)
+    model(ids, labels=ids).loss.backward()
+    learned = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert learned == {name for name, _ in model.named_parameters() if not name.startswith("base.")}
+    assert all(p.grad.abs().max() > 0 for n, p in model.named_parameters() if n in learned)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # peft asks by the old name
+def test_lora_on_the_base():
+    peft = pytest.importorskip("peft")
+    model, ids = make(family="llama"), tokens(2, 20)
+    expected = model(ids).logits
+    saved = [f"memories.{layer}" for layer in range(2)] + ["memory_tokens"]
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, modules_to_save=saved)
+    adapted = peft.get_peft_model(model, config)
+    torch.testing.assert_close(adapted(input_ids=ids).logits, expected)
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    trained = [name for name, p in adapted.named_parameters() if p.requires_grad]
+    assert any("lora" in name for name in trained)
+    assert any("memories" in name for name in trained)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_checkpointing_has_the_same_gradients(kind):
+    model, ids = make(kind).train(), tokens(2, 20)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    model(ids, labels=ids).loss.backward()
+    plain = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    for module in model.modules():  # what the method to switch it on, renamed between versions, does in the end
+        if isinstance(module, GradientCheckpointingLayer):
+            module.gradient_checkpointing = True
+            module._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+    model(ids, labels=ids).loss.backward()
+    for a, b in zip(plain, [p.grad for p in model.parameters() if p.grad is not None], strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_two_threads_do_not_meet():
+    model, texts = make(), [tokens(1, 40), tokens(1, 24)]
+    expected = [model(text).logits for text in texts]
+    found = [[], []]
+
+    def work(which):
+        for _ in range(5):
+            found[which].append(model(texts[which]).logits)
+
+    threads = [threading.Thread(target=work, args=(which,)) for which in (0, 1)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    for which in (0, 1):
+        assert len(found[which]) == 5
+        for logits in found[which]:
+            torch.testing.assert_close(logits, expected[which])
+
+
+def test_attention_stays_causal_whatever_is_configured():
+    for implementation in ("eager", "sdpa"):
+        base = GPT2LMHeadModel._from_config(BASES["gpt2"]().config, attn_implementation=implementation)
+        model = armt.wrap(base, segment_size=8, num_memory_tokens=2, memory_dim=4)
+        assert model.base.config._attn_implementation == implementation
+        assert model.config._attn_implementation == implementation
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"segment_sise": 8}, "unknown argument 'segment_sise'. Did you mean 'segment_size'"),
+        ({"segment_size": 0}, "segment_size must be a positive integer"),
+        ({"memory_dim": 1, "num_rolls": 3}, "num_rolls must lie below 2 memory_dim"),
+        ({"update_order": "random"}, "update_order must be one of parallel, sequential"),
+        ({"segment_alignment": "middle"}, "segment_alignment must be one of"),
+        ({"backprop_segments": 0}, "backprop_segments must be a positive integer"),
+        ({"segment_size": 62}, "fit into the base's 64 positions; got 65 positions"),
+        ({"layers_path": "transformer.blocks"}, "name a ModuleList"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(TesseraError, match=message):
+        armt.wrap(BASES["gpt2"](), **({"segment_size": 8, "num_memory_tokens": 3} | options))
+
+
+def test_other_refusals():
+    model = make()
+    with pytest.raises(TesseraError, match="not be wrapped already"):
+        armt.wrap(model)
+    with pytest.raises(TesseraError, match="without a learned table"):
+        armt.wrap(BASES["llama"](), segment_size=8, own_memory_positions=True)
+    with pytest.raises(TesseraError, match="be a Hugging Face model"):
+        armt.wrap(torch.nn.Linear(2, 2))
+    with pytest.raises(TesseraError, match="base_config must be given"):
+        ARMTForCausalLM(ARMTConfig())
+    with pytest.raises(TesseraError, match="recurrence must be one of"):
+        armt.wrap_prmt(BASES["gpt2"](), 8, 3, recurrence="any")

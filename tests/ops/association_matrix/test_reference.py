@@ -1,0 +1,143 @@
+"""The association matrix against its formulas, written out pair by pair."""
+
+import pytest
+import torch
+
+from tessera.errors import TesseraError
+from tessera.layers.dpfp import dpfp, dpfp_size
+from tessera.ops.association_matrix import BACKENDS, read_association, write_association
+from tests.tolerances import REORDERED_FLOAT64
+
+EPSILON = 1e-5
+
+
+def problem(batch=2, pairs=4, features=6, width=5, filled=True):
+    """A, z, phi(k), v, b in float64."""
+    shapes = [
+        (batch, features, width),
+        (batch, features),
+        (batch, pairs, features),
+        (batch, pairs, width),
+        (batch, pairs),
+    ]
+    matrix, normaliser, key, value, strength = (torch.rand(shape, dtype=torch.float64) for shape in shapes)
+    if not filled:
+        matrix, normaliser = torch.zeros_like(matrix), torch.zeros_like(normaliser)
+    # Sparse features, so that gamma takes values between 0 and 1.
+    return matrix, 0.3 * normaliser, key * (torch.rand_like(key) > 0.5), value, strength
+
+
+def written_out(matrix, normaliser, key, value, strength, empty, correction, order):
+    """The formulas of one row, with loops."""
+    rows = []
+    for b in range(len(matrix)):
+        a, z, is_empty = matrix[b].clone(), normaliser[b].clone(), bool(empty[b])
+        old_a, old_z = a, z
+        for i in range(key.shape[1]):
+            if order == "sequential" and i > 0:
+                old_a, old_z, is_empty = a, z, False
+            k = key[b, i]
+            recalled, gamma = torch.zeros_like(value[b, i]), 1.0
+            if not is_empty:
+                divisor = old_z @ k + EPSILON
+                recalled = old_a.T @ k / divisor
+                gamma = (1 - divisor / (k @ k + EPSILON)).clamp(0, 1) if correction else 1.0
+            a = a + strength[b, i] * torch.outer(k, value[b, i] - recalled)
+            z = z + gamma * k
+        rows.append((a, z))
+    return torch.stack([a for a, _ in rows]), torch.stack([z for _, z in rows])
+
+
+@pytest.mark.parametrize("order", ["parallel", "sequential"])
+@pytest.mark.parametrize("correction", [True, False])
+@pytest.mark.parametrize("pairs", [1, 2, 5])
+@pytest.mark.parametrize("filled", [True, False])
+def test_writing_is_the_formula(order, correction, pairs, filled):
+    inputs = problem(pairs=pairs, filled=filled)
+    empty = torch.full((2,), not filled)
+    found = write_association(*inputs, empty, correction=correction, order=order, backend="reference")
+    for a, b in zip(found, written_out(*inputs, empty, correction, order)):
+        torch.testing.assert_close(a, b, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+
+
+def test_orders_agree_for_one_pair_and_differ_for_two():
+    for pairs, agree in ((1, True), (2, False)):
+        inputs, empty = problem(pairs=pairs), torch.zeros(2, dtype=torch.bool)
+        one, other = (write_association(*inputs, empty, order=order) for order in ("parallel", "sequential"))
+        assert all(torch.allclose(a, b) for a, b in zip(one, other)) is agree
+
+
+def test_rows_of_a_batch_may_be_empty_or_not():
+    inputs = problem()
+    inputs[0][1], inputs[1][1] = 0, 0
+    both = write_association(*inputs, torch.tensor([False, True]))
+    for row, empty in ((0, False), (1, True)):
+        alone = write_association(*(tensor[row : row + 1] for tensor in inputs), torch.tensor([empty]))
+        for a, b in zip(both, alone):
+            torch.testing.assert_close(a[row : row + 1], b)
+
+
+def test_an_empty_memory_answers_zero_and_a_full_one_what_was_stored():
+    matrix, normaliser, key, value, strength = problem(batch=1, pairs=1, filled=False)
+    empty = torch.ones(1, dtype=torch.bool)
+    assert not read_association(matrix, normaliser, key).any()
+    matrix, normaliser = write_association(matrix, normaliser, key, value, torch.ones_like(strength), empty)
+    # One pair at full strength comes back but for epsilon, which |phi|^2 of order one exceeds 1e4-fold.
+    torch.testing.assert_close(read_association(matrix, normaliser, key), value, rtol=1e-3, atol=1e-3)
+
+
+def test_correction_keeps_the_normaliser_from_counting_a_key_twice():
+    matrix, normaliser, key, value, strength = problem(batch=1, pairs=1, filled=False)
+    empty, ones = torch.ones(1, dtype=torch.bool), torch.ones_like(strength)
+    once = write_association(matrix, normaliser, key, value, ones, empty)
+    for correction, times in ((True, 1.0), (False, 2.0)):
+        _, twice = write_association(*once, key, -value, ones, ~empty, correction=correction)
+        torch.testing.assert_close(twice, times * once[1], rtol=1e-3, atol=1e-3)
+
+
+def test_no_gradient_flows_through_gamma():
+    matrix, normaliser, key, value, strength = problem()
+    key.requires_grad_()
+    _, z = write_association(matrix, normaliser, key, value, strength, torch.zeros(2, dtype=torch.bool))
+    (gradient,) = torch.autograd.grad(z.sum(), key)
+    gamma = 1 - ((normaliser[:, None] * key).sum(-1) + EPSILON) / (key.square().sum(-1) + EPSILON)
+    torch.testing.assert_close(gradient, gamma.clamp(0, 1).detach()[..., None].expand_as(key))
+
+
+def test_gradients_numerically():
+    inputs, empty = problem(batch=1, pairs=2, features=4, width=3), torch.zeros(1, dtype=torch.bool)
+    leaves = [tensor.requires_grad_() for tensor in inputs]
+
+    def write(*tensors):  # A only: gamma, which enters z, is cut off on purpose
+        return write_association(*tensors, empty, order="sequential", correction=False)
+
+    torch.autograd.gradcheck(write, leaves)
+    torch.autograd.gradcheck(read_association, (leaves[0], leaves[1], leaves[2]))
+
+
+def test_dpfp_is_its_formula():
+    x = torch.randn(3, 5, dtype=torch.float64)
+    r = torch.cat([x, -x], -1).relu()
+    for rolls in (1, 3, 9):
+        expected = torch.cat([r * r.roll(j, -1) for j in range(1, rolls + 1)], -1)
+        assert torch.equal(dpfp(x, rolls), expected)
+        assert expected.shape[-1] == dpfp_size(5, rolls)
+    with pytest.raises(TesseraError, match=r"rolls must lie in 1\.\.9"):
+        dpfp(x, 10)
+
+
+def test_refusals():
+    matrix, normaliser, key, value, strength = problem()
+    empty = torch.zeros(2, dtype=torch.bool)
+    for change, message in [
+        ({"value": value[..., :-1]}, r"value must be \(2, 4, 5\)"),
+        ({"strength": strength[:, :-1]}, r"strength must be \(2, 4\)"),
+        ({"empty": empty[:1]}, "empty must be booleans"),
+        ({"normaliser": normaliser[:, :-1]}, "agree in B and P"),
+        ({"order": "reversed"}, "order must be one of parallel, sequential"),
+    ]:
+        names = ("matrix", "normaliser", "key", "value", "strength", "empty")
+        arguments = dict(zip(names, (matrix, normaliser, key, value, strength, empty)))
+        with pytest.raises(TesseraError, match=message):
+            write_association(**{**arguments, **change})
+    assert "reference" in BACKENDS
