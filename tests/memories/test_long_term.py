@@ -38,6 +38,15 @@ def test_shifted_queries_equal_the_window(monkeypatch, kernel, delay, packed):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=REORDERED_FLOAT64)
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "normalized_relu"])
+def test_an_empty_window_still_gives_every_parameter_a_gradient(kernel):
+    layer = memory(kernel)
+    y, _ = layer(torch.randn(2, 5, 16, dtype=torch.float64), delay=9)
+    assert y.eq(0).all()
+    y.sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.eq(0).all() for parameter in layer.parameters())
+
+
 @pytest.mark.parametrize("delay", [1, 3, torch.tensor([2, 9])])
 def test_counts_are_what_is_seen(delay):
     """num_pairs against counting the pairs old enough, one by one."""
