@@ -15,6 +15,7 @@ VERBS = {
     "generate": "tessera.cli.generate",
     "eval": "tessera.cli.evaluate",
     "info": "tessera.cli.info",
+    "convert": "tessera.cli.convert",
     "demo": "tessera.cli.demo",
 }
 

@@ -37,8 +37,8 @@ class MemoryMosaicConfig(StrictConfig):
     """
 
     model_type = "memory_mosaic"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (transformers reads a list)
-    attribute_map = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}  # noqa: RUF012
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
 
     vocab_size: int = 50257
     hidden_size: int = 768

@@ -84,7 +84,7 @@ class MemoryMosaicPreTrainedModel(StackPreTrainedModel):
     """Initialisation and plumbing of Memory Mosaics."""
 
     config_class = MemoryMosaicConfig
-    _no_split_modules = ["MemoryMosaicLayer"]  # noqa: RUF012
+    _no_split_modules = ["MemoryMosaicLayer"]
 
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range

@@ -1,0 +1,88 @@
+"""`tessera convert`: published files become folders that from_pretrained reads, and code is never unpickled."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from tessera.cli.main import main
+from tests.golden_files import load, part
+
+CASE = load("B_nano", "B1_nobias_pmem1")
+
+
+@pytest.fixture
+def published():
+    tensors, description = CASE
+    return part(tensors, "param/"), description["constructor"]
+
+
+def convert(*arguments):
+    return main(["convert", "--source", "nano-mosaics", *map(str, arguments)])
+
+
+def expect_logits(folder):
+    tensors, description = CASE
+    logits = AutoModelForCausalLM.from_pretrained(folder)(tensors["in/T17/idx"]).logits
+    error = (logits - tensors["f64/T17/logits"]).abs().max().item()
+    assert error <= 10 * description["runs"]["T17"]["f32_vs_f64_logits_max_abs"]
+
+
+def test_safetensors_with_arguments(published, tmp_path, capsys):
+    weights, constructor = published
+    save_file(weights, tmp_path / "weights.safetensors")
+    (tmp_path / "arguments.json").write_text(json.dumps({"constructor": constructor}))
+    assert convert(tmp_path / "weights.safetensors", tmp_path / "out", "--arguments", tmp_path / "arguments.json") == 0
+    assert "MemoryMosaicForCausalLM" in capsys.readouterr().out
+    expect_logits(tmp_path / "out")
+
+
+def test_a_training_checkpoint_brings_its_arguments(published, tmp_path):
+    weights, constructor = published
+    torch.save({"model": weights, "model_args": constructor, "iter_num": 3}, tmp_path / "ckpt.pt")
+    assert convert(tmp_path / "ckpt.pt", tmp_path / "out") == 0
+    expect_logits(tmp_path / "out")
+
+
+class Hostile:
+    """Unpickling this would write a file."""
+
+    def __reduce__(self):
+        return (open, ("hostile-was-run", "w"))
+
+
+def test_code_is_not_unpickled(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": Hostile()}, "ckpt.pt")
+    assert convert("ckpt.pt", "out") == 2
+    assert "never unpickled" in capsys.readouterr().err
+    assert not (tmp_path / "hostile-was-run").exists()
+
+
+def test_what_is_wrong_is_one_line_and_nothing_is_written(published, tmp_path, capsys):
+    weights, constructor = published
+    good = tmp_path / "weights.safetensors"
+    save_file(weights, good)
+    (tmp_path / "cut.safetensors").write_bytes(good.read_bytes()[:1000])
+    (tmp_path / "arguments.json").write_text(json.dumps(constructor))
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "kept.txt").write_text("kept")
+    out, arguments = tmp_path / "out", ("--arguments", tmp_path / "arguments.json")
+    for given, message in (
+        ((tmp_path / "none.pt", out, *arguments), "no such file"),
+        ((tmp_path / "cut.safetensors", out, *arguments), "cannot be read as weights"),
+        ((good, out), "holds no model_args"),
+        ((good, out, "--arguments", tmp_path / "list.json"), "must hold an object of arguments"),
+        ((good, tmp_path / "full", *arguments), "is not an empty folder"),
+        ((good, out, *arguments, "--source", "memory-mosaics"), "unknown argument"),
+    ):
+        assert convert(*given) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert "Traceback" not in error
+        assert error.count("\n") == 1
+    assert not out.exists()
+    assert (tmp_path / "full" / "kept.txt").read_text() == "kept"
