@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 RECIPES = {"Memory Mosaic": "demo-mosaic", "transformer": "demo-transformer"}
-TRIAL_STEPS = 4
+TRIAL_STEPS, EVALUATIONS = 4, 10
 TRIAL = ("training.log_every=1", "training.evaluate_sequences=1", "training.checkpoint_every=4")
 PROMPT = "Once upon a time there was a king who had three daughters, and the youngest"
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera demo`."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to both recipes, with dotted keys")
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="default: runs/demo")
-    parser.add_argument("--minutes", type=float, default=6.0, help="time for training, at most (default: 6)")
+    parser.add_argument("--minutes", type=float, default=5.5, help="time for training, at most (default: 5.5)")
     parser.add_argument("--prompt", default=PROMPT, help="beginning of the samples")
 
 
@@ -45,11 +45,17 @@ def affordable_steps(arguments: argparse.Namespace) -> int | None:
 
     plans = [read_recipe(recipe, arguments.overrides) for recipe in RECIPES.values()]
     seconds = sum(seconds_per_step(recipe, arguments) for recipe in RECIPES.values())
-    steps, affordable = plans[0].training.steps, int(60 * arguments.minutes / seconds)
+    section = plans[0].training
+    # an evaluation is forward passes only, a third of the arithmetic of training on as many sequences
+    evaluating = EVALUATIONS * section.evaluate_sequences / section.batch_size / 3
+    steps, affordable = section.steps, int(60 * arguments.minutes / seconds - evaluating)
     if affordable >= steps:
         return None
     affordable = max(affordable, TRIAL_STEPS)
-    print(f"{steps} steps of both would take {seconds * steps / 60:.1f} minutes here: training {affordable} of them")
+    print(
+        f"{steps} steps of both would take {seconds * (steps + evaluating) / 60:.1f} minutes here: "
+        f"training {affordable} of them"
+    )
     return affordable
 
 
@@ -79,6 +85,7 @@ def _schedule(steps: int | None) -> list[str]:
     return [
         f"training.steps={steps}",
         f"training.warmup_steps={max(1, steps // 10)}",
-        f"training.evaluate_every={max(1, steps // 10)}",
+        f"training.evaluate_every={max(1, steps // EVALUATIONS)}",
+        f"training.log_every={max(1, steps // 60)}",
         f"training.checkpoint_every={max(1, steps // 2)}",
     ]

@@ -6,6 +6,7 @@ Under torchrun it uses all processes; FSDP and other Trainer settings go under t
 """
 
 import argparse
+import os
 from pathlib import Path
 
 
@@ -31,6 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(arguments.recipe, arguments.overrides)
     folder = arguments.output or Path("runs") / recipe.name
     summary = train(recipe, folder, resume=arguments.resume, overwrite=arguments.overwrite)
+    if os.environ.get("RANK", "0") != "0":  # under torchrun one process speaks for all
+        return 0
     print(f"{summary.name}: {summary.parameters:,} parameters, {summary.tokens:,} training tokens")
     print(
         f"validation loss {summary.validation_loss:.4f} nats/token, {summary.validation_bits_per_byte:.4f} bits/byte"

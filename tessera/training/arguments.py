@@ -26,8 +26,10 @@ def training_arguments(recipe: Recipe, run: Path) -> "TrainingArguments":
     known = {field.name for field in fields(TrainingArguments)}
     for key in section.trainer.keys() - known:
         raise TesseraError(f"training.trainer.{key} is not a known key. {did_you_mean(key, known)}")
-    micro, accumulation = batch_shape(section, int(os.environ.get("WORLD_SIZE", "1")))
-    has_accelerator = torch.accelerator.is_available()
+    processes, has_accelerator = int(os.environ.get("WORLD_SIZE", "1")), torch.accelerator.is_available()
+    if section.trainer.get("fsdp") and (processes == 1 or not has_accelerator):
+        raise TesseraError("training.trainer.fsdp must be left out here: accelerate shards over several GPUs only.")
+    micro, accumulation = batch_shape(section, processes)
     own: dict[str, Any] = {
         "output_dir": str(run),
         "max_steps": section.steps,
@@ -48,6 +50,7 @@ def training_arguments(recipe: Recipe, run: Path) -> "TrainingArguments":
         "report_to": "none",
         "disable_tqdm": True,
         "remove_unused_columns": False,
+        "ddp_find_unused_parameters": False,
     }
     try:
         arguments = TrainingArguments(**{**own, **section.trainer})
