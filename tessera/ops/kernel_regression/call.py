@@ -62,6 +62,10 @@ class Call:
         contextual = self.window is not None and self.window.span is None and isinstance(self.window.delay, int)
         return contextual and self.window.delay == 1 and self.pair_documents is None
 
+    def largest_slope(self) -> float:
+        """The sharpest kernel of the call."""
+        return float(torch.as_tensor(self.slope).detach().max())
+
     def per_query(self, scale: Tensor) -> Tensor:
         """`scale` (slope or intercept) with a last dimension of one, to multiply (B, H, T, ...) tensors."""
         return scale.to(self.query.dtype).unsqueeze(-1) if torch.is_tensor(scale) else scale

@@ -29,9 +29,11 @@ def refuse(call: Call) -> str | None:
         return f"it is for bfloat16 on a CPU, not {call.query.dtype} on {call.query.device.type}"
     if call.dropout:
         return "it has no dropout of weights"
+    if torch.compiler.is_compiling():
+        return "its strips are a Python loop, which torch.compile would unroll"
     if call.query.shape[2] == 1:
         return "a single query has no strip to fill (the fused backend is faster)"
-    if float(torch.as_tensor(call.slope).detach().max()) > LARGEST_SLOPE:
+    if call.largest_slope() > LARGEST_SLOPE:
         return f"scores of a slope above {LARGEST_SLOPE:g} lose too much in bfloat16"
     return None
 

@@ -1,0 +1,96 @@
+"""The bfloat16 strips against the float64 reference: every window, documents, gradients, queries that see nothing."""
+
+import pytest
+import torch
+
+from tessera.errors import TesseraError
+from tessera.kernels import Gaussian
+from tessera.ops.kernel_regression import Window, choose_backend, kernel_regression, narrow
+from tessera.ops.kernel_regression.call import Call
+from tessera.ops.unit_norm import unit_norm
+
+B, H, K = 2, 3, 16
+# Centred scores of inverse bandwidth 8 lie in [-16, 0], where bfloat16 rounds by up to 16 * 2^-9 = 3 % of a weight; a
+# gradient multiplies two such. Gradients that vanish in exact arithmetic come out as rounding of entries of order one.
+VALUE, GRADIENT, SMALLEST = 0.04, 0.08, 1e-3
+WINDOWS = {
+    "past": Window(),
+    "everything": None,
+    "span": Window(1, 20),
+    "delayed": Window(30),
+    "delayed per sequence": Window(torch.tensor([2, 70])),
+}
+
+
+def results(backend, dtype, steps, window, documents=None, beta=8.0, num_pairs=None):
+    torch.manual_seed(steps)
+    num_pairs = num_pairs or steps
+    query, key = (unit_norm(torch.randn(B, H, n, K)).bfloat16().to(dtype).requires_grad_() for n in (steps, num_pairs))
+    value = torch.randn(B, H, num_pairs, K).bfloat16().to(dtype).requires_grad_()
+    slope = torch.full(
+        (H, 1), beta, dtype=torch.float64 if dtype == torch.float64 else torch.float32, requires_grad=True
+    )
+    given = {} if documents is None else {"query_documents": documents, "pair_documents": documents}
+    output = kernel_regression(
+        query, key, value, kernel=Gaussian(), slope=slope, window=window, backend=backend, **given
+    )
+    above = torch.randn(output.shape).bfloat16().to(dtype)
+    return output, *torch.autograd.grad((output * above).sum(), (query, key, value, slope))
+
+
+def expect_close(found, expected):
+    for index, (a, b) in enumerate(zip(found, expected)):
+        bound = (VALUE if index == 0 else GRADIENT) * b.abs().max().clamp(min=SMALLEST)
+        assert a.isfinite().all()
+        assert (a.double() - b).abs().max() <= bound
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("steps", [2, 63, 130])
+def test_agrees_with_float64(window, steps):
+    expect_close(
+        results("narrow", torch.bfloat16, steps, WINDOWS[window]),
+        results("reference", torch.float64, steps, WINDOWS[window]),
+    )
+
+
+def test_documents():
+    documents = torch.tensor([[0] * 40 + [1] * 50, [-1] * 10 + [0] * 80])
+    expect_close(
+        results("narrow", torch.bfloat16, 90, Window(), documents),
+        results("reference", torch.float64, 90, Window(), documents),
+    )
+
+
+def test_slots_shared_by_all_sequences_get_their_gradients_summed():
+    keys, values = torch.randn(H, 7, K).bfloat16().requires_grad_(), torch.randn(H, 7, K).bfloat16().requires_grad_()
+    query, slope = unit_norm(torch.randn(B, H, 40, K)).bfloat16(), torch.full((H, 1), 3.0)
+    found = {}
+    for backend, dtype in (("narrow", torch.bfloat16), ("reference", torch.float64)):
+        shared = [t.to(dtype).expand(B, -1, -1, -1) for t in (keys, values)]
+        output = kernel_regression(query.to(dtype), *shared, kernel=Gaussian(), slope=slope, backend=backend)
+        found[backend] = (output, *torch.autograd.grad(output.sum(), (keys, values)))
+    expect_close(found["narrow"], [tensor.double() for tensor in found["reference"]])
+
+
+def test_queries_that_see_nothing_get_zero():
+    output, *gradients = results("narrow", torch.bfloat16, 300, Window(200))
+    assert torch.equal(output[:, :, :200], torch.zeros_like(output[:, :, :200]))
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_what_it_is_not_for_it_refuses_with_the_reason():
+    query = torch.zeros(B, H, 5, K, dtype=torch.bfloat16)
+
+    def reason(dtype=torch.bfloat16, slope=3.0, **changes):
+        tensors = [query.to(dtype)] * 3
+        return narrow.refuse(Call(*tensors, Gaussian(), torch.tensor(slope), window=Window(), **changes))
+
+    assert reason() is None
+    assert "bfloat16 on a CPU" in reason(torch.float32)
+    assert "above 64" in reason(slope=65.0)
+    assert "dropout" in reason(dropout=0.1)
+    sharp = Call(query, query, query, Gaussian(), torch.tensor(65.0), window=Window())
+    assert choose_backend(sharp) is not narrow
+    with pytest.raises(TesseraError, match="backend 'narrow' cannot run this call: it is for bfloat16"):
+        kernel_regression(*[query.float()] * 3, kernel=Gaussian(), slope=torch.tensor(3.0), backend="narrow")
