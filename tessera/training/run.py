@@ -43,8 +43,6 @@ def train(
     bit-identical to an uninterrupted run's. An existing run is never replaced unless `overwrite` says so.
     Raises `TesseraError` for impossible recipes, unusable data, folders and checkpoints, and non-finite losses.
     """
-    from tessera.training.trainer import RecipeTrainer
-
     began = time.time()
     arguments = training_arguments(recipe, run)
     if arguments.process_index == 0:
@@ -52,7 +50,7 @@ def train(
     with arguments.main_process_first(desc="tokenising"):
         prepared = _prepare(recipe, run)
     checkpoint = _checkpoint(run) if resume else None
-    trainer = RecipeTrainer(
+    trainer = _trainer_class(recipe, arguments.world_size)(
         prepared.model,
         recipe,
         run,
@@ -84,6 +82,17 @@ def _prepare(recipe: Recipe, run: Path) -> Prepared:
     _require_document_ids(model, recipe)
     _enable_checkpointing(model, recipe)
     return Prepared(corpus, model, training, validation)
+
+
+def _trainer_class(recipe: Recipe, processes: int) -> type["RecipeTrainer"]:
+    """One process has nothing to shard."""
+    if recipe.training.shard and processes > 1:
+        from tessera.training.sharding import ShardedTrainer
+
+        return ShardedTrainer
+    from tessera.training.trainer import RecipeTrainer
+
+    return RecipeTrainer
 
 
 def _steps(trainer: "RecipeTrainer", checkpoint: Path | None, steps: int) -> None:
@@ -123,7 +132,12 @@ def _require_document_ids(model: "PreTrainedModel", recipe: Recipe) -> None:
 
 
 def _enable_checkpointing(model: "PreTrainedModel", recipe: Recipe) -> None:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     if recipe.training.gradient_checkpointing:
         # transformers 5.2x renames the method and warns about the older name
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()
+        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        for index, layer in enumerate(layers):
+            layer.gradient_checkpointing = index % recipe.training.checkpoint_layers_every == 0

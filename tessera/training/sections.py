@@ -81,6 +81,10 @@ class TrainingSection:
     weight_decay : on matrices only. clip : largest gradient norm (0: none).
     scalar_learning_rate_scale : multiplies the learning rate of per-head scalars.
     precision : auto (bf16 where the hardware has it), bf16 (autocast, weights in float32) or fp32.
+    gradient_checkpointing : recompute the layers' activations in the backward pass instead of keeping them; of every
+        `checkpoint_layers_every` layers one is recomputed (1: all of them).
+    shard : under torchrun, spread weights, gradients and optimizer state over the processes (FSDP2). Checkpoints stay
+        whole: they resume on any number of processes.
     on_nonfinite : stop, or skip and count the step, when a loss or gradient is not finite.
     evaluate_every, evaluate_sequences : validation loss every so many steps on so many sequences.
     checkpoint_every, keep_checkpoints : in steps; how many to keep.
@@ -101,6 +105,8 @@ class TrainingSection:
     precision: str = "auto"
     compile: bool = False
     gradient_checkpointing: bool = False
+    checkpoint_layers_every: int = 1
+    shard: bool = False
     on_nonfinite: str = "stop"
     log_every: int = 10
     evaluate_every: int = 100
@@ -112,7 +118,10 @@ class TrainingSection:
 
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule this section breaks."""
-        counts = "steps batch_size log_every evaluate_every evaluate_sequences checkpoint_every keep_checkpoints"
+        counts = (
+            "steps batch_size checkpoint_layers_every log_every evaluate_every evaluate_sequences checkpoint_every "
+            "keep_checkpoints"
+        )
         found = [
             (name, f"must be a positive integer; got {getattr(self, name)}.")
             for name in counts.split()

@@ -1,0 +1,86 @@
+"""Two processes on gloo with everything sharded do what one process does, and their checkpoints are interchangeable."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tessera.training.recipe import read_recipe
+from tessera.training.run import train
+from tessera.training.sharding import _gathered, _spread
+
+# One delay: the processes draw theirs from generators of their own.
+RECIPE = """
+model: {type: memory_mosaic_v2, hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 48,
+        short_term_span: 8, training_long_term_delay: [4, 4], long_term_delay: 4, tie_word_embeddings: %s}
+tokenizer: {type: byte}
+data: {source: %s, context: 32}
+training: {steps: 6, batch_size: 8, micro_batch_size: 2, learning_rate: 1.0e-3, warmup_steps: 1, log_every: 1,
+           evaluate_every: 3, evaluate_sequences: 4, checkpoint_every: 3, keep_checkpoints: 2, precision: fp32,
+           shard: true, gradient_checkpointing: true, checkpoint_layers_every: 2}
+"""
+
+
+def torchrun(recipe, run, *options):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}"]
+    command += ["-m", "tessera.cli.main", "train", str(recipe), "--output", str(run), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def metrics(run, name):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line[name] for line in lines if name in line]
+
+
+def interrupted(run, copy):
+    """What a kill after step 3 leaves behind."""
+    (copy / "checkpoints").mkdir(parents=True)
+    shutil.copytree(run / "checkpoints" / "checkpoint-3", copy / "checkpoints" / "checkpoint-3")
+    for name in ("recipe.yaml", "metrics.jsonl", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(run / name, copy / name)
+    return copy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", ["true", "false"])
+def test_two_processes_equal_one_and_resume_each_others_checkpoints(tmp_path, tied):
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time there was a king, and the king had a daughter. " * 60)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE % (tied, text))
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(read_recipe(recipe), one, progress=False)
+    torchrun(recipe, two)
+    resumed_by_one = interrupted(two, tmp_path / "two-then-one")
+    train(read_recipe(recipe), resumed_by_one, resume=True, progress=False)
+    resumed_by_two = interrupted(one, tmp_path / "one-then-two")
+    torchrun(recipe, resumed_by_two, "--resume")
+    expected = load_file(one / "model.safetensors")
+    for run in (two, resumed_by_one, resumed_by_two):
+        for name in ("loss", "validation_loss", "gradient_norm"):
+            # The issue's 1e-5; the sums over a batch are in another order.
+            assert metrics(run, name)[-3:] == pytest.approx(metrics(one, name)[-3:], rel=1e-5), (run.name, name)
+        found = load_file(run / "model.safetensors")
+        assert found.keys() == expected.keys()
+        for name, weight in expected.items():
+            # AdamW divides by the gradient's size, so that a rounding error of a tiny gradient moves a weight.
+            torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-4)
+
+
+def test_state_of_a_single_process_passes_unchanged():
+    weight = torch.nn.Parameter(torch.randn(3, 2))
+    optimizer = torch.optim.AdamW([weight])
+    weight.sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    assert _gathered(state) == state
+    assert _spread(state["state"][0]["exp_avg"], weight) is state["state"][0]["exp_avg"]
