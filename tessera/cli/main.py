@@ -17,6 +17,8 @@ VERBS = {
     "info": "tessera.cli.info",
     "convert": "tessera.cli.convert",
     "demo": "tessera.cli.demo",
+    "memorize": "tessera.cli.memorize",
+    "ask": "tessera.cli.ask",
 }
 
 

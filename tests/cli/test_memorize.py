@@ -1,0 +1,73 @@
+"""`tessera memorize` and `tessera ask`: a text read once, questions asked later."""
+
+import io
+
+import pytest
+import torch
+
+import tessera.armt as armt
+from tessera.cli.memorize import PIECE, token_stream
+from tessera.models.armt import ARMTState
+from tessera.training.loading import load_model, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def wrapped(run_folder, tmp_path_factory):
+    """A small model with a memory that has an effect, and its tokenizer."""
+    folder = tmp_path_factory.mktemp("wrapped") / "armt"
+    torch.manual_seed(0)
+    model = armt.wrap(load_model(run_folder), segment_size=8, num_memory_tokens=2, memory_dim=4)
+    with torch.no_grad():
+        for memory in model.memories:
+            memory.value.weight.normal_()
+    model.save_pretrained(folder)
+    load_tokenizer(run_folder).save_pretrained(folder)
+    return folder
+
+
+def test_a_text_is_read_in_parts_and_asked(tessera, wrapped, tmp_path):
+    text = "Once upon a time there was a king with a crown."
+    (tmp_path / "whole.txt").write_text(text)
+    (tmp_path / "one.txt").write_text(text[:24])  # bytes are tokens here, segments have 8
+    (tmp_path / "two.txt").write_text(text[24:])
+    status, out, _ = tessera("memorize", wrapped, tmp_path / "whole.txt", "--out", tmp_path / "whole")
+    assert status == 0
+    assert f"{len(text)} tokens in 6 segments" in out
+    tessera("memorize", wrapped, tmp_path / "one.txt", "--out", tmp_path / "one")
+    tessera("memorize", wrapped, tmp_path / "two.txt", "--out", tmp_path / "two", "--memory", tmp_path / "one")
+    whole, parts = ARMTState.load(tmp_path / "whole"), ARMTState.load(tmp_path / "two")
+    for name, tensor in whole.tensors().items():
+        torch.testing.assert_close(parts.tensors()[name], tensor)
+    status, out, _ = tessera("ask", wrapped, "Who was", "--memory", tmp_path / "whole", "--max-new-tokens", 6)
+    assert status == 0
+    model, ids = load_model(wrapped), torch.tensor([list(b"Who was")])
+    expected = model.generate(ids, memory_state=whole, max_new_tokens=6, do_sample=False, attention_mask=ids > 0)
+    assert out == load_tokenizer(wrapped).decode(expected[0, 7:], skip_special_tokens=True) + "\n"
+
+
+def test_pieces_have_the_tokens_of_the_whole(run_folder):
+    tokenizer = load_tokenizer(run_folder)
+    for text in ("word " * (PIECE // 4), "x" * (PIECE + 5), "a\n\nb  c ", ""):
+        found = list(token_stream(io.StringIO(text), tokenizer))
+        assert found == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_mistakes_are_one_line(tessera, wrapped, run_folder, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("a king")
+    memory = tmp_path / "memory"
+    assert tessera("memorize", wrapped, text, "--out", memory)[0] == 0
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xff")
+    for arguments, message in [
+        (("memorize", wrapped, tmp_path / "none.txt", "--out", memory), "does not exist"),
+        (("memorize", wrapped, text, "--out", tmp_path / "no" / "memory"), "existing folder"),
+        (("memorize", wrapped, tmp_path / "bytes.txt", "--out", memory), "text in UTF-8"),
+        (("memorize", run_folder, text, "--out", memory), "must be an ARMT, RMT or PRMT model"),
+        (("ask", wrapped, "Who?", "--memory", text), "must be a stored memory"),
+        (("ask", wrapped, "", "--memory", memory), "at least one token"),
+        (("ask", wrapped, "Who?", "--memory", memory, "--max-new-tokens", 0), "at least 1"),
+    ]:
+        status, _, err = tessera(*arguments)
+        assert status == 2
+        assert message in err
+        assert len(err.strip().splitlines()) == 1
