@@ -8,8 +8,10 @@ from tessera.ops import triton_scan
 from tessera.ops.triton_product import INTERPRETED
 from tessera.ops.triton_scan import Series
 
-# Programs of one warp each that keep the memory of a Hopper GPU busy: 132 multiprocessors, 16 each (gpu-notes.md).
-PROGRAMS = 2112
+# Programs that keep the memory of a Hopper GPU busy when each has BYTES_IN_FLIGHT under way (benchmarks/gpu-notes.md).
+# With fewer heads of sequences than that, time is cut, at the price of reading x once more.
+PROGRAMS = 1400
+BYTES_IN_FLIGHT = 4096
 SHORTEST_SEGMENT = 128
 WIDEST = 1024
 
@@ -33,13 +35,15 @@ def beside(x: Tensor) -> Tensor:
 class _Layout:
     """Segments of time and the launch constants of one recurrence over x (B, H, T, K)."""
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x: Tensor, backward: bool = False) -> None:
         batch, self.heads, self.steps, self.width = x.shape
         self.series = batch * self.heads
-        wanted = 2 if INTERPRETED else triton.cdiv(PROGRAMS, self.series)
+        wanted = 2 if INTERPRETED else PROGRAMS // self.series
         shortest = 8 if INTERPRETED else SHORTEST_SEGMENT
         segments = max(1, min(wanted, self.steps // shortest))
-        self.unrolled = 4 if INTERPRETED else 16
+        # Backward, two or three tensors are under way at once.
+        row_bytes = self.width * x.element_size() * (2 if backward else 1)
+        self.unrolled = 4 if INTERPRETED else min(32, max(8, triton.next_power_of_2(BYTES_IN_FLIGHT // row_bytes)))
         # Whole blocks of steps, so that a block never crosses into the next segment.
         self.length = triton.cdiv(triton.cdiv(self.steps, segments), self.unrolled) * self.unrolled
         self.segments = triton.cdiv(self.steps, self.length)
@@ -93,7 +97,7 @@ def backward(
     `new` is given.
     """
     grad, x = dense(grad), dense(x)
-    layout, dx = _Layout(grad), beside(x)
+    layout, dx = _Layout(grad, backward=True), beside(x)
     zeros = x.new_zeros(layout.series, layout.width)
     enters = zeros if final is None else final.contiguous()
     first = zeros if initial is None else initial.contiguous()

@@ -4,6 +4,8 @@ All kernels but nearest neighbours. Tensors on the CPU run only under Triton's i
 before triton is imported), which is for tests: it is slow.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,9 @@ from tessera.kernels.rectified_polynomial import AdaptivePolynomial
 from tessera.kernels.relumax import ReLUmax
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.triton_device import refuse_device
+
+if TYPE_CHECKING:
+    from tessera.ops.kernel_regression.triton_launch import Tiles
 
 WIDEST = 256
 
@@ -37,8 +42,11 @@ def refuse(call: Call) -> str | None:
 
 
 @torch.compiler.disable
-def run(call: Call) -> Tensor:
-    """`y_T = sum_i w_i v_i`; memory O(T) in the sequence length, forward and backward."""
+def run(call: Call, **tiles: "Tiles") -> Tensor:
+    """`y_T = sum_i w_i v_i`; memory O(T) in the sequence length, forward and backward.
+
+    `forward_tiles` and `backward_tiles` take the place of the built-in choice, for tuning.
+    """
     from tessera.ops.kernel_regression.triton_launch import KernelRegression, Plan
 
     query, key, value = call.query, call.key, call.value
@@ -46,7 +54,8 @@ def run(call: Call) -> Tensor:
     if query.numel() == 0 or value.numel() == 0:
         return query.new_zeros(*shape, value.shape[-1])
     family, order, margin = family_of(call.kernel)
-    plan = Plan(family, order, margin, call.window, call.query_offset, call.query_documents, call.pair_documents)
+    documents = (call.query_documents, call.pair_documents)
+    plan = Plan(family, order, margin, call.window, call.query_offset, *documents, **tiles)
     slope = call.slope.to(query.device).expand(shape)
     if family == "fixed" and call.intercept is not None:
         intercept = call.intercept.to(query.device).expand(shape)

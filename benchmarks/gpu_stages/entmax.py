@@ -1,0 +1,72 @@
+"""Stage `entmax`: compact kernels against AdaSplash, the dense `entmax` path and fused softmax attention.
+
+Targets: at least 1.0 x AdaSplash where it supports the case, at least 5 x the dense path where it does not.
+AdaSplash comes from PyPI; where it cannot be imported its column is absent.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks.gpu_stages.regression import (
+    adasplash_peers,
+    checked,
+    dense_entmax,
+    fused_attention,
+    inputs,
+    ours,
+)
+from benchmarks.gpu_stages.settings import Settings
+from benchmarks.gpu_stages.timing import forward_and_backward, milliseconds
+from tessera.kernels import Biweight, Epanechnikov, NormalizedReLU, ReLUmax, Triweight
+
+ALPHAS = {Biweight(): 1.5, Epanechnikov(): 2.0, Triweight(): 4 / 3}
+# The dense path holds about thirteen T x T matrices.
+LONGEST_DENSE = 8192
+
+
+def cases(settings: Settings) -> dict[str, Callable[[], dict]]:
+    """alpha = 1.5 first; ReLUmax and normalised ReLU have no peer but fused attention."""
+    found: dict[str, Callable[[], dict]] = {}
+    for kernel in (*ALPHAS, ReLUmax(), NormalizedReLU()):
+        for length in settings.pick((8192, 16_384, 32_768, 65_536), (20,)):
+            found[f"{kernel.name}, {length}"] = partial(compare, settings, kernel, length)
+    return found
+
+
+def compare(settings: Settings, kernel, length: int) -> dict:
+    """Forward and backward at 8 heads of 64, bfloat16; `ratios` > 1: faster than that peer."""
+    width, heads, alpha = settings.pick(64, 16), settings.pick(8, 1), ALPHAS.get(kernel)
+    error = checked(kernel, "triton", inputs(settings, 1, 2, settings.pick(513, 17), width, settings.dtype))
+    *leaves, above = inputs(settings, 1, heads, length, width, settings.dtype)
+    runs = {"ours": forward_and_backward(partial(ours, kernel, backend="triton"), leaves, above)}
+    runs["fused_softmax"] = forward_and_backward(fused_attention, leaves, above)
+    absent = {}
+    if alpha is not None:
+        peers = adasplash_peers(alpha) if not settings.dry else {}
+        if length <= LONGEST_DENSE:
+            peers["dense"] = partial(dense_entmax, alpha)
+        for name, peer in peers.items():
+            runs[name] = forward_and_backward(peer, leaves, above)
+        runs, absent = without_broken(runs)
+    found = milliseconds(settings, runs)
+    return {
+        "milliseconds": found,
+        "ratios": {name: time / found["ours"] for name, time in found.items() if name != "ours"},
+        "targets": {"adasplash": 1.0, "dense": 5.0},
+        "deviation": error,
+        "absent": absent,
+    }
+
+
+def without_broken(runs: dict[str, Callable[[], None]]) -> tuple[dict[str, Callable[[], None]], dict[str, str]]:
+    """The runs whose peers run here at all, and why the others do not."""
+    absent = {}
+    for name, run in list(runs.items()):
+        if name == "ours":
+            continue
+        try:
+            run()
+        except Exception as error:
+            absent[name] = f"{type(error).__name__}: {error}"[:200]
+            del runs[name]
+    return runs, absent
