@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=2 python -m benchmarks.language_models --reference PATH --out results/language_models/cpu.json
 
 Everything is compared in one run: the models take turns, and the medians and ratios are over the turns. `--reference`
-is a checkout of facebookresearch/MemoryMosaics; its nanoMosaics model joins in where it can. Before timing, the mosaic's
-cached decoding is checked against its full forward pass.
+is a checkout of facebookresearch/MemoryMosaics; its nanoMosaics model joins in where it can. Before timing,
+the mosaic's cached decoding is checked against its full forward pass.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def training_step(model: nn.Module, steps: int) -> Callable[[], None]:
 
 
 def decoding(model: nn.Module, context: int) -> Callable[[], None]:
-    """`NEW_TOKENS` greedy tokens behind a context that was read beforehand (the published code rereads it each time)."""
+    """`NEW_TOKENS` greedy tokens behind a context read beforehand (the published code rereads it each time)."""
     ids = torch.randint(0, SIZE["vocab_size"], (1, context))
     model.eval()
     if type(model).__module__ == "mosaic_model":

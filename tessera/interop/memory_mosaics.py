@@ -140,7 +140,7 @@ def convert(source: str, state_dict: dict[str, Tensor], arguments: dict, method:
 
 
 def _memory(published: Published, result: dict, theirs: str, ours: str, arguments: dict) -> Tensor:
-    """Keys and output of either memory; returns the log key scale min(10 b, 5), of which a Gaussian's log beta is twice."""
+    """Keys and output of either memory; returns the log key scale min(10 b, 5), half a Gaussian's log beta."""
     weight = published.take(f"{theirs}.k_featurizer.conv.weight", arguments["n_embd"], arguments["n_embd"], 1)
     result[f"{ours}.key_extractor.projection.weight"] = weight[:, :, 0]
     if arguments["bias"]:
@@ -159,8 +159,8 @@ def _contextual_scores(source: str, result: dict, ours: str, scale: Tensor, meth
         offset = 1 - 2 * torch.exp(2 * scale)
         if bool((offset > 0).any()):
             raise TesseraError(
-                f"{source}: this checkpoint lets the future leak: the published norm_relu gives masked (future) pairs the "
-                f"weight 1 - 2 exp(20 kernel_beta), which is positive for some head (kernel_beta < -0.0347; here down "
+                f"{source}: this checkpoint lets the future leak: the published norm_relu gives masked (future) pairs "
+                f"the weight 1 - 2 exp(20 kernel_beta), which is positive for some head (kernel_beta < -0.0347; here down "
                 f"to {scale.min().item() / 10:.4f}). No memory of this library sees the future, so it is refused."
             )
         result[f"{ours}.intercept"] = offset

@@ -131,7 +131,7 @@ class StackModel(StackPreTrainedModel):
 
 
 class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
-    """A stack with a linear read-out. Subclasses name their stack's class in `stack_class`."""
+    """A stack with a linear read-out. Subclasses name their stack's class in `stack_class` and its `parts`."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     accepts_loss_kwargs = True
@@ -185,6 +185,13 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
         )
         return output if return_dict is not False else output.to_tuple()
+
+    def parameters_by_part(self) -> dict[str, int]:
+        """Parameters of each of `parts` (name -> what its parameters' names contain, first match); shared ones once."""
+        counts = dict.fromkeys(self.parts, 0)
+        for name, parameter in self.named_parameters():
+            counts[next(part for part, mark in self.parts.items() if mark in name)] += parameter.numel()
+        return counts
 
     def _loss(self, hidden: Tensor, labels: Tensor, document_ids: Tensor | None, num_items) -> Tensor:
         targets = labels[:, 1:]

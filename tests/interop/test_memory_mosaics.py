@@ -82,7 +82,7 @@ def test_float32_is_as_accurate_as_the_published_code(family, case):
 
 @pytest.mark.parametrize(("family", "case"), [("A_library", "A1_lowr_nobias_pmem1"), ("B_nano", "B1_nobias_pmem1")])
 def test_greedy_continuation_with_the_published_cropping(family, case):
-    """The published generation recomputes the last block_size tokens; so does this loop. Beyond that, the cache agrees."""
+    """Published generation recomputes the last block_size tokens, as this loop does; until then, the cache agrees."""
     tensors, description, published = golden(family, case)
     model = from_reference(SOURCES[family], published, description["constructor"]).double()
     block, prompt = description["constructor"]["block_size"], tensors["in/greedy/prompt"]

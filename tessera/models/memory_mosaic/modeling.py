@@ -123,3 +123,10 @@ class MemoryMosaicForCausalLM(MemoryMosaicPreTrainedModel, StackForCausalLM):
     """
 
     stack_class = MemoryMosaicModel
+    parts = {
+        "embeddings": "embed_tokens",
+        "read-out": "lm_head",
+        "norms": "norm.",
+        "contextual": ".contextual.",
+        "persistent": ".persistent.",
+    }

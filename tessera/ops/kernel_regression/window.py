@@ -30,10 +30,8 @@ class Window:
     def visible(self, query_positions: Tensor, pair_positions: Tensor) -> Tensor:
         """Bool (T, N), or (B, 1, T, N) when the delay is per sequence, for integer positions (T,) and (N,)."""
         age = query_positions[:, None] - pair_positions[None, :]
-        if isinstance(self.delay, Tensor):
-            visible = age >= self.delay.view(-1, 1, 1, 1)
-        else:
-            visible = age >= self.delay
+        delay = self.delay.view(-1, 1, 1, 1) if isinstance(self.delay, Tensor) else self.delay
+        visible = age >= delay
         return visible if self.span is None else visible & (age < self.span)
 
 

@@ -90,7 +90,7 @@ def _coefficients(
     step = torch.arange(chunk, device=decay.device)
     age = (step[:, None] - step[None, :]) * (-1 if reverse else 1)
     # Powers of a float32 lambda near 1 would lose digits: C of them in float64 cost nothing.
-    by_age = torch.cat([decay.double()[:, None] ** step, decay.new_zeros(decay.shape[0], 1, dtype=torch.float64)], dim=1)
+    by_age = pad(decay.double()[:, None] ** step, (0, 1))
     powers = by_age.to(dtype)[:, torch.where(age >= 0, age, chunk)]
     if linked is None:
         return powers, None, None, None
