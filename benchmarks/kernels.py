@@ -6,7 +6,8 @@ Each case runs in a fresh process, so that its peak memory is its own. Before an
 compared with its float64 reference in the type that is timed. Peers: PyTorch's fused causal attention, dense softmax
 attention, and the `entmax` package over the dense matrix of scores (its `entmax_bisect` is what the published code of
 Sparse Attention as Compact Kernel Regression runs for biweight and triweight). Cases that would not fit are listed as
-skipped. Ratios are of the fastest repetitions: other load on the machine only ever adds to a time.
+skipped. Ratios are given twice: of the fastest repetitions by the wall clock, and of processor time over all threads,
+which other load on the machine disturbs far less (`load_average` beside each case says how much of it there was).
 """
 
 import argparse
@@ -136,6 +137,7 @@ def measure(case: dict) -> dict:
     result["seconds"] = round(statistics.median(seconds[kept]), 5)
     result["fastest_seconds"] = round(min(seconds[kept]), 5)
     result["processor_seconds"] = round(statistics.median(processor[kept]), 5)
+    result["load_average"] = round(os.getloadavg()[0], 1)
     result["repetitions"] = len(seconds[kept])
     result["peak_megabytes"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     return result
@@ -175,18 +177,19 @@ def in_fresh_process(case: dict) -> dict:
 
 def ratios(results: list[dict]) -> list[dict]:
     """Of each kernel: time against the peer it replaces (higher is better) and against fused softmax (lower)."""
-    times = {(r["length"], r["dtype"], r["name"]): r["fastest_seconds"] for r in results if "seconds" in r}
+    done = {(r["length"], r["dtype"], r["name"]): r for r in results if "seconds" in r}
     found = []
-    for result in results:
-        if result["kind"] == "peer" or "seconds" not in result:
+    for (length, dtype, name), result in done.items():
+        if result["kind"] == "peer":
             continue
-        place = (result["length"], result["dtype"])
-        line = {"length": place[0], "dtype": place[1], "kernel": result["name"]}
-        replaced = REPLACES.get(result["name"])
-        if (*place, replaced) in times:
-            line["times_faster_than"] = {replaced: round(times[(*place, replaced)] / result["fastest_seconds"], 1)}
-        if (*place, "fused softmax") in times:
-            line["times_of_fused_softmax"] = round(result["fastest_seconds"] / times[(*place, "fused softmax")], 2)
+        line = {"length": length, "dtype": dtype, "kernel": name}
+        for clock in ("fastest_seconds", "processor_seconds"):
+            replaced = done.get((length, dtype, REPLACES.get(name)))
+            if replaced:
+                line[f"{replaced['name']} / this, {clock}"] = round(replaced[clock] / result[clock], 1)
+            fused = done.get((length, dtype, "fused softmax"))
+            if fused:
+                line[f"this / fused softmax, {clock}"] = round(result[clock] / fused[clock], 2)
         found.append(line)
     return found
 
@@ -225,7 +228,6 @@ def write(path: Path, results: list[dict], seconds: float) -> None:
     configuration = {"heads": HEADS, "width": WIDTH, "inverse_bandwidth": BETA, "window": "strict past"}
     record = provenance(configuration=configuration, seed=0, wall_seconds=seconds)
     record["versions"]["entmax"] = version("entmax")
-    record["load_average"] = os.getloadavg()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**record, "results": results, "ratios": ratios(results)}, indent=1) + "\n")
 

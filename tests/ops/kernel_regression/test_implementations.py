@@ -155,3 +155,12 @@ def test_the_first_backend_that_takes_the_call_runs_it():
 def test_an_impossible_backend_says_why(backend, call, reason):
     with pytest.raises(TesseraError, match=f"backend '{backend}' cannot run this call: .*{reason}"):
         choose_backend(example_call(**call), backend)
+
+
+def test_autocast_does_not_narrow_the_scores():
+    case = Case(130, window=Window())
+    expected = regress(case, Triweight(), "chunked", torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = regress(case, Triweight(), "chunked", torch.float32)
+    for left, right in zip(found, expected):
+        assert torch.equal(left, right)
