@@ -1,0 +1,143 @@
+"""Diagonal batching: cells (segment s, layer l) with equal s + l do not depend on each other and run as one step.
+
+Layer l of segment s needs layer l - 1 of segment s, and the memory that layer l left after segment s - 1. Reading n
+segments with L layers one after the other takes n L steps; along diagonals it takes n + L - 1, each of up to L cells
+whose weights are stacked, so that L small products become one batched product (Sivtsov et al. 2025, "Diagonal
+Batching"). The sums are the same. It pays where one segment alone leaves the device idle (GPUs); on CPUs, where its
+products are large enough already, it does not: `python -m benchmarks.armt_diagonal` measures it.
+"""
+
+from contextlib import nullcontext
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tessera.errors import expect
+from tessera.memories.association import AssociationMemory, AssociationState
+from tessera.models.armt.model import ARMTForCausalLM
+from tessera.models.armt.state import ARMTState
+from tessera.models.recurrence.base import layer_list
+from tessera.models.recurrence.layer_pass import LayerPass
+from tessera.models.recurrence.reading import Piece
+
+
+class _Capture(LayerPass):
+    """Skips the layers: only their common arguments and the embeddings that enter the first one are kept."""
+
+    def run(self, index: int, layer: nn.Module, hidden: Tensor, args: tuple, kwargs: dict) -> Any:
+        if index == 0:
+            self.hidden, self.arguments = hidden, (args, kwargs)
+        return hidden
+
+
+class _Inject(LayerPass):
+    """Skips the layers: what the last one returned is given."""
+
+    def __init__(self, hidden: Tensor):
+        super().__init__()
+        self.hidden = hidden
+
+    def run(self, index: int, layer: nn.Module, hidden: Tensor, args: tuple, kwargs: dict) -> Any:
+        return self.hidden
+
+
+class _Cell(nn.Module):
+    """One layer with its memory: reads, runs, writes. All cells of a model have the same structure."""
+
+    def __init__(self, layer: nn.Module, memory: AssociationMemory, written: int):
+        super().__init__()
+        self.layer, self.memory, self.written = layer, memory, written
+
+    def forward(self, hidden: Tensor, matrix: Tensor, normaliser: Tensor, empty: Tensor, args: tuple, kwargs: dict):
+        state = AssociationState(matrix, normaliser, empty)
+        output = self.layer(hidden + self.memory.read(hidden, state), *args, **kwargs)
+        output = output[0] if isinstance(output, tuple) else output
+        new = self.memory.write(output[:, -self.written :], state)
+        return output, new.matrix, new.normaliser
+
+
+def read_diagonally(
+    model: ARMTForCausalLM, input_ids: Tensor, state: ARMTState | None = None
+) -> tuple[Tensor, ARMTState]:
+    """Logits (B, T, vocabulary) and memory of `model(input_ids, memory_state=state)`, computed along diagonals.
+
+    T must be a multiple of the segment size, and all layers of the base of one structure; no padding. Differentiable.
+    Costs the memory of L cells and one stacked copy of the layers' weights.
+    """
+    size = model.config.segment_size
+    expect(isinstance(model, ARMTForCausalLM), "read_diagonally", "model", "be ARMT", type(model).__name__)
+    whole = input_ids.shape[1] > 0 and input_ids.shape[1] % size == 0
+    expect(whole, "read_diagonally", "input_ids", f"hold whole segments of {size} tokens", input_ids.shape[1])
+    state = model.empty_memory(input_ids.shape[0]) if state is None else state
+    captured = [_captured(model, part) for part in input_ids.split(size, 1)]
+    hidden, layers = _run_diagonals(model, [one.hidden for one in captured], captured[0].arguments, state)
+    logits = [_read_out(model, part, one)[:, :size] for part, one in zip(input_ids.split(size, 1), hidden)]
+    new = ARMTState(tuple(layers), state.tokens_read + input_ids.shape[1], state.segments_read + len(hidden))
+    return torch.cat(logits, 1), new
+
+
+def _run_diagonals(model: ARMTForCausalLM, hidden: list[Tensor], arguments: tuple, state: ARMTState):
+    """The last layer's output of every segment, and the states of all layers after the last segment."""
+    cells = _cells(model)
+    # torch.func.stack_module_state would cut the gradients off.
+    parameters = _stacked([dict(cell.named_parameters()) for cell in cells])
+    buffers = _stacked([dict(cell.named_buffers()) for cell in cells])
+    skeleton = cells[0]
+    count, segments = len(cells), len(hidden)
+    memory = [tuple(getattr(layer, f.name) for f in fields(layer)) for layer in state.layers]
+
+    def cell(weights: dict, held: dict, *inputs: Tensor):
+        return functional_call(skeleton, (weights, held), (*inputs, *arguments))
+
+    for step in range(segments + count - 1):
+        first, last = max(0, step - segments + 1), min(count - 1, step)
+        active = range(first, last + 1)
+        chosen = [{k: v[first : last + 1] for k, v in stack.items()} for stack in (parameters, buffers)]
+        inputs = [torch.stack([hidden[step - l] for l in active])]
+        inputs += [torch.stack([memory[l][i] for l in active]) for i in range(3)]
+        with _batchable_attention(inputs[0].device):
+            outputs, matrices, normalisers = torch.vmap(cell, randomness="different")(*chosen, *inputs)
+        for place, l in enumerate(active):
+            hidden[step - l] = outputs[place]
+            memory[l] = (matrices[place], normalisers[place], torch.zeros_like(memory[l][2]))
+    return hidden, [AssociationState(*tensors) for tensors in memory]
+
+
+def _batchable_attention(device: torch.device):
+    """On CPUs only the plain implementation of attention can be batched over cells."""
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
+
+
+def _stacked(named: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    same = all({k: v.shape for k, v in one.items()} == {k: v.shape for k, v in named[0].items()} for one in named)
+    expect(same, "read_diagonally", "model", "have layers of one structure", "different ones")
+    return {name: torch.stack([one[name] for one in named]) for name in named[0]}
+
+
+def _cells(model: ARMTForCausalLM) -> list[_Cell]:
+    layers = layer_list(model.base, model.config.layers_path)
+    written = model.config.num_memory_tokens
+    cells = [_Cell(wrapped.layer, memory, written) for wrapped, memory in zip(layers, model.memories)]
+    return [cell.train(model.training) for cell in cells]
+
+
+def _captured(model: ARMTForCausalLM, tokens: Tensor) -> _Capture:
+    capture = _Capture()
+    _call(model, tokens, capture, logits=False)
+    return capture
+
+
+def _read_out(model: ARMTForCausalLM, tokens: Tensor, hidden: Tensor) -> Tensor:
+    return _call(model, tokens, _Inject(hidden), logits=True).logits
+
+
+def _call(model: ARMTForCausalLM, tokens: Tensor, layer_pass: LayerPass, logits: bool) -> Any:
+    """The base model around skipped layers, over one segment with its memory tokens."""
+    memory = model.memory_tokens(tokens.shape[0])
+    embeddings = model.get_input_embeddings()(tokens)
+    piece = Piece(embeddings, logits=logits)
+    return model._call_base(torch.cat([embeddings, memory], 1), piece, 0, memory.shape[1], layer_pass)
