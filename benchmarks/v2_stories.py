@@ -63,6 +63,7 @@ def recipe(name: str, steps: int) -> Recipe:
         training=TrainingSection(
             steps=steps,
             batch_size=16,
+            precision="fp32",
             learning_rate=LEARNING_RATE,
             min_learning_rate=LEARNING_RATE / 100,
             warmup_steps=steps // 10,
@@ -82,7 +83,7 @@ def measure(model, store, sequences: int) -> dict:
 def main() -> None:
     """Train what is not trained yet, measure, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--sequences", type=int, default=24, help="validation sequences of the longest context")
     arguments = parser.parse_args()
     results: dict[str, dict] = {}

@@ -18,6 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sequences", type=int, help="evaluate at most so many, spread over the text (default: all)")
     parser.add_argument("--batch-size", type=int, default=8, help="sequences per forward pass (default: 8)")
     parser.add_argument("--precision", choices=("auto", "bf16", "fp32"), default="fp32", help="default: fp32")
+    parser.add_argument(
+        "--without-long-term-memory", action="store_true", help="switch the long-term memories off (v2 models)"
+    )
     parser.add_argument("--split", help="split of stories or of a dataset (default: validation)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON, with provenance")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw loss by position into this image file")
@@ -54,6 +57,10 @@ def evaluate(arguments: argparse.Namespace) -> dict:
 
     began = time.time()
     model, tokenizer = load_model(arguments.model), load_tokenizer(arguments.model)
+    if arguments.without_long_term_memory:
+        if not getattr(model.config, "long_term_memory", False):
+            raise TesseraError(f"eval: --without-long-term-memory must be left out; {arguments.model} has none.")
+        model.disable_long_term_memory()
     data = _data(arguments)
     with tempfile.TemporaryDirectory() as cache:
         split = _split(data, arguments, tokenizer, Path(cache))
@@ -69,6 +76,7 @@ def evaluate(arguments: argparse.Namespace) -> dict:
         ratio = split.tokens_per_byte
     return {
         "model": str(arguments.model),
+        "long_term_memory": _long_term_memory(model, arguments),
         "data": data.source,
         "context": data.context,
         "sequences": len(windows),
@@ -79,6 +87,12 @@ def evaluate(arguments: argparse.Namespace) -> dict:
         "loss_by_position": [None if math.isnan(value) else value for value in result.by_position().tolist()],
         "provenance": provenance(configuration=model.config.to_diff_dict(), wall_seconds=time.time() - began),
     }
+
+
+def _long_term_memory(model, arguments: argparse.Namespace) -> bool | None:
+    """Whether long-term memories took part; None for models that have no such thing."""
+    present = getattr(model.config, "long_term_memory", None)
+    return present if present is None else present and not arguments.without_long_term_memory
 
 
 def _data(arguments: argparse.Namespace):

@@ -1,7 +1,7 @@
 """Size and cost of a model: parameters by part, FLOPs per token, memory per 1,000 tokens of context.
 
-WHAT is a shipped recipe's name, a recipe file, or the folder of a model. Nothing is allocated: a model of any size
-can be asked about on any machine.
+WHAT is a preset (such as mosaic-v2-large), a shipped recipe's name, a recipe file, or the folder of a model. Nothing is
+allocated: a model of any size can be asked about on any machine.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera info`."""
-    parser.add_argument("what", help="recipe name, recipe file, or model folder")
+    parser.add_argument("what", help="preset, recipe name, recipe file, or model folder")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe, with dotted keys")
     parser.add_argument("--context", type=int, help="tokens of context for the FLOPs (default: the recipe's, else 512)")
     parser.add_argument("--json", action="store_true", help="print as JSON")
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     config, context = _configuration(arguments)
     counted = account(config, arguments.context or context)
     if arguments.json:
-        print(json.dumps(asdict(counted), indent=1))
+        print(json.dumps({**asdict(counted), **_as_published(arguments.what, config)}, indent=1))
         return 0
     print(f"{arguments.what}: {counted.model_type}")
     print(f"{'parameters':<22}{counted.parameters:>16,}")
@@ -44,9 +44,14 @@ def _configuration(arguments: argparse.Namespace):
 
     from tessera.data.tokenizers import vocabulary_size
     from tessera.errors import TesseraError
+    from tessera.models.presets import PRESETS
     from tessera.training.model_section import model_config
     from tessera.training.recipe import read_recipe
 
+    if arguments.what in PRESETS:
+        if arguments.overrides:
+            raise TesseraError(f"info: {arguments.overrides[0]!r} must be left out for a preset.")
+        return PRESETS[arguments.what](), 512
     folder = Path(arguments.what)
     if (folder / "config.json").is_file():
         if arguments.overrides:
@@ -59,3 +64,11 @@ def _configuration(arguments: argparse.Namespace):
     context = recipe.data.context
     sizes = {"vocab_size": vocabulary_size(recipe.tokenizer), "max_positions": context, "n_positions": context}
     return model_config(recipe.model, **sizes), context
+
+
+def _as_published(what: str, config) -> dict[str, object]:
+    """For presets: the counts of the v2 paper's tables, by its rule and at its context of 256 tokens."""
+    from tessera.models.presets import PRESETS
+    from tessera.models.sizes import published_counts
+
+    return {"as_published": published_counts(config)} if what in PRESETS else {}

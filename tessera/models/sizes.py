@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tessera.errors import TesseraError
+from tessera.models.presets import llama_twin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -19,20 +20,21 @@ def count_parameters(config: "PreTrainedConfig") -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def flops_per_token(config: "PreTrainedConfig", context: int) -> int:
-    """Floating-point operations of the forward pass per token, by the rule that the v2 paper's tables follow.
+def flops_per_token(config: "PreTrainedConfig", context: int, with_values: bool = True) -> int:
+    """Floating-point operations of the forward pass per token with `context` tokens before it.
 
-    `2 N + 2 L d sum_memories n` (Kaplan et al. 2020, as told by Casson 2023): a multiplication and an addition for
-    every parameter but those of the input embedding, plus the products of a query with n keys of width d in each of L
-    layers. n is `context`, but at most the span of a short-term memory. The read-out counts. Products of weights with
-    values are left out, as in that rule. This gives the paper's 18.9 B (large), 15.6 B (without long-term memory) and
-    16.7 B (transformer) at context 256; counting input embeddings or values gives none of them.
+    2 for every parameter that multiplies (all but an input embedding of its own), and for each memory of each layer 2
+    per key and width for the similarities and 2 for the weighted values; a short-term memory has at most its span.
+
+    Without `with_values` the products of weights with values are left out. That is the rule of the v2 paper's tables
+    (`2 N + 2 L n d`, Kaplan et al. 2020, as told by Casson 2023): it alone gives their 18.9 B (large), 15.6 B (without
+    long-term memory) and 16.7 B (transformer) at context 256.
     """
     used = count_parameters(config)
     if not config.tie_word_embeddings:
         used -= config.vocab_size * config.hidden_size
     keys = sum(pairs_per_query(config, context))
-    return 2 * used + 2 * config.num_hidden_layers * config.hidden_size * keys
+    return 2 * used + (4 if with_values else 2) * config.num_hidden_layers * config.hidden_size * keys
 
 
 def pairs_per_query(config: "PreTrainedConfig", context: int) -> list[int]:
@@ -45,16 +47,16 @@ def pairs_per_query(config: "PreTrainedConfig", context: int) -> list[int]:
     raise TesseraError(f"flops_per_token: no count is known for models of type {config.model_type!r}.")
 
 
-def describe(config: "PreTrainedConfig", context: int = 256) -> dict[str, object]:
-    """What `tessera info` reports of a configuration; with long-term memories, also what is left without them."""
-    facts: dict[str, object] = {
-        "model_type": config.model_type,
-        "parameters": count_parameters(config),
+def published_counts(config: "PreTrainedConfig", context: int = 256) -> dict[str, object]:
+    """Parameters and FLOPs per token by the v2 paper's counting, of a model and what tables 2 and 6 set beside it."""
+    counted = {"model": config}
+    if config.model_type == "memory_mosaic_v2" and config.long_term_memory:
+        counted["without_long_term_memory"] = type(config)(**{**config.to_diff_dict(), "long_term_memory": False})
+        counted["transformer"] = llama_twin(config)
+    return {
         "context": context,
-        "flops_per_token": flops_per_token(config, context),
+        **{
+            name: {"parameters": count_parameters(one), "flops_per_token": flops_per_token(one, context, False)}
+            for name, one in counted.items()
+        },
     }
-    if getattr(config, "long_term_memory", False):
-        lacking = type(config)(**{**config.to_diff_dict(), "long_term_memory": False})
-        facts["parameters_without_long_term_memory"] = count_parameters(lacking)
-        facts["flops_per_token_without_long_term_memory"] = flops_per_token(lacking, context)
-    return facts

@@ -16,7 +16,6 @@ from tessera.memories.gated import GatedState
 from tessera.memories.long_term import LongTermMemory
 from tessera.memories.short_term import ShortTermMemory
 from tessera.models.memory_mosaic_v2.configuration import MemoryMosaicV2Config
-from tessera.models.sizes import flops_per_token
 from tessera.models.stack import StackForCausalLM, StackModel, StackPreTrainedModel
 
 # Part of the model -> what the names of its parameters contain; the first match counts.
@@ -102,6 +101,8 @@ class MemoryMosaicV2PreTrainedModel(StackPreTrainedModel):
 
     def flops_per_token(self, context: int) -> int:
         """See `tessera.models.sizes.flops_per_token`."""
+        from tessera.models.sizes import flops_per_token
+
         return flops_per_token(self.config, context)
 
     def state_bytes_per_token(self, dtype: torch.dtype) -> float:
