@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from tessera.evaluation.provenance import provenance
 
-READ, TRAIN, CHECK = 65_536, 16 * 512, 3 * 512 + 100
+TRAIN, CHECK = 16 * 512, 3 * 512 + 100
 LARGEST_DIFFERENCE = 1e-3  # float32 logits of order 1 after four segments; the golden files are compared in float64
 
 
@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="weights to use without --reference (made by a run with it)")
     parser.add_argument("--vocabulary", type=int, default=4096, help="small enough for the published code's logits")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--read", type=int, default=65_536, help="tokens to read (default: 65,536)")
     parser.add_argument("--out", type=Path, default=Path("results/armt/speed.json"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -82,27 +83,30 @@ def compare(options: argparse.Namespace, folder: Path) -> dict:
     if difference > LARGEST_DIFFERENCE:
         raise SystemExit(f"benchmarks.armt: the sides' logits differ by {difference:.2g}; speeds would mean nothing.")
     result = {"largest_difference_of_logits": difference, "threads": sides["tessera"].ready["threads"]}
-    for work, tokens in (("logits", READ), ("train", TRAIN)):
+    for work, tokens in (("logits", options.read), ("train", TRAIN)):
         result[work] = take_turns(sides, work, tokens, options.repetitions)
-    result["memory"] = take_turns({"tessera": sides["tessera"]}, "memory", READ, options.repetitions)
+    result["memory"] = take_turns({"tessera": sides["tessera"]}, "memory", options.read, options.repetitions)
     if options.reference:
         result["memory"]["ratio_to_reference_logits"] = (
             result["logits"]["reference"]["seconds"] / result["memory"]["tessera"]["seconds"]
         )
-    peaks = {tokens: sides["tessera"].ask("memory", tokens)["peak_mb"] for tokens in (100_000, 1_000_000)}
+    small = Process(sys.executable, ["--small", "--vocabulary", str(options.vocabulary)])
+    peaks = {tokens: small.ask("memory", tokens)["peak_mb"] for tokens in (100_000, 1_000_000)}
     result["peak_of_reading"] = {**peaks, "ratio": peaks[1_000_000] / peaks[100_000]}
-    result["provenance"] = provenance(configuration={"vocabulary": options.vocabulary, "read": READ, "train": TRAIN})
+    result["provenance"] = provenance(
+        configuration={"vocabulary": options.vocabulary, "read": options.read, "train": TRAIN}
+    )
     return result
 
 
 def take_turns(sides: dict[str, Process], work: str, tokens: int, repetitions: int) -> dict:
-    """Medians of each side, which alternate; the first of each is a warm-up."""
+    """Medians of each side, which alternate after a short warm-up."""
     answers = {name: [] for name in sides}
-    for repetition in range(repetitions + 1):
+    for side in sides.values():
+        side.ask(work, 1024)
+    for _ in range(repetitions):
         for name, side in sides.items():
-            answer = side.ask(work, tokens)
-            if repetition:
-                answers[name].append(answer)
+            answers[name].append(side.ask(work, tokens))
     row = {}
     for name, all_of in answers.items():
         seconds = statistics.median(answer["seconds"] for answer in all_of)

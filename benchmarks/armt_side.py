@@ -45,6 +45,16 @@ def tessera_model(checkpoint: Path, vocabulary: int):
     return from_reference("armt", load_file(checkpoint), {"base_model": base, "segment_size": SEGMENT, **memory})
 
 
+def small_model(vocabulary: int):
+    """An ARMT of 2 layers x 64: a million tokens take a minute, and what grows with the text shows here too."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    import tessera.armt as armt
+
+    sizes = {"vocab_size": vocabulary, "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 1024}
+    return armt.wrap(GPT2LMHeadModel(GPT2Config(**sizes, **DROPOUT)), SEGMENT, MEMORY_TOKENS, 16)
+
+
 class Side:
     """The workloads. `ids` are the same on both sides."""
 
@@ -66,7 +76,8 @@ class Side:
         """What `read_stream` does; the published code has no reading without logits."""
         from tessera.models.recurrence import read_stream
 
-        read_stream(self.model, self.ids(tokens)[0].tolist())
+        # The tokens come one by one, as from a file: a list of them would be the text in memory.
+        read_stream(self.model, (7 * i % self.vocabulary for i in range(tokens)))
 
     def train(self, tokens: int) -> None:
         """Loss and gradients through all segments."""
@@ -101,8 +112,11 @@ def main() -> None:
     """Build, say so, then answer lines `WORK TOKENS [FILE]`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--reference")
-    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--vocabulary", type=int, required=True)
+    parser.add_argument(
+        "--small", action="store_true", help="a small model of our side: only its memory is of interest"
+    )
     options = parser.parse_args()
     from safetensors.torch import save_file
 
@@ -111,6 +125,8 @@ def main() -> None:
         model = reference_model(options.reference, options.vocabulary)
         kept = {k: v.clone() for k, v in model.state_dict().items() if "memory_cell.model." in k and "lm_head" not in k}
         save_file({**kept, "memory_cell.memory": model.memory_cell.memory.detach().clone()}, options.checkpoint)
+    elif options.small:
+        model = small_model(options.vocabulary)
     else:
         model = tessera_model(options.checkpoint, options.vocabulary)
     side = Side(model, not options.reference, options.vocabulary)
