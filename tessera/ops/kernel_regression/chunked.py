@@ -43,15 +43,14 @@ class _Strips(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, slope, intercept, call: Call) -> Tensor:
-        with torch.autocast(query.device.type, enabled=False):
-            work = _Work(query, key, value, slope, intercept, call.kernel)
-            output = work.empty_like_queries(value.shape[-1])
-            statistics = []
-            for strip in strips(call):
-                for group in strip.groups(query.shape[1]):
-                    weights, kept = call.kernel.fit(work.scores(strip, group), work.spare)
-                    work.add_product(output, group, strip.queries, weights, work.value[group, strip.pairs])
-                    statistics.append(kept)
+        work = _Work(query, key, value, slope, intercept, call.kernel)
+        output = work.empty_like_queries(value.shape[-1])
+        statistics = []
+        for strip in strips(call):
+            for group in strip.groups(query.shape[1]):
+                weights, kept = call.kernel.fit(work.scores(strip, group), work.spare)
+                work.add_product(output, group, strip.queries, weights, work.value[group, strip.pairs])
+                statistics.append(kept)
         ctx.call = call
         ctx.lengths = [len(kept) for kept in statistics]
         ctx.save_for_backward(query, key, value, slope, intercept, *(part for kept in statistics for part in kept))

@@ -65,6 +65,7 @@ CASES = [
     Case(130, window=Window(delay=200)),
     Case(300, window=Window(span=20)),
     Case(129, window=Window(delay=3, span=150)),
+    Case(300, window=Window(delay=2, span=140)),
     Case(130, window=Window(delay=torch.tensor([1, 90]))),
     Case(129, window=Window(), documents=True),
     Case(300, window=Window(delay=2, span=30), documents=True),

@@ -99,6 +99,25 @@ def test_equal_keys_average_the_values():
     assert torch.equal(found[:, :, 0], torch.zeros_like(found[:, :, 0]))
 
 
+@pytest.mark.parametrize("backend", ["chunked", "reference", "fused"])
+def test_a_query_outside_all_documents_does_not_see_pairs_that_are_not_stored(backend):
+    query, key, value = (torch.randn(1, 1, 5, 3, dtype=torch.float64) for _ in range(3))
+    documents = torch.tensor([[-1, -1, 0, 0, -1]])
+    output = kernel_regression(
+        query,
+        key,
+        value,
+        kernel=Gaussian(),
+        slope=torch.ones(()),
+        window=Window(),
+        query_documents=documents,
+        pair_documents=documents,
+        backend=backend,
+    )
+    assert torch.equal(output[0, 0, [0, 1, 2, 4]], torch.zeros(4, 3).double())
+    torch.testing.assert_close(output[0, 0, 3], value[0, 0, 2])
+
+
 def test_only_statistics_are_kept_for_the_backward_pass():
     saved = []
 
