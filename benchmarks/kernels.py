@@ -117,7 +117,7 @@ def deviation(spec: str | dict, dtype: torch.dtype, length: int = 257) -> float:
 def measure(case: dict) -> dict:
     """Time and peak memory of one case, in this process."""
     dtype, name = getattr(torch, case["dtype"]), case["name"]
-    result = dict(case)
+    result = {**case, "megabytes_before": peak_megabytes()}
     if case["kind"] == "kernel":
         result["deviation"] = deviation(KERNELS[name], dtype)
         if not result["deviation"] < TOLERANCE[case["dtype"]]:
@@ -139,8 +139,13 @@ def measure(case: dict) -> dict:
     result["processor_seconds"] = round(statistics.median(processor[kept]), 5)
     result["load_average"] = round(os.getloadavg()[0], 1)
     result["repetitions"] = len(seconds[kept])
-    result["peak_megabytes"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    result["peak_megabytes"] = peak_megabytes()
     return result
+
+
+def peak_megabytes() -> int:
+    """The most memory this process ever held; before a case, that of the imports alone."""
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def cases(options: argparse.Namespace) -> list[dict]:
@@ -204,6 +209,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=10.0, help="no new repetition after this many seconds")
     parser.add_argument("--memory", type=float, default=7.5, help="skip peers that need more, in GB")
     parser.add_argument("--out", type=Path, default=Path("results/kernels/cpu.json"))
+    parser.add_argument("--keep", action="store_true", help="do not repeat cases that --out holds already")
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -214,13 +220,26 @@ def main() -> None:
         print(json.dumps(measure(options.case)))
         return
     started, results = time.perf_counter(), []
+    measured = already_measured(options.out) if options.keep else {}
     for case in cases(options):
+        if identity(case) in measured:
+            results.append(measured.pop(identity(case)))
+            continue
         reason = reason_to_skip(case, options)
         results.append({**case, "skipped": reason} if reason else in_fresh_process(case))
         line = results[-1]
         shown = reason or f"{line['seconds']:8.4f} s {line['peak_megabytes']:6d} MB"
         print(f"T={case['length']:<5} {case['dtype']:9} {case['name']:28} {shown}", flush=True)
-        write(options.out, results, time.perf_counter() - started)
+        write(options.out, [*results, *measured.values()], time.perf_counter() - started)
+
+
+def identity(case: dict) -> tuple:
+    return case["length"], case["dtype"], case["name"]
+
+
+def already_measured(path: Path) -> dict[tuple, dict]:
+    """The results in `path`, if it exists."""
+    return {identity(r): r for r in json.loads(path.read_text())["results"]} if path.exists() else {}
 
 
 def write(path: Path, results: list[dict], seconds: float) -> None:
