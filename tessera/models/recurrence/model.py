@@ -171,21 +171,20 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel):
         if isinstance(cache, GroupedCache) or self._needs_groups(text, use_cache):
             output = self._read_groups(text, state, cache, wanted, loss)
         else:
-            output = read_text(self, text, state, cache, wanted if not text.uneven else _all_logits(wanted), loss)
+            inner = replace(wanted, logits_to_keep=0) if text.uneven else wanted
+            output = read_text(self, text, state, cache, inner, loss)
             if text.uneven and output.logits is not None:
                 output.logits = text.restore(output.logits)[:, -logits_to_keep:]
         output.loss = None if loss is None else loss.value(num_items_in_batch)
         return output if return_dict is not False else output.to_tuple()
 
     def _read_groups(self, text, state, cache, wanted: Wanted, loss: ShiftedLoss | None) -> SegmentedOutput:
-        expect(
-            not wanted.segment_states, "forward", "output_segment_states", "be False for rows of unequal length", True
-        )
-        inner = (
-            wanted
-            if cache is not None
-            else _all_logits(replace(wanted, skip_logits=wanted.skip_logits and loss is None))
-        )
+        """Rows that are not equally far: logits (all of them, where padding must be put back first) and the loss."""
+        where, argument = "forward", "output_segment_states"
+        expect(not wanted.segment_states, where, argument, "be False for rows of unequal length", True)
+        inner = wanted
+        if cache is None:
+            inner = replace(wanted, logits_to_keep=0, skip_logits=wanted.skip_logits and loss is None)
         output = read_in_groups(self, text, state, cache, inner)
         if loss is not None:
             loss.add(output.logits, 0)
@@ -254,7 +253,3 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel):
             return torch.cat([ordinary, after + first + count], 1)
         after = after + self.num_front + piece.lengths[:, None]
         return torch.cat([ordinary.expand(len(after), -1), after], 1)
-
-
-def _all_logits(wanted: Wanted) -> Wanted:
-    return replace(wanted, logits_to_keep=0)

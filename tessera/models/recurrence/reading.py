@@ -114,20 +114,18 @@ def read_in_groups(
     groups = tuple((rows, output.past_key_values) for (rows, _), output in zip(parts, outputs))
     total = text.shape[1] + (0 if cache is None else cache.total)
     return SegmentedOutput(
-        logits=None if wanted.skip_logits else _assembled(text, parts, outputs, wanted.logits_to_keep),
+        logits=None if wanted.skip_logits else _assembled(text, parts, outputs, wanted.logits_to_keep or text.shape[1]),
         past_key_values=GroupedCache(groups, total) if wanted.use_cache else None,
         memory_state=None if blank else type(filled[0]).stack(filled).select_batch(order),
     )
 
 
-def _assembled(text: Text, parts: list, outputs: list[SegmentedOutput], keep: int) -> Tensor:
+def _assembled(text: Text, parts: list, outputs: list[SegmentedOutput], steps: int) -> Tensor:
     first = outputs[0].logits
-    steps = keep or text.shape[1]
     logits = first.new_zeros(text.shape[0], steps, first.shape[-1])
     for (rows, _), output in zip(parts, outputs):
-        logits = logits.index_put(
-            (rows[:, None], torch.arange(output.logits.shape[1], device=rows.device)[None, :]), output.logits
-        )
+        places = torch.arange(output.logits.shape[1], device=rows.device)
+        logits = logits.index_put((rows[:, None], places[None]), output.logits)
     return logits
 
 
