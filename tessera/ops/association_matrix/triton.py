@@ -34,15 +34,16 @@ def refuse(call: ReadCall | WriteCall) -> str | None:
 @torch.compiler.disable
 def read(call: ReadCall) -> Tensor:
     """`A^T phi(q) / (z . phi(q) + eps)` for every query."""
-    return _Read.apply(call.matrix, call.normaliser, call.query, call.epsilon)
+    with torch.cuda.device_of(call.matrix):
+        return _Read.apply(call.matrix, call.normaliser, call.query, call.epsilon)
 
 
 @torch.compiler.disable
 def write(call: WriteCall) -> tuple[Tensor, Tensor]:
     """The new A and z, all pairs at once."""
-    return _Write.apply(
-        call.matrix, call.normaliser, call.key, call.value, call.strength, call.empty, call.correction, call.epsilon
-    )
+    arguments = (call.key, call.value, call.strength, call.empty, call.correction, call.epsilon)
+    with torch.cuda.device_of(call.matrix):
+        return _Write.apply(call.matrix, call.normaliser, *arguments)
 
 
 class _Read(torch.autograd.Function):

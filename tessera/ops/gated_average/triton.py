@@ -29,7 +29,8 @@ def run(
         return chunked.run(x, log_gate, log_decay, state, starts)
     if starts is not None:
         log_decay = log_decay.masked_fill(starts[:, None], -torch.inf)
-    y, last, log_weight = _GatedAverage.apply(x, log_gate, log_decay, state.average, state.log_weight)
+    with torch.cuda.device_of(x):
+        y, last, log_weight = _GatedAverage.apply(x, log_gate, log_decay, state.average, state.log_weight)
     return y, GatedAverageState(last, log_weight)
 
 

@@ -70,7 +70,7 @@ def choose_backend(call: Call, backend: str | None = None) -> ModuleType:
         if reason is not None:
             raise TesseraError(f"kernel_regression: backend {backend!r} cannot run this call: {reason}")
         return chosen
-    if call.query.shape[2] == 1 and call.query.device.type == "cpu":
+    if call.query.shape[2] == 1 and (call.query.device.type == "cpu" or fused.refuse(call) is not None):
         # One query against N pairs is a matrix-vector product: nothing to fuse, to tile or to save.
         return reference
     return next(m for name, m in BACKENDS.items() if m.refuse(call) is None and _volunteers(name, call))

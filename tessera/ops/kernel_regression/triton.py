@@ -64,7 +64,8 @@ def run(call: Call, **tiles: "Tiles") -> Tensor:
         intercept = slope.detach().new_zeros(()).expand(shape)
     tensors = (query, key, value, slope, intercept)
     save = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return KernelRegression.apply(*tensors, plan, save)
+    with torch.cuda.device_of(query):
+        return KernelRegression.apply(*tensors, plan, save)
 
 
 def family_of(kernel: Kernel) -> tuple[str, float, float] | None:

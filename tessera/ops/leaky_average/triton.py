@@ -26,7 +26,8 @@ def run(x: Tensor, decay: Tensor, initial_state: Tensor | None, starts: Tensor |
     """`y_t = x_t + decay y_{t-1}`, restarted where `starts` (B, T) holds."""
     if x.shape[2] == 1:  # decoding: one multiplication needs no kernel of its own
         return chunked.run(x, decay, initial_state, starts)
-    return _LeakyAverage.apply(x, decay, initial_state, starts)
+    with torch.cuda.device_of(x):
+        return _LeakyAverage.apply(x, decay, initial_state, starts)
 
 
 class _LeakyAverage(torch.autograd.Function):

@@ -45,6 +45,13 @@ def test_windows(triton_device, kernel, masks):
     assert_equal(regress(kernel, tensors, "triton", torch.float32, triton_device, **masks), kernel, tensors, masks)
 
 
+@pytest.mark.parametrize("kernel", [Gaussian(), Biweight()], ids=lambda kernel: kernel.name)
+def test_tiles_at_the_borders_of_a_window(triton_device, kernel):
+    """The last query of a tile just does not see the first pair of another, nor the first query the last pair."""
+    tensors, masks = draw(kernel, queries=48, pairs=48, batch=1), {"window": Window(delay=2, span=47)}
+    assert_equal(regress(kernel, tensors, "triton", torch.float32, triton_device, **masks), kernel, tensors, masks)
+
+
 @pytest.mark.parametrize(
     "kernel", [Epanechnikov(), RectifiedPolynomial(1.5), Triweight(), ReLUmax(0.3)], ids=lambda kernel: kernel.name
 )
