@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from tessera.kernels import Kernel
@@ -10,10 +9,10 @@ from tessera.layers.bandwidth import Bandwidth
 from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
 from tessera.layers.scaled_output import ScaledOutput
 from tessera.layers.value_extractors import VALUE_EXTRACTORS
-from tessera.memories.documents import continued_carry, continued_documents, last_document, stored_documents
+from tessera.memories.documents import continued_carry, continued_documents
 from tessera.memories.pair_store import PairStore
+from tessera.memories.pending import completed_pairs
 from tessera.ops.kernel_regression import Window, kernel_regression
-from tessera.ops.unit_norm import unit_norm
 from tessera.state import State
 
 
@@ -74,7 +73,7 @@ class ContextualMemory(nn.Module):
         documents = continued_documents(x, state, documents)
         keys, carry = self.key_extractor(x, continued_carry(state, documents), documents)
         now, next_ = self.value_extractor(x)
-        pairs = self._store(keys, now, next_, state, documents)
+        pairs = completed_pairs(keys, now, next_, state, documents, self.norm_eps)
         slope, intercept = self.bandwidth(self.kernel)
         recalled = kernel_regression(
             keys,
@@ -94,23 +93,3 @@ class ContextualMemory(nn.Module):
             return output, None
         document = None if documents is None else documents[:, -1:]
         return output, ContextualState(pairs, carry, keys[:, :, -1:], now[:, :, -1:], document)
-
-    def _store(
-        self, keys: Tensor, now: Tensor, next_: Tensor, state: ContextualState | None, documents: Tensor | None
-    ) -> PairStore:
-        """The pairs known at the last step: those of `state`, its pending pair, and all but the last of this call."""
-        if state is None:
-            keys, now, next_, previous = keys[:, :, :-1], now[:, :, :-1], next_[:, :, 1:], documents
-        else:
-            keys, now = _delayed(state.pending_key, keys), _delayed(state.pending_value, now)
-            previous = None if documents is None else torch.cat([last_document(state, documents), documents], dim=1)
-        values = unit_norm(now + next_, self.norm_eps)
-        stored = None if previous is None else stored_documents(previous)
-        if state is None:
-            return PairStore.of(keys, values, stored)
-        return state.pairs.append(keys, values, stored)
-
-
-def _delayed(pending: Tensor, steps: Tensor) -> Tensor:
-    """`steps` (B, H, T, ...) moved by one: what was pending before, and all but the last."""
-    return pending if steps.shape[2] == 1 else torch.cat([pending, steps[:, :, :-1]], dim=2)

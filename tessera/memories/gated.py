@@ -11,11 +11,11 @@ from tessera.kernels import Kernel
 from tessera.layers.adaptive_bandwidth import AdaptiveBandwidth
 from tessera.layers.gated_key_extractor import GatedKeyExtractor
 from tessera.layers.value_extractors import MixedValueExtractor
-from tessera.memories.documents import continued_documents, last_document, stored_documents
+from tessera.memories.documents import continued_documents, last_document
 from tessera.memories.pair_store import PairStore
+from tessera.memories.pending import completed_pairs
 from tessera.ops.gated_average import GatedAverageState
 from tessera.ops.kernel_regression import Window, kernel_regression
-from tessera.ops.unit_norm import unit_norm
 from tessera.state import State
 
 
@@ -122,7 +122,7 @@ class GatedMemory(nn.Module, ABC):
         documents = continued_documents(x, state, documents)
         keys, carry = self.key_extractor(x, _continued_average(state, documents), documents)
         now, next_ = self.value_extractor(x)
-        pairs = _completed(keys, now, next_, state, documents)
+        pairs = completed_pairs(keys, now, next_, state, documents)
         positions = _positions(x, state, documents)
         held = self.num_pairs(positions, delay)
         slope, intercept = self.bandwidth(self.kernel, held if documents is None else held * (documents >= 0))
@@ -141,22 +141,6 @@ def _continued_average(state: GatedState | None, documents: Tensor | None) -> Ga
     if state is None or documents is None:
         return None if state is None else state.carry
     return state.carry.kept((documents[:, :1] == last_document(state, documents))[:, 0])
-
-
-def _completed(
-    keys: Tensor, now: Tensor, next_: Tensor, state: GatedState | None, documents: Tensor | None
-) -> PairStore:
-    """The pairs known at the last step: those of `state`, its pending pair, and all but the last of this call."""
-    steps = documents
-    if state is not None:
-        keys = torch.cat([state.pending_key, keys], dim=2)
-        now = torch.cat([state.pending_value, now], dim=2)
-        next_ = torch.cat([state.pending_value, next_], dim=2)  # its first step is never read
-        steps = None if documents is None else torch.cat([last_document(state, documents), documents], dim=1)
-    values = unit_norm(now[:, :, :-1] + next_[:, :, 1:])
-    stored = None if steps is None else stored_documents(steps)
-    pairs = (keys[:, :, :-1], values, stored)
-    return PairStore.of(*pairs) if state is None else state.pairs.append(*pairs)
 
 
 def _positions(x: Tensor, state: GatedState | None, documents: Tensor | None) -> Tensor:

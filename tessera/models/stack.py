@@ -39,7 +39,7 @@ def documents_of(attention_mask: Tensor | None, document_ids: Tensor | None, ste
 
 
 class StackPreTrainedModel(PreTrainedModel):
-    """Hugging Face plumbing common to the library's stacks."""
+    """Hugging Face plumbing common to the library's stacks. Subclasses name their `parts`."""
 
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -52,6 +52,13 @@ class StackPreTrainedModel(PreTrainedModel):
     def scalar_parameter_names(self) -> list[str]:
         """Names of the per-head scalars (rates, bandwidths, scales, mixing weights), which may learn faster."""
         return [name for name, parameter in self.named_parameters() if parameter.dim() == 1 and "norm" not in name]
+
+    def parameters_by_part(self) -> dict[str, int]:
+        """Parameters of each of `parts` (name -> what its parameters' names contain, first match); shared ones once."""
+        counts = dict.fromkeys(self.parts, 0)
+        for name, parameter in self.named_parameters():
+            counts[next(part for part, mark in self.parts.items() if mark in name)] += parameter.numel()
+        return counts
 
 
 class StackModel(StackPreTrainedModel):
@@ -131,7 +138,7 @@ class StackModel(StackPreTrainedModel):
 
 
 class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
-    """A stack with a linear read-out. Subclasses name their stack's class in `stack_class` and its `parts`."""
+    """A stack with a linear read-out. Subclasses name their stack's class in `stack_class`."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     accepts_loss_kwargs = True
@@ -185,13 +192,6 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
         )
         return output if return_dict is not False else output.to_tuple()
-
-    def parameters_by_part(self) -> dict[str, int]:
-        """Parameters of each of `parts` (name -> what its parameters' names contain, first match); shared ones once."""
-        counts = dict.fromkeys(self.parts, 0)
-        for name, parameter in self.named_parameters():
-            counts[next(part for part, mark in self.parts.items() if mark in name)] += parameter.numel()
-        return counts
 
     def _loss(self, hidden: Tensor, labels: Tensor, document_ids: Tensor | None, num_items) -> Tensor:
         targets = labels[:, 1:]

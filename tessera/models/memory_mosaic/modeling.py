@@ -85,6 +85,13 @@ class MemoryMosaicPreTrainedModel(StackPreTrainedModel):
 
     config_class = MemoryMosaicConfig
     _no_split_modules = ["MemoryMosaicLayer"]
+    parts = {
+        "embeddings": "embed_tokens",
+        "read-out": "lm_head",
+        "norms": "norm.",
+        "contextual": ".contextual.",
+        "persistent": ".persistent.",
+    }
 
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range
@@ -123,10 +130,3 @@ class MemoryMosaicForCausalLM(MemoryMosaicPreTrainedModel, StackForCausalLM):
     """
 
     stack_class = MemoryMosaicModel
-    parts = {
-        "embeddings": "embed_tokens",
-        "read-out": "lm_head",
-        "norms": "norm.",
-        "contextual": ".contextual.",
-        "persistent": ".persistent.",
-    }

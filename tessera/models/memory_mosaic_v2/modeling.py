@@ -18,15 +18,6 @@ from tessera.memories.short_term import ShortTermMemory
 from tessera.models.memory_mosaic_v2.configuration import MemoryMosaicV2Config
 from tessera.models.stack import StackForCausalLM, StackModel, StackPreTrainedModel
 
-# Part of the model -> what the names of its parameters contain; the first match counts.
-PARTS = {
-    "embeddings": "embed_tokens",
-    "read-out": "lm_head",
-    "norms": "norm.",
-    "short-term": ".short_term.",
-    "long-term": ".long_term.",
-    "persistent": ".persistent.",
-}
 LayerState = tuple[GatedState, GatedState | None]
 
 
@@ -77,6 +68,14 @@ class MemoryMosaicV2PreTrainedModel(StackPreTrainedModel):
 
     config_class = MemoryMosaicV2Config
     _no_split_modules = ["MemoryMosaicV2Layer"]
+    parts = {
+        "embeddings": "embed_tokens",
+        "read-out": "lm_head",
+        "norms": "norm.",
+        "short-term": ".short_term.",
+        "long-term": ".long_term.",
+        "persistent": ".persistent.",
+    }
 
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range
@@ -91,13 +90,6 @@ class MemoryMosaicV2PreTrainedModel(StackPreTrainedModel):
             outputs = [memory.output for memory in memories if memory is not None]
             for linear in (*outputs, module.persistent.down):
                 init.normal_(linear.weight, 0.0, std / math.sqrt(2 * self.config.num_layers))
-
-    def parameters_by_part(self) -> dict[str, int]:
-        """Parameters of the embeddings, of each of the three memories, of the norms and of the read-out."""
-        counts = dict.fromkeys(PARTS, 0)
-        for name, parameter in self.named_parameters():
-            counts[next(part for part, mark in PARTS.items() if mark in name)] += parameter.numel()
-        return counts
 
     def flops_per_token(self, context: int) -> int:
         """See `tessera.models.sizes.flops_per_token`."""

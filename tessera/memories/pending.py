@@ -1,0 +1,41 @@
+"""Finishing the pair that waits for its value, for every memory whose values look one step ahead."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tessera.memories.documents import last_document, stored_documents
+from tessera.memories.pair_store import PairStore
+from tessera.ops.unit_norm import unit_norm
+
+
+class Pending(Protocol):
+    """What such a memory's state holds after step T."""
+
+    pairs: PairStore  # 1..T-1
+    pending_key: Tensor  # k_T (B, H, 1, K)
+    pending_value: Tensor  # now_T (B, H, 1, V): what v_T owes to x_T
+    document: Tensor | None  # of step T (B, 1)
+
+
+def completed_pairs(
+    keys: Tensor, now: Tensor, next_: Tensor, state: Pending | None, documents: Tensor | None, norm_eps: float = 0.0
+) -> PairStore:
+    """The pairs known at the last step: those of `state`, its pending pair, and all but the last of this call.
+
+    `v_T = Norm(now_T + next_{T+1})`; keys (B, H, T, K), now and next (B, H, T, V), documents (B, T). A pair whose
+    next step belongs to another document has no value and is stored as absent.
+    """
+    if state is None:
+        keys, now, next_, steps = keys[:, :, :-1], now[:, :, :-1], next_[:, :, 1:], documents
+    else:
+        keys, now = _delayed(state.pending_key, keys), _delayed(state.pending_value, now)
+        steps = None if documents is None else torch.cat([last_document(state, documents), documents], dim=1)
+    pairs = (keys, unit_norm(now + next_, norm_eps), None if steps is None else stored_documents(steps))
+    return PairStore.of(*pairs) if state is None else state.pairs.append(*pairs)
+
+
+def _delayed(pending: Tensor, steps: Tensor) -> Tensor:
+    """`steps` (B, H, T, ...) moved by one: what was pending before, and all but the last."""
+    return pending if steps.shape[2] == 1 else torch.cat([pending, steps[:, :, :-1]], dim=2)
