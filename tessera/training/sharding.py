@@ -45,7 +45,6 @@ class ShardedTrainer(RecipeTrainer):
         super().__init__(model, recipe, run, arguments, *rest)
         # Mixed precision and compilation, but no replication (DDP): the shards reduce their own gradients.
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
-        self.guard.all_finite = lambda finite: self._all_processes(bool(finite))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Gather the weights (all processes take part), and write them as one model."""
