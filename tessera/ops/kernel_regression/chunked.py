@@ -86,8 +86,7 @@ class _Work:
         self.query, self.key, self.value = (flatten(tensor, self.dtype) for tensor in (query, key, value))
         self.spare = Workspace()
         self.score_scale = kernel.score_scale
-        scale = slope.flatten(0, 1).unsqueeze(-1) * kernel.score_scale
-        self.scaled_query = self.query * scale
+        self.slope = slope.flatten(0, 1).unsqueeze(-1)
         self.intercept = None
         if intercept is not None:
             self.intercept = intercept.flatten(0, 1).unsqueeze(-1) * kernel.score_scale
@@ -95,11 +94,16 @@ class _Work:
     def scores(self, strip: Strip, group: slice) -> Tensor:
         """`score_scale * scores` of one strip (heads, queries, pairs), -inf where hidden."""
         self.spare.clear()
-        scores = self.outer(self.scaled_query[group, strip.queries], self.key[group, strip.pairs])
+        query = self.sloped_query(strip, group) * self.score_scale
+        scores = self.outer(query, self.key[group, strip.pairs])
         if self.intercept is not None:
             scores += self.intercept[group, strip.queries]
         strip.hide(scores)
         return scores
+
+    def sloped_query(self, strip: Strip, group: slice) -> Tensor:
+        """`slope * query` of one strip."""
+        return self.query[group, strip.queries] * self.slope[group, strip.queries]
 
     def outer(self, left: Tensor, right: Tensor) -> Tensor:
         """`left @ right^T` of (heads, queries, width) and (heads, pairs, width), in spare memory."""
@@ -126,8 +130,7 @@ class _Gradients:
 
     def __init__(self, work: _Work, with_intercept: bool) -> None:
         self.work = work
-        # The gradient with respect to slope * query.
-        self.query = torch.zeros_like(work.query)
+        self.query, self.slope = torch.zeros_like(work.query), work.empty_like_queries(1)
         self.key, self.value = torch.zeros_like(work.key), torch.zeros_like(work.value)
         self.intercept = work.empty_like_queries(1) if with_intercept else None
 
@@ -137,19 +140,23 @@ class _Gradients:
         if self.intercept is not None:
             self.intercept[group, queries] = grad_scores.sum(-1, keepdim=True)
         work.add_product(self.value, group, pairs, weights.mT, above)
-        work.add_product(self.key, group, pairs, grad_scores.mT, work.scaled_query[group, queries])
+        work.add_product(self.key, group, pairs, grad_scores.mT, work.sloped_query(strip, group))
         work.add_product(self.query, group, queries, grad_scores, work.key[group, pairs])
+        # So far that is the gradient of slope * query, which no other strip adds to.
+        product = self.query[group, queries]
+        self.slope[group, queries] = (product * work.query[group, queries]).sum(-1, keepdim=True)
+        product.mul_(work.slope[group, queries])
 
     def finish(self, query, key, value, slope, intercept) -> tuple[Tensor | None, ...]:
         """The gradients of query, key, value, slope and intercept, in their shapes and types."""
-        # In place: each of these is as large as the queries.
-        grad_slope = torch.mul(self.query, self.work.query, out=self.work.scaled_query).sum(-1).view(slope.shape)
-        grad_query = self.query.mul_(slope.flatten(0, 1).unsqueeze(-1)).view(query.shape).to(query.dtype)
-        grad_key = self.key.div_(self.work.score_scale).view(key.shape).to(key.dtype)
+        grad_query, grad_key, grad_value = (
+            found.view(given.shape).to(given.dtype)
+            for found, given in zip((self.query, self.key, self.value), (query, key, value))
+        )
         grad_intercept = None
         if self.intercept is not None:
             grad_intercept = self.intercept.view(intercept.shape)
-        return grad_query, grad_key, self.value.view(value.shape).to(value.dtype), grad_slope, grad_intercept
+        return grad_query, grad_key, grad_value, self.slope.view(slope.shape), grad_intercept
 
 
 def working_dtype(query: Tensor) -> torch.dtype:
