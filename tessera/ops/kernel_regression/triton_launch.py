@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tessera.ops.kernel_regression import triton_backward, triton_forward
+from tessera.ops.kernel_regression import triton_backward, triton_forward, triton_threshold
 from tessera.ops.kernel_regression.triton_tiles import Matrix, Scope
 from tessera.ops.kernel_regression.window import Window
 from tessera.ops.triton_product import INTERPRETED, dot_precision
@@ -146,7 +146,7 @@ class KernelRegression(torch.autograd.Function):
             triton_forward.softmax_forward[grid](*inputs, matrix(slope), statistics, scope, **constants)
         elif plan.family == "adaptive":
             tolerance = (1e-6 if plan.order < 2 else 1e-5) if query.dtype == torch.float32 else 2e-3
-            triton_forward.threshold_forward[grid](
+            triton_threshold.threshold_forward[grid](
                 *inputs, matrix(smooth), matrix(slope), statistics, scope, tolerance,
                 ORDER=plan.order, SAVE=save, **constants
             )  # fmt: skip
