@@ -4,6 +4,14 @@ from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.model import SegmentedForCausalLM
 from tessera.models.recurrence.output import SegmentedOutput
 from tessera.models.recurrence.reader import read_stream
+from tessera.models.recurrence.segments import random_segments
 from tessera.models.recurrence.state import MemoryState
 
-__all__ = ["MemoryState", "SegmentedConfig", "SegmentedForCausalLM", "SegmentedOutput", "read_stream"]
+__all__ = [
+    "MemoryState",
+    "SegmentedConfig",
+    "SegmentedForCausalLM",
+    "SegmentedOutput",
+    "random_segments",
+    "read_stream",
+]

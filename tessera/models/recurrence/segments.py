@@ -30,6 +30,21 @@ def segment_borders(length: int, size: int, alignment: str = "left") -> list[tup
     return list(itertools.pairwise(cuts))
 
 
+def random_segments(
+    tokens: Tensor, size: int, generator: torch.Generator | None = None, least: int = 1, most: int | None = None
+) -> Tensor:
+    """The last n segments of `tokens` (B, T, ...), n uniform in `least`..`most` (default: up to all whole ones).
+
+    For training: models trained on varying numbers of segments generalise better (ARMT, appendix A.4). The end is kept,
+    where a question stands.
+    """
+    whole = tokens.shape[1] // size
+    most = whole if most is None else most
+    expect(1 <= least <= most <= whole, "random_segments", "least and most", f"lie in 1..{whole}", (least, most))
+    count = int(torch.randint(least, most + 1, (), generator=generator))
+    return tokens[:, -count * size :]
+
+
 @dataclass(frozen=True)
 class Padding:
     """What an attention mask (B, T) says: how far each row is shifted, how long it is, which positions are hidden.

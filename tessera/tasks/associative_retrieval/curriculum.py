@@ -27,7 +27,7 @@ class Stage:
     key_size: int = 1
     target: float = 0.99
     share: float = 1.0
-    lr: float = 1e-3
+    lr: float = 2e-3
     warmup: int = 20
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tessera.errors import TesseraError
-from tessera.models.recurrence import read_stream
+from tessera.models.recurrence import random_segments, read_stream
 from tests.models.armt.bases import BASES, WRAPS, make, tokens
 from tests.tolerances import REORDERED_FLOAT64
 
@@ -85,6 +85,15 @@ def test_other_alignments_of_uneven_rows(kind, alignment):
     mask = torch.ones_like(ids)
     mask[1, 11:] = 0
     close(model(ids, mask).logits[1:, :11], model(ids[1:, :11]).logits)
+
+
+def test_random_numbers_of_segments():
+    ids, generator = tokens(2, 43), torch.Generator().manual_seed(0)
+    drawn = [random_segments(ids, 8, generator, least=2) for _ in range(200)]
+    assert {part.shape[1] for part in drawn} == {16, 24, 32, 40}
+    assert all(torch.equal(part, ids[:, -part.shape[1] :]) for part in drawn)
+    with pytest.raises(TesseraError, match=r"least and most must lie in 1\.\.5; got \(1, 6\)"):
+        random_segments(ids, 8, most=6)
 
 
 def test_one_memory_is_asked_by_many():
