@@ -9,6 +9,7 @@ from tessera.errors import TesseraError
 from tessera.tasks.associative_retrieval import RetrievalTask, capacity, chance, exact_match, oracle_answers
 from tessera.tasks.associative_retrieval.curriculum import Stage, TrainingOptions, answer_loss, train
 from tessera.tasks.associative_retrieval.metrics import standard_error
+from tessera.tasks.associative_retrieval.plot import draw
 from tests.models.armt.bases import GPT2
 
 
@@ -100,3 +101,10 @@ def test_a_curriculum_learns_and_carries_on_from_stage_to_stage():
     assert records[0]["exact_match"] >= 0.9
     assert records[0]["max_pairs"] == 1
     assert records[1]["exact_match"] > 3 / 16  # far above the guess from its first check on
+
+
+def test_the_figure_is_drawn_from_partial_results(tmp_path):
+    run = {"stages": [{"max_pairs": 2}], "exact_match": {"1": 1.0, "4": 0.5}, "standard_error": {"1": 0.0, "4": 0.1}}
+    runs = {f"{name}/{task}": {**run, "capacity": {"1": 1.0, "4": 1.9}} for name, task in [("armt", "remember")]}
+    draw({"runs": runs, "chance": 1 / 16}, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000

@@ -87,6 +87,13 @@ def test_other_alignments_of_uneven_rows(kind, alignment):
     close(model(ids, mask).logits[1:, :11], model(ids[1:, :11]).logits)
 
 
+def test_update_orders_agree_for_one_memory_token_only():
+    ids = tokens(2, 29)
+    for count, agree in ((1, True), (3, False)):
+        one, other = (make(num_memory_tokens=count, update_order=o)(ids).logits for o in ("parallel", "sequential"))
+        assert torch.allclose(one, other, rtol=REORDERED_FLOAT64) is agree
+
+
 def test_random_numbers_of_segments():
     ids, generator = tokens(2, 43), torch.Generator().manual_seed(0)
     drawn = [random_segments(ids, 8, generator, least=2) for _ in range(200)]
