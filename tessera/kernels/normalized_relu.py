@@ -27,7 +27,7 @@ class NormalizedReLU(RowKernel):
         return 2 * inverse_bandwidth, 1 - 2 * inverse_bandwidth
 
     def fit(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
-        lacking = (scaled.amax(-1, keepdim=True) <= 0).squeeze(-1)
+        lacking = _is_nothing(scaled.amax(-1))
         pairs = scaled[lacking] > -torch.inf
         weights = scaled.clamp_(min=0)
         total = weights.sum(-1, keepdim=True)
@@ -37,20 +37,25 @@ class NormalizedReLU(RowKernel):
         self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
     ) -> tuple[Tensor, Tensor]:
         (total,) = statistics
-        lacking = (total <= 0).squeeze(-1)
+        lacking = _is_nothing(total).squeeze(-1)
         pairs = scaled[lacking] > -torch.inf
         support = torch.sign(scaled.clamp_(min=0), out=workspace.empty_like(scaled))
         weights = self._normalized(scaled, total, lacking, pairs)
         mean = torch.mul(weights, grad, out=workspace.empty_like(grad)).sum(-1, keepdim=True)
-        grad.sub_(mean).mul_(support).mul_(total.reciprocal().masked_fill_(total <= 0, 0.0))
+        grad.sub_(mean).mul_(support).mul_(total.reciprocal().masked_fill_(_is_nothing(total), 0.0))
         return weights, grad
 
     @staticmethod
     def _normalized(responses: Tensor, total: Tensor, lacking: Tensor, pairs: Tensor) -> Tensor:
-        weights = responses.mul_(total.reciprocal().masked_fill_(total <= 0, 0.0))
+        weights = responses.mul_(total.reciprocal().masked_fill_(_is_nothing(total), 0.0))
         weights[lacking] = pairs / pairs.sum(-1, keepdim=True).clamp_(min=1).to(weights.dtype)
         return weights
 
     def score_floor(self, largest: Tensor) -> Tensor:
         # The uniform fall-back has no floor.
         return torch.zeros_like(largest).masked_fill_(largest <= 0, -torch.inf)
+
+
+def _is_nothing(response: Tensor) -> Tensor:
+    """No response: zero or less, or so small (denormal) that its reciprocal overflows."""
+    return response < torch.finfo(response.dtype).tiny
