@@ -38,7 +38,7 @@ class _Layout:
     def __init__(self, x: Tensor, backward: bool = False) -> None:
         batch, self.heads, self.steps, self.width = x.shape
         self.series = batch * self.heads
-        wanted = 2 if INTERPRETED else PROGRAMS // self.series
+        wanted = 3 if INTERPRETED else PROGRAMS // self.series
         shortest = 8 if INTERPRETED else SHORTEST_SEGMENT
         segments = max(1, min(wanted, self.steps // shortest))
         # Backward, two or three tensors are under way at once.

@@ -6,7 +6,7 @@ import torch
 from tessera.ops.gated_average import GatedAverageState, gated_average
 from tessera.ops.unit_norm import unit_norm
 
-# The interpreter takes blocks of 4 steps, chunks of 8 log-weights, and two segments from 16 steps on.
+# The interpreter takes blocks of 4 steps, chunks of 8 log-weights, two segments from 16 steps on.
 LENGTHS = (2, 7, 8, 9, 17)
 
 

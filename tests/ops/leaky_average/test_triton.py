@@ -5,7 +5,7 @@ import torch
 
 from tessera.ops.leaky_average import leaky_average
 
-# The interpreter takes blocks of 4 steps, and two segments from 16 steps on.
+# The interpreter takes blocks of 4 steps, two segments from 16 steps on and three from 24.
 LENGTHS = (2, 4, 5, 17)
 
 
@@ -38,6 +38,12 @@ def test_agrees_with_the_reference(triton_device, steps, with_state, with_docume
     found = call("triton", torch.float32, *arguments)
     # Float32 sums of twenty terms of order one.
     assert_equal(found, call("reference", torch.float64, *arguments), 1e-5)
+
+
+def test_three_segments_of_time(triton_device):
+    """Without documents, so that what enters the first segment reaches the last."""
+    found = call("triton", torch.float32, triton_device, 25, True, False, width=2)
+    assert_equal(found, call("reference", torch.float64, triton_device, 25, True, False, width=2), 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
