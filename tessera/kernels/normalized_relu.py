@@ -53,7 +53,7 @@ class NormalizedReLU(RowKernel):
 
     def score_floor(self, largest: Tensor) -> Tensor:
         # The uniform fall-back has no floor.
-        return torch.zeros_like(largest).masked_fill_(largest <= 0, -torch.inf)
+        return torch.zeros_like(largest).masked_fill_(_is_nothing(largest), -torch.inf)
 
 
 def _is_nothing(response: Tensor) -> Tensor:
