@@ -1,5 +1,6 @@
 """Reading a published state dict name by name, so that nothing is missed and nothing is left over."""
 
+import difflib
 from collections.abc import Callable
 
 import torch
