@@ -160,8 +160,8 @@ def _contextual_scores(source: str, result: dict, ours: str, scale: Tensor, meth
         if bool((offset > 0).any()):
             raise TesseraError(
                 f"{source}: this checkpoint lets the future leak: the published norm_relu gives masked (future) pairs "
-                f"the weight 1 - 2 exp(20 kernel_beta), which is positive for some head (kernel_beta < -0.0347; here down "
-                f"to {scale.min().item() / 10:.4f}). No memory of this library sees the future, so it is refused."
+                f"the weight 1 - 2 exp(20 kernel_beta), which is positive for some head (kernel_beta < -0.0347; here "
+                f"down to {scale.min().item() / 10:.4f}). No memory of this library sees the future, so it is refused."
             )
         result[f"{ours}.intercept"] = offset
 

@@ -28,9 +28,8 @@ class Published:
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor called `name`; its shape is checked when given."""
         if name not in self._tensors:
-            raise TesseraError(
-                f"{self.source}: tensor {name!r} is missing. {did_you_mean(name, list(self._tensors)[:50])}"
-            )
+            near = ", ".join(difflib.get_close_matches(name, self._tensors, n=3)) or "none like it"
+            raise TesseraError(f"{self.source}: tensor {name!r} is missing from the checkpoint; it holds {near}.")
         tensor = self._tensors.pop(name)
         if shape and tuple(tensor.shape) != shape:
             raise TesseraError(f"{self.source}: tensor {name!r} must have shape {shape}; got {tuple(tensor.shape)}.")
