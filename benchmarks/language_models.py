@@ -9,7 +9,6 @@ the mosaic's cached decoding is checked against its full forward pass.
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -124,7 +123,7 @@ def check() -> None:
 
 
 def peak_memory(name: str, steps: int, reference: Path | None) -> float:
-    """MiB that two training steps add to the process, measured in one of its own."""
+    """MiB that two training steps add to the process, measured in one of its own (Linux)."""
     command = [sys.executable, "-m", "benchmarks.language_models", "--peak-of", name, "--steps", str(steps)]
     command += ["--reference", str(reference)] if reference else []
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
@@ -132,11 +131,17 @@ def peak_memory(name: str, steps: int, reference: Path | None) -> float:
 
 def report_peak(name: str, steps: int, reference: Path | None) -> None:
     model = build(name, steps, reference)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_resident()
     step = training_step(model, steps)
     step()
     step()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(peak_resident() - before)
+
+
+def peak_resident() -> float:
+    """MiB of this process at its largest. (getrusage would count what the parent held when it started this one.)"""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) / 1024
 
 
 def main() -> None:

@@ -84,8 +84,9 @@ def _volunteers(name: str, call: Call) -> bool:
         # more than the gradient itself. (On a GPU, and compiled, looking at the slope would cost a wait.)
         on_cpu = call.query.device.type == "cpu" and not torch.compiler.is_compiling()
         exact = call.query.dtype == torch.float64 or (on_cpu and call.largest_slope() > LARGEST_FUSED_SLOPE)
-        # It reads a mask of O(T N) bytes where the Triton kernels skip what the mask hides.
-        return not exact and not (call.query.is_cuda and fused.needs_mask(call) and triton.refuse(call) is None)
+        # It reads a mask of O(T N) bytes where the others skip what the mask hides.
+        other = triton if call.query.is_cuda else chunked
+        return not exact and not (fused.needs_mask(call) and other.refuse(call) is None)
     # On the CPU Triton runs in its interpreter only, which is for tests.
     return name != "triton" or call.query.is_cuda
 
