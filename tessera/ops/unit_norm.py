@@ -18,7 +18,8 @@ def unit_norm(x: Tensor, eps: float = 0.0) -> Tensor:
         return _UnitNorm.apply(x, eps)
     # Nothing to divide a zero vector by: any positive number leaves it at zero.
     length = _length(x)
-    return (x / (length + eps).clamp_min(torch.finfo(length.dtype).tiny)).to(x.dtype)
+    length = length + eps if eps else length
+    return (x / length.clamp_min(torch.finfo(length.dtype).tiny)).to(x.dtype)
 
 
 def _length(x: Tensor) -> Tensor:
