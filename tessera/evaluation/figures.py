@@ -19,10 +19,7 @@ def training_curves(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]],
     lowest, highest = np.inf, 0.0
     for (name, records), colour in zip(runs.items(), _colours(len(runs))):
         train = [(r["tokens"] / 1e6, r["loss"]) for r in records if r.get("loss") is not None]
-        tokens = {r["step"]: r["tokens"] / 1e6 for r in records if "tokens" in r}
-        check = [
-            (tokens[r["step"]], r["validation_loss"]) for r in records if "validation_loss" in r and r["step"] in tokens
-        ]
+        check = _validation(records)
         if train:
             axes.plot(*zip(*train), color=colour, linewidth=0.9, alpha=0.45, label=f"{name}, training")
         if check:
@@ -36,6 +33,17 @@ def training_curves(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]],
     axes.margins(x=0.02)
     axes.legend(frameon=False, loc="upper right")
     _save(figure, path)
+
+
+def _validation(records: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """(millions of tokens, validation loss); steps that logged no token count lie between those that did."""
+    counted = [(r["step"], r["tokens"] / 1e6) for r in records if "tokens" in r]
+    if not counted:
+        return []
+    steps, tokens = zip(*sorted(counted))
+    return [
+        (float(np.interp(r["step"], steps, tokens)), r["validation_loss"]) for r in records if "validation_loss" in r
+    ]
 
 
 def position_curves(path: Path, losses: Mapping[str, Sequence[float]], title: str = "") -> None:

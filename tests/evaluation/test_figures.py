@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tessera.evaluation.figures import binned, position_curves, training_curves
+from tessera.evaluation.figures import _validation, binned, position_curves, training_curves
 
 
 def test_bins_average_every_value_once():
@@ -36,3 +36,13 @@ def test_training_curves_draw_each_run(tmp_path):
 def test_position_curves_leave_gaps_where_nothing_was_predicted(tmp_path):
     position_curves(tmp_path / "deep" / "curve.png", {"a": [3.0, np.nan, 2.0], "b": [4.0, 3.0, 2.5]}, "title")
     assert image(tmp_path / "deep" / "curve.png").std() > 0
+
+
+def test_validation_losses_between_logged_steps_keep_their_place():
+    records = [
+        {"step": 1, "loss": 5.0, "tokens": 1_000_000},
+        {"step": 2, "validation_loss": 4.5},
+        {"step": 3, "loss": 4.0, "tokens": 3_000_000},
+        {"step": 3, "validation_loss": 4.2},
+    ]
+    assert _validation(records) == [(2.0, 4.5), (3.0, 4.2)]
