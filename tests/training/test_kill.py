@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from tessera.training.checkpoints import damage
 
-# One process loads the library once and forks a child for every attempt. Each child but the last is killed with SIGKILL a
-# random moment after it has written a random number of checkpoints (or right at its start), wherever it is by then:
-# reading, training, writing or renaming. Counting checkpoints rather than seconds makes it the same test on a busy machine.
+# One process loads the library once and forks a child for every attempt. Each child but the last is killed with SIGKILL
+# a random moment after it has written some checkpoints (or right at its start), wherever it is by then: reading,
+# training, writing or renaming. Counting checkpoints, not seconds, makes it the same test on a busy machine.
 DRIVER = """
 import os, random, signal, sys, time
 from pathlib import Path
@@ -26,8 +26,8 @@ recipe, folder, seed = read_recipe(sys.argv[1], sys.argv[4:]), Path(sys.argv[2])
 chance, kills = random.Random(seed), 0
 
 def newest(folder):
-    steps = [int(path.name.split("-")[1]) for path in folder.glob("checkpoints/checkpoint-*") if path.name[11:].isdigit()]
-    return max(steps, default=0)
+    names = [path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoints/checkpoint-*")]
+    return max((int(name) for name in names if name.isdigit()), default=0)
 
 def attempt(folder, checkpoints=None):
     child = os.fork()

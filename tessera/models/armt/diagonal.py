@@ -3,8 +3,8 @@
 Layer l of segment s needs layer l - 1 of segment s, and the memory that layer l left after segment s - 1. Reading n
 segments with L layers one after the other takes n L steps; along diagonals it takes n + L - 1, each of up to L cells
 whose weights are stacked, so that L small products become one batched product (Sivtsov et al. 2025, "Diagonal
-Batching"). The sums are the same. It pays where one segment alone leaves the device idle (GPUs); on CPUs, where its
-products are large enough already, it does not: `python -m benchmarks.armt_diagonal` measures it.
+Batching"). The sums are the same. It should pay where one segment alone leaves the device idle (small segments, GPUs);
+`python -m benchmarks.armt_diagonal` measures where it does.
 """
 
 from contextlib import nullcontext

@@ -1,16 +1,13 @@
 """The association matrix: a quasi-linear memory of key and value pairs that is read and rewritten (ARMT, section 2)."""
 
-from types import ModuleType
-
 from torch import Tensor
 
-from tessera.errors import TesseraError
 from tessera.ops.association_matrix import reference, triton
 from tessera.ops.association_matrix.call import UPDATE_ORDERS, ReadCall, WriteCall
-from tessera.registry import Registry
+from tessera.ops.backends import Backends
 
 # In order of preference: the first that does not refuse the call runs it.
-BACKENDS: Registry[ModuleType] = Registry("association matrix backend")
+BACKENDS = Backends("association_matrix")
 BACKENDS.add("triton", triton)
 BACKENDS.add("reference", reference)
 
@@ -30,7 +27,7 @@ def read_association(
         TesseraError: shapes that do not fit, or a `backend` that cannot run this call.
     """
     call = ReadCall(matrix, normaliser, query, epsilon)
-    return choose_backend(call, backend).read(call)
+    return BACKENDS.choose(call, backend).read(call)
 
 
 def write_association(
@@ -63,18 +60,7 @@ def write_association(
         TesseraError: shapes that do not fit, an unknown order, or a `backend` that cannot run this call.
     """
     call = WriteCall(matrix, normaliser, key, value, strength, empty, correction, order, epsilon)
-    return choose_backend(call, backend).write(call)
-
-
-def choose_backend(call: ReadCall | WriteCall, backend: str | None = None) -> ModuleType:
-    """The implementation that runs `call`: the forced one, or the first of `BACKENDS` that takes it."""
-    if backend is not None:
-        chosen = BACKENDS[backend]
-        reason = chosen.refuse(call)
-        if reason is not None:
-            raise TesseraError(f"association_matrix: backend {backend!r} cannot run this call: {reason}")
-        return chosen
-    return next(module for _, module in BACKENDS.items() if module.refuse(call) is None)
+    return BACKENDS.choose(call, backend).write(call)
 
 
 __all__ = [
@@ -82,7 +68,6 @@ __all__ = [
     "UPDATE_ORDERS",
     "ReadCall",
     "WriteCall",
-    "choose_backend",
     "read_association",
     "write_association",
 ]

@@ -1,17 +1,15 @@
 """Gated, time-variant average over time, restarted at document borders, with its state passed in and returned."""
 
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
-from tessera.errors import TesseraError, expect
+from tessera.errors import expect
+from tessera.ops.backends import Backends
 from tessera.ops.gated_average import chunked, reference, triton
 from tessera.ops.gated_average.state import GatedAverageState
-from tessera.registry import Registry
 
 # In order of preference: the first that does not refuse runs.
-BACKENDS: Registry[ModuleType] = Registry("gated average backend")
+BACKENDS = Backends("gated_average")
 BACKENDS.add("triton", triton)
 BACKENDS.add("chunked", chunked)
 BACKENDS.add("reference", reference)
@@ -50,16 +48,7 @@ def gated_average(
     if documents is not None:
         starts = torch.zeros_like(documents, dtype=torch.bool)
         starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return _choose(x, backend).run(x, log_gate, log_decay, state, starts)
-
-
-def _choose(x: Tensor, backend: str | None) -> ModuleType:
-    if backend is None:
-        return next(module for _, module in BACKENDS.items() if module.refuse(x) is None)
-    reason = BACKENDS[backend].refuse(x)
-    if reason is not None:
-        raise TesseraError(f"gated_average: backend {backend!r} cannot run this call: {reason}")
-    return BACKENDS[backend]
+    return BACKENDS.choose(x, backend).run(x, log_gate, log_decay, state, starts)
 
 
 __all__ = ["BACKENDS", "GatedAverageState", "gated_average"]

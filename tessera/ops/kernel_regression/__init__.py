@@ -5,15 +5,14 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from tessera.errors import TesseraError
 from tessera.kernels.base import Kernel
+from tessera.ops.backends import Backends
 from tessera.ops.kernel_regression import chunked, fused, narrow, reference, triton
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.window import Window
-from tessera.registry import Registry
 
 # In order of preference: the first that does not refuse the call runs it.
-BACKENDS: Registry[ModuleType] = Registry("kernel regression backend")
+BACKENDS = Backends("kernel_regression")
 BACKENDS.add("narrow", narrow)
 BACKENDS.add("fused", fused)
 BACKENDS.add("triton", triton)
@@ -64,16 +63,11 @@ def kernel_regression(
 
 def choose_backend(call: Call, backend: str | None = None) -> ModuleType:
     """The implementation that runs `call`: the forced one, or the first of `BACKENDS` that takes it."""
-    if backend is not None:
-        chosen = BACKENDS[backend]
-        reason = chosen.refuse(call)
-        if reason is not None:
-            raise TesseraError(f"kernel_regression: backend {backend!r} cannot run this call: {reason}")
-        return chosen
-    if call.query.shape[2] == 1 and (call.query.device.type == "cpu" or fused.refuse(call) is not None):
+    single = call.query.shape[2] == 1 and (call.query.device.type == "cpu" or fused.refuse(call) is not None)
+    if backend is None and single:
         # One query against N pairs is a matrix-vector product: nothing to fuse, to tile or to save.
         return reference
-    return next(m for name, m in BACKENDS.items() if m.refuse(call) is None and _volunteers(name, call))
+    return BACKENDS.choose(call, backend, _volunteers)
 
 
 def _volunteers(name: str, call: Call) -> bool:

@@ -1,16 +1,14 @@
 """Leaky average over time, restarted at document borders, with its state passed in and returned."""
 
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
-from tessera.errors import TesseraError, expect
+from tessera.errors import expect
+from tessera.ops.backends import Backends
 from tessera.ops.leaky_average import chunked, reference, triton
-from tessera.registry import Registry
 
 # In order of preference: the first that does not refuse runs.
-BACKENDS: Registry[ModuleType] = Registry("leaky average backend")
+BACKENDS = Backends("leaky_average")
 BACKENDS.add("triton", triton)
 BACKENDS.add("chunked", chunked)
 BACKENDS.add("reference", reference)
@@ -40,17 +38,8 @@ def leaky_average(
     if documents is not None:
         starts = torch.zeros_like(documents, dtype=torch.bool)
         starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    y = _choose(x, backend).run(x, decay, initial_state, starts)
+    y = BACKENDS.choose(x, backend).run(x, decay, initial_state, starts)
     return y, y[:, :, -1]
-
-
-def _choose(x: Tensor, backend: str | None) -> ModuleType:
-    if backend is None:
-        return next(module for _, module in BACKENDS.items() if module.refuse(x) is None)
-    reason = BACKENDS[backend].refuse(x)
-    if reason is not None:
-        raise TesseraError(f"leaky_average: backend {backend!r} cannot run this call: {reason}")
-    return BACKENDS[backend]
 
 
 __all__ = ["BACKENDS", "leaky_average"]
