@@ -172,9 +172,7 @@ def reason_to_skip(case: dict, options: argparse.Namespace) -> str | None:
 def in_fresh_process(case: dict) -> dict:
     """`measure` in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.kernels", "--case", json.dumps(case)]
-    # Threads that wait asleep: spinning ones, on cores that others use too, would be timed with the work.
-    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr.strip().splitlines()[-1])
     return json.loads(done.stdout.splitlines()[-1])
