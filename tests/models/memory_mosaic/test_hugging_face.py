@@ -115,6 +115,7 @@ def test_no_context_length_is_built_in(model):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # PyTorch's own, while it sets its compiler up
 def test_compiles(model):
     ids = prompt(2, 16)
     compiled = torch.compile(model)
