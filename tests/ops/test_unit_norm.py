@@ -6,7 +6,7 @@ import torch
 from tessera.ops.unit_norm import unit_norm
 
 
-@pytest.mark.parametrize("eps", [0.0, 1e-3])
+@pytest.mark.parametrize("eps", [0.0, 0.5])
 def test_values_and_gradients(eps):
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(unit_norm(x, eps), x / (x.norm(dim=-1, keepdim=True) + eps))
