@@ -1,0 +1,4 @@
+"""Every experiment of the library: importing this module fills `EXPERIMENTS`. A new experiment is a new line here."""
+
+# ruff: noqa: F401
+from tessera.experiments.experiment import EXPERIMENTS

@@ -1,0 +1,102 @@
+"""What an experiment is: the runs of a budget, how one of them is done, and what is shown of all of them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tessera.errors import TesseraError, did_you_mean, expect
+from tessera.registry import Registry
+
+BUDGETS = ("smoke", "cpu", "full")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a user asks for; None means what the budget says."""
+
+    budget: str
+    models: tuple[str, ...] | None = None
+    kernels: tuple[str, ...] | None = None
+    seeds: int | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training and its evaluation.
+
+    Attributes:
+        key: its name in the results, unique in the experiment, as in "biweight/1000/seed 0".
+        configuration: everything its outcome depends on, JSON-ready. A stored record is kept only while this is equal.
+        cost: expected time in any unit, for the time left.
+    """
+
+    key: str
+    configuration: dict[str, Any]
+    cost: float = 1.0
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a run works: `folder` for its checkpoints, `report(share, note)` for its progress in [0, 1]."""
+
+    folder: Path
+    report: Callable[[float, str], None] = field(default=lambda share, note: None)
+
+
+class Experiment(ABC):
+    """One command of `tessera reproduce`; registered in `EXPERIMENTS`.
+
+    `version` changes when old records can no longer stand beside new ones. `models` and `kernels` are the names that
+    the user may choose from (empty: there is no such choice).
+    """
+
+    title: ClassVar[str]
+    source: ClassVar[str]
+    version: ClassVar[int] = 1
+    models: ClassVar[tuple[str, ...]] = ()
+    kernels: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def runs(self, choice: Choice) -> list[Run]:
+        """The runs of a choice, in the order of their value: an interrupted command has done the first ones."""
+
+    @abstractmethod
+    def execute(self, run: Run, context: Context) -> dict[str, Any]:
+        """Train and evaluate; returns a JSON-ready record. Called again after a kill, it goes on from its checkpoint."""
+
+    @abstractmethod
+    def table(self, runs: Mapping[str, "Record"]) -> str:
+        """Markdown: our numbers (mean over seeds, standard error) beside the paper's, and what follows from them."""
+
+    @abstractmethod
+    def plot(self, runs: Mapping[str, "Record"], path: Path) -> None:
+        """Draw the figure."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished run as stored: its configuration, its outcome, and what it was made with."""
+
+    configuration: dict[str, Any]
+    outcome: dict[str, Any]
+    provenance: dict[str, Any]
+
+
+EXPERIMENTS: Registry[Experiment] = Registry("experiment")
+
+
+def chosen(where: str, word: str, known: Sequence[str], asked: Sequence[str] | None, default: Sequence[str]) -> list:
+    """The names a user asked for, checked; `default` when none were.
+
+    Raises:
+        TesseraError: a name that is not known, or a choice that this experiment does not have.
+    """
+    if asked is None:
+        return list(default)
+    expect(bool(known), where, f"--{word}", "be left out: there is no such choice", " ".join(asked))
+    for name in asked:
+        if name not in known:
+            raise TesseraError(f"{where}: unknown {word.removesuffix('s')} {name!r}. {did_you_mean(name, known)}")
+    return list(dict.fromkeys(asked))

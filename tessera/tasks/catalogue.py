@@ -1,0 +1,4 @@
+"""Every task of the library: importing this module fills `TASKS`. A new task is a new line here."""
+
+# ruff: noqa: F401
+from tessera.tasks.task import TASKS

@@ -1,0 +1,97 @@
+"""What a task is: examples, scores, an oracle and a guess. It knows no model."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tessera.errors import expect
+from tessera.registry import Registry
+
+SPLITS = ("train", "validation", "test")
+IGNORE = -100
+
+
+@dataclass(frozen=True)
+class TokenExamples:
+    """Sequences of tokens, and which of them are asked for.
+
+    Attributes:
+        tokens: integers (B, T). labels: (B, T), the token where its prediction counts, -100 elsewhere; not shifted, as
+            Hugging Face models take them. details: what the task's oracle and scores know besides.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    details: Any = field(default=None, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class Estimate(NamedTuple):
+    """A mean over `count` independent examples and its standard error."""
+
+    mean: float
+    standard_error: float
+    count: int
+
+
+class Task(ABC):
+    """One task with its settings (a frozen dataclass); registered in `TASKS`, it is listed and tested.
+
+    A prediction is what a model makes of examples: for token tasks logits (B, T, V), those at position t about token
+    t + 1. `scores` are per example, and 1 is the best value of `main_score`.
+    """
+
+    summary: ClassVar[str]
+    source: ClassVar[str]
+    main_score: ClassVar[str]
+
+    @classmethod
+    def variants(cls) -> "list[Task]":
+        """Small settings that cover what the task can be; the contract tests run on each."""
+        return [cls()]
+
+    @abstractmethod
+    def sample(self, count: int, seed: int, split: str = "train") -> Any:
+        """`count` examples. The same settings, seed and split give the same bytes, whatever the global random state."""
+
+    @abstractmethod
+    def scores(self, predictions: Any, examples: Any) -> dict[str, Tensor]:
+        """Each score of each example, (B,); NaN where an example has nothing to score."""
+
+    @abstractmethod
+    def oracle(self, examples: Any) -> Any:
+        """Predictions of something that knows the rule; its `main_score` is 1."""
+
+    @abstractmethod
+    def guess(self, examples: Any, seed: int) -> Any:
+        """Predictions of something that knows nothing but the kind of answer."""
+
+    @abstractmethod
+    def chance(self, examples: Any) -> float:
+        """The expected `main_score` of `guess` on these examples, by formula."""
+
+    def held_apart(self, examples: Any) -> set[Hashable]:
+        """What no other split's examples may share with these; empty where the paper holds nothing apart."""
+        return set()
+
+
+TASKS: Registry[type[Task]] = Registry("task")
+
+
+def generator_of(task: Task, seed: int, split: str) -> torch.Generator:
+    """A generator of its own for each task, seed and split."""
+    expect(split in SPLITS, type(task).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
+    return torch.Generator().manual_seed((seed * len(SPLITS) + SPLITS.index(split)) * 1_000_003 + 17)
+
+
+def estimate(values: Tensor) -> Estimate:
+    """Mean and standard error of one score over examples; NaNs are left out."""
+    values = values[~values.isnan()].double()
+    error = values.std().item() / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return Estimate(values.mean().item(), error, len(values))
