@@ -64,7 +64,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def execute(self, run: Run, context: Context) -> dict[str, Any]:
-        """Train and evaluate; returns a JSON-ready record. Called again after a kill, it goes on from its checkpoint."""
+        """Train and evaluate; returns a JSON-ready record. After a kill it goes on from its checkpoint."""
 
     @abstractmethod
     def table(self, runs: Mapping[str, "Record"]) -> str:
