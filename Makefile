@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format bench figures clean
+.PHONY: help install demo test test-slow lint format bench experiments-page clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ format: install ## format the code and fix what can be fixed
 
 bench: install ## measure speed against peers, in one run each, on this machine
 	$(BIN)/python -m benchmarks.run
+
+experiments-page: install ## write docs/experiments.md from results/
+	$(BIN)/python -m tessera.experiments.report
 
 clean: ## remove the environment, caches and runs
 	rm -rf $(VENV) runs build *.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache

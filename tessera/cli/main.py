@@ -19,6 +19,8 @@ VERBS = {
     "demo": "tessera.cli.demo",
     "memorize": "tessera.cli.memorize",
     "ask": "tessera.cli.ask",
+    "tasks": "tessera.cli.tasks",
+    "reproduce": "tessera.cli.reproduce",
 }
 
 

@@ -172,6 +172,7 @@ def _save(place: Path, model: nn.Module, optimizer, progress: Fit, best: dict | 
     tensors |= {f"best/{name}": tensor for name, tensor in (best or {}).items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{name}": tensor for name, tensor in state.items()}
+    tensors["random"] = torch.get_rng_state()  # dropout draws from it
     tensors["progress"] = torch.tensor([progress.steps, progress.best_step], dtype=torch.float64)
     tensors["values"] = torch.tensor([progress.loss, progress.best, progress.seconds], dtype=torch.float64)
     tensors["checks"] = torch.tensor(progress.checks or [], dtype=torch.float64).reshape(-1, 2)
@@ -189,6 +190,7 @@ def _load(place: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tu
     loss, best, seconds = tensors["values"].tolist()
     checks = [(int(step), value) for step, value in tensors["checks"].tolist()]
     model.load_state_dict(_under(tensors, "model/"))
+    torch.set_rng_state(tensors["random"])
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in _under(tensors, "optimizer/").items():
         index, field = name.split("/")

@@ -1,0 +1,32 @@
+"""Reproduce one of the papers' synthetic experiments: train, evaluate, draw, and set the paper's numbers beside ours.
+
+Writes results/EXPERIMENT/BUDGET.json, .png and .md. Called again after an interruption it goes on where it stopped.
+Budgets: smoke (seconds; shows that it runs), cpu (reduced, at most 90 minutes on two cores), full (as published).
+"""
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera reproduce`."""
+    parser.add_argument("experiment", help="as listed by `tessera tasks`")
+    parser.add_argument("--budget", default="cpu", help="smoke, cpu or full (default: cpu)")
+    parser.add_argument("--models", nargs="+", help="only these models (default: those of the budget)")
+    parser.add_argument("--kernels", nargs="+", help="only these kernels (default: those of the budget)")
+    parser.add_argument("--seeds", type=int, help="number of seeds (default: that of the budget)")
+    parser.add_argument("--workers", type=int, help="runs side by side (default: one per core)")
+    parser.add_argument("--output", type=Path, default=Path("results"), help="default: results")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Reproduce, then print the table."""
+    from tessera.experiments.experiment import Choice
+    from tessera.experiments.runner import reproduce
+
+    models, kernels = (tuple(names) if names else None for names in (arguments.models, arguments.kernels))
+    choice = Choice(arguments.budget, models, kernels, arguments.seeds)
+    table = reproduce(arguments.experiment, choice, output=arguments.output, workers=arguments.workers)
+    print(table.read_text(encoding="utf-8"))
+    print(f"written: {table.with_suffix('')}.json, .png and .md")
+    return 0

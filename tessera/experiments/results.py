@@ -1,0 +1,76 @@
+"""The file of an experiment's results: one record per finished run, never lost to a kill or another version."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tessera.errors import TesseraError
+from tessera.experiments.experiment import EXPERIMENTS, Record
+from tessera.experiments.folders import write_atomically
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ResultsFile:
+    """`results/<experiment>/<budget>.json`; the figure and the table lie beside it under the same name.
+
+    Raises (by `read` and `add`):
+        TesseraError: the file is not such a file, or of another version; it is left as it is.
+    """
+
+    folder: Path
+    experiment: str
+    budget: str
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return self.folder / self.experiment / f"{self.budget}.json"
+
+    def read(self) -> dict[str, Record]:
+        """The records by key; empty when there is no file yet."""
+        if not self.path.exists():
+            return {}
+        advice = "Move it away, or choose another --output."
+        try:
+            stored = json.loads(self.path.read_text(encoding="utf-8"))
+            found = stored["header"]
+            records = {key: Record(**record) for key, record in stored["runs"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise TesseraError(f"{self.path}: must be a results file of Tessera; got {error!r}. {advice}") from None
+        if found != self.header():
+            raise TesseraError(f"{self.path}: must be of {self.header()}; got {found}. {advice}")
+        return records
+
+    def header(self) -> dict[str, Any]:
+        """What must agree before records stand beside each other."""
+        version = EXPERIMENTS[self.experiment].version
+        return {"format": FORMAT, "experiment": self.experiment, "version": version, "budget": self.budget}
+
+    def add(self, key: str, record: Record) -> None:
+        """Store one record beside what other processes have stored meanwhile."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(self.path):
+            records = {**self.read(), key: record}
+            stored = {"header": self.header(), "runs": {name: asdict(records[name]) for name in sorted(records)}}
+            text = json.dumps(stored, indent=1, allow_nan=False) + "\n"
+            write_atomically(self.path, lambda draft: draft.write_text(text, encoding="utf-8"))
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One writer at a time, where the system has file locks; a lock file that stays behind locks nobody out."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    lock = path.with_suffix(".lock.tmp")
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    lock.unlink(missing_ok=True)
