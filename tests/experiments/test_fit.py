@@ -1,0 +1,130 @@
+"""The training loop of the experiments: the same weights whether or not it was killed, the best ones, early ends."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from tessera.errors import TesseraError
+from tessera.experiments.experiment import Context
+from tessera.experiments.fit import FitOptions, fit
+
+OPTIONS = FitOptions(steps=30, learning_rate=0.05, weight_decay=0.1, check_every=4, checkpoint_seconds=0.0)
+
+
+class Killed(Exception):
+    pass
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+
+
+def data(step):
+    return torch.randn(16, 3, generator=torch.Generator().manual_seed(step))
+
+
+def train(net, folder, options=OPTIONS, kill_at=None, **arguments):
+    def loss_at(step):
+        if step == kill_at:
+            raise Killed
+        x = data(step)
+        return (net(x) - x.sum(1, keepdim=True)).square().mean()
+
+    return fit(net, loss_at, options, Context(folder), **arguments)
+
+
+def validation(net):
+    x = data(10**6)
+    return (net(x) - x.sum(1, keepdim=True)).square().mean().item()
+
+
+def test_a_killed_training_ends_with_the_same_weights(tmp_path):
+    whole, parts = model(), model()
+    torch.manual_seed(5)
+    first = train(whole, tmp_path / "whole", validate=lambda: validation(whole))
+    torch.manual_seed(5)
+    for step in (7, 19):
+        with pytest.raises(Killed):
+            train(parts, tmp_path / "parts", kill_at=step, validate=partial(validation, parts))
+        torch.manual_seed(99)
+        parts = model()
+    second = train(parts, tmp_path / "parts", validate=lambda: validation(parts))
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters()))
+    assert (first.steps, first.best, first.best_step, first.checks) == (
+        second.steps, second.best, second.best_step, second.checks,
+    )  # fmt: skip
+
+
+def test_the_best_weights_win(tmp_path):
+    net = model()
+    values = iter([3.0, 1.0, 2.0, 5.0, 4.0, 6.0, 7.0, 8.0])
+    seen = {}
+
+    def validate():
+        seen[len(seen)] = net[0].weight.clone()
+        return next(values)
+
+    result = train(net, tmp_path, validate=validate)
+    assert (result.best, result.best_step, len(result.checks)) == (1.0, 8, 8)
+    assert torch.equal(net[0].weight, seen[1])
+    assert not torch.equal(net[0].weight, seen[2])
+
+
+def test_a_target_and_patience_end_it_early_for_good(tmp_path):
+    net = model()
+    values = iter([3.0, 2.0, 0.5])
+    assert train(net, tmp_path / "target", validate=lambda: next(values), target=0.5).steps == 12
+    assert train(net, tmp_path / "target", kill_at=12, validate=lambda: 9.0, target=0.5).steps == 12
+    impatient = FitOptions(steps=30, learning_rate=0.05, check_every=4, patience=2)
+    values = iter([1.0, 2.0, 3.0, 0.0])
+    assert train(net, tmp_path / "patience", impatient, validate=lambda: next(values)).steps == 12
+
+
+def test_it_learns_and_reports(tmp_path):
+    net, reports = model(), []
+    options = FitOptions(steps=200, learning_rate=0.02)
+
+    def loss_at(step):
+        return (net(data(step)) - data(step).sum(1, keepdim=True)).square().mean()
+
+    result = fit(net, loss_at, options, Context(tmp_path, lambda share, note: reports.append((share, note))))
+    assert result.loss < 1.0
+    assert validation(net) < 0.3
+    assert [share for share, _ in reports] == pytest.approx([step / 200 for step in range(20, 201, 20)])
+
+
+def test_decay_is_on_matrices_alone_and_rates_follow_the_plan(tmp_path):
+    net = nn.Linear(2, 2)
+    nn.init.ones_(net.weight)
+    nn.init.ones_(net.bias)
+    options = FitOptions(steps=1, learning_rate=0.1, weight_decay=0.5, warmup=0.0)
+    fit(net, lambda step: sum(p.sum() * 0 for p in net.parameters()), options, Context(tmp_path))
+    torch.testing.assert_close(net.weight, torch.full((2, 2), 1 - 0.1 * 0.5))
+    torch.testing.assert_close(net.bias, torch.ones(2))
+
+
+@pytest.mark.parametrize(("decay", "last"), [("constant", 1.0), ("linear", 0.1), ("cosine", None)])
+def test_schedule(tmp_path, decay, last):
+    net = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(net.weight)
+    places = []
+
+    def loss_at(step):
+        places.append(net.weight.item())
+        return net.weight.sum()  # gradient 1: Adam moves by the rate
+
+    fit(net, loss_at, FitOptions(10, 1.0, warmup=0.2, decay=decay, betas=(0.0, 0.0)), Context(tmp_path))
+    moves = [a - b for a, b in zip(places, [*places[1:], net.weight.item()])]
+    assert moves[:3] == pytest.approx([0.5, 1.0, 1.0], abs=1e-4)
+    expected = last if last is not None else 0.5 * (1 + math.cos(math.pi * 7 / 8))
+    assert moves[-1] == pytest.approx(expected if decay != "linear" else 1 / 8, abs=1e-4)
+
+
+def test_a_loss_that_is_not_finite_stops_it(tmp_path):
+    net = model()
+    with pytest.raises(TesseraError, match="the loss must be finite; got nan at step 20"):
+        fit(net, lambda step: net(data(step)).sum() * math.nan, FitOptions(30, 0.1), Context(tmp_path))

@@ -1,0 +1,55 @@
+"""An experiment of no length, whose runs can be told to fail."""
+
+import torch
+from torch import nn
+
+from tessera.errors import TesseraError
+from tessera.experiments.experiment import Experiment, Run, chosen
+from tessera.experiments.fit import FitOptions, fit
+
+
+class Toy(Experiment):
+    """Fits a line from each of its models' seeds; `failing` names runs that raise, `executed` counts calls."""
+
+    title, source = "A line", "none"
+    models = ("straight", "steep")
+
+    def __init__(self):
+        self.executed, self.failing, self.steps = [], set(), 5
+
+    def runs(self, choice):
+        names = chosen("reproduce toy", "models", self.models, choice.models, self.models)
+        chosen("reproduce toy", "kernels", self.kernels, choice.kernels, ())
+        return [
+            Run(f"{name}/seed {seed}", {"model": name, "seed": seed, "steps": self.steps})
+            for seed in range(choice.seeds or 2)
+            for name in names
+        ]
+
+    def execute(self, run, context):
+        self.executed.append(run.key)
+        if run.key in self.failing:
+            raise TesseraError(f"{run.key}: failed")
+        torch.manual_seed(run.configuration["seed"])
+        model = nn.Linear(1, 1)
+        result = fit(model, lambda step: loss(model, step), FitOptions(run.configuration["steps"], 0.1), context)
+        return result.outcome()
+
+    def table(self, runs):
+        return "| run | loss |\n|---|---|\n" + "\n".join(f"| {k} | {r.outcome['loss']:.3f} |" for k, r in runs.items())
+
+    def plot(self, runs, path):
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+
+        figure, axes = pyplot.subplots()
+        axes.plot([r.outcome["loss"] for r in runs.values()])
+        figure.savefig(path)
+        pyplot.close(figure)
+
+
+def loss(model, step):
+    x = torch.rand(16, 1, generator=torch.Generator().manual_seed(step))
+    return (model(x) - 2 * x).square().mean()

@@ -1,0 +1,100 @@
+"""Every registered task keeps the contract, and the contract can be broken."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from tessera.tasks.catalogue import TASKS
+from tessera.tasks.task import IGNORE, Task, TokenExamples, generator_of
+from tests.tasks import contract
+
+CASES = [(name, variant) for name, task in TASKS.items() for variant in task.variants()]
+
+
+@pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@pytest.mark.parametrize(("name", "task"), CASES, ids=lambda part: str(part)[:60])
+def test_contract(name, task, check):
+    check(task)
+
+
+@pytest.mark.parametrize(("name", "task"), list(TASKS.items()), ids=lambda part: str(part)[:40])
+def test_it_says_what_it_is(name, task):
+    assert task.summary
+    assert "\n" not in task.summary
+    assert task.source
+    assert task.variants()
+
+
+class Copying(Task):
+    """The last token repeats the first: a task that keeps the contract."""
+
+    summary, source, main_score = "copy", "none", "exact_match"
+
+    def sample(self, count, seed, split="train"):
+        tokens = torch.randint(8, (count, 5), generator=generator_of(self, seed, split))
+        tokens[:, -1] = tokens[:, 0]
+        return TokenExamples(tokens, tokens.masked_fill(torch.arange(5) < 4, IGNORE))
+
+    def scores(self, predictions, examples):
+        return {"exact_match": (predictions[:, -2].argmax(-1) == examples.tokens[:, -1]).double()}
+
+    def oracle(self, examples):
+        return torch.nn.functional.one_hot(examples.tokens[:, :1].expand(-1, 5), 8).double()
+
+    def guess(self, examples, seed):
+        return torch.rand(*examples.tokens.shape, 8, generator=torch.Generator().manual_seed(seed))
+
+    def chance(self, examples):
+        return 1 / 8
+
+
+class GlobalRandomness(Copying):
+    def sample(self, count, seed, split="train"):
+        tokens = torch.randint(8, (count, 5))
+        return TokenExamples(tokens, tokens)
+
+
+class OneSplit(Copying):
+    def sample(self, count, seed, split="train"):
+        return super().sample(count, seed)
+
+
+class SharedAutomata(Copying):
+    def held_apart(self, examples):
+        return {0}
+
+
+class ShiftedLabels(Copying):
+    def sample(self, count, seed, split="train"):
+        examples = super().sample(count, seed, split)
+        return dataclasses.replace(examples, labels=examples.labels.roll(1, 1))
+
+
+class AnythingScores(Copying):
+    def scores(self, predictions, examples):
+        return {"exact_match": torch.ones(len(examples))}
+
+
+class WrongOracle(Copying):
+    def oracle(self, examples):
+        return torch.zeros(*examples.tokens.shape, 8)
+
+
+class WrongChance(Copying):
+    def chance(self, examples):
+        return 1 / 5
+
+
+@pytest.mark.parametrize(
+    "task", [GlobalRandomness, OneSplit, SharedAutomata, ShiftedLabels, AnythingScores, WrongOracle, WrongChance]
+)
+def test_wrong_tasks_are_rejected(task):
+    failed = 0
+    for check in contract.CHECKS:
+        check(Copying())
+        try:
+            check(task())
+        except AssertionError:
+            failed += 1
+    assert failed
