@@ -1,0 +1,88 @@
+"""The recurrent baseline: a stacked LSTM language model."""
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import CausalLMOutput
+
+from tessera.errors import expect
+from tessera.models.strict_config import StrictConfig
+
+
+class LSTMConfig(StrictConfig):
+    """`num_layers` LSTM layers of `hidden_size` units over embeddings of the same width (Hochreiter, Schmidhuber 1997).
+
+    Args:
+        vocab_size, hidden_size, num_layers: sizes. dropout: between layers. initializer_range: standard deviation of
+            the embedding.
+    Raises:
+        TesseraError: naming every argument that is unknown or impossible.
+    """
+
+    model_type = "tessera_lstm"
+    attribute_map = {"num_hidden_layers": "num_layers"}
+
+    vocab_size: int = 256
+    hidden_size: int = 128
+    num_layers: int = 2
+    dropout: float = 0.0
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def problems(self) -> list[str]:
+        """See `StrictConfig`."""
+        return self.positive("vocab_size", "hidden_size", "num_layers") + self.probabilities("dropout")
+
+
+class LSTMForCausalLM(PreTrainedModel):
+    """Embedding, LSTM layers, layer norm, read-out tied to the embedding. See `LSTMConfig`.
+
+    >>> model = LSTMForCausalLM(LSTMConfig(vocab_size=20, hidden_size=32))
+    >>> model(input_ids=torch.zeros(1, 5, dtype=torch.long)).logits.shape
+    torch.Size([1, 5, 20])
+    """
+
+    config_class = LSTMConfig
+    base_model_prefix = "model"
+    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
+
+    def __init__(self, config: LSTMConfig):
+        super().__init__(config)
+        size = config.hidden_size
+        between = config.dropout if config.num_layers > 1 else 0.0
+        self.embed_tokens = nn.Embedding(config.vocab_size, size)
+        self.layers = nn.LSTM(size, size, config.num_layers, batch_first=True, dropout=between)
+        self.norm = nn.LayerNorm(size)
+        self.lm_head = nn.Linear(size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, (nn.Embedding, nn.Linear)):
+            init.normal_(module.weight, 0.0, self.config.initializer_range)
+        elif isinstance(module, nn.LSTM):
+            bound = self.config.hidden_size**-0.5
+            for parameter in module.parameters():
+                init.uniform_(parameter, -bound, bound)
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+
+    def forward(
+        self, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Tensor | None = None
+    ) -> CausalLMOutput:
+        """Logits (B, T, V) and, with `labels` (B, T; shifted inside, -100 left out), the mean loss in nats per token.
+
+        Padding goes to the right of a sequence, where nothing after it is read: `attention_mask` may say so.
+        """
+        if attention_mask is not None:
+            falls = bool((attention_mask[:, 1:] <= attention_mask[:, :-1]).all())
+            expect(falls, "LSTMForCausalLM", "padding", "follow the tokens", "padding before tokens")
+        logits = self.lm_head(self.norm(self.layers(self.embed_tokens(input_ids))[0]))
+        loss = None
+        if labels is not None:
+            loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        return CausalLMOutput(loss=loss, logits=logits)
