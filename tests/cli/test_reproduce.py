@@ -1,0 +1,80 @@
+"""`tessera tasks` and `tessera reproduce`: what they print, and what they refuse in one line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tessera.cli.main import main
+from tessera.experiments.catalogue import EXPERIMENTS
+from tessera.experiments.experiment import Choice
+from tessera.tasks.catalogue import TASKS
+from tests.experiments.toy import Toy
+
+
+def test_tasks_lists_all_of_them_one_line_each(capsys):
+    assert main(["tasks"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split()[0] for line in lines if line and "tessera reproduce" not in line]
+    assert names == [*TASKS, *EXPERIMENTS]
+    assert all(len(line) < 160 for line in lines)
+
+
+def test_reproduce_prints_the_table(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(EXPERIMENTS._entries, "toy", Toy())
+    assert main(["reproduce", "toy", "--models", "steep", "--seeds", "1", "--workers", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "| steep/seed 0 |" in out
+    assert "written: results/toy/cpu.json, .png and .md" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["three_mons"], "unknown experiment 'three_mons'"),
+        (["toy", "--budget", "huge"], "--budget must be one of smoke, cpu, full; got huge."),
+        (["toy", "--models", "lstm"], "unknown model 'lstm'. Known: steep, straight."),
+        (["toy", "--kernels", "gaussian"], "--kernels must be left out"),
+        (["toy", "--seeds", "0"], "--seeds must be at least 1; got 0."),
+        (["toy", "--workers", "0"], "--workers must be at least 1; got 0."),
+    ],
+)
+def test_refusals_are_one_line_and_status_2(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(EXPERIMENTS._entries, "toy", Toy())
+    assert main(["reproduce", *arguments]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert "\n" not in error
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.slow
+def test_two_workers_and_a_kill(tmp_path):
+    """Killed while it works, and called again with two processes: the records are those of one quiet process."""
+    name = "three_moons"
+    command = [sys.executable, "-m", "tessera.cli.main", "reproduce", name, "--budget", "smoke", "--output"]
+    quiet = subprocess.run([*command, "quiet", "--workers", "1"], cwd=tmp_path, capture_output=True, text=True)
+    assert quiet.returncode == 0, quiet.stderr
+    process = subprocess.Popen([*command, "killed", "--workers", "2"], cwd=tmp_path)
+    try:
+        process.wait(timeout=12)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    again = subprocess.run([*command, "killed", "--workers", "2"], cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    outcomes = []
+    for folder in ("quiet", "killed"):
+        stored = json.loads((tmp_path / folder / name / "smoke.json").read_text())["runs"]
+        outcomes.append({key: without_time(record["outcome"]) for key, record in stored.items()})
+    assert set(outcomes[0]) == {run.key for run in EXPERIMENTS[name].runs(Choice("smoke"))}
+    assert outcomes[0] == outcomes[1]
+
+
+def without_time(value):
+    if isinstance(value, dict):
+        return {key: without_time(item) for key, item in value.items() if "seconds" not in key}
+    return value

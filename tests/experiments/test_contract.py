@@ -1,0 +1,70 @@
+"""Every registered experiment: its runs of all budgets, and its smoke budget from end to end."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tessera.errors import TesseraError
+from tessera.experiments.catalogue import EXPERIMENTS
+from tessera.experiments.experiment import BUDGETS, Choice
+from tessera.experiments.results import ResultsFile
+from tessera.experiments.runner import reproduce
+
+NAMES = list(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_of_every_budget(name, budget):
+    runs = EXPERIMENTS[name].runs(Choice(budget))
+    keys = [run.key for run in runs]
+    assert runs
+    assert len(set(keys)) == len(keys)
+    for run in runs:
+        assert json.loads(json.dumps(run.configuration, allow_nan=False)), f"{run.key} says nothing about itself"
+        assert run.cost > 0
+    configurations = [json.dumps(run.configuration, sort_keys=True) for run in runs]
+    assert len(set(configurations)) == len(runs), "two runs are the same"
+    assert keys == [run.key for run in EXPERIMENTS[name].runs(Choice(budget))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_choices_narrow_the_runs(name):
+    experiment = EXPERIMENTS[name]
+    whole = {run.key for run in experiment.runs(Choice("cpu"))}
+    for word, known in (("models", experiment.models), ("kernels", experiment.kernels)):
+        for one in known:
+            some = {run.key for run in experiment.runs(replace(Choice("cpu"), **{word: (one,)}))}
+            assert some, f"--{word} {one} leaves nothing to do"
+        with pytest.raises(TesseraError, match=f"unknown {word[:-1]} 'nothing'" if known else "be left out"):
+            experiment.runs(replace(Choice("cpu"), **{word: ("nothing",)}))
+    fewer = {run.key for run in experiment.runs(Choice("cpu", seeds=1))}
+    assert fewer <= whole
+    assert len(fewer) < len(whole) or all("seed 0" in key for key in whole)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_smoke_from_end_to_end(name, tmp_path):
+    def go(**choice):
+        return reproduce(
+            name, Choice("smoke", **choice), output=tmp_path, checkpoints=tmp_path / "checkpoints", workers=1
+        )
+
+    table = go()
+    results = ResultsFile(tmp_path, name, "smoke")
+    records = results.read()
+    assert {run.key for run in EXPERIMENTS[name].runs(Choice("smoke"))} == set(records)
+    assert results.path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert "|---" in table.read_text()
+    written = results.path.read_bytes()
+    go()
+    assert results.path.read_bytes() == written, "finished runs were done again"
+    # Interrupted after its first run, an experiment can still be shown.
+    first = next(iter(records))
+    results.path.unlink()
+    results.add(first, records[first])
+    experiment = EXPERIMENTS[name]
+    assert "|---" in experiment.table(results.read())
+    experiment.plot(results.read(), tmp_path / "partial.png")
+    assert (tmp_path / "partial.png").stat().st_size > 5000
