@@ -39,10 +39,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Context:
-    """Where a run works: `folder` for its checkpoints, `report(share, note)` for its progress in [0, 1]."""
+    """Where a run works: `folder` for its checkpoints, `report(share, note)` for its progress in [0, 1], `device`."""
 
     folder: Path
     report: Callable[[float, str], None] = field(default=lambda share, note: None)
+    device: str = "cpu"
 
 
 class Experiment(ABC):

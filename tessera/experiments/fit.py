@@ -4,16 +4,14 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tessera.errors import TesseraError
+from tessera.errors import TesseraError, expect
 from tessera.experiments.experiment import Context
-from tessera.experiments.folders import write_atomically
+from tessera.experiments.fit_checkpoint import Fit, load, save
+from tessera.training.optimizer import learning_rate_factor, parameter_groups
 
 
 @dataclass(frozen=True)
@@ -43,22 +41,14 @@ class FitOptions:
     patience: int | None = None
     checkpoint_seconds: float = 60.0
 
+    def __post_init__(self) -> None:
+        expect(self.steps >= 1, "fit", "steps", "be at least 1", self.steps, "The budget is too small.")
+        expect(self.learning_rate > 0, "fit", "learning_rate", "be positive", self.learning_rate)
 
-@dataclass
-class Fit:
-    """What a training came to: steps done, training loss of the last ones, validation values, seconds."""
-
-    steps: int = 0
-    loss: float = math.nan
-    best: float = math.inf
-    best_step: int = 0
-    checks: list[tuple[int, float]] | None = None
-    seconds: float = 0.0
-
-    def outcome(self) -> dict[str, Any]:
-        """JSON-ready."""
-        best = None if math.isinf(self.best) else self.best
-        return {**vars(self), "best": best, "checks": self.checks or [], "seconds": round(self.seconds, 1)}
+    @property
+    def scalar_learning_rate_scale(self) -> float:
+        """The name that recipes have for it."""
+        return self.scalar_scale
 
 
 def fit(
@@ -80,13 +70,14 @@ def fit(
         TesseraError: the loss is not finite.
     """
     place = context.folder / name
-    optimizer = torch.optim.AdamW(_groups(model, options), lr=options.learning_rate, betas=options.betas)
-    progress, best = _load(place, model, optimizer)
+    optimizer = torch.optim.AdamW(parameter_groups(model, options), lr=options.learning_rate, betas=options.betas)
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    progress, best = load(place, model, optimizer)
     model.train()
     saved = began = time.perf_counter()
     before, running = progress.seconds, []
     while progress.steps < options.steps and not _over(progress, options, target):
-        _set_rate(optimizer, options, progress.steps)
+        _set_rate(optimizer, peaks, options, progress.steps)
         loss = loss_at(progress.steps)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -104,10 +95,10 @@ def fit(
         if check:
             best = _check(model, validate, progress, best)
         if last or now - saved > options.checkpoint_seconds:
-            _save(place, model, optimizer, progress, best)
+            save(place, model, optimizer, progress, best)
             saved = time.perf_counter()
     if progress.steps < options.steps:
-        _save(place, model, optimizer, progress, best)
+        save(place, model, optimizer, progress, best)
     if best is not None:
         model.load_state_dict(best)
     model.eval()
@@ -133,24 +124,16 @@ def _check(model: nn.Module, validate: Callable[[], float], progress: Fit, best:
     return best
 
 
-def _groups(model: nn.Module, options: FitOptions) -> list[dict[str, Any]]:
-    scalars = set(getattr(model, "scalar_parameter_names", list)()) if options.scalar_scale != 1.0 else set()
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            scale = options.scalar_scale if name in scalars and parameter.dim() <= 1 else 1.0
-            decay = options.weight_decay if parameter.dim() >= 2 else 0.0
-            groups.setdefault((scale, decay), []).append(parameter)
-    return [{"params": found, "weight_decay": decay, "scale": scale} for (scale, decay), found in groups.items()]
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, options: FitOptions, step: int) -> None:
-    warmup = max(1, round(options.warmup * options.steps))
-    done = min(1.0, max(0.0, (step - warmup) / max(1, options.steps - warmup)))
-    shape = {"cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done, "constant": 1.0}[options.decay]
-    rate = options.min_learning_rate + (options.learning_rate - options.min_learning_rate) * shape
-    for group in optimizer.param_groups:
-        group["lr"] = rate * min(1.0, (step + 1) / warmup) * group["scale"]
+def _set_rate(optimizer: torch.optim.Optimizer, peaks: list[float], options: FitOptions, step: int) -> None:
+    factor = learning_rate_factor(
+        step,
+        warmup=max(1, round(options.warmup * options.steps)),
+        steps=options.steps,
+        floor=options.min_learning_rate / options.learning_rate,
+        decay=options.decay,
+    )
+    for group, peak in zip(optimizer.param_groups, peaks):
+        group["lr"] = peak * factor
 
 
 def _clip(model: nn.Module, options: FitOptions) -> None:
@@ -164,40 +147,3 @@ def _finite(loss: float, name: str, step: int) -> float:
     if not math.isfinite(loss):
         raise TesseraError(f"{name}: the loss must be finite; got {loss} at step {step}. Lower the learning rate.")
     return loss
-
-
-def _save(place: Path, model: nn.Module, optimizer, progress: Fit, best: dict | None) -> None:
-    """One file holds everything, so that a kill leaves the old checkpoint or the new one."""
-    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
-    tensors |= {f"best/{name}": tensor for name, tensor in (best or {}).items()}
-    for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer/{index}/{name}": tensor for name, tensor in state.items()}
-    tensors["random"] = torch.get_rng_state()  # dropout draws from it
-    tensors["progress"] = torch.tensor([progress.steps, progress.best_step], dtype=torch.float64)
-    tensors["values"] = torch.tensor([progress.loss, progress.best, progress.seconds], dtype=torch.float64)
-    tensors["checks"] = torch.tensor(progress.checks or [], dtype=torch.float64).reshape(-1, 2)
-    unshared = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    place.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(place.with_suffix(".safetensors"), lambda path: save_file(unshared, path))
-
-
-def _load(place: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Fit, dict | None]:
-    path = place.with_suffix(".safetensors")
-    if not path.exists():
-        return Fit(), None
-    tensors = load_file(path)
-    steps, best_step = (int(value) for value in tensors["progress"])
-    loss, best, seconds = tensors["values"].tolist()
-    checks = [(int(step), value) for step, value in tensors["checks"].tolist()]
-    model.load_state_dict(_under(tensors, "model/"))
-    torch.set_rng_state(tensors["random"])
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in _under(tensors, "optimizer/").items():
-        index, field = name.split("/")
-        state.setdefault(int(index), {})[field] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    return Fit(steps, loss, best, best_step, checks, seconds), _under(tensors, "best/") or None
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

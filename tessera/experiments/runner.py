@@ -124,7 +124,8 @@ def work(name: str, run: Run, folder: Path, budget: str, threads: int | None) ->
         torch.set_num_threads(threads)
     folder.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
-    outcome = EXPERIMENTS[name].execute(run, Context(folder, reporter(folder)))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    outcome = EXPERIMENTS[name].execute(run, Context(folder, reporter(folder), device))
     made_with = provenance(
         seed=run.configuration.get("seed"),
         wall_seconds=time.perf_counter() - began,

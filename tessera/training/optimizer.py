@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -11,7 +11,15 @@ from torch.optim.lr_scheduler import LambdaLR
 from tessera.training.sections import TrainingSection
 
 
-def parameter_groups(model: nn.Module, section: TrainingSection) -> list[dict[str, Any]]:
+class Rates(Protocol):
+    """What `parameter_groups` needs to know; `TrainingSection` is one."""
+
+    learning_rate: float
+    weight_decay: float
+    scalar_learning_rate_scale: float
+
+
+def parameter_groups(model: nn.Module, section: Rates) -> list[dict[str, Any]]:
     """Matrices with weight decay, vectors without, and per-head scalars with their own learning rate.
 
     A matrix is a parameter of two or more dimensions; norms and biases have one. Per-head scalars are the
@@ -38,8 +46,10 @@ def make_optimizer(model: nn.Module, section: TrainingSection) -> torch.optim.Ad
     return torch.optim.AdamW(parameter_groups(model, section), lr=section.learning_rate, betas=section.betas)
 
 
-def learning_rate_factor(step: int, *, warmup: int, steps: int, floor: float) -> float:
-    """The schedule as a factor of the peak rate: linear from 1/warmup to 1, then a cosine from 1 down to `floor`.
+def learning_rate_factor(step: int, *, warmup: int, steps: int, floor: float, decay: str = "cosine") -> float:
+    """The schedule as a factor of the peak rate: linear from 1/warmup to 1, then from 1 down to `floor`.
+
+    `decay` is "cosine", "linear" or "constant" (which stays at 1).
 
     >>> [round(learning_rate_factor(step, warmup=2, steps=6, floor=0.1), 3) for step in range(7)]
     [0.5, 1.0, 1.0, 0.868, 0.55, 0.232, 0.1]
@@ -47,7 +57,8 @@ def learning_rate_factor(step: int, *, warmup: int, steps: int, floor: float) ->
     if step < warmup:
         return (step + 1) / warmup
     progress = min(1.0, (step - warmup) / max(1, steps - warmup))
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+    shape = {"cosine": 0.5 * (1 + math.cos(math.pi * progress)), "linear": 1 - progress, "constant": 1.0}[decay]
+    return floor + (1 - floor) * shape
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, section: TrainingSection) -> LambdaLR:
