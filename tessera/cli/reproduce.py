@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", help="only these models (default: those of the budget)")
     parser.add_argument("--kernels", nargs="+", help="only these kernels (default: those of the budget)")
     parser.add_argument("--seeds", type=int, help="number of seeds (default: that of the budget)")
+    parser.add_argument("--only", metavar="PATTERN", help='only runs of this name, as in "*/1000/seed 0"')
     parser.add_argument("--workers", type=int, help="runs side by side (default: one per core)")
     parser.add_argument("--output", type=Path, default=Path("results"), help="default: results")
 
@@ -26,7 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     models, kernels = (tuple(names) if names else None for names in (arguments.models, arguments.kernels))
     choice = Choice(arguments.budget, models, kernels, arguments.seeds)
-    table = reproduce(arguments.experiment, choice, output=arguments.output, workers=arguments.workers)
+    table = reproduce(
+        arguments.experiment, choice, output=arguments.output, workers=arguments.workers, only=arguments.only
+    )
     print(table.read_text(encoding="utf-8"))
     print(f"written: {table.with_suffix('')}.json, .png and .md")
     return 0

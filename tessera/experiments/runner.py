@@ -9,6 +9,7 @@ import signal
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tessera.errors import TesseraError, expect
@@ -28,12 +29,13 @@ def reproduce(
     output: Path = Path("results"),
     checkpoints: Path = CHECKPOINTS,
     workers: int | None = None,
+    only: str | None = None,
 ) -> Path:
     """Train and evaluate what `choice` asks for and is not in the results yet; returns the path of the table.
 
     Interrupted at any moment and called again, it goes on: finished runs are in `output/<name>/<budget>.json`, started
     ones have checkpoints. Every finished run redraws the figure and the table. `workers` processes share the cores;
-    None is one per core, 1 works in this process.
+    None is one per core, 1 works in this process. `only` is a pattern for the keys of runs, as in "biweight/1000/*".
 
     Raises:
         TesseraError: an unknown experiment, budget, model or kernel; results of another version; a training that fails.
@@ -44,12 +46,20 @@ def reproduce(
         expect(value is None or value >= 1, f"reproduce {name}", option, "be at least 1", value)
     results = ResultsFile(output, name, choice.budget)
     stored = results.read()
-    runs = experiment.runs(choice)
+    runs = _matching(name, experiment.runs(choice), only)
     pending = [run for run in runs if not _is_done(run, stored)]
     home = checkpoints / name / choice.budget
     if pending:
         _do(name, experiment, choice, runs, pending, home, results, workers)
     return write_report(name, experiment, results)
+
+
+def _matching(name: str, runs: list[Run], pattern: str | None) -> list[Run]:
+    found = [run for run in runs if pattern is None or fnmatchcase(run.key, pattern)]
+    if not found:
+        keys = ", ".join(run.key for run in runs[:3])
+        raise TesseraError(f"reproduce {name}: --only must match a run; got {pattern!r}. Runs are {keys}, ...")
+    return found
 
 
 def _is_done(run: Run, stored: dict[str, Record]) -> bool:

@@ -38,6 +38,7 @@ def test_reproduce_prints_the_table(capsys, tmp_path, monkeypatch):
         (["toy", "--models", "lstm"], "unknown model 'lstm'. Known: steep, straight."),
         (["toy", "--kernels", "gaussian"], "--kernels must be left out"),
         (["toy", "--seeds", "0"], "--seeds must be at least 1; got 0."),
+        (["toy", "--only", "*/1000/*"], "--only must match a run; got '*/1000/*'. Runs are straight/seed 0, "),
         (["toy", "--workers", "0"], "--workers must be at least 1; got 0."),
     ],
 )

@@ -20,9 +20,9 @@ def toy(monkeypatch):
 
 @pytest.fixture
 def go(toy, tmp_path):
-    def call(budget="cpu", **choice):
+    def call(budget="cpu", only=None, **choice):
         places = {"output": tmp_path / "results", "checkpoints": tmp_path / "runs"}
-        return reproduce("toy", Choice(budget, **choice), workers=1, **places)
+        return reproduce("toy", Choice(budget, **choice), workers=1, only=only, **places)
 
     return call
 
@@ -47,6 +47,11 @@ def test_finished_runs_are_not_done_again(go, toy):
     go()
     go()
     assert sorted(toy.executed) == ["steep/seed 0", "steep/seed 1", "straight/seed 0", "straight/seed 1"]
+
+
+def test_a_pattern_takes_some_runs(go, toy):
+    go(only="*/seed 1")
+    assert toy.executed == ["straight/seed 1", "steep/seed 1"]
 
 
 def test_a_changed_configuration_is_done_again_and_the_others_stay(go, toy, tmp_path):
