@@ -68,7 +68,6 @@ def _configuration(arguments: argparse.Namespace):
 
 def _as_published(what: str, config) -> dict[str, object]:
     """For presets: the counts of the v2 paper's tables, by its rule and at its context of 256 tokens."""
-    from tessera.models.presets import PRESETS
-    from tessera.models.sizes import published_counts
+    from tessera.models.presets import PRESETS, published_counts
 
     return {"as_published": published_counts(config)} if what in PRESETS else {}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
+from tessera.models.sizes import count_parameters, flops_per_token
 from tessera.registry import Registry
 
 if TYPE_CHECKING:
@@ -71,3 +72,18 @@ def llama_twin(config: MemoryMosaicV2Config, equal_parameters: bool = False) -> 
         eos_token_id=config.eos_token_id,
         pad_token_id=config.pad_token_id,
     )
+
+
+def published_counts(config: "PreTrainedConfig", context: int = 256) -> dict[str, object]:
+    """Parameters and FLOPs per token by the v2 paper's counting, of a model and what tables 2 and 6 set beside it."""
+    counted = {"model": config}
+    if config.model_type == "memory_mosaic_v2" and config.long_term_memory:
+        counted["without_long_term_memory"] = type(config)(**{**config.to_diff_dict(), "long_term_memory": False})
+        counted["transformer"] = llama_twin(config)
+    return {
+        "context": context,
+        **{
+            name: {"parameters": count_parameters(one), "flops_per_token": flops_per_token(one, context, False)}
+            for name, one in counted.items()
+        },
+    }

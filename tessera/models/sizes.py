@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from tessera.errors import TesseraError
-from tessera.models.presets import llama_twin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -45,18 +44,3 @@ def pairs_per_query(config: "PreTrainedConfig", context: int) -> list[int]:
     if config.model_type in ("memory_mosaic", "llama", "gpt2", "gpt_neox", "bloom"):
         return [context]
     raise TesseraError(f"flops_per_token: no count is known for models of type {config.model_type!r}.")
-
-
-def published_counts(config: "PreTrainedConfig", context: int = 256) -> dict[str, object]:
-    """Parameters and FLOPs per token by the v2 paper's counting, of a model and what tables 2 and 6 set beside it."""
-    counted = {"model": config}
-    if config.model_type == "memory_mosaic_v2" and config.long_term_memory:
-        counted["without_long_term_memory"] = type(config)(**{**config.to_diff_dict(), "long_term_memory": False})
-        counted["transformer"] = llama_twin(config)
-    return {
-        "context": context,
-        **{
-            name: {"parameters": count_parameters(one), "flops_per_token": flops_per_token(one, context, False)}
-            for name, one in counted.items()
-        },
-    }

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tessera import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, TesseraError
-from tessera.models.presets import PRESETS, llama_twin
-from tessera.models.sizes import count_parameters, flops_per_token, pairs_per_query, published_counts
+from tessera.models.presets import PRESETS, llama_twin, published_counts
+from tessera.models.sizes import count_parameters, flops_per_token, pairs_per_query
 
 
 def billions(count):

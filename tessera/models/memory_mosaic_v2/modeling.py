@@ -16,6 +16,7 @@ from tessera.memories.gated import GatedState
 from tessera.memories.long_term import LongTermMemory
 from tessera.memories.short_term import ShortTermMemory
 from tessera.models.memory_mosaic_v2.configuration import MemoryMosaicV2Config
+from tessera.models.sizes import flops_per_token
 from tessera.models.stack import StackForCausalLM, StackModel, StackPreTrainedModel
 
 LayerState = tuple[GatedState, GatedState | None]
@@ -93,8 +94,6 @@ class MemoryMosaicV2PreTrainedModel(StackPreTrainedModel):
 
     def flops_per_token(self, context: int) -> int:
         """See `tessera.models.sizes.flops_per_token`."""
-        from tessera.models.sizes import flops_per_token
-
         return flops_per_token(self.config, context)
 
     def state_bytes_per_token(self, dtype: torch.dtype) -> float:
