@@ -1,21 +1,32 @@
-"""List the tasks that models can be trained and judged on, one line each."""
+"""List the tasks that models can be trained and judged on, and the experiments that `tessera reproduce` runs.
+
+A task makes examples and scores predictions; it knows no model. In Python: `from tessera.tasks.catalogue import TASKS`.
+An experiment trains models on tasks and sets the papers' numbers beside what comes out.
+"""
 
 import argparse
+import json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`tessera tasks` has no arguments."""
+    """Arguments of `tessera tasks`."""
+    parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print them, and the experiments that use them."""
+    """Print one line each."""
     from tessera.experiments.catalogue import EXPERIMENTS
     from tessera.tasks.catalogue import TASKS
 
-    width = max(map(len, [*TASKS, *EXPERIMENTS]))
-    for name, task in TASKS.items():
-        print(f"{name:<{width}}  {task.summary} ({task.source})")
-    print("\nexperiments, for `tessera reproduce`:")
-    for name, experiment in EXPERIMENTS.items():
-        print(f"{name:<{width}}  {experiment.title} ({experiment.source})")
+    tasks = {name: {"summary": task.summary, "source": task.source} for name, task in TASKS.items()}
+    experiments = {name: {"summary": one.title, "source": one.source} for name, one in EXPERIMENTS.items()}
+    if arguments.json:
+        print(json.dumps({"tasks": tasks, "experiments": experiments}, indent=1))
+        return 0
+    width = max(map(len, [*tasks, *experiments]), default=0)
+    for kind in (tasks, experiments):
+        if kind is experiments:
+            print("\nexperiments, for `tessera reproduce`:")
+        for name, entry in kind.items():
+            print(f"{name:<{width}}  {entry['summary']} ({entry['source']})")
     return 0
