@@ -1,4 +1,5 @@
 """Every experiment of the library: importing this module fills `EXPERIMENTS`. A new experiment is a new line here."""
 
 # ruff: noqa: F401
+from tessera.experiments.associative_retrieval import experiment as associative_retrieval
 from tessera.experiments.experiment import EXPERIMENTS

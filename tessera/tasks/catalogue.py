@@ -1,4 +1,5 @@
 """Every task of the library: importing this module fills `TASKS`. A new task is a new line here."""
 
 # ruff: noqa: F401
+from tessera.tasks import associative_retrieval
 from tessera.tasks.task import TASKS

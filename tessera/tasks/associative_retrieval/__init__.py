@@ -1,6 +1,6 @@
 """Associative retrieval (ARMT paper, section 3): remember all pairs, or rewrite values and recall the latest."""
 
-from tessera.tasks.associative_retrieval.generator import TASKS, Batch, RetrievalTask
-from tessera.tasks.associative_retrieval.metrics import capacity, chance, exact_match, oracle_answers
+from tessera.tasks.associative_retrieval.capacity import capacity, capacity_error
+from tessera.tasks.associative_retrieval.task import RULES, AssociativeRetrieval
 
-__all__ = ["TASKS", "Batch", "RetrievalTask", "capacity", "chance", "exact_match", "oracle_answers"]
+__all__ = ["RULES", "AssociativeRetrieval", "capacity", "capacity_error"]

@@ -1,53 +1,70 @@
 """The figure of associative retrieval: exact match and capacity against the number of pairs."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-NAMES = {"armt": "ARMT", "armt_no_correction": "ARMT, no correction", "rmt": "RMT", "prmt": "PRMT"}
-MARKS = {"armt": "o-", "armt_no_correction": "s--", "rmt": "^-", "prmt": "v-"}
+from tessera.tasks.associative_retrieval.curves import Curve, curves
+from tessera.tasks.associative_retrieval.published import GENERALIZATION
+
+STYLES = {
+    "armt": ("o-", "tab:blue"),
+    "armt_no_correction": ("s--", "tab:cyan"),
+    "rmt": ("^-", "tab:orange"),
+    "prmt": ("v-", "tab:red"),
+    "mamba": ("D-", "tab:green"),
+    "mosaic": ("*-", "tab:purple"),
+}
 
 
-def draw(results: dict, path: Path) -> None:
-    """Draw the runs of a result file: rewrite, remember, and the capacity that remember implies."""
+def draw(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], path: Path, chance: float = 1 / 16) -> None:
+    """Draw (configuration, outcome) of runs in three panels: rewrite, remember, and the capacity remember implies."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.2), constrained_layout=True)
-    _curves(axes[0], results, "rewrite", "exact_match", "Rewrite: latest value of a key", "exact match")
-    axes[0].set_xscale("log")
-    _curves(axes[1], results, "remember", "exact_match", "Remember: all pairs, unique keys", "exact match")
-    _curves(axes[2], results, "remember", "capacity", "Remember: estimated capacity", "pairs in memory")
-    limit = max((int(n) for run in results["runs"].values() for n in run["capacity"]), default=1)
-    top = max(
-        (int(n) for key, run in results["runs"].items() if key.endswith("remember") for n in run["capacity"]),
-        default=limit,
-    )
+    found = [curve for curve in curves(runs) if curve.variant is None]
+    figure, axes = pyplot.subplots(1, 3, figsize=(15, 4.6), constrained_layout=True)
+    _panel(axes[0], [one for one in found if one.rule == "rewrite"], "exact_match")
+    _panel(axes[1], [one for one in found if one.rule == "remember"], "exact_match")
+    _panel(axes[2], [one for one in found if one.rule == "remember"], "capacity")
+    axes[0].set_title("Rewrite: latest value of a key\nup to 10 x the trained length")
+    axes[1].set_title("Remember: one value per key")
+    axes[2].set_title("Remember: pairs in memory\nk = n (16 a - 1) / 15")
+    for axis, rule in zip(axes, ("rewrite", "remember")):
+        _claim(axis, [one for one in found if one.rule == rule], chance, rule)
+    top = max((pairs for one in found if one.rule == "remember" for pairs in one.capacity), default=1)
     axes[2].plot([1, top], [1, top], ":", color="gray", label="all pairs")
-    for axis in axes[:2]:
-        axis.axhline(results["chance"], color="gray", linestyle=":", label="guess")
-        axis.set_ylim(0, 1.03)
-    for axis in axes:
+    for axis, label in zip(axes, ("exact match", "exact match", "pairs in memory")):
+        axis.set_xscale("log")
+        axis.set_xlabel("pairs read")
+        axis.set_ylabel(label)
         axis.legend(fontsize=8)
+    axes[2].set_yscale("symlog", linthresh=1)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
 
-def _curves(axis, results: dict, task: str, field: str, title: str, label: str) -> None:
-    trained = None
-    for name, words in NAMES.items():
-        run = results["runs"].get(f"{name}/{task}")
-        if run is None:
-            continue
-        pairs = [int(n) for n in run[field]]
-        trained = run["stages"][-1]["max_pairs"]
-        if field == "exact_match":
-            error = [2 * e for e in run["standard_error"].values()]
-            axis.errorbar(pairs, list(run[field].values()), yerr=error, fmt=MARKS[name], label=words, capsize=2)
-        else:
-            axis.plot(pairs, list(run[field].values()), MARKS[name], label=words)
-    if trained is not None:
-        axis.axvline(trained, color="black", linewidth=0.8, linestyle="--", label="longest in training")
-    axis.set_title(title)
-    axis.set_xlabel("pairs")
-    axis.set_ylabel(label)
+def _panel(axis, found: list[Curve], field: str) -> None:
+    for one in found:
+        mark, color = STYLES.get(one.model, ("x-", "black"))
+        points = getattr(one, field)
+        errors = [2 * error for _, error in points.values()]
+        means = [mean for mean, _ in points.values()]
+        axis.errorbar(list(points), means, yerr=errors, fmt=mark, color=color, label=one.label, capsize=2, markersize=4)
+    if found:
+        trained = max(one.trained_pairs for one in found)
+        axis.axvline(trained, color="black", linewidth=0.8, linestyle="--", label=f"longest in training: {trained}")
+
+
+def _claim(axis, found: list[Curve], chance: float, rule: str) -> None:
+    """The guess, and what the paper says of ARMT beyond its training."""
+    axis.axhline(chance, color="gray", linestyle=":", label="guess")
+    axis.set_ylim(0, 1.04)
+    if rule == "rewrite" and found:
+        trained = max(one.trained_pairs for one in found)
+        reach = [trained, GENERALIZATION["factor"] * trained]
+        axis.plot(
+            reach, [1.015, 1.015], color="tab:blue", linestyle="--", linewidth=2, label="paper: ARMT holds to 10 x"
+        )

@@ -1,0 +1,1 @@
+"""Associative retrieval: ARMT, RMT, PRMT, Mamba and mosaics on remember and rewrite."""

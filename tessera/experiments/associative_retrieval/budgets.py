@@ -1,0 +1,119 @@
+"""What each budget trains: sizes, curricula, seeds, and the lengths that are measured."""
+
+from dataclasses import dataclass, field
+
+from tessera.experiments.associative_retrieval.models import Sizes
+from tessera.experiments.curriculum import Curriculum, Stage
+from tessera.experiments.fit import FitOptions
+from tessera.tasks.associative_retrieval import AssociativeRetrieval
+
+VOCABULARY = AssociativeRetrieval().vocab_size
+MODELS = ("armt", "armt_no_correction", "rmt", "prmt", "mamba", "mosaic")
+KEY_SIZE = "key_size"
+
+
+def stage(pairs: int, steps: int, target: float, rate: float, key_size: int = 1, at_least: int = 1) -> Stage:
+    """A stage of so many pairs, of keys of so many symbols."""
+    return Stage(pairs, steps, at_least, target, rate, {KEY_SIZE: key_size})
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One of `--budget`.
+
+    Attributes:
+        curricula: by rule. batch, questions: contexts per step, and questions to each of them. options: of all stages.
+        measured: numbers of pairs by rule. contexts: held-out contexts per measured number of at most 10 pairs, a third
+            of them for more; each is asked `asked` questions. check_contexts: of a validation.
+        ablation: variants of ARMT's sizes, trained on rewrite alone.
+    """
+
+    sizes: Sizes
+    curricula: dict[str, Curriculum]
+    batch: int
+    questions: int
+    options: FitOptions
+    measured: dict[str, tuple[int, ...]]
+    contexts: int
+    seeds: int
+    asked: int = 16
+    check_contexts: int = 32
+    models: tuple[str, ...] = MODELS
+    ablation: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+# Published (ARMT, appendix A and the scripts of its repository): AdamW, weight decay 1e-3, gradients clipped by value.
+PUBLISHED = {"weight_decay": 1e-3, "clip_value": 1.0, "warmup": 0.1, "decay": "linear"}
+
+SMOKE = Budget(
+    Sizes(VOCABULARY, layers=2, width=16, heads=2, memory_tokens=2, memory_width=4, max_positions=64),
+    {
+        "rewrite": Curriculum((stage(1, 4, 0.9, 1e-3), stage(2, 4, 0.99, 1e-3))),
+        "remember": Curriculum((stage(1, 4, 0.9, 1e-3), stage(2, 4, 0.99, 1e-3, key_size=2))),
+    },
+    batch=4,
+    questions=2,
+    options=FitOptions(steps=1, learning_rate=1e-3, check_every=4, **PUBLISHED),
+    measured={"rewrite": (1, 4), "remember": (1, 4)},
+    contexts=6,
+    seeds=1,
+    asked=4,
+    check_contexts=4,
+    ablation={"memory_tokens": {"memory_tokens": 1}},
+)
+CPU = Budget(
+    Sizes(VOCABULARY, max_positions=1024),
+    {
+        "rewrite": Curriculum(
+            (stage(1, 100, 0.99, 1e-3), stage(3, 400, 0.95, 1e-3, at_least=2), stage(10, 500, 0.995, 1e-3))
+        ),
+        "remember": Curriculum(
+            (stage(1, 100, 0.99, 1e-3), stage(3, 400, 0.95, 1e-3, at_least=2), stage(20, 300, 0.995, 1e-3, key_size=2))
+        ),
+    },
+    batch=16,
+    questions=8,
+    options=FitOptions(steps=1, learning_rate=1e-3, check_every=50, **PUBLISHED),
+    measured={"rewrite": (1, 2, 3, 5, 10, 20, 50, 100), "remember": (1, 2, 3, 5, 10, 20, 40, 60)},
+    contexts=256,
+    seeds=1,
+)
+_LONG = ((1, 1, 2000), (2, 1, 10_000), (3, 1, 10_000), (5, 1, 10_000), (10, 1, 10_000))
+FULL = Budget(
+    Sizes(VOCABULARY, start=0.02, max_positions=4096),
+    {
+        "rewrite": Curriculum(
+            tuple(
+                stage(n, steps, 1.0, 3e-4, key) for n, key, steps in (*_LONG, *((n, 1, 10_000) for n in (20, 40, 50)))
+            )
+        ),
+        "remember": Curriculum(
+            tuple(
+                stage(n, steps, 1.0, 3e-4, key)
+                for n, key, steps in (
+                    *_LONG,
+                    *((n, 2, 10_000) for n in (20, 40, 50)),
+                    (50, 3, 10_000),
+                    (200, 3, 15_000),
+                )
+            )
+        ),
+    },
+    batch=512,
+    questions=1,
+    options=FitOptions(steps=1, learning_rate=3e-4, check_every=250, **PUBLISHED),
+    measured={
+        "rewrite": (1, 2, 5, 10, 20, 50, 100, 200, 500),
+        "remember": (1, 2, 5, 10, 20, 50, 100, 200, 300, 400),
+    },
+    contexts=1000,
+    seeds=3,
+    check_contexts=64,
+    ablation={
+        "1 memory token": {"memory_tokens": 1},
+        "10 memory tokens": {"memory_tokens": 10},
+        "memory width 8": {"memory_width": 8},
+        "memory width 64": {"memory_width": 64},
+    },
+)
+BUDGETS = {"smoke": SMOKE, "cpu": CPU, "full": FULL}

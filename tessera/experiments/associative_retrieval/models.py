@@ -1,0 +1,174 @@
+"""The models that are compared, by name, and how each of them is asked."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tessera.errors import expect
+from tessera.registry import Registry
+from tessera.tasks.task import IGNORE
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a model: layers and width of the base, its heads, tokens and width of the memory, and its vocabulary.
+
+    Attributes:
+        memory_width: before the feature map (ARMT alone). start: standard deviation of the base's weights.
+    """
+
+    vocab_size: int
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    memory_tokens: int = 4
+    memory_width: int = 32
+    start: float = 0.05
+    max_positions: int = 1024
+
+
+MODELS: Registry[Callable[[Sizes, int], nn.Module]] = Registry("model")
+
+
+def build(name: str, sizes: Sizes, seed: int) -> nn.Module:
+    """The model called `name`, initialised from `seed`; global random state is left alone."""
+    make = MODELS[name]
+    expect(sizes.width % sizes.heads == 0, name, "heads", f"divide width ({sizes.width})", sizes.heads)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make(sizes, seed)
+
+
+def is_segmented(model: nn.Module) -> bool:
+    """Whether `model` reads one segment at a time into a memory; else it reads the whole text at once."""
+    return hasattr(model, "empty_memory")
+
+
+def loss(model: nn.Module, context: Tensor, questions: Tensor, segment_size: int) -> Tensor:
+    """Cross entropy of the answers to questions (B, Q, t) about contexts (B, T).
+
+    A segmented model reads each context once, and every question is asked of its memory. Another one reads the
+    questions with their answers after the context, in one row.
+    """
+    if not is_segmented(model):
+        row = torch.cat([context, questions.flatten(1)], 1)
+        labels = torch.full_like(row, IGNORE)
+        labels[:, context.shape[1] :] = _only_answers(questions).flatten(1)
+        return model(input_ids=row, labels=labels).loss
+    asked = read(model, context, segment_size).repeat_batch(questions.shape[1])
+    labels = _only_answers(questions).flatten(0, 1)
+    # With a cache the questions' segments stay open: nothing of them is written.
+    return model(input_ids=questions.flatten(0, 1), labels=labels, memory_state=asked, use_cache=True).loss
+
+
+@torch.no_grad()
+def answers(model: nn.Module, context: Tensor, questions: Tensor, segment_size: int) -> Tensor:
+    """The greedy answers (B, Q); every question is asked alone, right after its context."""
+    prompts = questions[..., :-1].flatten(0, 1)
+    if is_segmented(model):
+        asked = read(model, context, segment_size).repeat_batch(questions.shape[1])
+        logits = model(input_ids=prompts, memory_state=asked, use_cache=True, logits_to_keep=1).logits
+    else:
+        rows = torch.cat([context.repeat_interleave(questions.shape[1], 0), prompts], 1)
+        logits = model(input_ids=rows).logits
+    return logits[:, -1].argmax(-1).unflatten(0, questions.shape[:2])
+
+
+def read(model: nn.Module, context: Tensor, segment_size: int):
+    """The memory of a segmented model after the contexts, one pair per segment."""
+    model.config.segment_size = segment_size
+    return model(input_ids=context, skip_logits=True).memory_state
+
+
+def _only_answers(questions: Tensor) -> Tensor:
+    labels = torch.full_like(questions, IGNORE)
+    labels[..., -1] = questions[..., -1]
+    return labels
+
+
+def _base(sizes: Sizes) -> nn.Module:
+    """The published scripts' base: GPT-NeoX, a quarter of each head rotated, inner width equal to the width, untied.
+
+    Positions that are learned and added, as in GPT-2, end up in the memory's keys and hold training on a plateau.
+    """
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    return GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            vocab_size=sizes.vocab_size,
+            hidden_size=sizes.width,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=sizes.heads,
+            intermediate_size=sizes.width,
+            max_position_embeddings=64,
+            rotary_pct=0.25,
+            initializer_range=sizes.start,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+
+
+def _armt(sizes: Sizes, correction: bool) -> nn.Module:
+    import tessera.armt as armt
+
+    # The segment size is set anew for every text: one pair.
+    return armt.wrap(_base(sizes), 4, sizes.memory_tokens, memory_dim=sizes.memory_width, correction=correction)
+
+
+@MODELS.register("armt")
+def armt_with_correction(sizes: Sizes, seed: int) -> nn.Module:
+    """ARMT as published."""
+    return _armt(sizes, correction=True)
+
+
+@MODELS.register("armt_no_correction")
+def armt_without_correction(sizes: Sizes, seed: int) -> nn.Module:
+    """ARMT with gamma = 1: the ablation."""
+    return _armt(sizes, correction=False)
+
+
+@MODELS.register("rmt")
+def rmt(sizes: Sizes, seed: int) -> nn.Module:
+    """The last layer's memory tokens are handed on."""
+    import tessera.armt as armt
+
+    return armt.wrap_rmt(_base(sizes), 4, sizes.memory_tokens)
+
+
+@MODELS.register("prmt")
+def prmt(sizes: Sizes, seed: int) -> nn.Module:
+    """Every layer's memory tokens are handed on."""
+    import tessera.armt as armt
+
+    return armt.wrap_prmt(_base(sizes), 4, sizes.memory_tokens)
+
+
+def _whole_text(name: str, sizes: Sizes, seed: int) -> nn.Module:
+    """A language model of the library of about as many parameters: half the layers, of 9/8 the width."""
+    from tessera.experiments.language_models import build_language_model
+
+    width = round(sizes.width * 9 / 8 / sizes.heads) * sizes.heads
+    return build_language_model(
+        name,
+        vocab_size=sizes.vocab_size,
+        hidden_size=width,
+        num_layers=max(1, sizes.layers // 2),
+        num_heads=sizes.heads,
+        seed=seed,
+        max_positions=sizes.max_positions,
+    )
+
+
+@MODELS.register("mamba")
+def mamba(sizes: Sizes, seed: int) -> nn.Module:
+    """As many Mamba blocks as the paper's: 4."""
+    return _whole_text("mamba", sizes, seed)
+
+
+@MODELS.register("mosaic")
+def mosaic(sizes: Sizes, seed: int) -> nn.Module:
+    """Memory Mosaic: stores every pair it reads, the upper bound of any memory of fixed size."""
+    return _whole_text("mosaic", sizes, seed)

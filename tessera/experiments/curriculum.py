@@ -1,0 +1,134 @@
+"""A curriculum: stages of growing length, each from the best weights of the last and up to its target."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from tessera.errors import TesseraError, expect
+from tessera.experiments.experiment import Context
+from tessera.experiments.fit import FitOptions, fit
+from tessera.training.typed import read_dataclass
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Train on lengths of `min_length` to `length` (segments, pairs: whatever the task counts), drawn anew each step.
+
+    Attributes:
+        steps: at most. target: the score, in [0, 1], at which the stage ends; above 1 it takes all its steps.
+        learning_rate: its peak. settings: of the task in this stage, such as a key size.
+    """
+
+    length: int
+    steps: int
+    min_length: int = 1
+    target: float = 1.0
+    learning_rate: float = 1e-3
+    settings: dict = field(default_factory=dict)
+
+    def problems(self) -> list[tuple[str, str]]:
+        """(field, what is wrong) for every rule this stage breaks."""
+        found = []
+        for name in ("length", "steps", "min_length"):
+            if getattr(self, name) < 1:
+                found.append((name, f"must be at least 1; got {getattr(self, name)}."))
+        if self.min_length > self.length:
+            found.append(("min_length", f"must be at most length ({self.length}); got {self.min_length}."))
+        for name in ("target", "learning_rate"):
+            if not getattr(self, name) > 0:
+                found.append((name, f"must be positive; got {getattr(self, name)}."))
+        return found
+
+    def length_at(self, step: int, seed: int) -> int:
+        """The length of a step's batch: a function of the step, whatever was drawn before."""
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        return int(torch.randint(self.min_length, self.length + 1, (), generator=generator))
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """Stages in their order. As YAML: `stages:` and a list of mappings with the fields of `Stage`."""
+
+    stages: tuple[Stage, ...]
+
+    @classmethod
+    def from_dict(cls, mapping: Any, where: str = "curriculum") -> "Curriculum":
+        """Read plain data.
+
+        Raises:
+            TesseraError: one line per problem: unknown or missing keys, wrong types, impossible values.
+        """
+        right = isinstance(mapping, dict) and list(mapping) == ["stages"] and isinstance(mapping["stages"], list)
+        expect(right and mapping["stages"], where, "file", "hold `stages:` and a list of them", repr(mapping)[:60])
+        problems: list[str] = []
+
+        def report(key: str, message: str) -> None:
+            problems.append(f"{where}: {key} {message}")
+
+        stages = [read_dataclass(Stage, one, report, f"stages[{i}].") for i, one in enumerate(mapping["stages"])]
+        if problems:
+            raise TesseraError("\n".join(problems))
+        return cls(tuple(stages))
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Curriculum":
+        """From a YAML file. Raises `TesseraError` if it is none, or not a curriculum."""
+        path = Path(path)
+        try:
+            return cls.from_dict(yaml.safe_load(path.read_text(encoding="utf-8")), path.name)
+        except (OSError, UnicodeDecodeError) as error:
+            raise TesseraError(f"{path}: cannot be read: {error}") from None
+        except yaml.YAMLError as error:
+            raise TesseraError(f"{path.name}: is not YAML: {' '.join(str(error).split())}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; `from_dict` inverts it."""
+        return {"stages": [asdict(stage) for stage in self.stages]}
+
+
+def train_stages(
+    model: nn.Module,
+    curriculum: Curriculum,
+    options: FitOptions,
+    context: Context,
+    loss_at: Callable[[Stage, int, int], Tensor],
+    score: Callable[[Stage], float],
+) -> list[dict[str, Any]]:
+    """Train `model` in place, one `fit` per stage; returns one JSON-ready record per stage.
+
+    Each stage starts from the weights with the best `score(stage)` (in [0, 1], higher is better) of the one before.
+
+    Args:
+        options: what all stages share; `steps` and `learning_rate` are the stage's.
+        loss_at: the loss of (stage, its number, step); it must depend on these and the model alone, as `fit` asks.
+    """
+    records, done, total = [], 0, sum(stage.steps for stage in curriculum.stages)
+    for number, stage in enumerate(curriculum.stages):
+        share = Context(context.folder, _part(context, done / total, stage.steps / total))
+        progress = fit(
+            model,
+            lambda step, stage=stage, number=number: loss_at(stage, number, step),
+            replace(options, steps=stage.steps, learning_rate=stage.learning_rate),
+            share,
+            validate=lambda stage=stage: 1.0 - score(stage),
+            name=f"stage-{number}",
+            target=1.0 - stage.target + 1e-9,
+        )
+        outcome = progress.outcome()
+        records.append({**asdict(stage), **{key: outcome[key] for key in ("loss", "best_step", "seconds")}})
+        records[-1] |= {"steps_done": progress.steps, "best": 1.0 - progress.best, "checks": _scores(progress.checks)}
+        done += stage.steps
+    return records
+
+
+def _part(context: Context, before: float, part: float) -> Callable[[float, str], None]:
+    return lambda share, note: context.report(before + part * share, note)
+
+
+def _scores(checks: list[tuple[int, float]] | None) -> list[tuple[int, float]]:
+    return [(step, round(1.0 - value, 6)) for step, value in checks or []]

@@ -1,0 +1,120 @@
+"""How models are trained and asked in associative retrieval, and what is shown of it."""
+
+import pytest
+import torch
+
+from tessera.errors import TesseraError
+from tessera.experiments.associative_retrieval import models
+from tessera.experiments.associative_retrieval.budgets import BUDGETS, KEY_SIZE, VOCABULARY, stage
+from tessera.experiments.associative_retrieval.experiment import AssociativeRetrievalExperiment, _exact_match
+from tessera.experiments.associative_retrieval.table import table
+from tessera.experiments.curriculum import Curriculum, train_stages
+from tessera.experiments.experiment import Choice, Context, Record
+from tessera.experiments.fit import FitOptions
+from tessera.tasks.associative_retrieval import AssociativeRetrieval
+from tests.tasks.test_associative_retrieval import generator, run
+
+SIZES = models.Sizes(VOCABULARY, layers=1, width=16, heads=2, memory_tokens=2, memory_width=4, max_positions=64)
+TASK = AssociativeRetrieval("rewrite", 3)
+
+
+def small(name, sizes=SIZES):
+    model = models.build(name, sizes, seed=0)
+    for memory in getattr(model, "memories", []):
+        torch.nn.init.normal_(memory.value.weight, generator=generator())  # a memory that says something
+    return model
+
+
+@pytest.mark.parametrize("name", ["armt", "rmt", "prmt"])
+def test_the_loss_of_a_memory_is_that_of_the_whole_samples(name):
+    model = small(name)
+    context, questions = TASK.sample_questions(4, 2, generator())
+    whole = torch.cat([context.repeat_interleave(2, 0), questions.flatten(0, 1)], 1)
+    labels = whole.clone()
+    labels[:, :-1] = -100
+    found = models.loss(model, context, questions, TASK.segment_size)
+    torch.testing.assert_close(found, model(whole, labels=labels).loss)
+
+
+@pytest.mark.parametrize("name", list(models.MODELS))
+def test_answers_are_those_to_each_question_alone(name):
+    model = small(name).eval()
+    context, questions = TASK.sample_questions(4, 3, generator())
+    found = models.answers(model, context, questions, TASK.segment_size)
+    for i in range(3):
+        prompts = torch.cat([context, questions[:, i, :-1]], 1)
+        assert torch.equal(found[:, i], model(input_ids=prompts).logits[:, -1].argmax(-1))
+
+
+def test_a_whole_text_model_is_trained_on_the_answers_alone():
+    model = small("mosaic").eval()
+    context, questions = TASK.sample_questions(2, 3, generator())
+    row = torch.cat([context, questions.flatten(1)], 1)
+    logits = model(input_ids=row).logits
+    expected = torch.stack([torch.log_softmax(logits, -1)[:, p - 1].gather(1, row[:, p, None]) for p in (14, 17, 20)])
+    torch.testing.assert_close(models.loss(model, context, questions, TASK.segment_size), -expected.mean())
+
+
+def test_models_start_from_their_seed_and_leave_the_global_state_alone():
+    before = torch.get_rng_state()
+    one, same, other = (models.build("armt", SIZES, seed) for seed in (0, 0, 1))
+    assert torch.equal(before, torch.get_rng_state())
+    weights = [model.get_input_embeddings().weight for model in (one, same, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_impossible_heads_are_refused():
+    with pytest.raises(TesseraError, match=r"heads must divide width \(16\); got 3"):
+        models.build("armt", models.Sizes(VOCABULARY, width=16, heads=3), 0)
+
+
+def test_published_sizes_have_about_half_a_million_parameters():
+    for name in models.MODELS:
+        count = sum(p.numel() for p in models.build(name, BUDGETS["cpu"].sizes, 0).parameters())
+        assert 400_000 < count < 510_000, name
+
+
+def test_armt_learns_one_pair(tmp_path):
+    model = models.build("armt", SIZES, 0)
+    curriculum = Curriculum((stage(1, 300, 0.9, 1e-2),))
+    options = FitOptions(steps=1, learning_rate=1.0, check_every=20)
+
+    def loss_at(stage, number, step):
+        return models.loss(model, *AssociativeRetrieval("rewrite", 1).sample_questions(16, 1, generator(step)), 4)
+
+    def score(stage):
+        task = AssociativeRetrieval("rewrite", stage.length, stage.settings[KEY_SIZE])
+        return _exact_match(model, task, 64, 1, 0, "validation").mean().item()
+
+    (record,) = train_stages(model, curriculum, options, Context(tmp_path), loss_at, score)
+    assert record["best"] >= 0.9  # a guess: 0.06
+    assert record["steps_done"] < 300
+
+
+def test_whole_runs_measure_to_ten_times_the_trained_length():
+    for name in ("cpu", "full"):
+        for rule, measured in BUDGETS[name].measured.items():
+            trained = BUDGETS[name].curricula[rule].stages[-1].length
+            assert trained in measured
+            assert rule == "remember" or 10 * trained in measured
+
+
+def test_choices():
+    experiment = AssociativeRetrievalExperiment()
+    keys = [one.key for one in experiment.runs(Choice("smoke", models=("rmt",), seeds=2))]
+    assert keys == [f"rmt/{rule}/seed {seed}" for seed in (0, 1) for rule in ("rewrite", "remember")]
+
+
+def test_the_table_puts_claims_beside_numbers():
+    stages = [{"length": 2, "settings": {"key_size": 1}, "steps_done": 5, "steps": 9, "best": 0.987, "seconds": 90.0}]
+    records = {}
+    for rule in ("rewrite", "remember"):
+        for name, share in (("armt", 0.97), ("rmt", 0.5)):
+            configuration, outcome = run(name, rule, share)
+            records[f"{name}/{rule}/seed 0"] = Record(configuration, {**outcome, "parameters": 7, "stages": stages}, {})
+    text = table(records)
+    assert "| ARMT | 2 | 100.0 ± 0.0 | 97.0 ± 10.0 |" in text
+    assert "ARMT 97.0 ± 10.0 (20 pairs); RMT 50.0 ± 10.0 (20 pairs)" in text
+    assert "ARMT 19.4; RMT 9.3" in text  # 20 (16 a - 1) / 15
+    assert "| armt/rewrite/seed 0 | 7 | 2 (1), 5 of 9, 0.987 | 1.5 |" in text

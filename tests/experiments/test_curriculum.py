@@ -1,0 +1,122 @@
+"""Curricula as values, and training by them."""
+
+from dataclasses import asdict
+
+import pytest
+import torch
+import yaml
+
+from tessera.errors import TesseraError
+from tessera.experiments.curriculum import Curriculum, Stage, train_stages
+from tessera.experiments.experiment import Context
+from tessera.experiments.fit import FitOptions
+
+TEXT = """
+stages:
+  - {length: 1, steps: 10, target: 0.9}
+  - {length: 5, min_length: 2, steps: 20, learning_rate: 1.0e-2, settings: {key_size: 2}}
+"""
+
+
+def test_a_curriculum_is_a_yaml_file(tmp_path):
+    path = tmp_path / "pairs.yaml"
+    path.write_text(TEXT)
+    curriculum = Curriculum.read(path)
+    assert curriculum.stages == (
+        Stage(1, 10, target=0.9),
+        Stage(5, 20, 2, learning_rate=0.01, settings={"key_size": 2}),
+    )
+    path.write_text(yaml.safe_dump(curriculum.to_dict()))
+    assert Curriculum.read(path) == curriculum
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stages: [", "pairs.yaml: is not YAML"),
+        ("", "file must hold `stages:` and a list of them; got None"),
+        ("stages: []", "file must hold `stages:`"),
+        ("steps: 3", "file must hold `stages:`"),
+        ("stages: [{length: 1}]", r"stages\[0\].steps must be given \(an integer\); got nothing"),
+        ("stages: [{length: 1, steps: many}]", r"stages\[0\].steps must be an integer; got 'many'"),
+        (
+            "stages: [{length: 1, step: 3, steps: 3}]",
+            r"stages\[0\].step is not a known key; got 3. Did you mean 'steps'",
+        ),
+        ("stages: [{length: 0, steps: 3}]", r"stages\[0\].length must be at least 1; got 0"),
+        ("stages: [{length: 2, min_length: 3, steps: 3}]", r"min_length must be at most length \(2\); got 3"),
+        ("stages: [{length: 2, steps: 3, target: 0}]", "target must be positive; got 0"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, text, message):
+    path = tmp_path / "pairs.yaml"
+    path.write_text(text)
+    with pytest.raises(TesseraError, match=message):
+        Curriculum.read(path)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(TesseraError, match="absent.yaml: cannot be read"):
+        Curriculum.read(tmp_path / "absent.yaml")
+
+
+def test_every_problem_is_reported_at_once(tmp_path):
+    path = tmp_path / "pairs.yaml"
+    path.write_text("stages: [{length: 1, steps: 0}, {length: 1, steps: x}]")
+    with pytest.raises(TesseraError) as caught:
+        Curriculum.read(path)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_lengths_are_a_function_of_the_step_and_fill_their_range():
+    stage = Stage(4, 10, min_length=2)
+    lengths = [stage.length_at(step, seed=0) for step in range(200)]
+    torch.manual_seed(5)
+    assert lengths == [stage.length_at(step, seed=0) for step in range(200)]
+    assert set(lengths) == {2, 3, 4}
+    assert lengths != [stage.length_at(step, seed=1) for step in range(200)]
+
+
+class Growing(torch.nn.Module):
+    """Its one weight grows by the learning rate in every step; a stage's score is the weight over its length."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+
+def trained(folder, stages, report=lambda share, note: None):
+    model, seen = Growing(), []
+
+    def loss_at(stage, number, step):
+        seen.append((number, step))
+        return -model.weight
+
+    options = FitOptions(steps=1, learning_rate=1.0, warmup=0.0, decay="constant", check_every=1)
+    score = lambda stage: min(1.0, model.weight.item() / stage.length)  # noqa: E731
+    records = train_stages(model, Curriculum(stages), options, Context(folder, report), loss_at, score)
+    return model, records, seen
+
+
+def test_stages_end_at_their_target_and_start_from_the_last_best(tmp_path):
+    shares = []
+    stages = (Stage(2, 50, target=0.49, learning_rate=1.0), Stage(4, 2, learning_rate=1.0))
+    model, records, seen = trained(tmp_path, stages, lambda share, note: shares.append(share))
+    # One step takes the weight to 1: half of 2. Two more, which is all that the second stage has, take it to 3.
+    assert [record["steps_done"] for record in records] == [1, 2]
+    assert [record["best"] for record in records] == pytest.approx([0.5, 0.75])
+    assert seen == [(0, 0), (1, 0), (1, 1)]
+    assert model.weight.item() == pytest.approx(3.0)
+    assert records[1]["checks"][-1] == (2, pytest.approx(0.75))
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1.0)
+    assert asdict(stages[0]).items() <= records[0].items()
+
+
+def test_finished_stages_are_not_done_again(tmp_path):
+    stages = (Stage(2, 50, target=0.49, learning_rate=1.0), Stage(4, 2, learning_rate=1.0))
+    model, first, _ = trained(tmp_path, stages)
+    again, second, seen = trained(tmp_path, stages)
+    assert seen == []
+    assert second == first
+    assert torch.equal(again.weight, model.weight)
