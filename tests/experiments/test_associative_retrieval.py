@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tessera.errors import TesseraError
-from tessera.experiments.associative_retrieval import models
+from tessera.experiments.associative_retrieval import asking, models
 from tessera.experiments.associative_retrieval.budgets import BUDGETS, KEY_SIZE, VOCABULARY, stage
 from tessera.experiments.associative_retrieval.experiment import AssociativeRetrievalExperiment, _exact_match
 from tessera.experiments.associative_retrieval.table import table
@@ -32,7 +32,7 @@ def test_the_loss_of_a_memory_is_that_of_the_whole_samples(name):
     whole = torch.cat([context.repeat_interleave(2, 0), questions.flatten(0, 1)], 1)
     labels = whole.clone()
     labels[:, :-1] = -100
-    found = models.loss(model, context, questions, TASK.segment_size)
+    found = asking.loss(model, context, questions, TASK.segment_size)
     torch.testing.assert_close(found, model(whole, labels=labels).loss)
 
 
@@ -40,7 +40,7 @@ def test_the_loss_of_a_memory_is_that_of_the_whole_samples(name):
 def test_answers_are_those_to_each_question_alone(name):
     model = small(name).eval()
     context, questions = TASK.sample_questions(4, 3, generator())
-    found = models.answers(model, context, questions, TASK.segment_size)
+    found = asking.answers(model, context, questions, TASK.segment_size)
     for i in range(3):
         prompts = torch.cat([context, questions[:, i, :-1]], 1)
         assert torch.equal(found[:, i], model(input_ids=prompts).logits[:, -1].argmax(-1))
@@ -52,7 +52,7 @@ def test_a_whole_text_model_is_trained_on_the_answers_alone():
     row = torch.cat([context, questions.flatten(1)], 1)
     logits = model(input_ids=row).logits
     expected = torch.stack([torch.log_softmax(logits, -1)[:, p - 1].gather(1, row[:, p, None]) for p in (14, 17, 20)])
-    torch.testing.assert_close(models.loss(model, context, questions, TASK.segment_size), -expected.mean())
+    torch.testing.assert_close(asking.loss(model, context, questions, TASK.segment_size), -expected.mean())
 
 
 def test_models_start_from_their_seed_and_leave_the_global_state_alone():
@@ -81,7 +81,7 @@ def test_armt_learns_one_pair(tmp_path):
     options = FitOptions(steps=1, learning_rate=1.0, check_every=20)
 
     def loss_at(stage, number, step):
-        return models.loss(model, *AssociativeRetrieval("rewrite", 1).sample_questions(16, 1, generator(step)), 4)
+        return asking.loss(model, *AssociativeRetrieval("rewrite", 1).sample_questions(16, 1, generator(step)), 4)
 
     def score(stage):
         task = AssociativeRetrieval("rewrite", stage.length, stage.settings[KEY_SIZE])

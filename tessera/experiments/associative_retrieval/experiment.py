@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tessera.experiments.associative_retrieval import models
+from tessera.experiments.associative_retrieval import asking, models
 from tessera.experiments.associative_retrieval.budgets import BUDGETS, KEY_SIZE, MODELS, VOCABULARY, Budget
 from tessera.experiments.associative_retrieval.table import table
 from tessera.experiments.curriculum import Curriculum, Stage, train_stages
@@ -53,7 +53,7 @@ class AssociativeRetrievalExperiment(Experiment):
             task = _task(rule, stage.length_at(step, seed), stage.settings[KEY_SIZE])
             generator = generator_of(task, (seed * 100 + number) * 1_000_000 + step, "train")
             batch = task.sample_questions(given["batch"], given["questions"], generator)
-            return models.loss(model, *batch, task.segment_size)
+            return asking.loss(model, *batch, task.segment_size)
 
         def score(stage: Stage) -> float:
             task = _task(rule, stage.length, stage.settings[KEY_SIZE])
@@ -108,7 +108,7 @@ def _exact_match(model, task: AssociativeRetrieval, contexts: int, asked: int, s
     generator, shares = generator_of(task, seed, split), []
     for start in range(0, contexts, TOGETHER):
         context, questions = task.sample_questions(min(TOGETHER, contexts - start), asked, generator)
-        given = models.answers(model, context, questions, task.segment_size)
+        given = asking.answers(model, context, questions, task.segment_size)
         shares.append((given == questions[..., -1]).double().mean(1))
     return torch.cat(shares)
 

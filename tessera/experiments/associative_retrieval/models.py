@@ -1,14 +1,13 @@
-"""The models that are compared, by name, and how each of them is asked."""
+"""The models that are compared, by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tessera.errors import expect
 from tessera.registry import Registry
-from tessera.tasks.task import IGNORE
 
 
 @dataclass(frozen=True)
@@ -39,53 +38,6 @@ def build(name: str, sizes: Sizes, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make(sizes, seed)
-
-
-def is_segmented(model: nn.Module) -> bool:
-    """Whether `model` reads one segment at a time into a memory; else it reads the whole text at once."""
-    return hasattr(model, "empty_memory")
-
-
-def loss(model: nn.Module, context: Tensor, questions: Tensor, segment_size: int) -> Tensor:
-    """Cross entropy of the answers to questions (B, Q, t) about contexts (B, T).
-
-    A segmented model reads each context once, and every question is asked of its memory. Another one reads the
-    questions with their answers after the context, in one row.
-    """
-    if not is_segmented(model):
-        row = torch.cat([context, questions.flatten(1)], 1)
-        labels = torch.full_like(row, IGNORE)
-        labels[:, context.shape[1] :] = _only_answers(questions).flatten(1)
-        return model(input_ids=row, labels=labels).loss
-    asked = read(model, context, segment_size).repeat_batch(questions.shape[1])
-    labels = _only_answers(questions).flatten(0, 1)
-    # With a cache the questions' segments stay open: nothing of them is written.
-    return model(input_ids=questions.flatten(0, 1), labels=labels, memory_state=asked, use_cache=True).loss
-
-
-@torch.no_grad()
-def answers(model: nn.Module, context: Tensor, questions: Tensor, segment_size: int) -> Tensor:
-    """The greedy answers (B, Q); every question is asked alone, right after its context."""
-    prompts = questions[..., :-1].flatten(0, 1)
-    if is_segmented(model):
-        asked = read(model, context, segment_size).repeat_batch(questions.shape[1])
-        logits = model(input_ids=prompts, memory_state=asked, use_cache=True, logits_to_keep=1).logits
-    else:
-        rows = torch.cat([context.repeat_interleave(questions.shape[1], 0), prompts], 1)
-        logits = model(input_ids=rows).logits
-    return logits[:, -1].argmax(-1).unflatten(0, questions.shape[:2])
-
-
-def read(model: nn.Module, context: Tensor, segment_size: int):
-    """The memory of a segmented model after the contexts, one pair per segment."""
-    model.config.segment_size = segment_size
-    return model(input_ids=context, skip_logits=True).memory_state
-
-
-def _only_answers(questions: Tensor) -> Tensor:
-    labels = torch.full_like(questions, IGNORE)
-    labels[..., -1] = questions[..., -1]
-    return labels
 
 
 def _base(sizes: Sizes) -> nn.Module:
