@@ -47,7 +47,9 @@ class Gaussian(RowKernel):
 
 
 def _exp(x: Tensor) -> Tensor:
-    """`e^x` in place, 0 where that underflows. On CPUs PyTorch's exp is several times slower than its exp2, and denormal
-    results slow down whatever is computed from them tenfold."""
+    """`e^x` in place, 0 where that underflows.
+
+    On CPUs PyTorch's exp is several times slower than its exp2, and denormal numbers slow down all that reads them.
+    """
     smallest = math.log2(torch.finfo(x.dtype).tiny)
     return torch.threshold_(x.mul_(LOG2_E), smallest, -torch.inf).exp2_()

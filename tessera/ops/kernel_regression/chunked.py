@@ -15,6 +15,7 @@ from tessera.ops.kernel_regression.strips import Strip, strips
 # Up to this many columns the CPU multiplies the transposed matrices faster: five times at 2 columns.
 NARROW_WIDTH = 8
 
+
 def refuse(call: Call) -> str | None:
     """Why this call cannot run here, or None."""
     if not isinstance(call.kernel, RowKernel):
