@@ -1,0 +1,138 @@
+"""The contextual memory of the paper's first example: linear keys, linear values, nothing learned between them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tessera.errors import expect
+from tessera.kernels import Gaussian, Kernel
+from tessera.layers.complex_linear import ComplexLinear
+from tessera.memories.pair_store import PairStore
+from tessera.ops.kernel_regression import Window, kernel_regression
+from tessera.ops.unit_norm import unit_norm
+from tessera.state import State
+
+OUTPUTS = ("projection", "sum")
+
+
+@dataclass(frozen=True)
+class LinearContextualState(State):
+    """After step T: the pairs 1..T-1, and k_T (B, H, 1, K), whose value waits for x_{T+1}."""
+
+    pairs: PairStore
+    pending_key: Tensor
+
+
+class LinearContextualMemory(nn.Module):
+    """`k_T = W_phi x_T`, `v_T = W_psi x_{T+1}`, `y_T = sum_{i<T} w_i v_i`, `z_T = W_z y_T` (Memory Mosaics, figure 3).
+
+    z_T predicts x_{T+1}. At T = 1 the memory is empty and z_1 = 0. Keys and values are as long as they come unless
+    `norm_eps` is given; weights are those of `kernel` with the fixed inverse bandwidth beta.
+
+    Args:
+        input_dim: width of x and of z. num_heads, head_dim: width of keys and of values per head, in real numbers.
+        complex_numbers: x, keys and values hold complex numbers as (real, imaginary) pairs, and the matrices are
+            complex: for input_dim 6 and num_heads head_dim = 6, three 3 x 3 matrices of 54 real parameters in all.
+        inverse_bandwidth: beta. norm_eps: keys and values become `x / (|x| + norm_eps)`; None leaves them.
+        learned_scale: keys are multiplied by `exp(log_key_scale)`, a parameter.
+        embedding_dim: a linear layer of this width comes first; None for none.
+        output: "projection" for W_z over all heads, "sum" for the plain sum of the heads (head_dim = input_dim).
+        delay: the pair i is seen from step i + delay on.
+        dtype: of the real vectors. backend: see `kernel_regression`.
+    """
+
+    def __init__(
+        self,
+        input_dim: int = 6,
+        num_heads: int = 3,
+        head_dim: int = 2,
+        *,
+        complex_numbers: bool = True,
+        inverse_bandwidth: float = 50.0,
+        norm_eps: float | None = None,
+        learned_scale: bool = False,
+        embedding_dim: int | None = None,
+        output: str = "projection",
+        delay: int = 1,
+        kernel: Kernel | None = None,
+        dtype: torch.dtype | None = None,
+        backend: str | None = None,
+    ):
+        super().__init__()
+        where, width = "LinearContextualMemory", num_heads * head_dim
+        expect(output in OUTPUTS, where, "output", "be one of " + ", ".join(OUTPUTS), repr(output))
+        if output == "sum":
+            expect(head_dim == input_dim, where, "head_dim", f"be input_dim ({input_dim}) for a sum of heads", head_dim)
+        if complex_numbers:
+            expect(
+                input_dim % 2 == head_dim % 2 == 0, where, "input_dim and head_dim", "be even", (input_dim, head_dim)
+            )
+
+        def matrix(inputs: int, outputs: int) -> nn.Linear:
+            if complex_numbers:
+                return ComplexLinear(inputs // 2, outputs // 2, dtype=dtype)
+            return nn.Linear(inputs, outputs, bias=False, dtype=dtype)
+
+        features = embedding_dim or input_dim
+        self.num_heads, self.inverse_bandwidth, self.norm_eps = num_heads, inverse_bandwidth, norm_eps
+        self.kernel, self.window, self.backend = kernel or Gaussian(), Window(delay=delay), backend
+        self.embedding = matrix(input_dim, embedding_dim) if embedding_dim else None
+        self.key_extractor = matrix(features, width)
+        self.value_extractor = matrix(features, width)
+        self.output = matrix(width, input_dim) if output == "projection" else None
+        self.log_key_scale = nn.Parameter(torch.zeros((), dtype=dtype)) if learned_scale else None
+
+    def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys of the steps of x (B, T, input), and the values of the steps before: (B, H, T, head_dim) each."""
+        embedded = x if self.embedding is None else self.embedding(x)
+        keys, values = self._heads(self.key_extractor(embedded)), self._heads(self.value_extractor(embedded))
+        return (keys if self.log_key_scale is None else keys * self.log_key_scale.exp()), values
+
+    def combine(self, recalled: Tensor) -> Tensor:
+        """z (B, T, input) of the heads' answers (B, H, T, head_dim)."""
+        return recalled.sum(1) if self.output is None else self.output(recalled.transpose(1, 2).flatten(2))
+
+    def forward(
+        self, x: Tensor, state: LinearContextualState | None = None, keep_state: bool = False
+    ) -> tuple[Tensor, LinearContextualState | None]:
+        """z (B, T, input) for x (B, T, input), and the state after the last step if `keep_state` is set.
+
+        `state` continues an earlier call.
+        """
+        keys, values = self.features(x)
+        if state is None:
+            pairs, offset = PairStore.of(keys[:, :, :-1], values[:, :, 1:]), 0
+        else:
+            pairs = state.pairs.append(torch.cat([state.pending_key, keys[:, :, :-1]], 2), values)
+            offset = state.pairs.length + 1
+        recalled = kernel_regression(
+            keys,
+            pairs.keys,
+            pairs.values,
+            kernel=self.kernel,
+            **self.scores(keys),
+            window=self.window,
+            query_offset=offset,
+            backend=self.backend if keys.shape[2] > 1 else None,
+        )
+        return self.combine(recalled), LinearContextualState(pairs, keys[:, :, -1:]) if keep_state else None
+
+    @torch.no_grad()
+    def generate(self, x: Tensor, steps: int) -> Tensor:
+        """The `steps` observations (B, steps, input) that follow x (B, T, input), each prediction being read next."""
+        predictions, state = self(x, keep_state=True)
+        found = [predictions[:, -1:]]
+        while len(found) < steps:
+            prediction, state = self(found[-1], state, keep_state=True)
+            found.append(prediction)
+        return torch.cat(found, 1)
+
+    def scores(self, like: Tensor) -> dict[str, Tensor | None]:
+        """`slope` and `intercept` of the kernel's scores, as `kernel_regression` takes them."""
+        slope, intercept = self.kernel.affine(torch.as_tensor(self.inverse_bandwidth, dtype=like.dtype))
+        return {"slope": slope.to(like.device), "intercept": intercept}
+
+    def _heads(self, x: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return heads if self.norm_eps is None else unit_norm(heads, self.norm_eps)
