@@ -77,7 +77,9 @@ def build_language_model(
         torch.manual_seed(seed)
         if isinstance(config, LSTMConfig):
             return LSTMForCausalLM(config)
-        return AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config)
+    model.loss_type = model.loss_type or "ForCausalLM"  # what GPT-2 takes anyway, but with a warning
+    return model
 
 
 def named_kernel(kernel: Any) -> Kernel:
@@ -137,15 +139,13 @@ def _transformer(shape: Shape) -> "PreTrainedConfig":
     """GPT-2: learned absolute positions."""
     from tessera.models.transformer import transformer_config
 
-    config = transformer_config(
+    return transformer_config(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
         num_layers=shape.num_layers,
         num_heads=shape.num_heads,
         max_positions=shape.max_positions,
     )
-    config.loss_type = "ForCausalLM"  # what it takes anyway, with a warning
-    return config
 
 
 @LANGUAGE_MODELS.register("lstm")
