@@ -64,6 +64,6 @@ def _block(logits: Tensor, labels: Tensor, wanted: bool) -> tuple[Tensor, Tensor
     loss = torch.where(counted, normaliser - chosen, 0.0).sum()
     if not wanted:
         return loss, logits
-    grad = logits.sub_(normaliser[:, None]).exp_()
-    grad.scatter_add_(1, index, grad.new_full((1, 1), -1.0).expand_as(index))
-    return loss, grad.mul_(counted[:, None]) if not bool(counted.all()) else grad
+    # Rows that do not count are shifted by infinity: no pass over the gradient, no look at the labels.
+    grad = logits.sub_(normaliser.masked_fill(~counted, torch.inf)[:, None]).exp_()
+    return loss, grad.scatter_add_(1, index, -counted.to(grad.dtype)[:, None])

@@ -221,3 +221,14 @@ def test_a_skipped_step_leaves_the_weights_alone(go, tmp_path, monkeypatch):
     folder = tmp_path / "run" / "checkpoints"
     assert same_bits(weights(folder / "checkpoint-3"), weights(folder / "checkpoint-4"))
     assert not same_bits(weights(folder / "checkpoint-4"), weights(folder / "checkpoint-5"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # the compiler's own
+def test_a_compiled_run_is_the_same_training_in_one_graph(go):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    plain = go("training.steps=4", folder="plain")
+    compiled = go("training.steps=4", "training.compile=true", folder="compiled")
+    assert compiled.validation_loss == pytest.approx(plain.validation_loss, rel=1e-4)
+    assert torch._dynamo.utils.counters["graph_break"] == {}
