@@ -3,3 +3,4 @@
 # ruff: noqa: F401
 from tessera.experiments.associative_retrieval import experiment as associative_retrieval
 from tessera.experiments.experiment import EXPERIMENTS
+from tessera.experiments.regbench import experiment as regbench

@@ -1,0 +1,1 @@
+"""RegBench as an experiment."""

@@ -1,0 +1,76 @@
+"""Batches of problems of similar length, and a model's answers to many of them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tessera.tasks.regbench import RegBench
+from tessera.tasks.task import TokenExamples
+
+# Lengths are moved by up to this share before they are sorted, so that the batches of each epoch are others.
+JITTER = 0.1
+
+
+class Batches:
+    """Each epoch takes every problem once, in batches of `size` of similar length, in random order.
+
+    A batch is a function of `seed` and the step. Padding goes to the right, as far as the longest of the batch.
+    """
+
+    def __init__(self, examples: TokenExamples, size: int, seed: int):
+        self.examples, self.size, self.seed = examples, min(size, len(examples)), seed
+        self.per_epoch = len(examples) // self.size
+        self._epoch, self._order = -1, torch.empty(0)
+
+    def at(self, step: int) -> dict[str, Tensor]:
+        """`input_ids` and `labels` of a step."""
+        epoch, place = divmod(step, self.per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._shuffled(epoch)
+        return trimmed(self.examples, self._order[place])
+
+    def _shuffled(self, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        lengths = self.examples.details.lengths
+        noise = 1 + JITTER * (2 * torch.rand(len(lengths), generator=generator) - 1)
+        # What does not fill a batch is left out of an epoch: another part of the problems each time.
+        kept = torch.randperm(len(lengths), generator=generator)[: self.per_epoch * self.size]
+        order = kept[(lengths * noise)[kept].argsort()].view(self.per_epoch, self.size)
+        return order[torch.randperm(self.per_epoch, generator=generator)]
+
+
+def trimmed(examples: TokenExamples, rows: Tensor) -> dict[str, Tensor]:
+    """`input_ids` and `labels` of some rows without the columns that are padding in all of them."""
+    width = int(examples.details.lengths[rows].max())
+    return {"input_ids": examples.tokens[rows, :width], "labels": examples.labels[rows, :width]}
+
+
+def batches_by_length(examples: TokenExamples, size: int) -> Iterator[Tensor]:
+    """All rows, `size` at a time, shortest first."""
+    yield from examples.details.lengths.argsort(stable=True).split(size)
+
+
+@torch.no_grad()
+def mean_loss(model: Callable[..., Any], examples: TokenExamples, size: int = 32) -> float:
+    """Cross entropy in nats per symbol over all examples."""
+    total, count = 0.0, 0
+    for rows in batches_by_length(examples, size):
+        batch = trimmed(examples, rows)
+        asked = int((batch["labels"] >= 0).sum())
+        total += float(model(**batch).loss) * asked
+        count += asked
+    return total / count
+
+
+@torch.no_grad()
+def scores_of(model: Callable[..., Any], task: RegBench, examples: TokenExamples, size: int = 32) -> dict[str, Tensor]:
+    """The task's scores of each example, in the order of the examples."""
+    found: dict[str, Tensor] = {}
+    for rows in batches_by_length(examples, size):
+        part = task.select(examples, rows)
+        logits = model(input_ids=part.tokens).logits
+        for name, values in task.scores(logits, part).items():
+            found.setdefault(name, torch.empty(len(examples), dtype=values.dtype))[rows] = values
+    return found

@@ -1,0 +1,87 @@
+"""RegBench: which models learn regular languages from the context, and from how many examples they learn to."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Experiment, Record, Run
+from tessera.experiments.fit import fit
+from tessera.experiments.language_models import LANGUAGE_MODELS, build_language_model, kernel_names
+from tessera.experiments.regbench.batches import Batches, mean_loss, scores_of
+from tessera.experiments.regbench.settings import Setting, runs_of
+from tessera.experiments.regbench.table import points, table
+from tessera.tasks.regbench import RegBench
+from tessera.tasks.regbench.plot import draw
+from tessera.tasks.task import TokenExamples, estimate
+
+
+class RegBenchExperiment(Experiment):
+    """Sparse Attention as Compact Kernel Regression, table 1; Memory Mosaics, figure 9 and table 3."""
+
+    title = "RegBench: in-context learning of regular languages"
+    source = "Sparse Attention as Compact Kernel Regression, table 1; Memory Mosaics, section 7 and table 3"
+    models = tuple(LANGUAGE_MODELS)
+    kernels = tuple(kernel_names())
+
+    def runs(self, choice: Choice) -> list[Run]:
+        """All kernels and the transformer at 1,000 problems first, then other seeds, then more problems."""
+        return runs_of(choice)
+
+    def execute(self, run: Run, context: Context) -> dict[str, Any]:
+        """Train on `problems` automata; score the best weights on held-out ones and on their fresh strings."""
+        asked = run.configuration
+        setting = Setting(**{field.name: asked[field.name] for field in fields(Setting)})
+        task = RegBench()
+        train = task.sample(asked["problems"], asked["seed"])
+        validation = task.sample(setting.validation, 0, "validation")
+        model = build_language_model(
+            asked["model"],
+            vocab_size=task.vocab_size,
+            hidden_size=setting.hidden_size,
+            num_layers=setting.num_layers,
+            num_heads=setting.num_heads,
+            kernel=asked["kernel"] or "gaussian",
+            seed=asked["seed"],
+            max_positions=task.max_tokens,
+        )
+        batches = Batches(train, setting.batch, asked["seed"])
+        options = setting.options(asked["problems"])
+        done = fit(
+            model,
+            lambda step: model(**batches.at(step)).loss,
+            options,
+            context,
+            validate=lambda: mean_loss(model, validation),
+        )
+        return {
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "epochs": round(done.steps / batches.per_epoch, 2),
+            "training": done.outcome(),
+            "held_out": _scored(model, task, task.sample(setting.test, 0, "test")),
+            "in_distribution": _scored(model, task, _known(task, train, setting.test)),
+        }
+
+    def table(self, runs: Mapping[str, Record]) -> str:
+        """See `table.py`."""
+        return table(runs)
+
+    def plot(self, runs: Mapping[str, Record], path: Path) -> None:
+        """See `tasks/regbench/plot.py`."""
+        draw(points(runs), path)
+
+
+def _known(task: RegBench, train: TokenExamples, count: int) -> TokenExamples:
+    import torch
+
+    rows = torch.arange(min(count // 2, len(train)))
+    return task.fresh_strings(task.select(train, rows), seed=1)
+
+
+def _scored(model: Any, task: RegBench, examples: TokenExamples) -> dict[str, dict[str, float]]:
+    """Mean and standard error of each score in per cent."""
+    found = {name: estimate(100 * values) for name, values in scores_of(model, task, examples).items()}
+    return {name: {**one._asdict()} for name, one in found.items()}
+
+
+EXPERIMENTS.add("regbench", RegBenchExperiment())

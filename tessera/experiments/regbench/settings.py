@@ -1,0 +1,142 @@
+"""What a run of RegBench is at each budget."""
+
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+from tessera.experiments.experiment import Choice, Run, chosen
+from tessera.experiments.fit import FitOptions
+from tessera.experiments.language_models import LANGUAGE_MODELS, kernel_names
+from tessera.tasks.regbench.published import SEARCH_GRID, SPARSE_SIZES
+
+MOSAICS = ("mosaic", "mosaic_v2")
+KERNELS = (
+    "gaussian",
+    "sparsemax",
+    "biweight",
+    "triweight",
+    "relumax",
+    "normalized_relu",
+    "gaussian_knn",
+    "uniform_knn",
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One training, apart from the model and its data.
+
+    Attributes:
+        hidden_size, num_layers, num_heads: of the transformer whose size every model has.
+        batch, steps or epochs: problems per step, and how many steps (epochs when given decide).
+        learning_rate, weight_decay, scalar_scale, beta_2: see `FitOptions`; cosine decay to a tenth after warm-up over
+            a tenth of the steps.
+        checks: validations, evenly spread. validation, test: problems of held-out automata.
+    """
+
+    hidden_size: int = 128
+    num_layers: int = 2
+    num_heads: int = 8
+    batch: int = 32
+    steps: int = 0
+    epochs: int = 200
+    learning_rate: float = 5e-4
+    weight_decay: float = 0.01
+    scalar_scale: float = 10.0
+    beta_2: float = 0.999
+    checks: int = 200
+    validation: int = 500
+    test: int = 1000
+
+    def options(self, problems: int) -> FitOptions:
+        """Of a training on so many problems."""
+        steps = self.steps or self.epochs * (problems // min(self.batch, problems))
+        return FitOptions(
+            steps=steps,
+            learning_rate=self.learning_rate,
+            min_learning_rate=0.1 * self.learning_rate,
+            weight_decay=self.weight_decay,
+            betas=(0.9, self.beta_2),
+            clip_norm=1.0,
+            scalar_scale=self.scalar_scale,
+            check_every=max(1, steps // self.checks),
+        )
+
+
+# Published (scalars are kept as tenths of what we keep, hence the scale of 10), except that the epochs are fewer.
+FULL = Setting()
+CPU = Setting(
+    hidden_size=64,
+    num_heads=4,
+    batch=4,
+    steps=1000,
+    learning_rate=5e-3,
+    scalar_scale=3.0,
+    beta_2=0.98,
+    checks=10,
+    validation=100,
+    test=500,
+)
+SMOKE = Setting(hidden_size=16, num_heads=2, batch=4, steps=4, learning_rate=5e-3, checks=2, validation=8, test=8)
+
+
+def runs_of(choice: Choice) -> list[Run]:
+    """The runs of a choice, the most telling first."""
+    where = "reproduce regbench"
+    models = chosen(where, "models", tuple(LANGUAGE_MODELS), choice.models, _default_models(choice.budget))
+    kernels = chosen(where, "kernels", tuple(kernel_names()), choice.kernels, ())
+    pairs = [(model, kernel) for model in models for kernel in _kernels(model, kernels, choice.budget)]
+    if choice.budget == "smoke":
+        return [_run(SMOKE, *pair, 12, seed) for seed in range(choice.seeds or 1) for pair in pairs]
+    if choice.budget == "cpu":
+        return [
+            _run(CPU, *pair, problems, seed)
+            for problems in (1000, 2500)
+            for seed in range(choice.seeds or 2)
+            for pair in pairs
+        ]
+    return [
+        _run(setting, *pair, problems, seed, searched=True)
+        for problems in (100, *SPARSE_SIZES)
+        for seed in range(choice.seeds or 1)
+        for pair in pairs
+        for setting in _searched(*pair)
+    ]
+
+
+def _default_models(budget: str) -> tuple[str, ...]:
+    return ("mosaic", "transformer") if budget == "cpu" else tuple(LANGUAGE_MODELS)
+
+
+def _kernels(model: str, asked: list[str], budget: str) -> list[str]:
+    if model not in MOSAICS:
+        return [""]
+    if asked:
+        return asked
+    return list(KERNELS) if model == "mosaic" and budget != "smoke" else ["gaussian"]
+
+
+def _searched(model: str, kernel: str) -> list[Setting]:
+    """The published grid; other kernels take what the search found for the Gaussian one."""
+    if model == "mosaic" and kernel != "gaussian":
+        return [FULL]
+    grid = [dict(zip(SEARCH_GRID, values, strict=True)) for values in product(*SEARCH_GRID.values())]
+    return [Setting(**point) for point in grid if point["hidden_size"] % point["num_heads"] == 0]
+
+
+def _run(setting: Setting, model: str, kernel: str, problems: int, seed: int, searched: bool = False) -> Run:
+    name = f"{model} {kernel}".strip()
+    grid = (
+        f"{setting.num_layers} layers, {setting.num_heads} heads, width {setting.hidden_size}, "
+        f"decay {setting.weight_decay}/"
+    )
+    configuration: dict[str, Any] = {
+        "model": model,
+        "kernel": kernel,
+        "problems": problems,
+        "seed": seed,
+        **asdict(setting),
+        "fit": asdict(setting.options(problems)),
+    }
+    cost = setting.options(problems).steps * setting.batch * setting.hidden_size * setting.num_layers
+    return Run(f"{name}/{problems}/{grid * searched}seed {seed}", configuration, float(cost))

@@ -1,0 +1,138 @@
+"""RegBench's numbers beside the papers'."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+from tessera.experiments.experiment import Record
+from tessera.tasks.regbench.plot import NAMES, name_of
+from tessera.tasks.regbench.published import IN_DISTRIBUTION_100, SPARSE_SIZES, SPARSE_TABLE_1
+
+TOLERANCE = 1.5
+
+
+class Cell(NamedTuple):
+    """A score in per cent: mean over seeds, standard error over seeds (None: one seed) and over examples."""
+
+    mean: float
+    over_seeds: float | None
+    over_examples: float
+
+    @property
+    def standard_error(self) -> float:
+        """Over seeds where there are some, else over examples."""
+        return self.over_examples if self.over_seeds is None else self.over_seeds
+
+    def __str__(self) -> str:
+        seeds = "one seed" if self.over_seeds is None else f"{self.over_seeds:.1f}"
+        return f"{self.mean:.1f} ± {seeds} ± {self.over_examples:.1f}"
+
+
+def best_records(runs: Mapping[str, Record]) -> dict[tuple[str, int], list[Record]]:
+    """For each model and number of problems its runs, one per seed: the best of a search by validation loss."""
+    found: dict[tuple[str, int], dict[int, Record]] = defaultdict(dict)
+    for record in runs.values():
+        asked = record.configuration
+        seeds = found[f"{asked['model']} {asked['kernel']}".strip(), asked["problems"]]
+        other = seeds.get(asked["seed"])
+        if other is None or record.outcome["training"]["best"] < other.outcome["training"]["best"]:
+            seeds[asked["seed"]] = record
+    order = [*NAMES, *sorted({model for model, _ in found} - set(NAMES))]
+    keys = sorted(found, key=lambda key: (key[1], order.index(key[0])))
+    return {key: [found[key][seed] for seed in sorted(found[key])] for key in keys}
+
+
+def cell(records: list[Record], where: str, score: str) -> Cell:
+    """One score of one model's seeds."""
+    values = [record.outcome[where][score] for record in records]
+    over_seeds = stdev([value["mean"] for value in values]) / len(values) ** 0.5 if len(values) > 1 else None
+    return Cell(mean(v["mean"] for v in values), over_seeds, mean(v["standard_error"] for v in values))
+
+
+def points(runs: Mapping[str, Record]) -> dict[str, dict[int, dict[str, tuple[float, float]]]]:
+    """What the figure draws: mean and standard error of the held-out scores."""
+    found: dict[str, dict[int, dict[str, tuple[float, float]]]] = defaultdict(dict)
+    for (model, problems), records in best_records(runs).items():
+        cells = {score: cell(records, "held_out", score) for score in ("accuracy", "l1")}
+        found[model][problems] = {score: (one.mean, one.standard_error) for score, one in cells.items()}
+    return dict(found)
+
+
+def table(runs: Mapping[str, Record]) -> str:
+    """The setting, a table for each number of training problems, and what follows."""
+    best = best_records(runs)
+    if not best:
+        return "No run yet."
+    parts = [_setting([record for records in best.values() for record in records])]
+    for problems in sorted({problems for _, problems in best}):
+        rows = {model: records for (model, count), records in best.items() if count == problems}
+        parts.append(_section(problems, rows))
+    parts.append(_conclusion(best))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _setting(records: list[Record]) -> str:
+    """One sentence where all runs share a setting."""
+    configurations = [record.configuration for record in records]
+    shared = {key: value for key, value in configurations[0].items() if all(c[key] == value for c in configurations)}
+
+    def say(key: str) -> Any:
+        return shared.get(key, "various")
+
+    epochs = sorted({record.outcome["epochs"] for record in records})
+    spread = f"{epochs[0]:g}" if len(epochs) == 1 else f"{epochs[0]:g} to {epochs[-1]:g}"
+    return (
+        f"Ours: width {say('hidden_size')}, {say('num_layers')} layers, {say('num_heads')} heads, batch "
+        f"{say('batch')}, {spread} epochs, peak learning rate {say('learning_rate')} (per-head scalars "
+        f"{say('scalar_scale')} times that), weight decay {say('weight_decay')}, best of {say('checks')} checks on "
+        f"{say('validation')} validation problems, tested on {say('test')} problems of automata that are in no other "
+        "split. Published: width 128, 2 layers, 8 heads, batch 32, up to 200 epochs, learning rate 5e-4, tested on "
+        "1,000 problems. Numbers are per cent; ± standard error over seeds ± over test problems. L1 is what the papers "
+        "call TVD (the sum of absolute differences); TVD here is half of it. In distribution: fresh strings of "
+        "training automata."
+    )
+
+
+def _section(problems: int, rows: dict[str, list[Record]]) -> str:
+    known = problems in SPARSE_SIZES
+    lines = [
+        f"### {problems:,} training problems",
+        "",
+        "| model | accuracy | paper | difference | L1 | paper | TVD | last symbol | in distribution: accuracy | L1 |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for model, records in rows.items():
+        accuracy, l1, last = (cell(records, "held_out", score) for score in ("accuracy", "l1", "last_accuracy"))
+        inside = [cell(records, "in_distribution", score) for score in ("accuracy", "l1")]
+        paper = SPARSE_TABLE_1[model][SPARSE_SIZES.index(problems)] if known and model in SPARSE_TABLE_1 else None
+        theirs = [f"{value:.1f}" for value in paper] if paper else ["-", "-"]
+        difference = f"{accuracy.mean - paper[0]:+.1f}" if paper else "-"
+        lines.append(
+            f"| {name_of(model)} | {accuracy} | {theirs[0]} | {difference} | {l1} | {theirs[1]} | {l1.mean / 2:.1f} | "
+            f"{last.mean:.1f} | {_beside(inside[0], model, problems, 0)} | {_beside(inside[1], model, problems, 1)} |"
+        )
+    return "\n".join(lines)
+
+
+def _beside(one: Cell, model: str, problems: int, column: int) -> str:
+    """In distribution; table 3 of Memory Mosaics has numbers for 100 problems."""
+    if problems != 100 or model not in IN_DISTRIBUTION_100:
+        return f"{one.mean:.1f}"
+    return f"{one.mean:.1f} (paper {IN_DISTRIBUTION_100[model][column]})"
+
+
+def _conclusion(best: Mapping[tuple[str, int], list[Record]]) -> str:
+    """How far from the papers, counted."""
+    near, far = [], []
+    for (model, problems), records in best.items():
+        if model not in SPARSE_TABLE_1 or problems not in SPARSE_SIZES:
+            continue
+        paper = SPARSE_TABLE_1[model][SPARSE_SIZES.index(problems)][0]
+        difference = cell(records, "held_out", "accuracy").mean - paper
+        words = f"{name_of(model)} at {problems:,} ({difference:+.1f})"
+        (near if abs(difference) <= TOLERANCE else far).append(words)
+    if not near + far:
+        return ""
+    text = f"Within {TOLERANCE} accuracy points of the paper: {len(near)} of {len(near) + len(far)}."
+    return text + (f" Not: {', '.join(far)}." if far else "")

@@ -1,0 +1,146 @@
+"""RegBench's runs, batches and table; and its smoke budget, end to end."""
+
+import json
+
+import pytest
+import torch
+
+from tessera.errors import TesseraError
+from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Record
+from tessera.experiments.regbench.batches import Batches, mean_loss, scores_of
+from tessera.experiments.regbench.experiment import RegBenchExperiment
+from tessera.experiments.regbench.settings import KERNELS
+from tessera.experiments.regbench.table import best_records, cell, points, table
+from tessera.tasks.regbench import RegBench
+
+EXPERIMENT: RegBenchExperiment = EXPERIMENTS["regbench"]
+SMALL = RegBench.variants()[1]
+
+
+class Uniform:
+    """A model that predicts every token alike, with the loss that this has."""
+
+    def __call__(self, input_ids, labels=None):
+        class Output:
+            logits = torch.zeros(*input_ids.shape, SMALL.vocab_size)
+            loss = torch.tensor(float(SMALL.vocab_size)).log()
+
+        return Output
+
+
+def test_an_epoch_takes_every_problem_once_and_the_step_decides():
+    examples = SMALL.sample(21, 0)
+    batches = Batches(examples, 4, seed=5)
+    assert batches.per_epoch == 5
+    rows = {tuple(row.tolist()): index for index, row in enumerate(examples.tokens)}
+    width = examples.tokens.shape[1]
+    orders = []
+    for epoch in range(2):
+        seen = []
+        for step in range(epoch * 5, epoch * 5 + 5):
+            ids, labels = batches.at(step).values()
+            assert ((labels == ids) | (labels == -100)).all()
+            assert (ids[:, -1] != SMALL.padding).any()
+            filled = torch.nn.functional.pad(ids, (0, width - ids.shape[1]), value=SMALL.padding)
+            seen += [rows[tuple(row.tolist())] for row in filled]
+        assert len(set(seen)) == 20
+        orders.append(seen)
+    assert orders[0] != orders[1]
+    again = Batches(examples, 4, seed=5)
+    for step in (7, 2, 9):
+        assert torch.equal(again.at(step)["input_ids"], batches.at(step)["input_ids"])
+    assert not all(torch.equal(Batches(examples, 4, 6).at(0)[k], batches.at(0)[k]) for k in ("input_ids", "labels"))
+
+
+def test_batches_hold_problems_of_similar_length():
+    examples = RegBench().sample(64, 0)
+    batches = Batches(examples, 8, 0)
+    read = sum(batches.at(step)["input_ids"].numel() for step in range(8))
+    assert read < 1.2 * int(examples.details.lengths.sum())
+
+
+def test_scores_come_back_in_the_order_of_the_examples():
+    examples = SMALL.sample(21, 0)
+    found = scores_of(Uniform(), SMALL, examples, size=4)
+    expected = SMALL.scores(Uniform()(examples.tokens).logits, examples)
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values)
+    assert mean_loss(Uniform(), examples) == pytest.approx(float(torch.tensor(10.0).log()))
+
+
+def test_the_most_telling_runs_come_first():
+    runs = EXPERIMENT.runs(Choice("cpu"))
+    assert len(runs) == len({run.key for run in runs}) == 36
+    first = [run.configuration for run in runs[:9]]
+    assert {one["kernel"] for one in first} == {*KERNELS, ""}
+    assert {(one["problems"], one["seed"]) for one in first} == {(1000, 0)}
+    assert [run.configuration["problems"] for run in runs] == [1000] * 18 + [2500] * 18
+
+
+def test_full_is_the_published_search():
+    runs = {run.key: run.configuration for run in EXPERIMENT.runs(Choice("full"))}
+    grid = [one for one in runs.values() if one["model"] == "mosaic" and one["problems"] == 1000]
+    assert len([one for one in grid if one["kernel"] == "gaussian"]) == 2 * 3 * 3 * 4
+    other = next(one for one in grid if one["kernel"] == "biweight")
+    shape = ("num_layers", "num_heads", "hidden_size", "weight_decay", "batch", "epochs", "learning_rate")
+    assert tuple(other[name] for name in shape) == (2, 8, 128, 0.01, 32, 200, 5e-4)
+    assert other["fit"]["steps"] == 200 * 31
+    assert {one["problems"] for one in runs.values()} == {100, 1000, 2500, 5000, 10000, 20000, 40000}
+
+
+def test_choices_are_obeyed_or_refused():
+    runs = EXPERIMENT.runs(Choice("cpu", ("mosaic_v2", "lstm"), ("biweight",), 1))
+    assert [run.key for run in runs] == [
+        "mosaic_v2 biweight/1000/seed 0", "lstm/1000/seed 0", "mosaic_v2 biweight/2500/seed 0", "lstm/2500/seed 0"
+    ]  # fmt: skip
+    with pytest.raises(TesseraError, match="unknown model 'gru'"):
+        EXPERIMENT.runs(Choice("cpu", ("gru",)))
+    with pytest.raises(TesseraError, match="Did you mean 'biweight'"):
+        EXPERIMENT.runs(Choice("cpu", kernels=("biwight",)))
+
+
+def test_smoke_runs_end_to_end(tmp_path):
+    records = {}
+    for run in EXPERIMENT.runs(Choice("smoke", models=("mosaic", "transformer", "lstm"))):
+        json.dumps(run.configuration, allow_nan=False)
+        outcome = EXPERIMENT.execute(run, Context(tmp_path / run.key.replace("/", "_")))
+        assert json.loads(json.dumps(outcome, allow_nan=False)) == {
+            **outcome, "training": json.loads(json.dumps(outcome["training"]))
+        }  # fmt: skip
+        assert outcome["training"]["steps"] == run.configuration["fit"]["steps"]
+        assert outcome["held_out"]["accuracy"]["count"] == 8
+        records[run.key] = Record(run.configuration, outcome, {})
+    assert "| Gaussian |" in table(records)
+    EXPERIMENT.plot(records, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def record(kernel, seed, accuracy, best=1.0, problems=1000):
+    run = next(r for r in EXPERIMENT.runs(Choice("cpu", ("mosaic",), (kernel,), seed + 1)) if f"seed {seed}" in r.key)
+    scores = {
+        name: {"mean": value, "standard_error": 0.3, "count": 500}
+        for name, value in {"accuracy": accuracy, "l1": 40.0, "tvd": 20.0, "last_accuracy": 97.0}.items()
+    }
+    outcome = {"training": {"best": best}, "epochs": 4.0, "held_out": scores, "in_distribution": scores}
+    return Record({**run.configuration, "problems": problems}, outcome, {})
+
+
+def test_the_table_sets_the_papers_beside_ours_and_counts_what_is_near():
+    runs = {"a": record("gaussian", 0, 93.0), "b": record("gaussian", 1, 94.0), "c": record("uniform_knn", 0, 80.0)}
+    one = cell(best_records(runs)["mosaic gaussian", 1000], "held_out", "accuracy")
+    assert one == (93.5, pytest.approx(0.5), pytest.approx(0.3))
+    text = table(runs)
+    assert "| Gaussian | 93.5 ± 0.5 ± 0.3 | 93.9 | -0.4 | 40.0 ± 0.0 ± 0.3 | 34.1 | 20.0 | 97.0 |" in text
+    assert "80.0 ± one seed ± 0.3 | 84.6 | -4.6 |" in text
+    assert "1 of 2. Not: uniform kNN, k = 16 at 1,000 (-4.6)." in text
+    assert points(runs)["mosaic gaussian"][1000]["accuracy"] == (93.5, pytest.approx(0.5))
+
+
+def test_a_search_is_decided_by_the_validation_loss():
+    runs = {"a": record("gaussian", 0, 95.0, best=1.2), "b": record("gaussian", 0, 93.0, best=1.1)}
+    assert [r.outcome["training"]["best"] for r in best_records(runs)["mosaic gaussian", 1000]] == [1.1]
+
+
+def test_in_distribution_stands_beside_table_3():
+    assert "(paper 95.9)" in table({"a": record("gaussian", 0, 95.0, problems=100)})
+    assert table({}) == "No run yet."
