@@ -3,4 +3,5 @@
 # ruff: noqa: F401
 from tessera.experiments.associative_retrieval import experiment as associative_retrieval
 from tessera.experiments.experiment import EXPERIMENTS
+from tessera.experiments.length_generalization import experiment as length_generalization
 from tessera.experiments.regbench import experiment as regbench

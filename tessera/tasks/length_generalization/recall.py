@@ -22,7 +22,7 @@ class MultiQueryRecall(SourceTargetTask):
 
     A source of length n holds `floor(0.8 n / 6)` pairs `k1 k2 1 v1 v2`, distinct keys and distinct values, each pair
     followed by filler (0), the rest of the filler at random between them. Then come the queries `2 k1 k2`, drawn with
-    replacement from the stored keys; the target is `2 v1 v2` for each. Exact match asks for all values (not for the 2s).
+    replacement from the stored keys; the target is `2 v1 v2` for each. Exact match asks for all values, not the 2s.
     A guess takes one of the P stored values for each query: right with probability `P^-num_queries`.
 
     Attributes:

@@ -1,0 +1,145 @@
+"""Length generalisation: trained on up to 64 tokens, tested on up to 64 times as many, with every kernel."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Experiment, Record, Run, chosen
+from tessera.experiments.fit import fit
+from tessera.experiments.language_models import named_kernel
+from tessera.experiments.length_generalization.settings import SEEDS, SETTINGS, Setting
+from tessera.experiments.length_generalization.table import curves, table
+from tessera.models.memory_mosaic import MemoryMosaicConfig
+from tessera.tasks.task import estimate
+from tessera.training.precision import autocast
+
+KERNELS: dict[str, Any] = {
+    "gaussian": "gaussian",
+    "sparsemax": "sparsemax",
+    "biweight": "biweight",
+    "triweight": "triweight",
+    "gaussian_knn_32": {"name": "knn", "base": "gaussian", "k": 32},
+    "relumax": "relumax",
+    "normalized_relu": "normalized_relu",
+    "gaussian_knn_16": {"name": "knn", "base": "gaussian", "k": 16},
+    "uniform_knn_16": {"name": "knn", "base": "uniform", "k": 16},
+    "uniform_knn_32": {"name": "knn", "base": "uniform", "k": 32},
+}
+MODELS = ("mosaic", "transformer")
+TEST_SEED = 1_000_003
+
+
+class LengthGeneralization(Experiment):
+    """Sparse Attention as Compact Kernel Regression, tables 2, 6 and 7; the transformer (rotary) is our addition."""
+
+    title = "Length generalisation: MQMTAR, sort, reverse"
+    source = "Sparse Attention as Compact Kernel Regression, section 4.3, tables 2, 6 and 7"
+    models = MODELS
+    kernels = tuple(KERNELS)
+
+    def runs(self, choice: Choice) -> list[Run]:
+        """Task by task, the mosaic's kernels first; seeds outside, so that the first seed is complete first."""
+        models = chosen("length_generalization", "models", MODELS, choice.models, MODELS)
+        budget = ("triweight",) if choice.budget == "smoke" else tuple(KERNELS)
+        kernels = chosen("length_generalization", "kernels", tuple(KERNELS), choice.kernels, budget)
+        if choice.kernels is not None and choice.models is None:
+            models = ["mosaic"]  # the only one that has kernels
+        names = [*(kernels if "mosaic" in models else ()), *(model for model in models if model != "mosaic")]
+        seeds = range(choice.seeds or SEEDS[choice.budget])
+        settings = SETTINGS[choice.budget]
+        return [self._run(name, task, settings[task], seed) for seed in seeds for task in settings for name in names]
+
+    @staticmethod
+    def _run(name: str, task: str, setting: Setting, seed: int) -> Run:
+        configuration = {
+            "task": task,
+            "model": "mosaic" if name in KERNELS else name,
+            "kernel": KERNELS.get(name),
+            "name": name,
+            "seed": seed,
+            "setting": asdict(setting),
+        }
+        tokens = setting.options.steps * setting.batch * 3 * setting.task.length
+        return Run(f"{task}/{name}/seed {seed}", configuration, float(tokens * setting.layers * setting.width))
+
+    def execute(self, run: Run, context: Context) -> dict[str, Any]:
+        """Train on examples that are new at every step, then test at every length."""
+        setting, seed = _setting_of(run), run.configuration["seed"]
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = _model(run, setting).to(device)
+
+        def loss_at(step: int) -> torch.Tensor:
+            examples = setting.task.sample(setting.batch, seed * 10_000_019 + step)
+            with autocast(setting.precision, device):
+                return model(input_ids=examples.tokens.to(device), labels=examples.labels.to(device)).loss
+
+        training = fit(model, loss_at, setting.options, context).outcome()
+        outcome = {"training": training, "parameters": sum(weight.numel() for weight in model.parameters())}
+        for factor in setting.factors:
+            context.report(1.0, f"testing at {factor} x {setting.test_length}")
+            outcome.setdefault("scores", {})[f"{factor:g}"] = evaluate(model, setting, factor, device)
+        return outcome
+
+    def table(self, runs: Mapping[str, Record]) -> str:
+        """Ours and the paper's, task by task."""
+        return table(runs)
+
+    def plot(self, runs: Mapping[str, Record], path: Path) -> None:
+        """Exact match against length."""
+        from tessera.tasks.length_generalization.plot import draw
+
+        draw(curves(runs), path)
+
+
+EXPERIMENTS.add("length_generalization", LengthGeneralization())
+
+
+def _setting_of(run: Run) -> Setting:
+    """The setting that a run was made from (a configuration is JSON, a setting holds objects)."""
+    settings = (budget[run.configuration["task"]] for budget in SETTINGS.values())
+    return next(setting for setting in settings if asdict(setting) == run.configuration["setting"])
+
+
+def _model(run: Run, setting: Setting) -> nn.Module:
+    """The mosaic with the kernel asked for, or a transformer with rotary positions (learned ones end with training)."""
+    from transformers import AutoModelForCausalLM
+
+    from tessera.models.transformer import transformer_config
+
+    shape = {
+        "vocab_size": setting.task.vocab_size,
+        "hidden_size": setting.width,
+        "num_layers": setting.layers,
+        "num_heads": setting.heads,
+    }
+    if run.configuration["model"] == "mosaic":
+        kernel = named_kernel(run.configuration["kernel"]).to_config()
+        config = MemoryMosaicConfig(**shape, kernel=kernel, num_persistent_slots=setting.slots)
+    else:
+        config = transformer_config(positions="rope", **shape)
+        config.loss_type = "ForCausalLM"  # what it takes anyway, with a warning
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(run.configuration["seed"])
+        return AutoModelForCausalLM.from_config(config)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, setting: Setting, factor: float, device: str) -> dict[str, list[float]]:
+    """Mean, standard error and count of each score at `factor` times the test length; small batches of long rows."""
+    task = setting.test_task(factor)
+    width = task.sample(1, 0, "test").tokens.shape[1]
+    batch, left = max(1, 16_384 // width), setting.num_tests(width)
+    collected: dict[str, list[torch.Tensor]] = {}
+    seed = TEST_SEED
+    while left > 0:
+        examples = task.sample(min(batch, left), seed, "test")
+        with autocast(setting.precision, device):
+            logits = model(input_ids=examples.tokens.to(device), use_cache=False).logits
+        for name, values in task.scores(logits.float(), examples).items():
+            collected.setdefault(name, []).append(values)
+        left, seed = left - len(examples), seed + 1
+    return {name: list(estimate(torch.cat(values))) for name, values in collected.items()}

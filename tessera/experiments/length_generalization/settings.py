@@ -1,0 +1,90 @@
+"""What each budget trains and tests."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tessera.experiments.fit import FitOptions
+from tessera.tasks.length_generalization import MultiQueryRecall, Reverse, Sort, SourceTargetTask, published
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One task of one budget.
+
+    Attributes:
+        task: what is trained on. width, layers, heads: of the model. slots: per head of each persistent memory of a
+            mosaic; published: 7/2 of the width. batch, options: of the training.
+        test_length, factors: sources of the tests are `test_length * factor` long.
+        test_tokens: as many examples are tested at a length as this holds, within `test_examples` (fewest, most).
+        precision: "bf16" (autocast on GPUs) or "fp32".
+    """
+
+    task: SourceTargetTask
+    width: int
+    layers: int
+    heads: int
+    slots: int
+    batch: int
+    options: FitOptions
+    factors: tuple[float, ...]
+    test_length: int = published.TEST_LENGTH
+    test_tokens: int = 150_000
+    test_examples: tuple[int, int] = (32, 500)
+    precision: str = "fp32"
+
+    @property
+    def examples(self) -> int:
+        """Training examples in all, each seen once."""
+        return self.options.steps * self.batch
+
+    def test_task(self, factor: float) -> SourceTargetTask:
+        """The task at `factor` times the test length."""
+        return self.task.at_length(int(self.test_length * factor))
+
+    def num_tests(self, width: int) -> int:
+        """Examples to test at a length whose sequences are `width` tokens."""
+        fewest, most = self.test_examples
+        return max(fewest, min(most, self.test_tokens // width))
+
+
+TASKS = {"mqmtar": MultiQueryRecall(), "sort": Sort(), "reverse": Reverse()}
+
+
+def _full(name: str) -> Setting:
+    options = FitOptions(
+        published.EXAMPLES[name] // published.BATCH,
+        published.LEARNING_RATE,
+        warmup=published.WARMUP,
+        weight_decay=published.WEIGHT_DECAY,
+        clip_norm=1.0,
+        scalar_scale=10.0,
+    )
+    sizes = {"width": published.WIDTH, "layers": published.DEPTH[name], "heads": published.HEADS}
+    sizes["slots"] = 7 * published.WIDTH // 2
+    tests = {"factors": published.FACTORS[name], "test_examples": (1000, 1000)}
+    return Setting(TASKS[name], **sizes, batch=published.BATCH, options=options, **tests, precision="bf16")
+
+
+def _cpu(name: str, steps: int, **changes: Any) -> Setting:
+    options = FitOptions(steps, 3e-3, warmup=0.05, weight_decay=0.1, clip_norm=1.0, scalar_scale=10.0)
+    setting = Setting(TASKS[name], 64, 2, 4, 0, 64, options, published.FACTORS[name])
+    return replace(setting, **changes)
+
+
+def _smoke(name: str) -> Setting:
+    words = {"num_words": 40, "num_queries": 1} if name == "mqmtar" else {}
+    task = replace(TASKS[name], length=10, spread=2, num_symbols=8, **words)
+    options = FitOptions(20, 3e-3, warmup=0.05, clip_norm=1.0, scalar_scale=10.0)
+    return Setting(task, 16, 1, 2, 8, 16, options, (1, 2), test_length=12, test_tokens=800, test_examples=(4, 20))
+
+
+SETTINGS: dict[str, dict[str, Setting]] = {
+    "smoke": {name: _smoke(name) for name in TASKS},
+    "cpu": {
+        "mqmtar": _cpu("mqmtar", 1000, layers=4, batch=32),
+        "sort": _cpu("sort", 1000, batch=32),
+        "reverse": _cpu("reverse", 600, batch=32),
+    },
+    "full": {name: _full(name) for name in TASKS},
+}
+SEEDS = {"smoke": 1, "cpu": 1, "full": published.SEEDS}

@@ -1,0 +1,110 @@
+"""The tables: ours beside the paper's, and what was reduced."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from tessera.experiments.experiment import Record
+from tessera.tasks.length_generalization import published
+from tessera.tasks.task import estimate
+
+WORDS = {
+    "gaussian": "Gaussian",
+    "sparsemax": "Epanechnikov (sparsemax)",
+    "biweight": "Biweight",
+    "triweight": "Triweight",
+    "relumax": "Epanechnikov (ReLUmax)",
+    "normalized_relu": "Epanechnikov (normReLU)",
+    "gaussian_knn_16": "Gaussian kNN, k = 16",
+    "gaussian_knn_32": "Gaussian kNN, k = 32",
+    "uniform_knn_16": "Uniform kNN, k = 16",
+    "uniform_knn_32": "Uniform kNN, k = 32",
+    "transformer": "Transformer (rotary)",
+}
+TITLES = {"mqmtar": "MQMTAR", "sort": "Sort", "reverse": "Reverse"}
+
+
+class Point(NamedTuple):
+    """Exact match at one length: mean over seeds, its standard error (one seed: over examples), the best seed."""
+
+    mean: float
+    error: float
+    best: float
+    seeds: int
+
+
+def curves(runs: Mapping[str, Record]) -> dict[str, dict[str, dict[float, Point]]]:
+    """Task -> name -> factor -> exact match."""
+    found: dict = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for record in runs.values():
+        task, name = record.configuration["task"], record.configuration["name"]
+        for factor, scores in record.outcome["scores"].items():
+            found[task][name][float(factor)].append(scores["exact_match"])
+    order = [(task, name) for task in TITLES for name in WORDS if name in found[task]]
+    result: dict = {}
+    for task, name in order:
+        points = {factor: _point(scores) for factor, scores in sorted(found[task][name].items())}
+        result.setdefault(task, {})[name] = points
+    return result
+
+
+def _point(scores: list[list[float]]) -> Point:
+    means = torch.tensor([mean for mean, _, _ in scores], dtype=torch.float64)
+    over_seeds = estimate(means)
+    error = scores[0][1] if len(scores) == 1 else over_seeds.standard_error
+    return Point(over_seeds.mean, error, means.max().item(), len(scores))
+
+
+def table(runs: Mapping[str, Record]) -> str:
+    """One table for each task."""
+    parts = []
+    for task, names in curves(runs).items():
+        factors = sorted({factor for points in names.values() for factor in points})
+        parts += [f"**{TITLES[task]}**: {_setting(runs, task)}", "", *_rows(task, names, factors), ""]
+    return "\n".join([*parts, NOTE])
+
+
+NOTE = (
+    "Exact match: ours ± standard error (over test examples with one seed, else over seeds), *the paper's mean over "
+    "three seeds (best seed)* at the published size. A length factor of 1 is 64 source tokens, the longest in training."
+)
+
+
+def _setting(runs: Mapping[str, Record], task: str) -> str:
+    record = next(record for record in runs.values() if record.configuration["task"] == task)
+    setting, options = record.configuration["setting"], record.configuration["setting"]["options"]
+    rule, examples = setting["task"], options["steps"] * setting["batch"]
+    return (
+        f"{setting['layers']} layers of width {setting['width']} with {setting['heads']} heads "
+        f"(paper: {published.DEPTH[task]} of {published.WIDTH} with {published.HEADS}), "
+        f"{examples:,} examples (paper: {published.EXAMPLES[task]:,}) of {rule['length'] - rule['spread']} to "
+        f"{rule['length'] + rule['spread']} source tokens, {options['steps']:,} steps of {setting['batch']}, "
+        f"learning rate {options['learning_rate']:g}."
+    )
+
+
+def _rows(task: str, names: Mapping[str, Mapping[float, Point]], factors: list[float]) -> list[str]:
+    head = "| kernel | seeds |" + "".join(f" {factor:g}x |" for factor in factors)
+    rows = [head, "|---|---|" + "---|" * len(factors)]
+    for name, points in names.items():
+        seeds = max(point.seeds for point in points.values())
+        cells = [_cell(points.get(factor), _published(task, name, factor)) for factor in factors]
+        rows.append(f"| {WORDS[name]} | {seeds} | " + " | ".join(cells) + " |")
+    return rows
+
+
+def _cell(point: Point | None, paper: tuple[float, float] | None) -> str:
+    ours = "" if point is None else f"{point.mean:.2f} ± {point.error:.2f}"
+    if point is not None and point.seeds > 1:
+        ours += f" (best {point.best:.2f})"
+    return ours if paper is None else f"{ours} *{paper[0]:.2f} ({paper[1]:.2f})*"
+
+
+def _published(task: str, name: str, factor: float) -> tuple[float, float] | None:
+    if name not in published.MEAN or factor not in published.FACTORS[task]:
+        return None
+    place = published.FACTORS[task].index(factor)
+    mean, best = published.MEAN[name][task][place], published.BEST[name][task][place]
+    return None if mean is None or best is None else (mean, best)

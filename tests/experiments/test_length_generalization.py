@@ -1,0 +1,101 @@
+"""The published setting, the evaluation, and the numbers of the table."""
+
+import json
+
+import pytest
+import torch
+
+from tessera.experiments.experiment import Choice, Record
+from tessera.experiments.length_generalization.experiment import KERNELS, LengthGeneralization, evaluate
+from tessera.experiments.length_generalization.settings import SETTINGS
+from tessera.experiments.length_generalization.table import Point, curves, table
+from tessera.tasks.length_generalization import published
+
+EXPERIMENT = LengthGeneralization()
+
+
+def test_published_numbers_have_their_places():
+    for numbers in (published.MEAN, published.BEST):
+        assert set(numbers) == set(KERNELS)
+        for tasks in numbers.values():
+            assert {task: len(row) for task, row in tasks.items()} == {t: len(f) for t, f in published.FACTORS.items()}
+    for name, tasks in published.MEAN.items():
+        for task, row in tasks.items():
+            for mean, best in zip(row, published.BEST[name][task]):
+                assert (mean is None) == (best is None)
+                assert mean is None or mean <= best
+
+
+def test_the_full_budget_is_table_6():
+    runs = {run.key: run.configuration for run in EXPERIMENT.runs(Choice("full"))}
+    assert len(runs) == 3 * 3 * (len(KERNELS) + 1)
+    for task, steps in {"mqmtar": 195_312, "reverse": 117_187, "sort": 156_250}.items():
+        setting = runs[f"{task}/biweight/seed 2"]["setting"]
+        assert (setting["options"]["steps"], setting["batch"], setting["width"]) == (steps, 256, 512)
+        assert (setting["task"]["length"], setting["task"]["spread"], setting["test_length"]) == (48, 16, 64)
+    assert runs["sort/gaussian/seed 0"]["setting"]["layers"] == 2
+
+
+class Knowing(torch.nn.Module):
+    """The oracle as a model; below `longest` tokens it knows, beyond it guesses."""
+
+    def __init__(self, task, longest):
+        super().__init__()
+        self.task, self.longest, self.rows = task, longest, []
+
+    def forward(self, input_ids, use_cache):
+        from types import SimpleNamespace
+
+        from tessera.tasks.task import TokenExamples
+
+        self.rows.append(len(input_ids))
+        examples = TokenExamples(input_ids, input_ids)
+        knows = input_ids.shape[1] < self.longest
+        return SimpleNamespace(logits=self.task.oracle(examples) if knows else self.task.guess(examples, 0))
+
+
+@pytest.mark.parametrize("task", ["mqmtar", "sort", "reverse"])
+def test_evaluation_is_batched_and_counts(task):
+    setting = SETTINGS["smoke"][task]
+    model = Knowing(setting.task, longest=setting.test_task(2).sample(1, 0).tokens.shape[1])
+    short, long = (evaluate(model, setting, factor, "cpu") for factor in (1, 2))
+    assert short["exact_match"] == [1.0, 0.0, 20]
+    assert long["token_accuracy"][0] < 0.8
+    assert 4 <= long["exact_match"][2] <= 20
+
+
+def test_rows_of_one_batch_hold_no_more_than_16384_tokens():
+    setting = SETTINGS["cpu"]["sort"]
+    model = Knowing(setting.task, longest=10**6)
+    tested = evaluate(model, setting, 4, "cpu")["exact_match"][2]
+    assert sum(model.rows) == tested == 150_000 // 515
+    assert max(model.rows) == 16_384 // 515
+
+
+def record(task, name, seed, exact):
+    run = next(run for run in EXPERIMENT.runs(Choice("cpu", seeds=2)) if run.key == f"{task}/{name}/seed {seed}")
+    scores = {f"{factor:g}": {"exact_match": [value, 0.01, 100]} for factor, value in exact.items()}
+    return Record(json.loads(json.dumps(run.configuration)), {"scores": scores}, {})
+
+
+def test_table_and_curves_over_seeds():
+    records = {
+        "a": record("sort", "gaussian", 0, {1: 1.0, 2: 0.5}),
+        "b": record("sort", "gaussian", 1, {1: 0.8, 2: 0.1}),
+        "c": record("mqmtar", "transformer", 0, {1: 0.25}),
+    }
+    points = curves(records)
+    assert list(points) == ["mqmtar", "sort"]
+    assert points["sort"]["gaussian"][2.0] == pytest.approx(Point(0.3, 0.2, 0.5, 2))
+    assert points["mqmtar"]["transformer"][1.0] == pytest.approx(Point(0.25, 0.01, 0.25, 1))
+    text = table(records)
+    assert "| Gaussian | 2 | 0.90 ± 0.10 (best 1.00) *1.00 (1.00)* | 0.30 ± 0.20 (best 0.50) *0.06 (0.17)* |" in text
+    assert "| Transformer (rotary) | 1 | 0.25 ± 0.01 |" in text
+    assert "32,000 examples (paper: 40,000,000) of 32 to 64 source tokens" in text
+
+
+def test_kernels_alone_leave_the_transformer_out():
+    keys = {run.key for run in EXPERIMENT.runs(Choice("cpu", kernels=("biweight",)))}
+    assert keys == {f"{task}/biweight/seed 0" for task in published.FACTORS}
+    keys = {run.key for run in EXPERIMENT.runs(Choice("cpu", models=("transformer",)))}
+    assert keys == {f"{task}/transformer/seed 0" for task in published.FACTORS}
