@@ -99,20 +99,19 @@ def test_choices_are_obeyed_or_refused():
         EXPERIMENT.runs(Choice("cpu", kernels=("biwight",)))
 
 
-def test_smoke_runs_end_to_end(tmp_path):
+def test_a_run_trains_and_scores(tmp_path):
     records = {}
-    for run in EXPERIMENT.runs(Choice("smoke", models=("mosaic", "transformer", "lstm"))):
+    for run in EXPERIMENT.runs(Choice("smoke", models=("mosaic", "transformer"))):
         json.dumps(run.configuration, allow_nan=False)
         outcome = EXPERIMENT.execute(run, Context(tmp_path / run.key.replace("/", "_")))
         assert json.loads(json.dumps(outcome, allow_nan=False)) == {
             **outcome, "training": json.loads(json.dumps(outcome["training"]))
         }  # fmt: skip
         assert outcome["training"]["steps"] == run.configuration["fit"]["steps"]
-        assert outcome["held_out"]["accuracy"]["count"] == 8
+        assert outcome["held_out"]["accuracy"]["count"] == 4
         records[run.key] = Record(run.configuration, outcome, {})
     assert "| Gaussian |" in table(records)
-    EXPERIMENT.plot(records, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "| Transformer |" in table(records)
 
 
 def record(kernel, seed, accuracy, best=1.0, problems=1000):

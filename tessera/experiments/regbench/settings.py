@@ -77,7 +77,7 @@ CPU = Setting(
     validation=100,
     test=500,
 )
-SMOKE = Setting(hidden_size=16, num_heads=2, batch=4, steps=4, learning_rate=5e-3, checks=2, validation=8, test=8)
+SMOKE = Setting(hidden_size=16, num_heads=2, batch=4, steps=2, learning_rate=5e-3, checks=1, validation=4, test=4)
 
 
 def runs_of(choice: Choice) -> list[Run]:
