@@ -17,10 +17,10 @@ from tessera.tasks.associative_retrieval import RULES, AssociativeRetrieval, cap
 from tessera.tasks.associative_retrieval.plot import draw
 from tessera.tasks.task import estimate, generator_of
 
-# Of no outcome: how many held-out contexts are read at once.
-TOGETHER = 16
+# Of held-out contexts that are read at once: at most so many, and at most so many pairs of all of them.
+CONTEXTS_AT_ONCE, PAIRS_AT_ONCE = 16, 2000
 # Relative time of a step, in the order of the runs: what the time left is estimated from.
-COSTS = {"armt": 1.0, "armt_no_correction": 1.5, "rmt": 0.7, "prmt": 0.7, "mamba": 1.0, "mosaic": 0.3}
+COSTS = {"armt": 1.0, "armt_no_correction": 1.0, "rmt": 0.7, "prmt": 0.7, "mamba": 5.0, "mosaic": 0.4}
 
 
 class AssociativeRetrievalExperiment(Experiment):
@@ -75,7 +75,8 @@ class AssociativeRetrievalExperiment(Experiment):
 
 def _run(budget: Budget, name: str, rule: str, seed: int, ablation: str | None = None) -> Run:
     sizes = replace(budget.sizes, **(budget.ablation[ablation] if ablation else {}))
-    steps = sum(stage.steps * stage.length for stage in budget.curricula[rule].stages)
+    curriculum = budget.curriculum(name, rule)
+    steps = sum(stage.steps * (stage.length + 8) for stage in curriculum.stages)
     parts = [name, rule, *([ablation] if ablation else []), f"seed {seed}"]
     return Run(
         "/".join(parts),
@@ -85,7 +86,7 @@ def _run(budget: Budget, name: str, rule: str, seed: int, ablation: str | None =
             "ablation": ablation,
             "seed": seed,
             "sizes": asdict(sizes),
-            "curriculum": budget.curricula[rule].to_dict(),
+            "curriculum": curriculum.to_dict(),
             "options": asdict(budget.options),
             "batch": budget.batch,
             "questions": budget.questions,
@@ -106,8 +107,9 @@ def _task(rule: str, pairs: int, key_size: int) -> AssociativeRetrieval:
 def _exact_match(model, task: AssociativeRetrieval, contexts: int, asked: int, seed: int, split: str) -> torch.Tensor:
     """The share of right answers of each of so many held-out contexts: questions to one context are not independent."""
     generator, shares = generator_of(task, seed, split), []
-    for start in range(0, contexts, TOGETHER):
-        context, questions = task.sample_questions(min(TOGETHER, contexts - start), asked, generator)
+    together = max(1, min(CONTEXTS_AT_ONCE, PAIRS_AT_ONCE // task.num_pairs))
+    for start in range(0, contexts, together):
+        context, questions = task.sample_questions(min(together, contexts - start), asked, generator)
         given = asking.answers(model, context, questions, task.segment_size)
         shares.append((given == questions[..., -1]).double().mean(1))
     return torch.cat(shares)
@@ -120,8 +122,10 @@ def _measure(model, given: Mapping[str, Any], last: Stage, context: Context) -> 
     for pairs in given["measured"]:
         context.report(1.0, f"measuring {pairs} pairs")
         task = _task(given["rule"], pairs, last.settings[KEY_SIZE])
-        contexts = given["contexts"] if pairs <= 10 else -(-given["contexts"] // 3)
-        share = estimate(_exact_match(model, task, contexts, given["asked"], given["seed"], "test"))
+        contexts = given["contexts"] if pairs <= 10 else -(-given["contexts"] // 4)
+        # A model without a memory reads the whole text again for each question.
+        asked = given["asked"] if pairs <= 10 or asking.is_segmented(model) else -(-given["asked"] // 8)
+        share = estimate(_exact_match(model, task, contexts, asked, given["seed"], "test"))
         found["exact_match"][str(pairs)] = share
         found["capacity"][str(pairs)] = [
             capacity(share.mean, pairs, symbols),
