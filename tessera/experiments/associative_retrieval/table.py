@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from tessera.experiments.experiment import Record
 from tessera.tasks.associative_retrieval.curves import Curve, curves
-from tessera.tasks.associative_retrieval.published import CLAIMS, GENERALIZATION
+from tessera.tasks.associative_retrieval.published import CLAIMS, GENERALIZATION, SETTING
 
 HEADINGS = {
     ("rewrite", "exact_match"): "Rewrite, exact match in percent (guess: 6.2)",
@@ -16,12 +16,36 @@ HEADINGS = {
 def table(runs: Mapping[str, Record]) -> str:
     """Markdown: three tables by number of pairs, what each training took, and the paper's claims."""
     found = curves([(record.configuration, record.outcome) for record in runs.values()])
-    parts = []
+    parts = [*_setting(runs), ""]
     for (rule, field), heading in HEADINGS.items():
         chosen = [one for one in found if one.rule == rule]
         if chosen:
             parts += [f"**{heading}**", "", *_by_pairs(chosen, field), ""]
     return "\n".join([*parts, *_claims(found), "", *_trainings(runs)])
+
+
+def _setting(runs: Mapping[str, Record]) -> list[str]:
+    """Where the setting leaves the published one, in words made from the configurations."""
+    if not runs:
+        return ["No run yet."]
+    given = next(iter(runs.values())).configuration
+    sizes, stages = given["sizes"], given["curriculum"]["stages"]
+    rates = " to ".join(f"{rate:g}" for rate in sorted({stage["learning_rate"] for stage in stages}))
+    steps = max(sum(one["steps"] for one in run.configuration["curriculum"]["stages"]) for run in runs.values())
+    seeds = len({run.configuration["seed"] for run in runs.values()})
+    shape = (
+        f"{sizes['layers']} layers of width {sizes['width']} around a GPT-NeoX base, {sizes['memory_tokens']} memory "
+    )
+    return [
+        f"Segmented models: {shape}tokens, memory width {sizes['memory_width']} (published: {SETTING['layers']} of "
+        f"{SETTING['width']}, {SETTING['memory_tokens']}, {SETTING['memory_width']}). Batches of {given['batch']} contexts "
+        f"with {given['questions']} questions to each ({SETTING['batch']} with {SETTING['questions']}), peak learning rate "
+        f"{rates} ({SETTING['learning_rate']:g}), weights drawn with standard deviation {sizes['start']} "
+        f"({SETTING['start']}), at most {steps:,} steps in all ({SETTING['steps']}), seeds: {seeds} ({SETTING['seeds']}).",
+        "",
+        "A stage ends at its target or after its steps, and the next starts from its best weights. ± is the standard error "
+        "over held-out contexts (one seed) or over seeds (several).",
+    ]
 
 
 def _by_pairs(found: list[Curve], field: str) -> list[str]:

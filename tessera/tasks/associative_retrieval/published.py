@@ -1,13 +1,18 @@
 """What the ARMT paper says of associative retrieval. Its figures are curves without numbers; these are its words."""
 
-# Section 3, its figure of both tasks, and the appendices on curriculum, training details and ablation.
+# Section 3, the appendices on training details and curriculum, and the scripts of the paper's repository.
 SETTING = {
     "layers": 4,
     "width": 128,
-    "memory width or state size": 32,
-    "parameters": 500_000,
-    "pairs in training, remember": 200,
-    "pairs in training, rewrite": 50,
+    "memory_tokens": 4,
+    "memory_width": 32,
+    "batch": 512,
+    "questions": 1,
+    "learning_rate": 3e-4,
+    "start": 0.02,
+    "steps": "2,000 in the first stage, 10,000 in each later one, 15,000 in the last of remember",
+    "pairs": {"remember": (1, 2, 3, 5, 10, 20, 40, 50, 50, 200), "rewrite": (1, 2, 3, 5, 10, 20, 40, 50)},
+    "seeds": 3,
 }
 # Exact match of ARMT, read off its words "perfect memory recall on lengths exceeding 10 times those used in training".
 GENERALIZATION = {"trained pairs": 50, "tested pairs": 500, "factor": 10}
