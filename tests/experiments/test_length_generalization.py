@@ -65,11 +65,11 @@ def test_evaluation_is_batched_and_counts(task):
 
 
 def test_rows_of_one_batch_hold_no_more_than_16384_tokens():
-    setting = SETTINGS["cpu"]["sort"]
+    setting = SETTINGS["cpu"]["mqmtar"]
     model = Knowing(setting.task, longest=10**6)
-    tested = evaluate(model, setting, 4, "cpu")["exact_match"][2]
-    assert sum(model.rows) == tested == 150_000 // 515
-    assert max(model.rows) == 16_384 // 515
+    tested = evaluate(model, setting, 16, "cpu")["exact_match"][2]
+    assert sum(model.rows) == tested == 150_000 // 1051
+    assert max(model.rows) == 16_384 // 1051
 
 
 def record(task, name, seed, exact):
@@ -91,7 +91,7 @@ def test_table_and_curves_over_seeds():
     text = table(records)
     assert "| Gaussian | 2 | 0.90 ± 0.10 (best 1.00) *1.00 (1.00)* | 0.30 ± 0.20 (best 0.50) *0.06 (0.17)* |" in text
     assert "| Transformer (rotary) | 1 | 0.25 ± 0.01 |" in text
-    assert "32,000 examples (paper: 40,000,000) of 32 to 64 source tokens" in text
+    assert "76,800 examples (40,000,000) of 8 to 16 source tokens (32 to 64), 8 symbols (32)" in text
 
 
 def test_kernels_alone_leave_the_transformer_out():

@@ -67,7 +67,7 @@ def _full(name: str) -> Setting:
 
 def _cpu(name: str, steps: int, **changes: Any) -> Setting:
     options = FitOptions(steps, 3e-3, warmup=0.05, weight_decay=0.1, clip_norm=1.0, scalar_scale=10.0)
-    setting = Setting(TASKS[name], 64, 2, 4, 0, 64, options, published.FACTORS[name])
+    setting = Setting(TASKS[name], 64, published.DEPTH[name], 4, 0, 32, options, published.FACTORS[name])
     return replace(setting, **changes)
 
 
@@ -81,9 +81,10 @@ def _smoke(name: str) -> Setting:
 SETTINGS: dict[str, dict[str, Setting]] = {
     "smoke": {name: _smoke(name) for name in TASKS},
     "cpu": {
-        "mqmtar": _cpu("mqmtar", 1000, layers=4, batch=32),
-        "sort": _cpu("sort", 1000, batch=32),
-        "reverse": _cpu("reverse", 600, batch=32),
+        "mqmtar": _cpu("mqmtar", 1000),
+        # A quarter of the length. A quarter of the symbols too in sort, so that a symbol repeats as often as published.
+        "sort": _cpu("sort", 2400, task=Sort(length=12, spread=4, num_symbols=8), test_length=16),
+        "reverse": _cpu("reverse", 1400, task=Reverse(length=12, spread=4), test_length=16),
     },
     "full": {name: _full(name) for name in TASKS},
 }

@@ -23,6 +23,7 @@ WORDS = {
     "uniform_knn_32": "Uniform kNN, k = 32",
     "transformer": "Transformer (rotary)",
 }
+SYMBOLS = {"mqmtar": 256, "sort": 32, "reverse": 32}
 TITLES = {"mqmtar": "MQMTAR", "sort": "Sort", "reverse": "Reverse"}
 
 
@@ -68,20 +69,24 @@ def table(runs: Mapping[str, Record]) -> str:
 
 NOTE = (
     "Exact match: ours ± standard error (over test examples with one seed, else over seeds), *the paper's mean over "
-    "three seeds (best seed)* at the published size. A length factor of 1 is 64 source tokens, the longest in training."
+    "three seeds (best seed)* at the published size. 1x is the longest source of training; tests vary no length."
 )
 
 
 def _setting(runs: Mapping[str, Record], task: str) -> str:
+    """What was trained, and in brackets what the paper trained."""
     record = next(record for record in runs.values() if record.configuration["task"] == task)
     setting, options = record.configuration["setting"], record.configuration["setting"]["options"]
-    rule, examples = setting["task"], options["steps"] * setting["batch"]
+    rule, width, slots = setting["task"], setting["width"], setting["slots"]
+    shortest, longest = rule["length"] - rule["spread"], rule["length"] + rule["spread"]
+    examples, symbols = options["steps"] * setting["batch"], SYMBOLS[task]
     return (
-        f"{setting['layers']} layers of width {setting['width']} with {setting['heads']} heads "
-        f"(paper: {published.DEPTH[task]} of {published.WIDTH} with {published.HEADS}), "
-        f"{examples:,} examples (paper: {published.EXAMPLES[task]:,}) of {rule['length'] - rule['spread']} to "
-        f"{rule['length'] + rule['spread']} source tokens, {options['steps']:,} steps of {setting['batch']}, "
-        f"learning rate {options['learning_rate']:g}."
+        f"{setting['layers']} layers ({published.DEPTH[task]}) of width {width} ({published.WIDTH}) with "
+        f"{setting['heads']} heads ({published.HEADS}), {slots or 'no'} persistent slots; {examples:,} examples "
+        f"({published.EXAMPLES[task]:,}) of {shortest} to {longest} source tokens (32 to 64), "
+        f"{rule['num_symbols']} symbols ({symbols}); {options['steps']:,} steps of {setting['batch']} "
+        f"({published.BATCH}), peak learning rate {options['learning_rate']:g} ({published.LEARNING_RATE:g}); "
+        f"1x is {setting['test_length']} source tokens ({published.TEST_LENGTH}). In brackets: the paper's setting."
     )
 
 

@@ -64,6 +64,6 @@ def _panel(axis: Any, task: str, kernels: Mapping[str, Mapping[float, Any]]) -> 
     axis.minorticks_off()
     axis.set_ylim(-0.03, 1.04)
     axis.set_title(TITLES[task])
-    axis.set_xlabel("length / longest in training (64 source tokens)")
+    axis.set_xlabel("length / longest in training")
     axis.set_ylabel("exact match")
     axis.grid(alpha=0.3)
