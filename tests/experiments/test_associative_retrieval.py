@@ -109,11 +109,15 @@ def test_choices():
 def test_the_table_puts_claims_beside_numbers():
     stages = [{"length": 2, "settings": {"key_size": 1}, "steps_done": 5, "steps": 9, "best": 0.987, "seconds": 90.0}]
     records = {}
+    whole = AssociativeRetrievalExperiment().runs(Choice("cpu"))[0].configuration
     for rule in ("rewrite", "remember"):
         for name, share in (("armt", 0.97), ("rmt", 0.5)):
             configuration, outcome = run(name, rule, share)
-            records[f"{name}/{rule}/seed 0"] = Record(configuration, {**outcome, "parameters": 7, "stages": stages}, {})
+            records[f"{name}/{rule}/seed 0"] = Record(
+                {**whole, **configuration}, {**outcome, "parameters": 7, "stages": stages}, {}
+            )
     text = table(records)
+    assert "Batches of 16 contexts with 8 questions to each (512 with 1), peak learning rate 0.0005 to 0.001" in text
     assert "| ARMT | 2 | 100.0 ± 0.0 | 97.0 ± 10.0 |" in text
     assert "ARMT 97.0 ± 10.0 (20 pairs); RMT 50.0 ± 10.0 (20 pairs)" in text
     assert "ARMT 19.4; RMT 9.3" in text  # 20 (16 a - 1) / 15

@@ -34,17 +34,18 @@ def _setting(runs: Mapping[str, Record]) -> list[str]:
     steps = max(sum(one["steps"] for one in run.configuration["curriculum"]["stages"]) for run in runs.values())
     seeds = len({run.configuration["seed"] for run in runs.values()})
     shape = (
-        f"{sizes['layers']} layers of width {sizes['width']} around a GPT-NeoX base, {sizes['memory_tokens']} memory "
+        f"{sizes['layers']} layers of width {sizes['width']} around GPT-NeoX, {sizes['memory_tokens']} memory tokens"
     )
+    published = f"{SETTING['layers']} of {SETTING['width']}, {SETTING['memory_tokens']}, {SETTING['memory_width']}"
     return [
-        f"Segmented models: {shape}tokens, memory width {sizes['memory_width']} (published: {SETTING['layers']} of "
-        f"{SETTING['width']}, {SETTING['memory_tokens']}, {SETTING['memory_width']}). Batches of {given['batch']} contexts "
-        f"with {given['questions']} questions to each ({SETTING['batch']} with {SETTING['questions']}), peak learning rate "
-        f"{rates} ({SETTING['learning_rate']:g}), weights drawn with standard deviation {sizes['start']} "
-        f"({SETTING['start']}), at most {steps:,} steps in all ({SETTING['steps']}), seeds: {seeds} ({SETTING['seeds']}).",
+        f"Segmented models: {shape}, memory width {sizes['memory_width']} (published: {published}). Batches of "
+        f"{given['batch']} contexts with {given['questions']} questions to each ({SETTING['batch']} with "
+        f"{SETTING['questions']}), peak learning rate {rates} ({SETTING['learning_rate']:g}), weights drawn with standard "
+        f"deviation {sizes['start']} ({SETTING['start']}), at most {steps:,} steps in all ({SETTING['steps']}), seeds: "
+        f"{seeds} ({SETTING['seeds']}).",
         "",
-        "A stage ends at its target or after its steps, and the next starts from its best weights. ± is the standard error "
-        "over held-out contexts (one seed) or over seeds (several).",
+        "A stage ends at its target or after its steps, and the next starts from its best weights. ± is the standard "
+        "error over held-out contexts (one seed) or over seeds (several).",
     ]
 
 
