@@ -41,8 +41,8 @@ def _setting(runs: Mapping[str, Record]) -> list[str]:
         f"Segmented models: {shape}, memory width {sizes['memory_width']} (published: {published}). Batches of "
         f"{given['batch']} contexts with {given['questions']} questions to each ({SETTING['batch']} with "
         f"{SETTING['questions']}), peak learning rate {rates} ({SETTING['learning_rate']:g}), weights drawn with "
-        f"standard deviation {sizes['start']} ({SETTING['start']}), at most {steps:,} steps in all ({SETTING['steps']}), seeds: "
-        f"{seeds} ({SETTING['seeds']}).",
+        f"standard deviation {sizes['start']} ({SETTING['start']}), at most {steps:,} steps in all "
+        f"({SETTING['steps']}), seeds: {seeds} ({SETTING['seeds']}).",
         "",
         "A stage ends at its target or after its steps, and the next starts from its best weights. ± is the standard "
         "error over held-out contexts (one seed) or over seeds (several).",
