@@ -8,7 +8,7 @@ import torch
 from tessera.experiments.experiment import Choice, Record
 from tessera.experiments.length_generalization.experiment import KERNELS, LengthGeneralization, evaluate
 from tessera.experiments.length_generalization.settings import SETTINGS
-from tessera.experiments.length_generalization.table import Point, curves, table
+from tessera.experiments.length_generalization.table import Point, curves, half, table
 from tessera.tasks.length_generalization import published
 
 EXPERIMENT = LengthGeneralization()
@@ -89,9 +89,16 @@ def test_table_and_curves_over_seeds():
     assert points["sort"]["gaussian"][2.0] == pytest.approx(Point(0.3, 0.2, 0.5, 2))
     assert points["mqmtar"]["transformer"][1.0] == pytest.approx(Point(0.25, 0.01, 0.25, 1))
     text = table(records)
-    assert "| Gaussian | 2 | 0.90 ± 0.10 (best 1.00) *1.00 (1.00)* | 0.30 ± 0.20 (best 0.50) *0.06 (0.17)* |" in text
-    assert "| Transformer (rotary) | 1 | 0.25 ± 0.01 |" in text
+    cells = "0.90 ± 0.10 (best 1.00) *1.00 (1.00)* | 0.30 ± 0.20 (best 0.50) *0.06 (0.17)* | 1.59x *1.45x*"
+    assert f"| Gaussian | 2 | {cells} |" in text
+    assert "| Transformer (rotary) | 1 | 0.25 ± 0.01 | < 1x |" in text
     assert "76,800 examples (40,000,000) of 8 to 16 source tokens (32 to 64), 8 symbols (32)" in text
+
+
+def test_where_a_curve_falls_below_one_half():
+    assert half({1: 1.0, 2: 0.75, 4: 0.25}) == "2.83x"
+    assert half({2: 0.9, 1: 1.0}) == "> 2x"
+    assert half({1: 0.2, 2: 0.9}) == "< 1x"
 
 
 def test_kernels_alone_leave_the_transformer_out():

@@ -69,7 +69,8 @@ def table(runs: Mapping[str, Record]) -> str:
 
 NOTE = (
     "Exact match: ours ± standard error (over test examples with one seed, else over seeds), *the paper's mean over "
-    "three seeds (best seed)* at the published size. 1x is the longest source of training; tests vary no length."
+    "three seeds (best seed)* at the published size. 1x is the longest source of training; tests vary no length. "
+    "Half at: the length at which a curve falls below 1/2, ours and *of the paper's means*."
 )
 
 
@@ -91,13 +92,30 @@ def _setting(runs: Mapping[str, Record], task: str) -> str:
 
 
 def _rows(task: str, names: Mapping[str, Mapping[float, Point]], factors: list[float]) -> list[str]:
-    head = "| kernel | seeds |" + "".join(f" {factor:g}x |" for factor in factors)
-    rows = [head, "|---|---|" + "---|" * len(factors)]
+    rows = ["| kernel | seeds |" + "".join(f" {factor:g}x |" for factor in factors) + " half at |"]
+    rows.append("|---|---|" + "---|" * (len(factors) + 1))
     for name, points in names.items():
         seeds = max(point.seeds for point in points.values())
-        cells = [_cell(points.get(factor), _published(task, name, factor)) for factor in factors]
+        paper = {factor: _published(task, name, factor) for factor in factors}
+        cells = [_cell(points.get(factor), paper[factor]) for factor in factors]
+        known = {factor: numbers[0] for factor, numbers in paper.items() if numbers is not None}
+        ours = half({factor: point.mean for factor, point in points.items()})
+        cells.append(f"{ours} *{half(known)}*" if len(known) > 1 else ours)
         rows.append(f"| {WORDS[name]} | {seeds} | " + " | ".join(cells) + " |")
     return rows
+
+
+def half(means: Mapping[float, float]) -> str:
+    """The length factor at which a curve first falls below 1/2, linear between the logarithms of its lengths."""
+    before: tuple[float, float] | None = None
+    for factor, mean in sorted(means.items()):
+        if mean < 0.5:
+            if before is None:
+                return f"< {factor:g}x"
+            share = (before[1] - 0.5) / (before[1] - mean)
+            return f"{before[0] * (factor / before[0]) ** share:.3g}x"
+        before = (factor, mean)
+    return f"> {before[0]:g}x" if before else "-"
 
 
 def _cell(point: Point | None, paper: tuple[float, float] | None) -> str:
