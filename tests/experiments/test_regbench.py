@@ -70,7 +70,10 @@ def test_scores_come_back_in_the_order_of_the_examples():
 
 def test_the_most_telling_runs_come_first():
     runs = EXPERIMENT.runs(Choice("cpu"))
-    assert len(runs) == len({run.key for run in runs}) == 36
+    assert len({run.key for run in runs}) == 37
+    yardstick, *runs = runs
+    assert yardstick.configuration["model"] == "counting"
+    assert len(runs) == 36
     first = [run.configuration for run in runs[:9]]
     assert {one["kernel"] for one in first} == {*KERNELS, ""}
     assert {(one["problems"], one["seed"]) for one in first} == {(1000, 0)}
@@ -85,7 +88,7 @@ def test_full_is_the_published_search():
     shape = ("num_layers", "num_heads", "hidden_size", "weight_decay", "batch", "epochs", "learning_rate")
     assert tuple(other[name] for name in shape) == (2, 8, 128, 0.01, 32, 200, 5e-4)
     assert other["fit"]["steps"] == 200 * 31
-    assert {one["problems"] for one in runs.values()} == {100, 1000, 2500, 5000, 10000, 20000, 40000}
+    assert {one["problems"] for one in runs.values()} == {0, 100, 1000, 2500, 5000, 10000, 20000, 40000}
 
 
 def test_choices_are_obeyed_or_refused():
@@ -101,17 +104,19 @@ def test_choices_are_obeyed_or_refused():
 
 def test_a_run_trains_and_scores(tmp_path):
     records = {}
-    for run in EXPERIMENT.runs(Choice("smoke", models=("mosaic", "transformer"))):
+    for run in EXPERIMENT.runs(Choice("smoke", models=("mosaic", "transformer", "counting"))):
         json.dumps(run.configuration, allow_nan=False)
         outcome = EXPERIMENT.execute(run, Context(tmp_path / run.key.replace("/", "_")))
         assert json.loads(json.dumps(outcome, allow_nan=False)) == {
             **outcome, "training": json.loads(json.dumps(outcome["training"]))
         }  # fmt: skip
-        assert outcome["training"]["steps"] == run.configuration["fit"]["steps"]
+        trained = run.configuration["model"] != "counting"
+        assert outcome["training"]["steps"] == trained * run.configuration["fit"]["steps"]
         assert outcome["held_out"]["accuracy"]["count"] == 4
         records[run.key] = Record(run.configuration, outcome, {})
     assert "| Gaussian |" in table(records)
     assert "| Transformer |" in table(records)
+    assert "### Without training" in table(records)
 
 
 def record(kernel, seed, accuracy, best=1.0, problems=1000):

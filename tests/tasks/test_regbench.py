@@ -12,7 +12,7 @@ from tessera.tasks.regbench import RegBench
 from tessera.tasks.regbench.automaton import canonical, random_automaton
 from tessera.tasks.regbench.plot import draw
 from tessera.tasks.regbench.published import IN_DISTRIBUTION_100, SPARSE_SIZES, SPARSE_TABLE_1
-from tessera.tasks.regbench.reference import backoff_accuracy
+from tessera.tasks.regbench.reference import counted
 
 SMALL = RegBench.variants()[1]
 
@@ -149,9 +149,17 @@ def test_the_oracle_is_at_no_distance():
     assert scores["l1"].max() < 1e-12
 
 
+def test_counting_in_the_context_by_hand():
+    task = RegBench(states=(2, 2), alphabet=(2, 2), num_symbols=2, max_edges=1, strings=(2, 2), length=(2, 2))
+    examples = task._examples((canonical([{0: 1, 1: 1}, {0: 0}]),), [[0, 0, 2, 1, 0]])
+    shares = counted(task, examples, 2).exp()[0, :, 0].tolist()
+    # Nothing is known; 0 followed 0; the separator and 1 are new, and over all 0, then 0 and 1 came; 0 followed 0.
+    assert shares == [0.5, 1.0, 1.0, 0.5, 1.0]
+
+
 def test_longer_contexts_know_more():
-    examples = RegBench().sample(60, 0, "test")
-    shares = [backoff_accuracy(RegBench(), examples, order).mean().item() for order in (1, 2, 3)]
+    task, examples = RegBench(), RegBench().sample(60, 0, "test")
+    shares = [task.scores(counted(task, examples, order), examples)["accuracy"].mean() for order in (1, 2, 3)]
     assert 0.75 < shares[0] < shares[1] < shares[2] < 0.97
 
 

@@ -5,14 +5,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Experiment, Record, Run
 from tessera.experiments.fit import fit
 from tessera.experiments.language_models import LANGUAGE_MODELS, build_language_model, kernel_names
 from tessera.experiments.regbench.batches import Batches, mean_loss, scores_of
-from tessera.experiments.regbench.settings import Setting, runs_of
+from tessera.experiments.regbench.settings import COUNTING, Setting, runs_of
 from tessera.experiments.regbench.table import points, table
 from tessera.tasks.regbench import RegBench
 from tessera.tasks.regbench.plot import draw
+from tessera.tasks.regbench.reference import counted
 from tessera.tasks.task import TokenExamples, estimate
 
 
@@ -21,7 +25,7 @@ class RegBenchExperiment(Experiment):
 
     title = "RegBench: in-context learning of regular languages"
     source = "Sparse Attention as Compact Kernel Regression, table 1; Memory Mosaics, section 7 and table 3"
-    models = tuple(LANGUAGE_MODELS)
+    models = (*LANGUAGE_MODELS, COUNTING)
     kernels = tuple(kernel_names())
 
     def runs(self, choice: Choice) -> list[Run]:
@@ -33,6 +37,8 @@ class RegBenchExperiment(Experiment):
         asked = run.configuration
         setting = Setting(**{field.name: asked[field.name] for field in fields(Setting)})
         task = RegBench()
+        if asked["model"] == COUNTING:
+            return _untrained(task, setting)
         train = task.sample(asked["problems"], asked["seed"])
         validation = task.sample(setting.validation, 0, "validation")
         model = build_language_model(
@@ -71,17 +77,26 @@ class RegBenchExperiment(Experiment):
         draw(points(runs), path)
 
 
-def _known(task: RegBench, train: TokenExamples, count: int) -> TokenExamples:
-    import torch
+def _untrained(task: RegBench, setting: Setting) -> dict[str, Any]:
+    """The yardstick: counts of three symbols after each other in the problem itself."""
+    examples = task.sample(setting.test, 0, "test")
+    scores = _estimates(task.scores(counted(task, examples, 3), examples))
+    none = {"best": 0.0, "steps": 0, "seconds": 0.0}
+    return {"parameters": 0, "epochs": 0.0, "training": none, "held_out": scores, "in_distribution": scores}
 
+
+def _known(task: RegBench, train: TokenExamples, count: int) -> TokenExamples:
     rows = torch.arange(min(count // 2, len(train)))
     return task.fresh_strings(task.select(train, rows), seed=1)
 
 
 def _scored(model: Any, task: RegBench, examples: TokenExamples) -> dict[str, dict[str, float]]:
+    return _estimates(scores_of(model, task, examples))
+
+
+def _estimates(scores: dict[str, Tensor]) -> dict[str, dict[str, float]]:
     """Mean and standard error of each score in per cent."""
-    found = {name: estimate(100 * values) for name, values in scores_of(model, task, examples).items()}
-    return {name: {**one._asdict()} for name, one in found.items()}
+    return {name: estimate(100 * values)._asdict() for name, values in scores.items()}
 
 
 EXPERIMENTS.add("regbench", RegBenchExperiment())

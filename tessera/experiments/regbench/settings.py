@@ -7,6 +7,7 @@ from typing import Any
 from tessera.experiments.experiment import Choice, Run, chosen
 from tessera.experiments.fit import FitOptions
 from tessera.experiments.language_models import LANGUAGE_MODELS, kernel_names
+from tessera.tasks.regbench.plot import COUNTING
 from tessera.tasks.regbench.published import SEARCH_GRID, SPARSE_SIZES
 
 MOSAICS = ("mosaic", "mosaic_v2")
@@ -28,7 +29,7 @@ class Setting:
 
     Attributes:
         hidden_size, num_layers, num_heads: of the transformer whose size every model has.
-        batch, steps or epochs: problems per step, and how many steps (epochs when given decide).
+        batch, steps, epochs: problems per step, and how many steps; none means that the epochs decide.
         learning_rate, weight_decay, scalar_scale, beta_2: see `FitOptions`; cosine decay to a tenth after warm-up over
             a tenth of the steps.
         checks: validations, evenly spread. validation, test: problems of held-out automata.
@@ -80,33 +81,33 @@ CPU = Setting(
 )
 SMOKE = Setting(hidden_size=16, num_heads=2, batch=4, steps=2, learning_rate=5e-3, checks=1, validation=4, test=4)
 
+SETTINGS = {"smoke": SMOKE, "cpu": CPU, "full": FULL}
+SIZES = {"smoke": ((12,), 1), "cpu": ((1000, 2500), 2)}  # training problems, seeds
+
 
 def runs_of(choice: Choice) -> list[Run]:
     """The runs of a choice, the most telling first."""
     where = "reproduce regbench"
-    models = chosen(where, "models", tuple(LANGUAGE_MODELS), choice.models, _default_models(choice.budget))
+    models = chosen(where, "models", (*LANGUAGE_MODELS, COUNTING), choice.models, _default_models(choice.budget))
     kernels = chosen(where, "kernels", tuple(kernel_names()), choice.kernels, ())
-    pairs = [(model, kernel) for model in models for kernel in _kernels(model, kernels, choice.budget)]
-    if choice.budget == "smoke":
-        return [_run(SMOKE, *pair, 12, seed) for seed in range(choice.seeds or 1) for pair in pairs]
-    if choice.budget == "cpu":
-        return [
-            _run(CPU, *pair, problems, seed)
-            for problems in (1000, 2500)
-            for seed in range(choice.seeds or 2)
-            for pair in pairs
-        ]
-    return [
+    pairs = [
+        (model, kernel) for model in models if model != COUNTING for kernel in _kernels(model, kernels, choice.budget)
+    ]
+    yardstick = [_run(SETTINGS[choice.budget], COUNTING, "", 0, 0)] if COUNTING in models else []
+    if choice.budget != "full":
+        setting, sizes, seeds = SETTINGS[choice.budget], *SIZES[choice.budget]
+        order = product(sizes, range(choice.seeds or seeds), pairs)
+        return yardstick + [_run(setting, *pair, problems, seed) for problems, seed, pair in order]
+    order = product((100, *SPARSE_SIZES), range(choice.seeds or 1), pairs)
+    return yardstick + [
         _run(setting, *pair, problems, seed, searched=True)
-        for problems in (100, *SPARSE_SIZES)
-        for seed in range(choice.seeds or 1)
-        for pair in pairs
+        for problems, seed, pair in order
         for setting in _searched(*pair)
     ]
 
 
 def _default_models(budget: str) -> tuple[str, ...]:
-    return ("mosaic", "transformer") if budget == "cpu" else tuple(LANGUAGE_MODELS)
+    return (COUNTING, "mosaic", "transformer") if budget == "cpu" else (COUNTING, *LANGUAGE_MODELS)
 
 
 def _kernels(model: str, asked: list[str], budget: str) -> list[str]:
@@ -131,14 +132,15 @@ def _run(setting: Setting, model: str, kernel: str, problems: int, seed: int, se
         f"{setting.num_layers} layers, {setting.num_heads} heads, width {setting.hidden_size}, "
         f"decay {setting.weight_decay}/"
     )
+    options = setting.options(max(1, problems))
     configuration: dict[str, Any] = {
         "model": model,
         "kernel": kernel,
         "problems": problems,
         "seed": seed,
         **asdict(setting),
-        "fit": asdict(setting.options(problems)),
+        "fit": asdict(options),
     }
     slow = 2.0 if "knn" in kernel else 1.0
-    cost = slow * setting.options(problems).steps * setting.batch * setting.hidden_size * setting.num_layers
+    cost = slow * options.steps * setting.batch * setting.hidden_size * setting.num_layers
     return Run(f"{name}/{problems}/{grid * searched}seed {seed}", configuration, float(cost))

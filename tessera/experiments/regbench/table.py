@@ -64,7 +64,7 @@ def table(runs: Mapping[str, Record]) -> str:
     best = best_records(runs)
     if not best:
         return "No run yet."
-    parts = [_setting([record for records in best.values() for record in records])]
+    parts = [_setting([record for (_, problems), records in best.items() for record in records if problems])]
     for problems in sorted({problems for _, problems in best}):
         rows = {model: records for (model, count), records in best.items() if count == problems}
         parts.append(_section(problems, rows))
@@ -74,6 +74,8 @@ def table(runs: Mapping[str, Record]) -> str:
 
 def _setting(records: list[Record]) -> str:
     """One sentence where all runs share a setting."""
+    if not records:
+        return ""
     configurations = [record.configuration for record in records]
     shared = {key: value for key, value in configurations[0].items() if all(c[key] == value for c in configurations)}
 
@@ -97,7 +99,7 @@ def _setting(records: list[Record]) -> str:
 def _section(problems: int, rows: dict[str, list[Record]]) -> str:
     known = problems in SPARSE_SIZES
     lines = [
-        f"### {problems:,} training problems",
+        f"### {problems:,} training problems" if problems else "### Without training",
         "",
         "| model | accuracy | paper | difference | L1 | paper | TVD | last symbol | in distribution: accuracy | L1 |",
         "|---|---|---|---|---|---|---|---|---|---|",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tessera.tasks.regbench.published import SPARSE_SIZES, SPARSE_TABLE_1
 
+COUNTING = "counting"
 NAMES = {
     "mosaic gaussian": "Gaussian",
     "mosaic gaussian_knn": "Gaussian kNN, k = 16",
@@ -18,8 +19,9 @@ NAMES = {
     "transformer": "Transformer",
     "lstm": "LSTM",
     "mamba": "Mamba",
+    COUNTING: "counted 3-grams, no training",
 }
-MARKERS = "osv^<>DPX*hd"
+MARKERS = "osv^<>DPX*hd."
 Points = Mapping[str, Mapping[int, Mapping[str, tuple[float, float]]]]
 
 
@@ -65,6 +67,9 @@ def _draw_model(axis, ours: Mapping, model: str, score: str, colour, marker: str
     if model in SPARSE_TABLE_1:
         values = [row[column] for row in SPARSE_TABLE_1[model]]
         axis.plot(SPARSE_SIZES, values, "--", color=colour, marker=marker, markerfacecolor="none", alpha=0.6, lw=1)
+    if model == COUNTING:
+        axis.axhline(ours[0][score][0], color="black", lw=1, ls=":")
+        return
     sizes = sorted(ours)
     means, errors = zip(*(ours[size][score] for size in sizes), strict=True)
     axis.errorbar(sizes, means, yerr=errors, color=colour, marker=marker, lw=2, capsize=3, zorder=3)
@@ -74,7 +79,9 @@ def _legend(axis, points: Points, colours: Mapping) -> list:
     from matplotlib.lines import Line2D
 
     return [
-        Line2D([], [], color=colours[model], marker=MARKERS[index], label=name_of(model))
+        Line2D([], [], color="black", ls=":", label=name_of(model))
+        if model == COUNTING
+        else Line2D([], [], color=colours[model], marker=MARKERS[index], label=name_of(model))
         for index, model in enumerate(NAMES)
         if points.get(model)
     ]

@@ -1,7 +1,6 @@
 """What counting in the context alone achieves: the yardstick of in-context language learning."""
 
 from collections import Counter, defaultdict
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -10,37 +9,30 @@ from tessera.tasks.regbench.task import RegBench
 from tessera.tasks.task import TokenExamples
 
 
-def backoff_accuracy(task: RegBench, examples: TokenExamples, order: int) -> Tensor:
-    """Accuracy (B,) of an n-gram model of the problem itself, without any training.
+def counted(task: RegBench, examples: TokenExamples, order: int) -> Tensor:
+    """Log-probabilities (B, T, V) of an n-gram model of each problem itself, which needs no training.
 
-    The guess is the most frequent symbol so far after the longest context that has occurred, of at most `order` tokens
-    of the current string (its separator included).
+    At each position: how often each symbol has followed so far the longest context that has occurred before, of at
+    most `order` tokens of the current string (its separator included); all symbols alike before any has.
     """
-    return torch.tensor(
-        [
-            _accuracy(task, automaton.edges, tokens[:length], order)
-            for automaton, tokens, length in zip(
-                examples.details.automata, examples.tokens.tolist(), examples.details.lengths.tolist(), strict=True
-            )
-        ],
-        dtype=torch.float64,
-    )
+    shares = torch.zeros(*examples.tokens.shape, task.vocab_size, dtype=torch.float64)
+    for row, length in enumerate(examples.details.lengths.tolist()):
+        for place, counts in enumerate(_counts(task, examples.tokens[row, :length].tolist(), order)):
+            for symbol, count in counts.items():
+                shares[row, place, symbol] = count
+    shares[..., : task.num_symbols] += (shares.sum(-1, keepdim=True) == 0).double()
+    return (shares / shares.sum(-1, keepdim=True)).log()
 
 
-def _accuracy(task: RegBench, edges, tokens: list[int], order: int) -> float:
-    moves = [dict(out) for out in edges]
-    counts: dict[tuple[int, ...], Counter] = defaultdict(Counter)
-    context: tuple[int, ...] = ()
-    state, right, asked = 0, 0, 0
-    for token, following in pairwise(tokens):
-        state = 0 if token == task.separator else moves[state][token]
+def _counts(task: RegBench, tokens: list[int], order: int) -> list[dict[int, int]]:
+    """For each position, the counts of what has followed its longest known context; empty if nothing has."""
+    counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    found, context = [], ()
+    for token, following in zip(tokens, [*tokens[1:], task.separator], strict=True):
         context = (token,) if token == task.separator else (*context, token)[-order:]
-        if following == task.separator:
-            continue
         suffixes = [context[start:] for start in range(len(context) + 1)]
-        known = next((counts[suffix] for suffix in suffixes if suffix in counts), None)
-        right += known is not None and known.most_common(1)[0][0] in moves[state]
-        asked += 1
-        for suffix in suffixes:
-            counts[suffix][following] += 1
-    return right / asked
+        found.append(dict(next((counts[suffix] for suffix in suffixes if suffix in counts), {})))
+        if following != task.separator:
+            for suffix in suffixes:
+                counts[suffix][following] += 1
+    return found
