@@ -38,10 +38,13 @@ def draw(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], path: Path
     axes[2].plot([1, top], [1, top], ":", color="gray", label="all pairs")
     for axis, label in zip(axes, ("exact match", "exact match", "pairs in memory")):
         axis.set_xscale("log")
+        axis.xaxis.set_major_formatter("{x:g}")
         axis.set_xlabel("pairs read")
         axis.set_ylabel(label)
         axis.legend(fontsize=8)
     axes[2].set_yscale("symlog", linthresh=1)
+    axes[2].yaxis.set_major_formatter("{x:g}")
+    axes[2].set_ylim(bottom=0)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
