@@ -4,8 +4,9 @@
 
 CHECKOUT is RodkinIvan/associative-recurrent-memory-transformer, VENV an environment with transformers 4.40.2 (later
 ones do not run it). Both sides are processes of their own with the same weights, their logits are compared first, and
-then they take turns. GPT-2 of 4 layers x 256, segments of 512 tokens, 10 memory tokens, memory width 64, float32.
-Without --reference only our side is measured, with the weights of --checkpoint.
+then they take turns. GPT-2 of 4 layers x 256, segments of 512 tokens, 10 memory tokens, memory width 64, float32; the
+rows named bfloat16 have the products of both sides in bfloat16 (autocast). Without --reference only our side is
+measured, with the weights of --checkpoint.
 """
 
 import argparse
@@ -83,7 +84,10 @@ def compare(options: argparse.Namespace, folder: Path) -> dict:
     if difference > LARGEST_DIFFERENCE:
         raise SystemExit(f"benchmarks.armt: the sides' logits differ by {difference:.2g}; speeds would mean nothing.")
     result = {"largest_difference_of_logits": difference, "threads": sides["tessera"].ready["threads"]}
-    for work, tokens in (("logits", options.read), ("train", TRAIN)):
+    works = {"logits": options.read, "train": TRAIN}
+    # A quarter of the text suffices for what is only an extra.
+    works |= {"logits_bfloat16": options.read // 4, "train_bfloat16": TRAIN}
+    for work, tokens in works.items():
         result[work] = take_turns(sides, work, tokens, options.repetitions)
     result["memory"] = take_turns({"tessera": sides["tessera"]}, "memory", options.read, options.repetitions)
     if options.reference:

@@ -88,6 +88,16 @@ class Side:
         self.model.zero_grad(set_to_none=True)
         self.model.eval()
 
+    def logits_bfloat16(self, tokens: int) -> None:
+        """`logits` with products in bfloat16."""
+        with torch.autocast("cpu", torch.bfloat16):
+            self.logits(tokens)
+
+    def train_bfloat16(self, tokens: int) -> None:
+        """`train` with products in bfloat16."""
+        with torch.autocast("cpu", torch.bfloat16):
+            self.train(tokens)
+
 
 def measure(work, *arguments) -> dict:
     """Seconds and the peak resident memory of one call."""

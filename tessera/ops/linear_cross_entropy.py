@@ -43,7 +43,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if wanted:
                     grad = grad.mul_(scale).to(dtype) if scale != 1.0 else grad.to(dtype)
                     torch.mm(grad, read_out, out=grad_hidden[block])
-                    grad_weight += grad.T @ rows[block]
+                    if dtype == precise:
+                        grad_weight.addmm_(grad.T, rows[block])
+                    else:
+                        grad_weight += grad.T @ rows[block]
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.dtypes = hidden.dtype, weight.dtype
         return total

@@ -139,5 +139,5 @@ def _call(model: ARMTForCausalLM, tokens: Tensor, layer_pass: LayerPass, logits:
     """The base model around skipped layers, over one segment with its memory tokens."""
     memory = model.memory_tokens(tokens.shape[0])
     embeddings = model.get_input_embeddings()(tokens)
-    piece = Piece(embeddings, logits=logits)
+    piece = Piece(embeddings, result="logits" if logits else "nothing")
     return model._call_base(torch.cat([embeddings, memory], 1), piece, 0, memory.shape[1], layer_pass)

@@ -1,12 +1,14 @@
 """Next-token cross entropy over a text that is read in pieces, with one shift across the whole text."""
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
 
 from tessera.errors import expect
+from tessera.ops.linear_cross_entropy import linear_cross_entropy
 
 IGNORED = -100
+MANY = 1 << 18  # logits from which a loss without holding them is faster too
 
 
 class ShiftedLoss:
@@ -20,22 +22,36 @@ class ShiftedLoss:
     def __init__(self, labels: Tensor, labels_mask: Tensor | None = None):
         self.targets = shifted_targets(labels, labels_mask)
         self.total: Tensor | float = 0.0
+        self.waiting: list[tuple[Tensor, Tensor, nn.Linear]] = []
 
     def wants(self, start: int, end: int) -> bool:
         """Whether any position of start..end counts."""
         return bool((self.targets[:, start:end] != IGNORED).any())
 
-    def add(self, logits: Tensor, start: int) -> None:
-        """Count the positions from `start` on, whose logits (B, n, vocabulary) are given."""
-        targets = self.targets[:, start : start + logits.shape[1]]
+    def add(self, given: Tensor, start: int, head: nn.Linear | None = None) -> None:
+        """Count the positions from `start` on: logits (B, n, vocabulary), or what `head` reads (B, n, width)."""
+        targets = self.targets[:, start : start + given.shape[1]]
+        if head is not None and targets.numel() * head.out_features >= MANY:
+            self.waiting.append((given.flatten(0, 1), targets.flatten(), head))
+            if not given.requires_grad:  # else the graph holds it anyway, and one gradient of the read-out is enough
+                self._add_waiting()
+            return
+        logits = given if head is None else linear(given, head.weight)
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
         self.total = self.total + cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
         )
 
+    def _add_waiting(self) -> None:
+        if self.waiting:
+            hidden, targets, heads = zip(*self.waiting)
+            self.waiting = []
+            self.total = self.total + linear_cross_entropy(torch.cat(hidden), heads[0].weight, torch.cat(targets))
+
     def value(self, num_items: Tensor | int | None = None) -> Tensor:
         """The sum divided by `num_items` (gradient accumulation), else by the number of counted positions."""
+        self._add_waiting()
         count = (self.targets != IGNORED).sum() if num_items is None else num_items
         return torch.as_tensor(self.total, device=self.targets.device) / count
 

@@ -88,6 +88,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel):
             base_model.widen_positions(base, self.num_front, config.num_memory_tokens)
         base_model.expect_positions(base, self.num_front + config.segment_size + config.num_memory_tokens)
         base_model.wrap_layers(base_model.layer_list(base, config.layers_path))
+        base_model.fuse_activations(base)
         base.base_model.register_forward_hook(keep_last_hidden)
         self._takes_positions = base_model.accepts(base, "position_ids")
         self._add_memory(config)
@@ -206,7 +207,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel):
         return state if state.batch_size == batch else state.repeat_batch(batch)
 
     def read_piece(self, piece: Piece, state: MemoryState | None) -> tuple[Tensor | None, MemoryState | None, Any]:
-        """Logits of the ordinary tokens (None unless wanted), the memory after the piece, the base's cache."""
+        """What `piece.result` asks for (None for nothing), the memory after the piece, the base's cache."""
         blank = state is None
         state = self.empty_memory(piece.tokens.shape[0]) if blank else state
         opens = piece.cache is None
@@ -215,11 +216,12 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel):
         memory = self._memory_embeddings(state) if front or back else None
         parts = [memory if front else None, piece.tokens, memory if back else None]
         output = self._call_base(torch.cat([p for p in parts if p is not None], 1), piece, front, back, layer_pass)
-        logits = output.logits[:, front : front + piece.tokens.shape[1]] if piece.logits else None
+        given = {"logits": output.get("logits"), "hidden": layer_pass.last_hidden, "nothing": None}[piece.result]
+        result = None if given is None else given[:, front : front + piece.tokens.shape[1]]
         if piece.close:
             tokens = piece.before + piece.tokens.shape[1] if piece.lengths is None else piece.lengths
-            return logits, state.after(self._handed_on(layer_pass, state), tokens), None
-        return logits, None if blank else state, output.past_key_values
+            return result, state.after(self._handed_on(layer_pass, state), tokens), None
+        return result, None if blank else state, output.past_key_values
 
     def _call_base(self, embeddings: Tensor, piece: Piece, front: int, back: int, layer_pass: LayerPass) -> Any:
         arguments = {"inputs_embeds": embeddings, "use_cache": piece.keep, "return_dict": True}
@@ -235,7 +237,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel):
         if self._takes_positions:
             arguments["position_ids"] = self._positions(piece, front, back, embeddings.device)
         with layer_pass.running():
-            return (self.base if piece.logits else self.base.base_model)(**arguments)
+            return (self.base if piece.result == "logits" else self.base.base_model)(**arguments)
 
     def _positions(self, piece: Piece, front: int, back: int, device: torch.device) -> Tensor:
         """Positions (1 or B, T): consecutive, memory tokens right after the last token that exists, or in own rows."""

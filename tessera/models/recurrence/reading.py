@@ -9,6 +9,7 @@ from torch import Tensor
 from tessera.models.recurrence.cache import GroupedCache, SegmentCache
 from tessera.models.recurrence.loss import ShiftedLoss
 from tessera.models.recurrence.output import SegmentedOutput
+from tessera.models.recurrence.read_out import Logits, plain_read_out
 from tessera.models.recurrence.segments import segment_borders
 from tessera.models.recurrence.state import MemoryState
 from tessera.models.recurrence.text import Text
@@ -25,7 +26,8 @@ class Piece:
         tokens: embeddings (B, n, hidden) of its ordinary tokens, n >= 0. before: how many of the segment were read.
         close: whether the segment ends here, so that its memory tokens follow. keep: whether the base's cache is
             wanted. cache: the base's cache of the part before. visible: booleans (B, before + n) or None. lengths: how
-            many tokens of the segment exist in each row (B,), or None for all. logits: whether they are wanted.
+            many tokens of the segment exist in each row (B,), or None for all. result: what is wanted of the ordinary
+            tokens: "logits", "hidden" (last hidden states), or "nothing".
     """
 
     tokens: Tensor
@@ -35,7 +37,7 @@ class Piece:
     cache: object = None
     visible: Tensor | None = None
     lengths: Tensor | None = None
-    logits: bool = True
+    result: str = "logits"
 
 
 @dataclass(frozen=True)
@@ -61,18 +63,21 @@ def read_text(
     steps, total = text.shape[1], 0 if cache is None else cache.total
     state, cache = _make_room(model, state, cache, wanted)
     borders = _borders(model, steps, cache, wanted)
-    first_kept = steps - wanted.logits_to_keep if wanted.logits_to_keep else 0
-    logits, states = [], []
+    first_kept = max(0, steps - wanted.logits_to_keep) if wanted.logits_to_keep else 0
+    head, states = plain_read_out(model.base), []
+    logits = Logits(steps - first_kept)
     for number, (start, end) in enumerate(borders):
         close = not (wanted.use_cache and end == steps)
         in_loss = loss is not None and loss.wants(start, end)
         kept = not wanted.skip_logits and end > first_kept
-        piece = _piece(text, start, end, cache, close, kept or in_loss)
-        piece_logits, new_state, attention = model.read_piece(piece, state)
-        if in_loss:
-            loss.add(piece_logits, start)
-        if kept:
-            logits.append(piece_logits[:, max(first_kept - start, 0) :])
+        result = "nothing" if not (kept or in_loss) else "logits" if head is None else "hidden"
+        piece = _piece(text, start, end, cache, close, result)
+        given, new_state, attention = model.read_piece(piece, state)
+        scores = logits.add(given[:, max(first_kept - start, 0) :], head) if kept else None
+        if in_loss and scores is not None and start >= first_kept:
+            loss.add(scores, start)
+        elif in_loss:
+            loss.add(given, start, head)
         if close:
             cache, state = None, new_state
             if model.config.backprop_segments is not None and number < len(borders) - model.config.backprop_segments:
@@ -83,7 +88,7 @@ def read_text(
                 state, attention, piece.before + end - start, total + steps, piece.visible, text.shape[0]
             )
     return SegmentedOutput(
-        logits=torch.cat(logits, 1) if logits else None,
+        logits=logits.value(),
         past_key_values=cache if wanted.use_cache else None,
         memory_state=state,
         segment_states=tuple(states) if wanted.segment_states else None,
@@ -137,7 +142,7 @@ def _make_room(model, state, cache, wanted) -> tuple[MemoryState | None, Segment
         return cache.memory, cache
     weight = model.get_input_embeddings().weight
     nothing = weight.new_zeros(cache.batch_size, 0, model.config.hidden_size)
-    piece = Piece(nothing, cache.length, True, False, cache.attention, cache.visible, None, False)
+    piece = Piece(nothing, cache.length, True, False, cache.attention, cache.visible, None, "nothing")
     return model.read_piece(piece, cache.memory)[1], None
 
 
@@ -151,7 +156,7 @@ def _borders(model, steps: int, cache: SegmentCache | None, wanted: Wanted) -> l
     return [(0, room)] + [(start + room, end + room) for start, end in rest]
 
 
-def _piece(text: Text, start: int, end: int, cache: SegmentCache | None, close: bool, logits: bool) -> Piece:
+def _piece(text: Text, start: int, end: int, cache: SegmentCache | None, close: bool, result: str) -> Piece:
     visible = text.visible(start, end)
     before, attention = 0, None
     if cache is not None:
@@ -161,5 +166,5 @@ def _piece(text: Text, start: int, end: int, cache: SegmentCache | None, close: 
             old = ones.expand(-1, before) if cache.visible is None else cache.visible
             visible = torch.cat([old, ones.expand(-1, end - start) if visible is None else visible], 1)
     return Piece(
-        text.embeddings(start, end), before, close, not close, attention, visible, text.lengths(start, end), logits
+        text.embeddings(start, end), before, close, not close, attention, visible, text.lengths(start, end), result
     )

@@ -1,0 +1,73 @@
+"""Logits and losses are the base model's, however they are computed."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tessera.armt as armt
+from tessera.models.recurrence import loss, reading
+from tessera.models.recurrence.read_out import plain_read_out
+from tests.models.armt.bases import BASES, make, tokens
+from tests.tolerances import REORDERED_FLOAT64
+
+PLAIN = [family for family in BASES if family != "memory_mosaic"]
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+
+
+def trained(model, ids, labels):
+    """Loss and gradients of a training step, without dropout."""
+    value = model(ids, labels=labels, num_items_in_batch=7, skip_logits=True).loss
+    return value, torch.autograd.grad(value, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_the_read_out_is_the_bases_own(family, monkeypatch):
+    model, ids = make("armt", family), tokens(2, 21)
+    labels = torch.where(torch.rand(ids.shape) < 0.3, -100, ids)
+    assert plain_read_out(model.base) is model.base.get_output_embeddings()
+    monkeypatch.setattr(loss, "MANY", 0)  # also the small sizes of a test take the way of large ones
+    with torch.no_grad():
+        read = model(ids, labels=labels, logits_to_keep=15), model(ids[:1])
+    step = trained(model, ids, labels)
+    monkeypatch.setattr(reading, "plain_read_out", lambda base: None)
+    whole = model(ids, labels=labels)
+    close(read[0].loss, whole.loss)
+    close(read[0].logits, whole.logits[:, -15:])
+    close(read[1].logits, whole.logits[:1])
+    expected = trained(model, ids, labels)
+    close(step[0], expected[0])
+    for found, other in zip(step[1], expected[1], strict=True):
+        assert (found is None) == (other is None)
+        if found is not None:
+            close(found, other)
+
+
+def test_more_logits_than_tokens_are_all():
+    model, ids = make(), tokens(1, 20)
+    with torch.no_grad():
+        close(model(ids, logits_to_keep=30).logits, model(ids).logits)
+
+
+def test_what_does_more_than_a_product_is_left_to_the_base():
+    base = BASES["gpt2"]()
+    assert plain_read_out(base) is base.lm_head
+    handle = base.lm_head.register_forward_hook(lambda *_: None)
+    assert plain_read_out(base) is None
+    handle.remove()
+    base.lm_head = nn.Sequential(base.lm_head)
+    assert plain_read_out(base) is None
+    assert plain_read_out(BASES["memory_mosaic"]()) is None
+
+
+def test_the_fused_activation_is_the_same_function():
+    base, ids = BASES["gpt2"]().double().eval(), tokens(1, 8)
+    model = armt.wrap(copy.deepcopy(base), segment_size=8, num_memory_tokens=3, memory_dim=4).eval()
+    names = [type(layer.layer.mlp.act).__name__ for layer in model.base.transformer.h]
+    assert names == ["GELUTanh", "GELUTanh"]
+    with torch.no_grad():
+        close(model(ids).logits, base(ids).logits)
