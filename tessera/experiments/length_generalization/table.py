@@ -81,10 +81,11 @@ def _setting(runs: Mapping[str, Record], task: str) -> str:
     rule, width, slots = setting["task"], setting["width"], setting["slots"]
     shortest, longest = rule["length"] - rule["spread"], rule["length"] + rule["spread"]
     examples, symbols = options["steps"] * setting["batch"], SYMBOLS[task]
+    queries = f" {rule['num_queries']} queries (4)," if task == "mqmtar" else ""
     return (
         f"{setting['layers']} layers ({published.DEPTH[task]}) of width {width} ({published.WIDTH}) with "
         f"{setting['heads']} heads ({published.HEADS}), {slots or 'no'} persistent slots; {examples:,} examples "
-        f"({published.EXAMPLES[task]:,}) of {shortest} to {longest} source tokens (32 to 64), "
+        f"({published.EXAMPLES[task]:,}) of {shortest} to {longest} source tokens (32 to 64),{queries} "
         f"{rule['num_symbols']} symbols ({symbols}); {options['steps']:,} steps of {setting['batch']} "
         f"({published.BATCH}), peak learning rate {options['learning_rate']:g} ({published.LEARNING_RATE:g}); "
         f"1x is {setting['test_length']} source tokens ({published.TEST_LENGTH}). In brackets: the paper's setting."
