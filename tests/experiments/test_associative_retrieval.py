@@ -7,11 +7,13 @@ from tessera.errors import TesseraError
 from tessera.experiments.associative_retrieval import asking, models
 from tessera.experiments.associative_retrieval.budgets import BUDGETS, KEY_SIZE, VOCABULARY, stage
 from tessera.experiments.associative_retrieval.experiment import AssociativeRetrievalExperiment, _exact_match
+from tessera.experiments.associative_retrieval.norms import memory_norms
 from tessera.experiments.associative_retrieval.table import table
 from tessera.experiments.curriculum import Curriculum, train_stages
 from tessera.experiments.experiment import Choice, Context, Record
 from tessera.experiments.fit import FitOptions
 from tessera.tasks.associative_retrieval import AssociativeRetrieval
+from tessera.tasks.task import generator_of
 from tests.tasks.test_associative_retrieval import generator, run
 
 SIZES = models.Sizes(VOCABULARY, layers=1, width=16, heads=2, memory_tokens=2, memory_width=4, max_positions=64)
@@ -100,6 +102,18 @@ def test_whole_runs_measure_to_ten_times_the_trained_length():
             assert rule == "remember" or 10 * trained in measured
 
 
+def test_the_norms_are_those_of_reading_each_length_from_the_start():
+    model, task = small("armt").eval(), AssociativeRetrieval("rewrite", 6)
+    found = memory_norms(model, task, [2, 6, 9], contexts=3, seed=0)
+    context, _ = task.sample_questions(3, 1, generator_of(task, 0, "test"))
+    for n in (2, 6):
+        memory = model(input_ids=context[:, : 4 * n]).memory_state
+        assert found["normaliser"][str(n)] == pytest.approx(memory.z.norm(dim=-1).mean().item())
+        assert found["matrix"][str(n)] == pytest.approx(memory.A.square().sum((2, 3)).sqrt().mean().item())
+    assert "9" not in found["matrix"]
+    assert memory_norms(small("rmt"), task, [2], 3, 0) == {}
+
+
 def test_choices():
     experiment = AssociativeRetrievalExperiment()
     keys = [one.key for one in experiment.runs(Choice("smoke", models=("rmt",), seeds=2))]
@@ -112,13 +126,15 @@ def test_the_table_puts_claims_beside_numbers():
     whole = AssociativeRetrievalExperiment().runs(Choice("cpu"))[0].configuration
     for rule in ("rewrite", "remember"):
         for name, share in (("armt", 0.97), ("rmt", 0.5)):
+            norms = {"norms": {"normaliser": {"1": 4.0}, "matrix": {"1": 9.0}} if name == "armt" else {}}
             configuration, outcome = run(name, rule, share)
             records[f"{name}/{rule}/seed 0"] = Record(
-                {**whole, **configuration}, {**outcome, "parameters": 7, "stages": stages}, {}
+                {**whole, **configuration}, {**outcome, "parameters": 7, "stages": stages, **norms}, {}
             )
     text = table(records)
     assert "Batches of 16 contexts with 8 questions to each (512 with 1), peak learning rate 0.0005 to 0.001" in text
     assert "| ARMT | 2 | 100.0 ± 0.0 | 97.0 ± 10.0 |" in text
     assert "ARMT 97.0 ± 10.0 (20 pairs); RMT 50.0 ± 10.0 (20 pairs)" in text
     assert "ARMT 19.4; RMT 9.3" in text  # 20 (16 a - 1) / 15
+    assert "| armt/rewrite/seed 0 | 4 (9) |" in text
     assert "| armt/rewrite/seed 0 | 7 | 2 (1), 5 of 9, 0.987 | 1.5 |" in text

@@ -41,10 +41,10 @@ def answers(model: nn.Module, context: Tensor, questions: Tensor, segment_size: 
     return logits[:, -1].argmax(-1).unflatten(0, questions.shape[:2])
 
 
-def read(model: nn.Module, context: Tensor, segment_size: int):
-    """The memory of a segmented model after the contexts, one pair per segment."""
+def read(model: nn.Module, context: Tensor, segment_size: int, state=None):
+    """The memory of a segmented model after the contexts, one pair per segment, and after what `state` remembers."""
     model.config.segment_size = segment_size
-    return model(input_ids=context, skip_logits=True).memory_state
+    return model(input_ids=context, memory_state=state, skip_logits=True).memory_state
 
 
 def _only_answers(questions: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from tessera.experiments.associative_retrieval import asking, models
 from tessera.experiments.associative_retrieval.budgets import BUDGETS, KEY_SIZE, MODELS, VOCABULARY, Budget
+from tessera.experiments.associative_retrieval.norms import memory_norms
 from tessera.experiments.associative_retrieval.table import table
 from tessera.experiments.curriculum import Curriculum, Stage, train_stages
 from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Experiment, Record, Run, chosen
@@ -131,6 +132,8 @@ def _measure(model, given: Mapping[str, Any], last: Stage, context: Context) -> 
             capacity(share.mean, pairs, symbols),
             capacity_error(share.standard_error, pairs, symbols),
         ]
+    task = _task(given["rule"], max(given["measured"]), last.settings[KEY_SIZE])
+    found["norms"] = memory_norms(model, task, given["measured"], CONTEXTS_AT_ONCE, given["seed"])
     return found
 
 

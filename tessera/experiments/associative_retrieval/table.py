@@ -21,7 +21,7 @@ def table(runs: Mapping[str, Record]) -> str:
         chosen = [one for one in found if one.rule == rule]
         if chosen:
             parts += [f"**{heading}**", "", *_by_pairs(chosen, field), ""]
-    return "\n".join([*parts, *_claims(found), "", *_trainings(runs)])
+    return "\n".join([*parts, *_claims(found), "", *_norms(runs), *_trainings(runs)])
 
 
 def _setting(runs: Mapping[str, Record]) -> list[str]:
@@ -87,6 +87,22 @@ def _at(one: Curve, factor: int) -> str:
         return f"{one.label} not measured at {pairs} pairs"
     mean, error = one.exact_match[pairs]
     return f"{one.label} {100 * mean:.1f} ± {100 * error:.1f} ({pairs} pairs)"
+
+
+def _norms(runs: Mapping[str, Record]) -> list[str]:
+    """The memory's size after n rewritten pairs: the correction is there to keep the normaliser from growing."""
+    lines: list[str] = []
+    for key, record in runs.items():
+        norms = record.outcome.get("norms")
+        if not norms or record.configuration["rule"] != "rewrite":
+            continue
+        if not lines:
+            heads = " | ".join(norms["normaliser"])
+            lines = ["**Rewrite, mean norm of the normaliser z (of the matrix A) after so many pairs**", ""]
+            lines += [f"| run | {heads} |", "|---|" + "---|" * len(norms["normaliser"])]
+        cells = " | ".join(f"{z:.0f} ({norms['matrix'][n]:.0f})" for n, z in norms["normaliser"].items())
+        lines.append(f"| {key} | {cells} |")
+    return [*lines, ""] if lines else []
 
 
 def _trainings(runs: Mapping[str, Record]) -> list[str]:
