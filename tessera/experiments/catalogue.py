@@ -5,3 +5,4 @@ from tessera.experiments.associative_retrieval import experiment as associative_
 from tessera.experiments.experiment import EXPERIMENTS
 from tessera.experiments.length_generalization import experiment as length_generalization
 from tessera.experiments.regbench import experiment as regbench
+from tessera.experiments.three_moons import experiment as three_moons

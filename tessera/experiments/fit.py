@@ -60,11 +60,13 @@ def fit(
     validate: Callable[[], float] | None = None,
     name: str = "training",
     target: float = -math.inf,
+    rate_factor: Callable[[int], float] | None = None,
 ) -> Fit:
     """Train `model` in place on `loss_at(step)`; with `validate` (lower is better) the best weights win.
 
     `loss_at` and `validate` must depend on the step and the model alone: a killed run goes on from
     `context.folder / name` and ends with the same weights. It ends early once a validation reaches `target`.
+    `rate_factor(step)` multiplies the learning rate of the schedule.
 
     Raises:
         TesseraError: the loss is not finite.
@@ -77,7 +79,7 @@ def fit(
     saved = began = time.perf_counter()
     before, running = progress.seconds, []
     while progress.steps < options.steps and not _over(progress, options, target):
-        _set_rate(optimizer, peaks, options, progress.steps)
+        _set_rate(optimizer, peaks, options, progress.steps, rate_factor)
         loss = loss_at(progress.steps)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -124,7 +126,13 @@ def _check(model: nn.Module, validate: Callable[[], float], progress: Fit, best:
     return best
 
 
-def _set_rate(optimizer: torch.optim.Optimizer, peaks: list[float], options: FitOptions, step: int) -> None:
+def _set_rate(
+    optimizer: torch.optim.Optimizer,
+    peaks: list[float],
+    options: FitOptions,
+    step: int,
+    rate_factor: Callable[[int], float] | None,
+) -> None:
     factor = learning_rate_factor(
         step,
         warmup=max(1, round(options.warmup * options.steps)),
@@ -132,6 +140,8 @@ def _set_rate(optimizer: torch.optim.Optimizer, peaks: list[float], options: Fit
         floor=options.min_learning_rate / options.learning_rate,
         decay=options.decay,
     )
+    if rate_factor is not None:
+        factor *= rate_factor(step)
     for group, peak in zip(optimizer.param_groups, peaks):
         group["lr"] = peak * factor
 

@@ -1,0 +1,63 @@
+"""Whether each head answers for one moon, and from which context length on the continuation is right."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tessera.memories.linear_contextual import LinearContextualMemory
+from tessera.tasks.three_moons import common_period, in_observations
+
+# A head is dedicated to a moon that has at least this share of its squared moduli.
+DEDICATED = 0.9
+# "A few steps" after a period, and the level that counts as accurate.
+LATER = 5
+ACCURATE = 0.1
+
+
+def matrices(memory: LinearContextualMemory) -> dict[str, Tensor]:
+    """W_phi and W_psi (rows: components of the heads, columns: moons) and W_z (the other way round)."""
+    layers = {"W_phi": memory.key_extractor, "W_psi": memory.value_extractor, "W_z": memory.output}
+    return {name: layer.weight.detach() for name, layer in layers.items()}
+
+
+def dedication(memory: LinearContextualMemory) -> list[int | None]:
+    """For each head of one complex component the moon (0, 1, 2) that it is dedicated to, or None.
+
+    The share of moon m in head h is `|W_hm|^2 / sum_n |W_hn|^2` (in W_z: `|W_mh|^2 / sum_n |W_nh|^2`). A head is
+    dedicated to m if this share is at least 0.9 in W_phi, in W_psi and in W_z.
+    """
+    found = matrices(memory)
+    power = torch.stack([found["W_phi"], found["W_psi"], found["W_z"].mT]).abs().square()
+    share = (power / power.sum(-1, keepdim=True)).amin(0)
+    return [int(row.argmax()) if row.max() >= DEDICATED else None for row in share]
+
+
+def disentangled(moons: list[int | None]) -> bool:
+    """Whether every head is dedicated, each to another moon."""
+    return None not in moons and len(set(moons)) == len(moons)
+
+
+def levels(curve: list[float], periods: tuple[float, ...]) -> dict[str, float | int | None]:
+    """What a curve of errors says; entry c - 1 is for c observations.
+
+    `early`: mean up to the shortest period. `after_slowest`, `after_common`: 5 observations after the longest and the
+    common period, as shares of `early`. `accurate_from`: the least context length from which on the error stays below
+    a tenth of `early`. None where the curve is too short, or never accurate.
+    """
+    shortest, slowest = in_observations(min(periods)), in_observations(max(periods))
+    start = curve[: math.floor(shortest)]
+    early = sum(start) / len(start)
+
+    def share_after(period: float) -> float | None:
+        context = math.ceil(period) + LATER
+        return curve[context - 1] / early if context <= len(curve) else None
+
+    wrong = [context for context, error in enumerate(curve, 1) if error >= ACCURATE * early]
+    last = wrong[-1] if wrong else 0
+    return {
+        "early": early,
+        "after_slowest": share_after(slowest),
+        "after_common": share_after(in_observations(common_period(periods))),
+        "accurate_from": last + 1 if last < len(curve) else None,
+    }
