@@ -1,14 +1,17 @@
 """The published setting, the evaluation, and the numbers of the table."""
 
 import json
+import math
 
 import pytest
 import torch
 
 from tessera.experiments.experiment import Choice, Record
-from tessera.experiments.length_generalization.experiment import KERNELS, LengthGeneralization, evaluate
+from tessera.experiments.length_generalization.evaluate import evaluate, sharper
+from tessera.experiments.length_generalization.experiment import KERNELS, LengthGeneralization
 from tessera.experiments.length_generalization.settings import SETTINGS
 from tessera.experiments.length_generalization.table import Point, curves, half, table
+from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 from tessera.tasks.length_generalization import published
 
 EXPERIMENT = LengthGeneralization()
@@ -70,6 +73,23 @@ def test_rows_of_one_batch_hold_no_more_than_16384_tokens():
     tested = evaluate(model, setting, 16, "cpu")["exact_match"][2]
     assert sum(model.rows) == tested == 60_000 // 1045
     assert max(model.rows) == 16_384 // 1045
+
+
+def test_sharper_memories_at_the_longest_length_that_still_works():
+    setting = SETTINGS["smoke"]["reverse"]
+    config = MemoryMosaicConfig(vocab_size=12, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=4)
+    model = MemoryMosaicForCausalLM(config).eval()
+    scores = {"1": {"token_accuracy": [0.9, 0.0, 20]}, "2": {"token_accuracy": [0.6, 0.0, 20]}}
+    before = evaluate(model, setting, 2, "cpu")
+    found = sharper(model, setting, scores, "cpu")["sharper"]
+    assert set(found) == {"2"}
+    assert found["2"].keys() == before.keys()
+    for layer in model.model.layers:
+        assert torch.allclose(layer.contextual.bandwidth.log_inverse_bandwidth.exp(), torch.tensor(2 * math.e**2))
+        assert torch.allclose(layer.persistent.bandwidth.log_inverse_bandwidth.exp(), torch.tensor(math.e**2))
+    scores["2"]["token_accuracy"][0] = 0.4
+    assert set(sharper(model, setting, scores, "cpu")["sharper"]) == {"1"}
+    assert sharper(torch.nn.Linear(1, 1), setting, scores, "cpu") == {}
 
 
 def record(task, name, seed, exact):

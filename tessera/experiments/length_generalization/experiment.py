@@ -11,10 +11,10 @@ from torch import nn
 from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Experiment, Record, Run, chosen
 from tessera.experiments.fit import fit
 from tessera.experiments.language_models import named_kernel
+from tessera.experiments.length_generalization.evaluate import evaluate, sharper
 from tessera.experiments.length_generalization.settings import SEEDS, SETTINGS, Setting
 from tessera.experiments.length_generalization.table import curves, table
 from tessera.models.memory_mosaic import MemoryMosaicConfig
-from tessera.tasks.task import estimate
 from tessera.training.precision import autocast
 
 KERNELS: dict[str, Any] = {
@@ -30,7 +30,6 @@ KERNELS: dict[str, Any] = {
     "uniform_knn_32": {"name": "knn", "base": "uniform", "k": 32},
 }
 MODELS = ("mosaic", "transformer")
-TEST_SEED = 1_000_003
 
 
 class LengthGeneralization(Experiment):
@@ -82,7 +81,7 @@ class LengthGeneralization(Experiment):
         for factor in setting.factors:
             context.report(1.0, f"testing at {factor} x {setting.test_length}")
             outcome.setdefault("scores", {})[f"{factor:g}"] = evaluate(model, setting, factor, device)
-        return outcome
+        return outcome | sharper(model, setting, outcome["scores"], device)
 
     def table(self, runs: Mapping[str, Record]) -> str:
         """Ours and the paper's, task by task."""
@@ -125,21 +124,3 @@ def _model(run: Run, setting: Setting) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.configuration["seed"])
         return AutoModelForCausalLM.from_config(config)
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, setting: Setting, factor: float, device: str) -> dict[str, list[float]]:
-    """Mean, standard error and count of each score at `factor` times the test length; small batches of long rows."""
-    task = setting.test_task(factor)
-    width = task.sample(1, 0, "test").tokens.shape[1]
-    batch, left = max(1, 16_384 // width), setting.num_tests(width)
-    collected: dict[str, list[torch.Tensor]] = {}
-    seed = TEST_SEED
-    while left > 0:
-        examples = task.sample(min(batch, left), seed, "test")
-        with autocast(setting.precision, device):
-            logits = model(input_ids=examples.tokens.to(device), use_cache=False).logits
-        for name, values in task.scores(logits.float(), examples).items():
-            collected.setdefault(name, []).append(values)
-        left, seed = left - len(examples), seed + 1
-    return {name: list(estimate(torch.cat(values))) for name, values in collected.items()}

@@ -64,6 +64,7 @@ def table(runs: Mapping[str, Record]) -> str:
     for task, names in curves(runs).items():
         factors = sorted({factor for points in names.values() for factor in points})
         parts += [f"**{TITLES[task]}**: {_setting(runs, task)}", "", *_rows(task, names, factors), ""]
+    parts += _failures(runs)
     return "\n".join([*parts, NOTE])
 
 
@@ -104,6 +105,33 @@ def _rows(task: str, names: Mapping[str, Mapping[float, Point]], factors: list[f
         cells.append(f"{ours} *{half(known)}*" if len(known) > 1 else ours)
         rows.append(f"| {WORDS[name]} | {seeds} | " + " | ".join(cells) + " |")
     return rows
+
+
+def _failures(runs: Mapping[str, Record]) -> list[str]:
+    """What fails far beyond training: the table of `sharper` (see evaluate.py)."""
+    rows = []
+    for record in runs.values():
+        task, name, seed = (record.configuration[key] for key in ("task", "name", "seed"))
+        for factor, sharp in record.outcome.get("sharper", {}).items():
+            cells = [
+                f"{record.outcome['scores'][factor][score][0]:.2f} -> {sharp[score][0]:.2f}" if score in sharp else ""
+                for score in ("exact_match", "token_accuracy", "first_symbol", "second_symbol")
+            ]
+            place = (list(TITLES).index(task), list(WORDS).index(name), seed)
+            rows.append((place, f"| {TITLES[task]} | {WORDS[name]} | {factor}x | " + " | ".join(cells) + " |"))
+    if not rows:
+        return []
+    return [
+        "**What fails**: the model as trained -> with the inverse bandwidth of every contextual memory doubled, at the "
+        "longest length at which half of the symbols are right. What comes back was lost to weight that spreads over "
+        "more pairs. What does not come back has another cause: in MQMTAR a key that fits several pairs, since the "
+        "second symbol of a value is asked for by the first.",
+        "",
+        "| task | kernel | length | exact match | all symbols | first symbol | second symbol |",
+        "|---|---|---|---|---|---|---|",
+        *(text for _, text in sorted(rows)),
+        "",
+    ]
 
 
 def half(means: Mapping[float, float]) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tessera.errors import expect
 from tessera.tasks.length_generalization.sequences import Drawn, SourceTargetTask
-from tessera.tasks.task import TASKS, Task
+from tessera.tasks.task import TASKS, Task, TokenExamples
 
 FILLER, PAIR_SEPARATOR, QUERY_SEPARATOR, FIRST_SYMBOL = 0, 1, 2, 3
 BLOCK = 6  # k1 k2 1 v1 v2 and at least one filler
@@ -61,6 +61,13 @@ class MultiQueryRecall(SourceTargetTask):
     def scored(self, labels: Tensor) -> Tensor:
         """The values' symbols: the separators between them need no knowledge."""
         return super().scored(labels) & (labels >= FIRST_SYMBOL)
+
+    def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
+        """Besides, the share of right first symbols (found by the key) and second ones (found by what precedes)."""
+        symbols = self.scored(examples.labels[:, 1:]).to(predictions.device)
+        right = predictions[:, :-1].argmax(-1)[symbols] == examples.labels[:, 1:].to(predictions.device)[symbols]
+        shares = right.view(len(examples), self.num_queries, 2).double().mean(1).cpu()
+        return {**super().scores(predictions, examples), "first_symbol": shares[:, 0], "second_symbol": shares[:, 1]}
 
     def draw(self, lengths: Tensor, generator: torch.Generator) -> Drawn:
         """See `SourceTargetTask.draw`."""
