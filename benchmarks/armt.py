@@ -116,9 +116,13 @@ def take_turns(sides: dict[str, Process], work: str, tokens: int, repetitions: i
         seconds = statistics.median(answer["seconds"] for answer in all_of)
         spread = [round(answer["seconds"], 3) for answer in all_of]
         peak = max(answer["peak_mb"] for answer in all_of)
-        row[name] = {"seconds": seconds, "tokens_per_second": tokens / seconds, "all": spread, "peak_mb": peak}
+        # With one thread, processor time tells what a machine that does other things too cannot tell by the clock.
+        cpu = statistics.median(answer["cpu_seconds"] for answer in all_of)
+        row[name] = {"seconds": seconds, "tokens_per_second": tokens / seconds, "all": spread}
+        row[name] |= {"cpu_seconds": cpu, "peak_mb": peak}
     if "reference" in row:
         row["speed_ratio"] = row["reference"]["seconds"] / row["tessera"]["seconds"]
+        row["cpu_ratio"] = row["reference"]["cpu_seconds"] / row["tessera"]["cpu_seconds"]
         row["peak_ratio"] = row["tessera"]["peak_mb"] / row["reference"]["peak_mb"]
     return row
 

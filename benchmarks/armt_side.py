@@ -1,7 +1,7 @@
 """One side of `benchmarks.armt`: a process that builds its model once and does what single lines on stdin ask for.
 
 Runs under two Pythons, so it imports nothing of the library unless it is the library's side. Every answer is one JSON
-line: `{"seconds": ..., "peak_mb": ...}`.
+line: `{"seconds": ..., "cpu_seconds": ..., "peak_mb": ...}`.
 """
 
 import argparse
@@ -100,13 +100,14 @@ class Side:
 
 
 def measure(work, *arguments) -> dict:
-    """Seconds and the peak resident memory of one call."""
+    """Seconds, seconds of processor time, and the peak resident memory of one call."""
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
         reset.write_text("5")  # forget the peak so far
-    start = time.perf_counter()
+    start, worked = time.perf_counter(), time.process_time()
     work(*arguments)
-    return {"seconds": time.perf_counter() - start, "peak_mb": peak_mb()}
+    times = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - worked}
+    return {**times, "peak_mb": peak_mb()}
 
 
 def peak_mb() -> float:
