@@ -17,6 +17,7 @@ def loss(model: nn.Module, context: Tensor, questions: Tensor, segment_size: int
     A segmented model reads each context once, and every question is asked of its memory. Another one reads the
     questions with their answers after the context, in one row.
     """
+    context, questions = context.to(model.device), questions.to(model.device)
     if not is_segmented(model):
         row = torch.cat([context, questions.flatten(1)], 1)
         labels = torch.full_like(row, IGNORE)
@@ -31,6 +32,7 @@ def loss(model: nn.Module, context: Tensor, questions: Tensor, segment_size: int
 @torch.no_grad()
 def answers(model: nn.Module, context: Tensor, questions: Tensor, segment_size: int) -> Tensor:
     """The greedy answers (B, Q); every question is asked alone, right after its context."""
+    context, questions = context.to(model.device), questions.to(model.device)
     prompts = questions[..., :-1].flatten(0, 1)
     if is_segmented(model):
         asked = read(model, context, segment_size).repeat_batch(questions.shape[1])
@@ -38,7 +40,7 @@ def answers(model: nn.Module, context: Tensor, questions: Tensor, segment_size: 
     else:
         rows = torch.cat([context.repeat_interleave(questions.shape[1], 0), prompts], 1)
         logits = model(input_ids=rows).logits
-    return logits[:, -1].argmax(-1).unflatten(0, questions.shape[:2])
+    return logits[:, -1].argmax(-1).unflatten(0, questions.shape[:2]).cpu()
 
 
 def read(model: nn.Module, context: Tensor, segment_size: int, state=None):

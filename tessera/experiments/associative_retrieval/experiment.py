@@ -48,7 +48,7 @@ class AssociativeRetrievalExperiment(Experiment):
         """Train through the curriculum, then measure."""
         given = run.configuration
         seed, rule = given["seed"], given["rule"]
-        model = models.build(given["model"], models.Sizes(**given["sizes"]), seed)
+        model = models.build(given["model"], models.Sizes(**given["sizes"]), seed).to(context.device)
 
         def loss_at(stage: Stage, number: int, step: int) -> torch.Tensor:
             task = _task(rule, stage.length_at(step, seed), stage.settings[KEY_SIZE])

@@ -17,6 +17,7 @@ def memory_norms(model: nn.Module, task: AssociativeRetrieval, lengths: list[int
     if not hasattr(model, "memories"):
         return {}
     context, _ = task.sample_questions(contexts, 1, generator_of(task, seed, "test"))
+    context = context.to(model.device)
     found: dict[str, dict[str, float]] = {"normaliser": {}, "matrix": {}}
     state, done = None, 0
     for length in sorted(n for n in lengths if n <= task.num_pairs):
