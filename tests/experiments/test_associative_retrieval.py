@@ -7,12 +7,14 @@ from tessera.errors import TesseraError
 from tessera.experiments.associative_retrieval import asking, models
 from tessera.experiments.associative_retrieval.budgets import BUDGETS, KEY_SIZE, VOCABULARY, stage
 from tessera.experiments.associative_retrieval.experiment import AssociativeRetrievalExperiment, _exact_match
+from tessera.experiments.associative_retrieval.findings import findings
 from tessera.experiments.associative_retrieval.norms import memory_norms
 from tessera.experiments.associative_retrieval.table import table
 from tessera.experiments.curriculum import Curriculum, train_stages
 from tessera.experiments.experiment import Choice, Context, Record
 from tessera.experiments.fit import FitOptions
 from tessera.tasks.associative_retrieval import AssociativeRetrieval
+from tessera.tasks.associative_retrieval.curves import Curve
 from tessera.tasks.task import generator_of
 from tests.tasks.test_associative_retrieval import generator, run
 
@@ -112,6 +114,25 @@ def test_the_norms_are_those_of_reading_each_length_from_the_start():
         assert found["matrix"][str(n)] == pytest.approx(memory.A.square().sum((2, 3)).sqrt().mean().item())
     assert "9" not in found["matrix"]
     assert memory_norms(small("rmt"), task, [2], 3, 0) == {}
+
+
+def test_findings_are_only_said_where_the_numbers_bear_them_out():
+    def curve(model, near, far):
+        return Curve(model, None, "rewrite", 1, 2, {2: (near, 0.0), 20: (far, 0.0)}, {2: (2.0, 0.0), 20: (3.0, 0.0)})
+
+    norms = {"armt": {"normaliser": {"2": 10.0, "20": 10.1}, "matrix": {"2": 1.0, "20": 3.0}}}
+    good, bad = curve("armt", 1.0, 0.995), curve("armt", 0.9, 0.5)
+    (line,) = findings([good], {})
+    assert line == "- ARMT reaches 0.99 exact match at its training length (2 pairs: 1.000)."
+    lines = findings([bad, curve("rmt", 0.3, 0.1)], norms)
+    assert "does not reach 0.99" in lines[0]
+    assert "At 20 pairs it falls to 0.500" in lines[0]
+    assert "the normaliser stays as it is and the matrix grows to 3.0 x" in lines[1]
+    assert lines[2] == "- Rewrite, 2 pairs: ARMT 0.900; RMT 0.300."
+    norms["armt"]["normaliser"]["20"] = 40.0
+    assert "the normaliser grows to 4.0 x its size" in findings([bad], norms)[1]
+    assert findings([curve("mosaic", 1.0, 0.95)], {}) == []
+    assert "falls from 1.000 at 2 to 0.200 at 20 pairs" in findings([curve("mosaic", 1.0, 0.2)], {})[0]
 
 
 def test_choices():

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from tessera.experiments.associative_retrieval.findings import findings
 from tessera.experiments.experiment import Record
 from tessera.tasks.associative_retrieval.curves import Curve, curves
 from tessera.tasks.associative_retrieval.published import CLAIMS, GENERALIZATION, SETTING
@@ -21,7 +22,11 @@ def table(runs: Mapping[str, Record]) -> str:
         chosen = [one for one in found if one.rule == rule]
         if chosen:
             parts += [f"**{heading}**", "", *_by_pairs(chosen, field), ""]
-    return "\n".join([*parts, *_claims(found), "", *_norms(runs), *_trainings(runs)])
+    rewrite = [
+        one for one in runs.values() if one.configuration["rule"] == "rewrite" and not one.configuration["ablation"]
+    ]
+    norms = {one.configuration["model"]: one.outcome.get("norms", {}) for one in rewrite}
+    return "\n".join([*parts, *_claims(found), "", *findings(found, norms), "", *_norms(runs), *_trainings(runs)])
 
 
 def _setting(runs: Mapping[str, Record]) -> list[str]:
