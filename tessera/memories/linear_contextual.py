@@ -65,9 +65,8 @@ class LinearContextualMemory(nn.Module):
         if output == "sum":
             expect(head_dim == input_dim, where, "head_dim", f"be input_dim ({input_dim}) for a sum of heads", head_dim)
         if complex_numbers:
-            expect(
-                input_dim % 2 == head_dim % 2 == 0, where, "input_dim and head_dim", "be even", (input_dim, head_dim)
-            )
+            odd = [dim for dim in (input_dim, head_dim, embedding_dim or 0) if dim % 2]
+            expect(not odd, where, "input_dim, head_dim and embedding_dim", "be even for complex numbers", odd)
 
         def matrix(inputs: int, outputs: int) -> nn.Linear:
             if complex_numbers:

@@ -10,7 +10,7 @@ from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.tasks.three_moons import deviation
 
 # Sequences and contexts done together: their scores stay in the second-level cache.
-SEQUENCES = 4
+SEQUENCES = 8
 CONTEXTS = 64
 
 

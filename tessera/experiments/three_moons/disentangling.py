@@ -8,6 +8,7 @@ from torch import Tensor
 from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.tasks.three_moons import common_period, in_observations
 
+INVERSE_BANDWIDTH = 50.0
 # A head is dedicated to a moon that has at least this share of its squared moduli.
 DEDICATED = 0.9
 # "A few steps" after a period, and the level that counts as accurate.
@@ -15,20 +16,25 @@ LATER = 5
 ACCURATE = 0.1
 
 
-def matrices(memory: LinearContextualMemory) -> dict[str, Tensor]:
-    """W_phi and W_psi (rows: components of the heads, columns: moons) and W_z (the other way round)."""
+def weights(memory: LinearContextualMemory) -> dict[str, list]:
+    """The three complex matrices, JSON-ready: [real, imaginary] for each entry."""
     layers = {"W_phi": memory.key_extractor, "W_psi": memory.value_extractor, "W_z": memory.output}
-    return {name: layer.weight.detach() for name, layer in layers.items()}
+    return {name: torch.view_as_real(layer.weight.detach()).tolist() for name, layer in layers.items()}
 
 
-def dedication(memory: LinearContextualMemory) -> list[int | None]:
-    """For each head of one complex component the moon (0, 1, 2) that it is dedicated to, or None.
+def matrices(found: dict[str, list]) -> dict[str, Tensor]:
+    """W_phi and W_psi (rows: complex components of the heads, columns: moons) and W_z (the other way round)."""
+    return {name: torch.view_as_complex(torch.tensor(pairs)) for name, pairs in found.items()}
+
+
+def dedication(found: dict[str, list]) -> list[int | None]:
+    """For each head of one complex component the moon (0, 1, 2) that it is dedicated to, or None, given the `weights`.
 
     The share of moon m in head h is `|W_hm|^2 / sum_n |W_hn|^2` (in W_z: `|W_mh|^2 / sum_n |W_nh|^2`). A head is
     dedicated to m if this share is at least 0.9 in W_phi, in W_psi and in W_z.
     """
-    found = matrices(memory)
-    power = torch.stack([found["W_phi"], found["W_psi"], found["W_z"].mT]).abs().square()
+    matrix = matrices(found)
+    power = torch.stack([matrix["W_phi"], matrix["W_psi"], matrix["W_z"].mT]).abs().square()
     share = (power / power.sum(-1, keepdim=True)).amin(0)
     return [int(row.argmax()) if row.max() >= DEDICATED else None for row in share]
 
@@ -36,6 +42,20 @@ def dedication(memory: LinearContextualMemory) -> list[int | None]:
 def disentangled(moons: list[int | None]) -> bool:
     """Whether every head is dedicated, each to another moon."""
     return None not in moons and len(set(moons)) == len(moons)
+
+
+def gains(found: dict[str, list]) -> dict[str, float]:
+    """What a disentangled network does to a moon between memory and prediction, given its `weights`.
+
+    `turn`: the mean angle of the diagonal of W_z W_psi, positive when predictions run ahead (angles of observations
+    fall with time, since they hold the sine first). `leak`: its largest modulus off the diagonal. `width`: the mean of
+    `1 / (sqrt(beta) |w|)`, the angular width of a head's kernel, with beta = 50 and w its largest entry of W_phi.
+    """
+    matrix = matrices(found)
+    product = matrix["W_z"] @ matrix["W_psi"]
+    off = product.abs() * (1 - torch.eye(len(product)))
+    width = (INVERSE_BANDWIDTH**0.5 * matrix["W_phi"].abs().amax(1)).reciprocal()
+    return {"turn": -product.diagonal().angle().mean().item(), "leak": off.max().item(), "width": width.mean().item()}
 
 
 def levels(curve: list[float], periods: tuple[float, ...]) -> dict[str, float | int | None]:

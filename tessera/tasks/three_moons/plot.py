@@ -1,22 +1,22 @@
 """The pictures of three moons: errors against the context length (figures 4 and 5), moduli of matrices (figure 10)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tessera.tasks.three_moons.periods import Periods, common_period, in_observations
 from tessera.tasks.three_moons.task import MEAN_MODULUS
 
 
-def draw_errors(axis, curves: Sequence[Sequence[float]], periods: Periods, title: str) -> None:
-    """Deviation of the continuation against the number of observations before it, one curve per trained model.
+def draw_errors(axis, groups: Mapping[str, Sequence[Sequence[float]]], periods: Periods, title: str) -> None:
+    """Deviation of the continuation against the number of observations before it.
 
-    Black lines: the moons' periods p1, p2, p3. Red line: their common period. Entry c - 1 of a curve is for c
-    observations.
+    Each group is drawn in one colour, a curve per trained model, the first one bold. Black lines: the moons' periods
+    p1, p2, p3. Red line: their common period. Entry c - 1 of a curve is for c observations.
     """
-    for number, curve in enumerate(curves):
-        first = {"color": "C0", "linewidth": 1.4, "label": "seed 0", "zorder": 3}
-        other = {"color": "C0", "linewidth": 0.7, "alpha": 0.4, "label": "other seeds" if number == 1 else None}
-        axis.plot(range(1, len(curve) + 1), curve, **(other if number else first))
-    longest = max((len(curve) for curve in curves), default=1)
+    for color, (name, curves) in enumerate(groups.items()):
+        for number, curve in enumerate(curves):
+            style = {"alpha": 0.35, "linewidth": 0.6} if number else {"label": name, "linewidth": 1.4}
+            axis.plot(range(1, len(curve) + 1), curve, color=f"C{color}", zorder=2 if number else 3, **style)
+    longest = max(len(curve) for curves in groups.values() for curve in curves)
     axis.axhline(MEAN_MODULUS, color="gray", linestyle=":", linewidth=1, label="always 0")
     top = MEAN_MODULUS * 1.25
     for index, period in enumerate(sorted(periods)):

@@ -1,0 +1,142 @@
+"""The three moons experiment: continuations are exact, the criteria mean what they say, the smoke budget runs."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tessera.errors import TesseraError
+from tessera.experiments.experiment import Choice, Context, Record
+from tessera.experiments.three_moons import continuations
+from tessera.experiments.three_moons import experiment as module
+from tessera.experiments.three_moons.disentangling import dedication, disentangled, gains, levels, weights
+from tessera.kernels import Triweight
+from tessera.memories.linear_contextual import LinearContextualMemory
+from tessera.tasks.three_moons import ThreeMoons, deviation
+from tests.tolerances import REORDERED_FLOAT64
+
+EXPERIMENT = module.ThreeMoonsExperiment()
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("kernel", [None, Triweight()], ids=["gaussian", "triweight"])
+def test_continuations_are_generations_from_every_context(heads, kernel, monkeypatch):
+    monkeypatch.setattr(continuations, "SEQUENCES", 2)
+    monkeypatch.setattr(continuations, "CONTEXTS", 7)
+    norm_eps = None if kernel is None else 1e-3
+    memory = LinearContextualMemory(6, heads, 6 // heads, kernel=kernel, norm_eps=norm_eps, dtype=torch.float64)
+    examples = ThreeMoons(context=30, horizon=5).sample(3, 0)
+    x = torch.cat([examples.observations, examples.future], 1).double()
+    slow = [deviation(memory.generate(x[:, :c], 5), x[:, c : c + 5]) for c in range(1, 31)]
+    found = continuations.continuation_errors(memory, x, 5)
+    torch.testing.assert_close(found, torch.stack(slow, 1), rtol=0, atol=REORDERED_FLOAT64)
+
+
+def test_continuations_refuse_another_delay():
+    with pytest.raises(TesseraError, match="must have delay 1"):
+        continuations.continuation_errors(LinearContextualMemory(delay=2), torch.zeros(1, 5, 6), 2)
+
+
+def test_rate_factor_takes_the_bias_correction_out_of_adamw():
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    optimizer = torch.optim.AdamW([weight], lr=1e-2, weight_decay=0.0, eps=0.0)
+    expected, first, second = weight.detach().clone(), 0.0, 0.0
+    for step in range(30):
+        weight.grad = torch.tensor([math.cos(step), 3.0 + step], dtype=torch.float64)
+        first, second = 0.9 * first + 0.1 * weight.grad, 0.999 * second + 0.001 * weight.grad**2
+        expected -= 1e-2 * first / second.sqrt()
+        optimizer.param_groups[0]["lr"] = 1e-2 * module.uncorrected((0.9, 0.999), step)
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), expected, rtol=0, atol=REORDERED_FLOAT64)
+
+
+def weights_with(phi, psi, z):
+    memory = LinearContextualMemory(6, 3, 2)
+    for layer, matrix in zip((memory.key_extractor, memory.value_extractor, memory.output), (phi, psi, z)):
+        layer.weight.data = torch.as_tensor(matrix, dtype=torch.complex64)
+    return weights(memory)
+
+
+def test_dedication_reads_heads_in_rows_and_in_the_columns_of_the_output():
+    permutation = torch.eye(3)[[1, 2, 0]]
+    turned = 1j * permutation + 0.1
+    assert dedication(weights_with(turned, permutation, permutation.T)) == [1, 2, 0]
+    assert dedication(weights_with(turned, permutation, permutation)) == [None, None, None]
+    mixed = torch.eye(3)
+    mixed[1] = torch.tensor([0.4, 1.0, 0.0])
+    assert dedication(weights_with(torch.eye(3), mixed, torch.eye(3))) == [0, None, 2]
+
+
+def test_gains_of_made_up_matrices():
+    """A prediction one step late or early shows as the angle that the moon moves in one step."""
+    step = torch.tensor(0.1)
+    ahead = torch.polar(torch.ones(3), -step.expand(3)).diag()
+    ahead[0, 2] = 0.25
+    found = gains(weights_with(2 * torch.eye(3), torch.eye(3), ahead))
+    assert found == pytest.approx({"turn": 0.1, "leak": 0.25, "width": 0.5 / 50**0.5})
+    moons = ThreeMoons(context=1, horizon=1, periods=(1.0, 2.0, 3.0)).sample(1, 0, "test")
+    now, then = (torch.view_as_complex(x[0, 0].view(3, 2)) for x in (moons.observations, moons.future))
+    assert ((then / now).angle() < 0).all(), "angles of observations fall with time"
+
+
+def test_disentangled_needs_three_moons():
+    assert disentangled([2, 0, 1])
+    assert not disentangled([0, 0, 1])
+    assert not disentangled([0, 1, None])
+
+
+def test_levels_of_a_made_up_curve():
+    # Periods of 400 / 9 observations each and twice that: 45 observations early, then 0.01, one relapse.
+    curve = [0.5] * 100 + [0.01] * 200
+    found = levels(curve, (1.0, 1.0, 2.0))
+    assert found == {"early": 0.5, "after_slowest": 1.0, "after_common": 1.0, "accurate_from": 101}
+    curve[250] = 0.4
+    assert levels(curve, (1.0, 1.0, 2.0))["accurate_from"] == 252
+    assert levels(curve[:60] + [0.5], (1.0, 1.0, 2.0)) == {
+        "early": 0.5,
+        "after_slowest": None,
+        "after_common": None,
+        "accurate_from": None,
+    }
+
+
+def test_smoke(tmp_path):
+    runs = EXPERIMENT.runs(Choice("smoke"))
+    assert [run.key for run in runs] == ["three_heads/seed 0", "one_head/seed 0"]
+    records = {}
+    for run in runs:
+        outcome = json.loads(json.dumps(EXPERIMENT.execute(run, Context(tmp_path / run.key))))
+        assert outcome["steps"] == 6
+        assert outcome["real_parameters"] == 54
+        assert outcome["second_round"]["steps"] == 3
+        assert len(outcome["errors"]["held out"]["mean"]) == 60
+        records[run.key] = Record(run.configuration, outcome, {})
+    table = EXPERIMENT.table(records)
+    assert "published training: 0 of 1 seeds" in table
+    assert table.count("| held out (1, 2, 3) |") == 4
+    EXPERIMENT.plot(records, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert EXPERIMENT.table({}) == "No run has finished yet."
+
+
+def test_a_run_is_a_function_of_its_configuration(tmp_path):
+    setting = replace(module.SETTINGS["smoke"], steps=3, sequences=2, contexts=10, second_steps=2)
+    run = module._run("one_head", 3, setting)
+    torch.manual_seed(0)
+    first = EXPERIMENT.execute(run, Context(tmp_path / "a"))
+    torch.manual_seed(1)
+    second = EXPERIMENT.execute(run, Context(tmp_path / "b"))
+    assert first["errors"] == second["errors"]
+    assert first["second_round"]["weights"] == second["second_round"]["weights"]
+
+
+def test_choices():
+    runs = EXPERIMENT.runs(Choice("cpu", models=("one_head",), seeds=2))
+    assert [run.key for run in runs] == ["one_head/seed 0", "one_head/seed 1"]
+    assert len(EXPERIMENT.runs(Choice("cpu"))) == 10
+    with pytest.raises(TesseraError, match="unknown model 'two_heads'"):
+        EXPERIMENT.runs(Choice("cpu", models=("two_heads",)))
+    with pytest.raises(TesseraError, match="there is no such choice"):
+        EXPERIMENT.runs(Choice("cpu", kernels=("gaussian",)))

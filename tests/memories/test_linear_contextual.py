@@ -1,0 +1,94 @@
+"""The linear contextual memory beyond the published numbers (tests/interop/test_three_moons.py has those)."""
+
+import pytest
+import torch
+
+from tessera.errors import TesseraError
+from tessera.kernels import Triweight
+from tessera.layers.complex_linear import ComplexLinear
+from tessera.memories.linear_contextual import LinearContextualMemory
+from tests.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64
+
+
+def memory(heads=3, **options):
+    return LinearContextualMemory(6, heads, 6 // heads, **{"dtype": torch.float64, **options})
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_54_real_parameters(heads):
+    weights = list(memory(heads).parameters())
+    assert [tuple(weight.shape) for weight in weights] == [(3, 3)] * 3
+    assert all(weight.is_complex() for weight in weights)
+    assert sum(torch.view_as_real(weight).numel() for weight in weights) == 54
+
+
+def test_the_formula_in_complex_numbers():
+    """Word for word as in the paper's figure 3, with `k . k'` the real part of the complex product."""
+    model = memory()
+    x = torch.randn(2, 7, 6, dtype=torch.float64)
+    z = torch.view_as_complex(x.unflatten(-1, (3, 2)).contiguous())
+    keys, values = z @ model.key_extractor.weight.T, z @ model.value_extractor.weight.T
+    expected = torch.zeros(2, 7, 3, dtype=torch.complex128)
+    for step in range(1, 7):
+        for head in range(3):
+            near = (50.0 * (keys[:, step, head, None].conj() * keys[:, :step, head]).real).exp()
+            weights = near / near.sum(-1, keepdim=True)
+            expected[:, step, head] = (weights * values[:, 1 : step + 1, head]).sum(-1)
+    expected = torch.view_as_real(expected @ model.output.weight.T).flatten(-2)
+    torch.testing.assert_close(model(x)[0], expected, rtol=0, atol=REORDERED_FLOAT64)
+
+
+def test_complex_layer_multiplies():
+    layer = ComplexLinear(2, 1, dtype=torch.float64)
+    layer.weight.data = torch.tensor([[1j, 2.0]], dtype=torch.complex128)
+    found = layer(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64))
+    assert found.tolist() == [-2.0 + 6.0, 1.0 + 8.0]
+
+
+def test_first_weights_are_a_projected_real_layer():
+    parts = torch.view_as_real(ComplexLinear(200, 200).weight.detach())
+    bound = 400**-0.5
+    assert parts.abs().max() <= bound
+    # The mean of two uniform numbers: variance bound^2 / 6.
+    assert parts.std().item() == pytest.approx(bound / 6**0.5, rel=0.02)
+
+
+def test_generation_is_stepping_and_leaves_the_state_alone():
+    model = memory()
+    x = torch.randn(2, 9, 6, dtype=torch.float64)
+    _, state = model(x, keep_state=True)
+    length, grown = state.pairs.length, x
+    expected = []
+    for _ in range(4):
+        expected.append(model(grown)[0][:, -1:])
+        grown = torch.cat([grown, expected[-1]], 1)
+    torch.testing.assert_close(model.generate(x, 4), torch.cat(expected, 1), rtol=0, atol=REORDERED_FLOAT64)
+    one, _ = model(expected[0], state, keep_state=True)
+    two, _ = model(expected[0], state)
+    assert torch.equal(one, two)
+    assert state.pairs.length == length
+
+
+def test_any_kernel_and_the_narrow_backend():
+    x = torch.nn.functional.normalize(torch.randn(2, 40, 3, 2), dim=-1).flatten(2)
+    for kernel in (None, Triweight()):
+        model = LinearContextualMemory(6, 3, 2, kernel=kernel, norm_eps=0.0)
+        slow = model(x)[0]
+        model.backend = "reference"
+        reference = model(x)[0]
+        model.backend = "chunked"
+        torch.testing.assert_close(model(x)[0], reference, rtol=0, atol=REORDERED_FLOAT32)
+        torch.testing.assert_close(slow, reference, rtol=0, atol=REORDERED_FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output": "mean"}, "output must be one of projection, sum"),
+        ({"output": "sum"}, r"head_dim must be input_dim \(6\)"),
+        ({"embedding_dim": 7}, "must be even for complex numbers"),
+    ],
+)
+def test_refusals(options, message):
+    with pytest.raises(TesseraError, match=message):
+        LinearContextualMemory(6, 3, 2, **options)
