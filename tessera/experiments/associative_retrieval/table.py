@@ -34,7 +34,8 @@ def _setting(runs: Mapping[str, Record]) -> list[str]:
     if not runs:
         return ["No run yet."]
     given = next(iter(runs.values())).configuration
-    sizes, stages = given["sizes"], given["curriculum"]["stages"]
+    sizes = given["sizes"]
+    stages = [stage for run in runs.values() for stage in run.configuration["curriculum"]["stages"]]
     rates = " to ".join(f"{rate:g}" for rate in sorted({stage["learning_rate"] for stage in stages}))
     steps = max(sum(one["steps"] for one in run.configuration["curriculum"]["stages"]) for run in runs.values())
     seeds = len({run.configuration["seed"] for run in runs.values()})

@@ -36,12 +36,13 @@ class Curve(NamedTuple):
 
 
 def curves(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[Curve]:
-    """One curve per model, variant and rule of (configuration, outcome), in the order of their first runs."""
+    """One curve per model, variant and rule of (configuration, outcome), in the order of `NAMES`, variants last."""
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     for configuration, outcome in runs:
         key = (configuration["model"], configuration["ablation"], configuration["rule"])
         groups.setdefault(key, []).append(outcome)
-    return [
+    order = {name: place for place, name in enumerate(NAMES)}
+    found = [
         Curve(
             *key,
             len(outcomes),
@@ -51,6 +52,7 @@ def curves(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[
         )
         for key, outcomes in groups.items()
     ]
+    return sorted(found, key=lambda one: (one.variant is not None, order.get(one.model, len(order))))
 
 
 def _pooled(outcomes: list[Mapping[str, Any]], name: str) -> dict[int, tuple[float, float]]:
