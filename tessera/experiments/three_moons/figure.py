@@ -35,7 +35,7 @@ def _draw_row(figure, grid, row: int, name: str, records: list[Record]) -> None:
         periods = tuple(records[0].outcome["errors"][triple]["periods"])
         axis = figure.add_subplot(grid[row, 3 * column : 3 * column + 3])
         groups = {
-            f"{training} ({len(records)} seeds)": [
+            f"{training} ({len(records)} seed{'s' * (len(records) > 1)})": [
                 outcome_of(record, path)["errors"][triple]["mean"] for record in records
             ]
             for training, path in ROUNDS.items()
