@@ -38,9 +38,9 @@ class Setting:
     sequences: int = 512
     contexts: int = 775
     horizon: int = 25
-    second_steps: int = 500
+    second_steps: int = 300
     second_from: int = 200
-    second_sequences: int = 128
+    second_sequences: int = 64
 
 
 SETTINGS = {
