@@ -41,12 +41,24 @@ def draw(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], path: Path
         axis.xaxis.set_major_formatter("{x:g}")
         axis.set_xlabel("pairs read")
         axis.set_ylabel(label)
-        axis.legend(fontsize=8)
+    _legends(figure, axes, {one.label for one in found})
     axes[2].set_yscale("symlog", linthresh=1)
     axes[2].yaxis.set_major_formatter("{x:g}")
     axes[2].set_ylim(bottom=0)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
+
+
+def _legends(figure, axes, models: set[str]) -> None:
+    """One legend of the models under all panels, and in each panel what is its own."""
+    shared = {}
+    for axis in axes:
+        named = dict(zip(*reversed(axis.get_legend_handles_labels())))
+        shared |= {label: handle for label, handle in named.items() if label in models}
+        own = {label: handle for label, handle in named.items() if label not in models}
+        axis.legend(own.values(), own.keys(), fontsize=8)
+    title = "bars: 2 standard errors"
+    figure.legend(shared.values(), shared.keys(), loc="outside lower center", ncols=len(models) or 1, title=title)
 
 
 def _panel(axis, found: list[Curve], field: str) -> None:

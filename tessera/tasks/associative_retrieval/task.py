@@ -30,7 +30,7 @@ class AssociativeRetrieval(Task):
     key_size: int = 1
     num_symbols: int = 16
 
-    summary = "Associative retrieval: the latest value of a key among pairs that were read once (remember, rewrite)"
+    summary = "the latest value of a key among pairs that were read once, some rewritten (remember, rewrite)"
     source = "Associative Recurrent Memory Transformer, section 3"
     main_score = "exact_match"
 
