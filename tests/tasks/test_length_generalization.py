@@ -112,6 +112,20 @@ def test_one_wrong_value_is_no_match_and_a_wrong_separator_is_not_asked():
     assert scores["token_accuracy"].tolist() == [7 / 8, 1, 1, 1]
 
 
+def test_second_symbols_by_whether_their_first_is_shared():
+    task = MultiQueryRecall(length=8, spread=0, num_symbols=4, num_words=16, num_queries=2)
+    examples = task.sample(200, 0)
+    logits = task.oracle(examples)
+    logits[:, -3] = 0  # predicts the second symbol of the second value
+    scores = task.scores(logits, examples)
+    assert (scores["first_symbol"] == 1).all()
+    assert (scores["second_symbol"] == 0.5).all()
+    for tokens, alone, shared in zip(examples.tokens.tolist(), scores["second_alone"], scores["second_shared"]):
+        counts = tokens[1:9].count(tokens[-3])
+        assert (alone if counts == 1 else shared) == 0.5
+        assert (shared if counts == 1 else alone).isnan()
+
+
 def test_exact_match_under_teacher_forcing_is_that_of_greedy_decoding():
     task = Sort(length=4, spread=0, num_symbols=2)
     config = MemoryMosaicConfig(

@@ -17,7 +17,10 @@ SHARPER = 2.0
 
 @torch.no_grad()
 def evaluate(model: nn.Module, setting: Setting, factor: float, device: str) -> dict[str, list[float]]:
-    """Mean, standard error and count of each score at `factor` times the test length; small batches of long rows."""
+    """Mean, standard error and count of each score at `factor` times the test length; small batches of long rows.
+
+    A score that fewer than two examples have is left out.
+    """
     task = setting.test_task(factor)
     width = task.sample(1, 0, "test").tokens.shape[1]
     batch, left = max(1, 16_384 // width), setting.num_tests(width)
@@ -30,7 +33,8 @@ def evaluate(model: nn.Module, setting: Setting, factor: float, device: str) -> 
         for name, values in task.scores(logits.float(), examples).items():
             collected.setdefault(name, []).append(values)
         left, seed = left - len(examples), seed + 1
-    return {name: list(estimate(torch.cat(values))) for name, values in collected.items()}
+    estimates = {name: estimate(torch.cat(values)) for name, values in collected.items()}
+    return {name: list(found) for name, found in estimates.items() if found.count > 1}
 
 
 def sharper(model: nn.Module, setting: Setting, scores: dict[str, Any], device: str) -> dict[str, Any]:

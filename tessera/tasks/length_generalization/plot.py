@@ -7,7 +7,7 @@ from typing import Any
 from tessera.tasks.length_generalization import published
 
 TITLES = {
-    "mqmtar": "MQMTAR: recall four values",
+    "mqmtar": "MQMTAR: recall the values of several keys",
     "sort": "Sort: write in ascending order",
     "reverse": "Reverse: write backwards",
 }

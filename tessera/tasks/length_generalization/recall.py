@@ -63,11 +63,27 @@ class MultiQueryRecall(SourceTargetTask):
         return super().scored(labels) & (labels >= FIRST_SYMBOL)
 
     def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
-        """Besides, the share of right first symbols (found by the key) and second ones (found by what precedes)."""
-        symbols = self.scored(examples.labels[:, 1:]).to(predictions.device)
-        right = predictions[:, :-1].argmax(-1)[symbols] == examples.labels[:, 1:].to(predictions.device)[symbols]
-        shares = right.view(len(examples), self.num_queries, 2).double().mean(1).cpu()
-        return {**super().scores(predictions, examples), "first_symbol": shares[:, 0], "second_symbol": shares[:, 1]}
+        """Besides, the shares of right first symbols (found by the key) and right second ones (found by what precedes).
+
+        `second_alone`: of second symbols whose first occurs once in the stored pairs; `second_shared`: of the others.
+        """
+        wanted = examples.labels[:, 1:]
+        symbols = self.scored(wanted)
+        right = (predictions[:, :-1].argmax(-1).cpu() == wanted)[symbols].view(-1, self.num_queries, 2).double()
+        firsts = wanted[symbols].view(-1, self.num_queries, 2)[:, :, :1]
+        end = (wanted >= 0).int().argmax(1)[
+            :, None
+        ] - 3 * self.num_queries  # of the stored pairs: <sep> and queries off
+        stored = torch.where(torch.arange(examples.tokens.shape[1]) < end, examples.tokens, FILLER)
+        alone = (stored[:, None] == firsts).sum(-1) == 1
+        second = right[:, :, 1]
+        return {
+            **super().scores(predictions, examples),
+            "first_symbol": right[:, :, 0].mean(1),
+            "second_symbol": second.mean(1),
+            "second_alone": second.masked_fill(~alone, torch.nan).nanmean(1),
+            "second_shared": second.masked_fill(alone, torch.nan).nanmean(1),
+        }
 
     def draw(self, lengths: Tensor, generator: torch.Generator) -> Drawn:
         """See `SourceTargetTask.draw`."""
