@@ -31,18 +31,22 @@ def _rewrite(one: Curve, norms: Mapping[str, Any]) -> list[str]:
     share = one.exact_match[near][0]
     lines = [f"{one.label} {_verb(share)} {GOAL:.2f} exact match at its training length ({near} pairs: {share:.3f})."]
     if far in one.exact_match and (beyond := one.exact_match[far][0]) < GOAL:
-        lines[0] += f" At {far} pairs it falls to {beyond:.3f}, where the paper's ARMT holds."
+        lines[0] += f" At {far} pairs it falls to {beyond:.3f}" + ", where the paper's holds." * (one.model == "armt")
+        lines[0] = lines[0].rstrip(".") + "."
     if str(near) in norms.get("normaliser", {}) and str(far) in norms["normaliser"]:
         z, a = (norms[name][str(far)] / norms[name][str(near)] for name in ("normaliser", "matrix"))
-        kept = "stays as it is" if abs(z - 1) < CONSTANT else f"grows to {z:.1f} x its size"
-        lines.append(
-            f"{one.label}: from {near} to {far} pairs the normaliser {kept} and the matrix grows to {a:.1f} x its size"
-            + (
-                ": rewriting leaves a rest of the old values behind, which training so short has not removed."
-                * (a > 1.2)
-            )
-        )
+        lines.append(f"{one.label}, from {near} to {far} pairs: the normaliser {_change(z)}; the matrix {_change(a)}.")
+        if z > 1 + CONSTANT:
+            lines[-1] += " The keys of erased values stay in the normaliser, which the correction is there to prevent."
+        elif a > 1 + CONSTANT:
+            lines[-1] += " Rewriting leaves a rest of old values in the matrix."
     return lines
+
+
+def _change(ratio: float) -> str:
+    if abs(ratio - 1) <= CONSTANT:
+        return "stays as it is"
+    return f"{'grows' if ratio > 1 else 'shrinks'} to {ratio:.1f} x its norm"
 
 
 def _verb(share: float) -> str:
