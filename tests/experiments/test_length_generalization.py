@@ -103,15 +103,17 @@ def test_table_and_curves_over_seeds():
         "a": record("sort", "gaussian", 0, {1: 1.0, 2: 0.5}),
         "b": record("sort", "gaussian", 1, {1: 0.8, 2: 0.1}),
         "c": record("mqmtar", "transformer", 0, {1: 0.25}),
+        "d": record("sort_long", "triweight", 0, {1: 1.0, 2: 0.5}),
     }
     points = curves(records)
-    assert list(points) == ["mqmtar", "sort"]
+    assert list(points) == ["mqmtar", "sort", "sort_long"]
     assert points["sort"]["gaussian"][2.0] == pytest.approx(Point(0.3, 0.2, 0.5, 2))
     assert points["mqmtar"]["transformer"][1.0] == pytest.approx(Point(0.25, 0.01, 0.25, 1))
     text = table(records)
     cells = "0.90 ± 0.10 (best 1.00) *1.00 (1.00)* | 0.30 ± 0.20 (best 0.50) *0.06 (0.17)* | 1.59x *1.45x*"
     assert f"| Gaussian | 2 | {cells} |" in text
     assert "| Transformer (rotary) | 1 | 0.25 ± 0.01 | < 1x |" in text
+    assert "| Triweight | 1 | 1.00 ± 0.01 *1.00 (1.00)* | 0.50 ± 0.01 *0.98 (0.99)* |" in text
     assert "64,000 examples (40,000,000) of 8 to 16 source tokens (32 to 64), 8 symbols (32)" in text
 
 
@@ -123,6 +125,6 @@ def test_where_a_curve_falls_below_one_half():
 
 def test_kernels_alone_leave_the_transformer_out():
     keys = {run.key for run in EXPERIMENT.runs(Choice("cpu", kernels=("biweight",)))}
-    assert keys == {f"{task}/biweight/seed 0" for task in published.FACTORS}
+    assert keys == {f"{task}/biweight/seed 0" for task in (*published.FACTORS, "sort_long")}
     keys = {run.key for run in EXPERIMENT.runs(Choice("cpu", models=("transformer",)))}
-    assert keys == {f"{task}/transformer/seed 0" for task in published.FACTORS}
+    assert keys == {f"{task}/transformer/seed 0" for task in (*published.FACTORS, "sort_long")}

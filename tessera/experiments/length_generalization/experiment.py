@@ -99,7 +99,7 @@ EXPERIMENTS.add("length_generalization", LengthGeneralization())
 
 def _setting_of(run: Run) -> Setting:
     """The setting that a run was made from (a configuration is JSON, a setting holds objects)."""
-    settings = (budget[run.configuration["task"]] for budget in SETTINGS.values())
+    settings = (setting for budget in SETTINGS.values() for setting in budget.values())
     return next(setting for setting in settings if asdict(setting) == run.configuration["setting"])
 
 

@@ -24,7 +24,7 @@ WORDS = {
     "transformer": "Transformer (rotary)",
 }
 SYMBOLS = {"mqmtar": 256, "sort": 32, "reverse": 32}
-TITLES = {"mqmtar": "MQMTAR", "sort": "Sort", "reverse": "Reverse"}
+TITLES = {"mqmtar": "MQMTAR", "sort": "Sort", "reverse": "Reverse", "sort_long": "Sort, trained longer"}
 
 
 class Point(NamedTuple):
@@ -81,6 +81,7 @@ def _setting(runs: Mapping[str, Record], task: str) -> str:
     setting, options = record.configuration["setting"], record.configuration["setting"]["options"]
     rule, width, slots = setting["task"], setting["width"], setting["slots"]
     shortest, longest = rule["length"] - rule["spread"], rule["length"] + rule["spread"]
+    task = _published_task(task)
     examples, symbols = options["steps"] * setting["batch"], SYMBOLS[task]
     queries = f" {rule['num_queries']} queries (4)," if task == "mqmtar" else ""
     return (
@@ -182,8 +183,13 @@ def _cell(point: Point | None, paper: tuple[float, float] | None) -> str:
 
 
 def _published(task: str, name: str, factor: float) -> tuple[float, float] | None:
+    task = _published_task(task)
     if name not in published.MEAN or factor not in published.FACTORS[task]:
         return None
     place = published.FACTORS[task].index(factor)
     mean, best = published.MEAN[name][task][place], published.BEST[name][task][place]
     return None if mean is None or best is None else (mean, best)
+
+
+def _published_task(task: str) -> str:
+    return task.removesuffix("_long")

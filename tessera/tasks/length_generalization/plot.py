@@ -10,6 +10,7 @@ TITLES = {
     "mqmtar": "MQMTAR: recall the values of several keys",
     "sort": "Sort: write in ascending order",
     "reverse": "Reverse: write backwards",
+    "sort_long": "Sort, trained four times longer",
 }
 LABELS = {
     "gaussian": "Gaussian",
@@ -34,12 +35,13 @@ def draw(curves: Mapping[str, Mapping[str, Mapping[float, Any]]], path: Path) ->
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    count = max(1, len(curves))
-    figure, axes = pyplot.subplots(1, count, figsize=(5.2 * count, 5.4), constrained_layout=True, squeeze=False)
-    for axis, (task, kernels) in zip(axes[0], curves.items()):
+    shape = {"nrows": 2, "ncols": 2} if len(curves) > 3 else {"nrows": 1, "ncols": max(1, len(curves))}
+    size = (6.4 * shape["ncols"], 4.8 * shape["nrows"] + 0.6)
+    figure, axes = pyplot.subplots(**shape, figsize=size, constrained_layout=True, squeeze=False)
+    for axis, (task, kernels) in zip(axes.flat, curves.items()):
         _panel(axis, task, kernels)
     handles: dict[str, Any] = {}
-    for axis in axes[0]:
+    for axis in axes.flat:
         handles |= dict(zip(*reversed(axis.get_legend_handles_labels())))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=9)
     figure.suptitle("Exact match beyond the lengths of training: ours (solid), paper at its size (hollow, dashed)")
@@ -54,8 +56,7 @@ def _panel(axis: Any, task: str, kernels: Mapping[str, Mapping[float, Any]]) -> 
         factors = list(points)
         means, errors = ([getattr(point, field) for point in points.values()] for field in ("mean", "error"))
         axis.errorbar(factors, means, yerr=errors, label=LABELS[name], capsize=2, markersize=5, **style)
-        paper = published.MEAN.get(name, {}).get(task)
-        known = [(f, mean) for f, mean in zip(published.FACTORS[task], paper or ()) if mean is not None]
+        known = _paper(name, task.removesuffix("_long"))
         if known:
             axis.plot(*zip(*known), linestyle="--", linewidth=0.9, markersize=5, fillstyle="none", alpha=0.6, **style)
     ticks = sorted({factor for points in kernels.values() for factor in points})
@@ -67,3 +68,8 @@ def _panel(axis: Any, task: str, kernels: Mapping[str, Mapping[float, Any]]) -> 
     axis.set_xlabel("length / longest in training")
     axis.set_ylabel("exact match")
     axis.grid(alpha=0.3)
+
+
+def _paper(name: str, task: str) -> list[tuple[float, float]]:
+    means = published.MEAN.get(name, {}).get(task, ())
+    return [(factor, mean) for factor, mean in zip(published.FACTORS[task], means) if mean is not None]
