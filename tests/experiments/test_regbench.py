@@ -70,9 +70,10 @@ def test_scores_come_back_in_the_order_of_the_examples():
 
 def test_the_most_telling_runs_come_first():
     runs = EXPERIMENT.runs(Choice("cpu"))
-    assert len({run.key for run in runs}) == 37
-    yardstick, *runs = runs
+    assert len({run.key for run in runs}) == 38
+    yardstick, *runs, longer = runs
     assert yardstick.configuration["model"] == "counting"
+    assert longer.key == "mosaic gaussian, 8 epochs/1000/seed 0"
     assert len(runs) == 36
     first = [run.configuration for run in runs[:9]]
     assert {one["kernel"] for one in first} == {*KERNELS, ""}
@@ -138,6 +139,15 @@ def test_the_table_sets_the_papers_beside_ours_and_counts_what_is_near():
     assert "80.0 ± one seed ± 0.3 | 84.6 | -4.6 |" in text
     assert "1 of 2. Not: uniform kNN, k = 16 at 1,000 (-4.6)." in text
     assert points(runs)["mosaic gaussian"][1000]["accuracy"] == (93.5, pytest.approx(0.5))
+
+
+def test_a_longer_training_stands_on_its_own():
+    short, longer = record("gaussian", 0, 92.0), record("gaussian", 0, 93.5, best=0.9)
+    longer.configuration["label"] = "8 epochs"
+    text = table({"a": short, "b": longer})
+    assert "| Gaussian | 92.0 ± one seed ± 0.3 | 93.9 | -1.9 |" in text
+    assert "| Gaussian, 8 epochs | 93.5 ± one seed ± 0.3 | 93.9 | -0.4 |" in text
+    assert "1 of 2. Not: Gaussian at 1,000 (-1.9)." in text
 
 
 def test_a_search_is_decided_by_the_validation_loss():

@@ -1,6 +1,6 @@
 """What a run of RegBench is at each budget."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -79,6 +79,8 @@ CPU = Setting(
     validation=100,
     test=500,
 )
+# The same for longer: what the reduction costs.
+LONGER = replace(CPU, epochs=8, learning_rate=3e-3, checks=8)
 SMOKE = Setting(hidden_size=16, num_heads=2, batch=4, steps=2, learning_rate=5e-3, checks=1, validation=4, test=4)
 
 SETTINGS = {"smoke": SMOKE, "cpu": CPU, "full": FULL}
@@ -97,13 +99,20 @@ def runs_of(choice: Choice) -> list[Run]:
     if choice.budget != "full":
         setting, sizes, seeds = SETTINGS[choice.budget], *SIZES[choice.budget]
         order = product(sizes, range(choice.seeds or seeds), pairs)
-        return yardstick + [_run(setting, *pair, problems, seed) for problems, seed, pair in order]
+        done = yardstick + [_run(setting, *pair, problems, seed) for problems, seed, pair in order]
+        return done + longer_runs(pairs) if choice.budget == "cpu" else done
     order = product((100, *SPARSE_SIZES), range(choice.seeds or 1), pairs)
     return yardstick + [
         _run(setting, *pair, problems, seed, searched=True)
         for problems, seed, pair in order
         for setting in _searched(*pair)
     ]
+
+
+def longer_runs(pairs: list[tuple[str, str]]) -> list[Run]:
+    """One training of the first mosaic chosen that is as long as time allows."""
+    mosaics = [pair for pair in pairs if pair[0] == "mosaic"][:1]
+    return [_run(LONGER, *pair, 1000, 0, label=f"{LONGER.epochs} epochs") for pair in mosaics]
 
 
 def _default_models(budget: str) -> tuple[str, ...]:
@@ -126,8 +135,10 @@ def _searched(model: str, kernel: str) -> list[Setting]:
     return [Setting(**point) for point in grid if point["hidden_size"] % point["num_heads"] == 0]
 
 
-def _run(setting: Setting, model: str, kernel: str, problems: int, seed: int, searched: bool = False) -> Run:
-    name = f"{model} {kernel}".strip()
+def _run(
+    setting: Setting, model: str, kernel: str, problems: int, seed: int, searched: bool = False, label: str = ""
+) -> Run:
+    name = f"{model} {kernel}".strip() + (f", {label}" if label else "")
     grid = (
         f"{setting.num_layers} layers, {setting.num_heads} heads, width {setting.hidden_size}, "
         f"decay {setting.weight_decay}/"
@@ -141,6 +152,8 @@ def _run(setting: Setting, model: str, kernel: str, problems: int, seed: int, se
         **asdict(setting),
         "fit": asdict(options),
     }
+    if label:
+        configuration["label"] = label
     slow = 2.0 if "knn" in kernel else 1.0
     cost = slow * options.steps * setting.batch * setting.hidden_size * setting.num_layers
     return Run(f"{name}/{problems}/{grid * searched}seed {seed}", configuration, float(cost))

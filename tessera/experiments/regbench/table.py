@@ -34,7 +34,8 @@ def best_records(runs: Mapping[str, Record]) -> dict[tuple[str, int], list[Recor
     found: dict[tuple[str, int], dict[int, Record]] = defaultdict(dict)
     for record in runs.values():
         asked = record.configuration
-        seeds = found[f"{asked['model']} {asked['kernel']}".strip(), asked["problems"]]
+        name = f"{asked['model']} {asked['kernel']}".strip() + (f", {asked['label']}" if "label" in asked else "")
+        seeds = found[name, asked["problems"]]
         other = seeds.get(asked["seed"])
         if other is None or record.outcome["training"]["best"] < other.outcome["training"]["best"]:
             seeds[asked["seed"]] = record
@@ -64,7 +65,9 @@ def table(runs: Mapping[str, Record]) -> str:
     best = best_records(runs)
     if not best:
         return "No run yet."
-    parts = [_setting([record for (_, problems), records in best.items() for record in records if problems])]
+    parts = [
+        _setting([r for (model, problems), records in best.items() for r in records if problems and "," not in model])
+    ]
     for problems in sorted({problems for _, problems in best}):
         rows = {model: records for (model, count), records in best.items() if count == problems}
         parts.append(_section(problems, rows))
@@ -107,7 +110,8 @@ def _section(problems: int, rows: dict[str, list[Record]]) -> str:
     for model, records in rows.items():
         accuracy, l1, last = (cell(records, "held_out", score) for score in ("accuracy", "l1", "last_accuracy"))
         inside = [cell(records, "in_distribution", score) for score in ("accuracy", "l1")]
-        paper = SPARSE_TABLE_1[model][SPARSE_SIZES.index(problems)] if known and model in SPARSE_TABLE_1 else None
+        row = SPARSE_TABLE_1.get(model.split(",")[0])
+        paper = row[SPARSE_SIZES.index(problems)] if known and row else None
         theirs = [f"{value:.1f}" for value in paper] if paper else ["-", "-"]
         difference = f"{accuracy.mean - paper[0]:+.1f}" if paper else "-"
         lines.append(
@@ -128,9 +132,10 @@ def _conclusion(best: Mapping[tuple[str, int], list[Record]]) -> str:
     """How far from the papers, counted."""
     near, far = [], []
     for (model, problems), records in best.items():
-        if model not in SPARSE_TABLE_1 or problems not in SPARSE_SIZES:
+        base = model.split(",")[0]
+        if base not in SPARSE_TABLE_1 or problems not in SPARSE_SIZES:
             continue
-        paper = SPARSE_TABLE_1[model][SPARSE_SIZES.index(problems)][0]
+        paper = SPARSE_TABLE_1[base][SPARSE_SIZES.index(problems)][0]
         difference = cell(records, "held_out", "accuracy").mean - paper
         words = f"{name_of(model)} at {problems:,} ({difference:+.1f})"
         (near if abs(difference) <= TOLERANCE else far).append(words)

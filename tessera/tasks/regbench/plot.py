@@ -26,8 +26,9 @@ Points = Mapping[str, Mapping[int, Mapping[str, tuple[float, float]]]]
 
 
 def name_of(model: str) -> str:
-    """What tables and figures call a model."""
-    return NAMES.get(model, model)
+    """What tables and figures call a model; what stands after a comma is kept."""
+    base, *rest = model.split(", ")
+    return ", ".join([NAMES.get(base, base), *rest])
 
 
 def draw(points: Points, path: Path) -> None:
