@@ -9,7 +9,7 @@ import torch
 from tessera.errors import TesseraError
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 from tessera.tasks.length_generalization import MultiQueryRecall, Reverse, Sort
-from tessera.tasks.length_generalization.recall import distinct, num_pairs, vocabularies
+from tessera.tasks.length_generalization.layout import distinct, num_pairs, vocabularies
 
 SMALL = MultiQueryRecall(length=40, spread=20, num_symbols=16, num_words=50)
 

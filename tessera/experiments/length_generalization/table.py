@@ -7,24 +7,11 @@ from typing import NamedTuple
 import torch
 
 from tessera.experiments.experiment import Record
+from tessera.experiments.length_generalization.findings import TITLES, WORDS, ambiguities, failures
 from tessera.tasks.length_generalization import published
 from tessera.tasks.task import estimate
 
-WORDS = {
-    "gaussian": "Gaussian",
-    "sparsemax": "Epanechnikov (sparsemax)",
-    "biweight": "Biweight",
-    "triweight": "Triweight",
-    "relumax": "Epanechnikov (ReLUmax)",
-    "normalized_relu": "Epanechnikov (normReLU)",
-    "gaussian_knn_16": "Gaussian kNN, k = 16",
-    "gaussian_knn_32": "Gaussian kNN, k = 32",
-    "uniform_knn_16": "Uniform kNN, k = 16",
-    "uniform_knn_32": "Uniform kNN, k = 32",
-    "transformer": "Transformer (rotary)",
-}
 SYMBOLS = {"mqmtar": 256, "sort": 32, "reverse": 32}
-TITLES = {"mqmtar": "MQMTAR", "sort": "Sort", "reverse": "Reverse", "sort_long": "Sort, trained longer"}
 
 
 class Point(NamedTuple):
@@ -64,7 +51,7 @@ def table(runs: Mapping[str, Record]) -> str:
     for task, names in curves(runs).items():
         factors = sorted({factor for points in names.values() for factor in points})
         parts += [f"**{TITLES[task]}**: {_setting(runs, task)}", "", *_rows(task, names, factors), ""]
-    parts += [*_failures(runs), *_ambiguities(runs)]
+    parts += [*failures(runs), *ambiguities(runs)]
     return "\n".join([*parts, NOTE])
 
 
@@ -106,60 +93,6 @@ def _rows(task: str, names: Mapping[str, Mapping[float, Point]], factors: list[f
         cells.append(f"{ours} *{half(known)}*" if len(known) > 1 else ours)
         rows.append(f"| {WORDS[name]} | {seeds} | " + " | ".join(cells) + " |")
     return rows
-
-
-def _failures(runs: Mapping[str, Record]) -> list[str]:
-    """What fails far beyond training: the table of `sharper` (see evaluate.py)."""
-    rows = []
-    for record in runs.values():
-        task, name, seed = (record.configuration[key] for key in ("task", "name", "seed"))
-        for factor, sharp in record.outcome.get("sharper", {}).items():
-            cells = [
-                f"{record.outcome['scores'][factor][score][0]:.2f} -> {sharp[score][0]:.2f}" if score in sharp else ""
-                for score in ("exact_match", "token_accuracy", "first_symbol", "second_symbol")
-            ]
-            place = (list(TITLES).index(task), list(WORDS).index(name), seed)
-            rows.append((place, f"| {TITLES[task]} | {WORDS[name]} | {factor}x | " + " | ".join(cells) + " |"))
-    if not rows:
-        return []
-    return [
-        "**What fails**: the model as trained -> with the inverse bandwidth of every contextual memory doubled, at the "
-        "longest length at which half of the symbols are right. What comes back was lost to weight that spreads over "
-        "more pairs. What does not come back has another cause.",
-        "",
-        "| task | kernel | length | exact match | all symbols | first symbol | second symbol |",
-        "|---|---|---|---|---|---|---|",
-        *(text for _, text in sorted(rows)),
-        "",
-    ]
-
-
-def _ambiguities(runs: Mapping[str, Record]) -> list[str]:
-    """MQMTAR at the middle length: right second symbols, where the first says which value it is and where not."""
-    rows = []
-    for record in runs.values():
-        factor = list(record.outcome["scores"])[len(record.outcome["scores"]) // 2]
-        scores, name = record.outcome["scores"][factor], record.configuration["name"]
-        if "second_alone" in scores and "second_shared" in scores:
-            alone, shared = (
-                f"{scores[key][0]:.2f} ± {scores[key][1]:.2f}" for key in ("second_alone", "second_shared")
-            )
-            first = f"{scores['first_symbol'][0]:.2f} ± {scores['first_symbol'][1]:.2f}"
-            place = (list(WORDS).index(name), record.configuration["seed"])
-            rows.append((place, f"| {WORDS[name]} | {factor}x | {first} | {alone} | {shared} |"))
-    if not rows:
-        return []
-    return [
-        "**Why MQMTAR falls before the kernel fails**: a value's first symbol is found by the key, its second by what "
-        "precedes it. Where the first symbol occurs once among the stored pairs it says which value it is; where other "
-        "pairs share it, only a model that still holds the key can tell. Sharing grows with length, in the paper too; "
-        "short training of a narrow model has seen little of it (up to 8 pairs of 256 symbols).",
-        "",
-        "| kernel | length | first symbol | second, first occurs once | second, first shared |",
-        "|---|---|---|---|---|",
-        *(text for _, text in sorted(rows)),
-        "",
-    ]
 
 
 def half(means: Mapping[float, float]) -> str:
