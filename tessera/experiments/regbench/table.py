@@ -71,7 +71,7 @@ def table(runs: Mapping[str, Record]) -> str:
     for problems in sorted({problems for _, problems in best}):
         rows = {model: records for (model, count), records in best.items() if count == problems}
         parts.append(_section(problems, rows))
-    parts.append(_conclusion(best))
+    parts += [_conclusion(best), _transformer_behind(best)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -137,9 +137,21 @@ def _conclusion(best: Mapping[tuple[str, int], list[Record]]) -> str:
             continue
         paper = SPARSE_TABLE_1[base][SPARSE_SIZES.index(problems)][0]
         difference = cell(records, "held_out", "accuracy").mean - paper
-        words = f"{name_of(model)} at {problems:,} ({difference:+.1f})"
+        words = f"{name_of(model)} at {problems:,} ({difference:+.2f})"
         (near if abs(difference) <= TOLERANCE else far).append(words)
     if not near + far:
         return ""
     text = f"Within {TOLERANCE} accuracy points of the paper: {len(near)} of {len(near) + len(far)}."
     return text + (f" Not: {', '.join(far)}." if far else "")
+
+
+def _transformer_behind(best: Mapping[tuple[str, int], list[Record]]) -> str:
+    """What the benchmark is known for: the mosaics learn to learn from examples too few for a transformer."""
+    said = []
+    for model, problems in best:
+        if model == "transformer" and ("mosaic gaussian", problems) in best and problems in SPARSE_SIZES:
+            place = SPARSE_SIZES.index(problems)
+            ours = [cell(best[name, problems], "held_out", "accuracy").mean for name in ("mosaic gaussian", model)]
+            theirs = [SPARSE_TABLE_1[name][place][0] for name in ("mosaic gaussian", model)]
+            said.append(f"{ours[0] - ours[1]:.1f} at {problems:,} (paper: {theirs[0] - theirs[1]:.1f})")
+    return f"Accuracy points by which the transformer is behind the Gaussian mosaic: {', '.join(said)}." if said else ""

@@ -45,6 +45,8 @@ def draw(points: Points, path: Path) -> None:
         for index, model in enumerate(NAMES):
             _draw_model(axis, points.get(model, {}), model, score, colours[model], MARKERS[index])
         axis.set_xscale("log")
+        axis.set_xticks(SPARSE_SIZES, [f"{size / 1000:g}k" for size in SPARSE_SIZES])
+        axis.minorticks_off()
         axis.set_xlabel("training problems, one automaton each")
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("accuracy on held-out automata, %")
