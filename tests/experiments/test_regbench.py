@@ -9,8 +9,9 @@ from tessera.errors import TesseraError
 from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Record
 from tessera.experiments.regbench.batches import Batches, mean_loss, scores_of
 from tessera.experiments.regbench.experiment import RegBenchExperiment
-from tessera.experiments.regbench.settings import KERNELS
-from tessera.experiments.regbench.table import best_records, cell, points, table
+from tessera.experiments.regbench.plan import KERNELS
+from tessera.experiments.regbench.summary import best_records, cell, points
+from tessera.experiments.regbench.table import table
 from tessera.tasks.regbench import RegBench
 
 EXPERIMENT: RegBenchExperiment = EXPERIMENTS["regbench"]

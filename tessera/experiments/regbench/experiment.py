@@ -12,8 +12,10 @@ from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Experim
 from tessera.experiments.fit import fit
 from tessera.experiments.language_models import LANGUAGE_MODELS, build_language_model, kernel_names
 from tessera.experiments.regbench.batches import Batches, mean_loss, scores_of
-from tessera.experiments.regbench.settings import COUNTING, Setting, runs_of
-from tessera.experiments.regbench.table import points, table
+from tessera.experiments.regbench.plan import COUNTING, runs_of
+from tessera.experiments.regbench.settings import Setting
+from tessera.experiments.regbench.summary import points
+from tessera.experiments.regbench.table import table
 from tessera.tasks.regbench import RegBench
 from tessera.tasks.regbench.plot import draw
 from tessera.tasks.regbench.reference import counted

@@ -1,26 +1,8 @@
-"""What a run of RegBench is at each budget."""
+"""How models are trained on RegBench at each budget."""
 
-from dataclasses import asdict, dataclass, replace
-from itertools import product
-from typing import Any
+from dataclasses import dataclass, replace
 
-from tessera.experiments.experiment import Choice, Run, chosen
 from tessera.experiments.fit import FitOptions
-from tessera.experiments.language_models import LANGUAGE_MODELS, kernel_names
-from tessera.tasks.regbench.plot import COUNTING
-from tessera.tasks.regbench.published import SEARCH_GRID, SPARSE_SIZES
-
-MOSAICS = ("mosaic", "mosaic_v2")
-KERNELS = (
-    "gaussian",
-    "sparsemax",
-    "biweight",
-    "triweight",
-    "relumax",
-    "normalized_relu",
-    "gaussian_knn",
-    "uniform_knn",
-)
 
 
 @dataclass(frozen=True)
@@ -85,75 +67,3 @@ SMOKE = Setting(hidden_size=16, num_heads=2, batch=4, steps=2, learning_rate=5e-
 
 SETTINGS = {"smoke": SMOKE, "cpu": CPU, "full": FULL}
 SIZES = {"smoke": ((12,), 1), "cpu": ((1000, 2500), 2)}  # training problems, seeds
-
-
-def runs_of(choice: Choice) -> list[Run]:
-    """The runs of a choice, the most telling first."""
-    where = "reproduce regbench"
-    models = chosen(where, "models", (*LANGUAGE_MODELS, COUNTING), choice.models, _default_models(choice.budget))
-    kernels = chosen(where, "kernels", tuple(kernel_names()), choice.kernels, ())
-    pairs = [
-        (model, kernel) for model in models if model != COUNTING for kernel in _kernels(model, kernels, choice.budget)
-    ]
-    yardstick = [_run(SETTINGS[choice.budget], COUNTING, "", 0, 0)] if COUNTING in models else []
-    if choice.budget != "full":
-        setting, sizes, seeds = SETTINGS[choice.budget], *SIZES[choice.budget]
-        order = product(sizes, range(choice.seeds or seeds), pairs)
-        done = yardstick + [_run(setting, *pair, problems, seed) for problems, seed, pair in order]
-        return done + longer_runs(pairs) if choice.budget == "cpu" else done
-    order = product((100, *SPARSE_SIZES), range(choice.seeds or 1), pairs)
-    return yardstick + [
-        _run(setting, *pair, problems, seed, searched=True)
-        for problems, seed, pair in order
-        for setting in _searched(*pair)
-    ]
-
-
-def longer_runs(pairs: list[tuple[str, str]]) -> list[Run]:
-    """One training of the first mosaic chosen that is as long as time allows."""
-    mosaics = [pair for pair in pairs if pair[0] == "mosaic"][:1]
-    return [_run(LONGER, *pair, 1000, 0, label=f"{LONGER.epochs} epochs") for pair in mosaics]
-
-
-def _default_models(budget: str) -> tuple[str, ...]:
-    return (COUNTING, "mosaic", "transformer") if budget == "cpu" else (COUNTING, *LANGUAGE_MODELS)
-
-
-def _kernels(model: str, asked: list[str], budget: str) -> list[str]:
-    if model not in MOSAICS:
-        return [""]
-    if asked:
-        return asked
-    return list(KERNELS) if model == "mosaic" and budget != "smoke" else ["gaussian"]
-
-
-def _searched(model: str, kernel: str) -> list[Setting]:
-    """The published grid; other kernels take what the search found for the Gaussian one."""
-    if model == "mosaic" and kernel != "gaussian":
-        return [FULL]
-    grid = [dict(zip(SEARCH_GRID, values, strict=True)) for values in product(*SEARCH_GRID.values())]
-    return [Setting(**point) for point in grid if point["hidden_size"] % point["num_heads"] == 0]
-
-
-def _run(
-    setting: Setting, model: str, kernel: str, problems: int, seed: int, searched: bool = False, label: str = ""
-) -> Run:
-    name = f"{model} {kernel}".strip() + (f", {label}" if label else "")
-    grid = (
-        f"{setting.num_layers} layers, {setting.num_heads} heads, width {setting.hidden_size}, "
-        f"decay {setting.weight_decay}/"
-    )
-    options = setting.options(max(1, problems))
-    configuration: dict[str, Any] = {
-        "model": model,
-        "kernel": kernel,
-        "problems": problems,
-        "seed": seed,
-        **asdict(setting),
-        "fit": asdict(options),
-    }
-    if label:
-        configuration["label"] = label
-    slow = 2.0 if "knn" in kernel else 1.0
-    cost = slow * options.steps * setting.batch * setting.hidden_size * setting.num_layers
-    return Run(f"{name}/{problems}/{grid * searched}seed {seed}", configuration, float(cost))
