@@ -7,7 +7,7 @@ from tessera.errors import TesseraError
 from tessera.experiments.associative_retrieval import asking, models
 from tessera.experiments.associative_retrieval.budgets import BUDGETS, KEY_SIZE, VOCABULARY, stage
 from tessera.experiments.associative_retrieval.experiment import AssociativeRetrievalExperiment, _exact_match
-from tessera.experiments.associative_retrieval.findings import findings
+from tessera.experiments.associative_retrieval.findings import findings, unfinished
 from tessera.experiments.associative_retrieval.norms import memory_norms
 from tessera.experiments.associative_retrieval.table import table
 from tessera.experiments.curriculum import Curriculum, train_stages
@@ -138,6 +138,15 @@ def test_findings_are_only_said_where_the_numbers_bear_them_out():
     assert "falls from 1.000 at 2 to 0.200 at 20 pairs" in findings([curve("mosaic", 1.0, 0.2)], {})[0]
 
 
+def test_stages_that_missed_their_target_are_told():
+    def outcome(*best):
+        return {"stages": [{"length": i + 1, "steps": 9, "target": 0.9, "best": one} for i, one in enumerate(best)]}
+
+    assert unfinished({"armt": outcome(0.95, 0.9, 0.1)}) == []  # the last stage's score is in the tables
+    (line,) = unfinished({"rmt": outcome(0.95, 0.5, 0.4, 0.1)})
+    assert line.startswith("- rmt: the stage of 2 pairs ended after its 9 steps at 0.50 (target 0.9)")
+
+
 def test_choices():
     experiment = AssociativeRetrievalExperiment()
     keys = [one.key for one in experiment.runs(Choice("smoke", models=("rmt",), seeds=2))]
@@ -145,7 +154,17 @@ def test_choices():
 
 
 def test_the_table_puts_claims_beside_numbers():
-    stages = [{"length": 2, "settings": {"key_size": 1}, "steps_done": 5, "steps": 9, "best": 0.987, "seconds": 90.0}]
+    stages = [
+        {
+            "length": 2,
+            "settings": {"key_size": 1},
+            "steps_done": 5,
+            "steps": 9,
+            "best": 0.987,
+            "target": 1.0,
+            "seconds": 90.0,
+        }
+    ]
     records = {}
     whole = AssociativeRetrievalExperiment().runs(Choice("cpu"))[0].configuration
     for rule in ("rewrite", "remember"):

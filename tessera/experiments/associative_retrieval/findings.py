@@ -24,6 +24,21 @@ def findings(found: list[Curve], norms: Mapping[str, Mapping[str, Any]]) -> list
     return [f"- {line}" for line in lines]
 
 
+def unfinished(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A list in Markdown of the outcomes in which a stage before the last missed its target."""
+    lines = []
+    for key, outcome in runs.items():
+        missed = [stage for stage in outcome["stages"][:-1] if stage["best"] < stage["target"]]
+        if missed:
+            stage = missed[0]
+            lines.append(
+                f"- {key}: the stage of {stage['length']} pairs ended after its {stage['steps']} steps at "
+                f"{stage['best']:.2f} (target {stage['target']:g}), and the longer ones went on from there: it "
+                "shows what this budget teaches the model, not what the model can hold."
+            )
+    return lines
+
+
 def _rewrite(one: Curve, norms: Mapping[str, Any]) -> list[str]:
     near, far = one.trained_pairs, GENERALIZATION["factor"] * one.trained_pairs
     if near not in one.exact_match:

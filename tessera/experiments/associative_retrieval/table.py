@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tessera.experiments.associative_retrieval.findings import findings
+from tessera.experiments.associative_retrieval.findings import findings, unfinished
 from tessera.experiments.experiment import Record
 from tessera.tasks.associative_retrieval.curves import Curve, curves
 from tessera.tasks.associative_retrieval.published import CLAIMS, GENERALIZATION, SETTING
@@ -26,7 +26,10 @@ def table(runs: Mapping[str, Record]) -> str:
         one for one in runs.values() if one.configuration["rule"] == "rewrite" and not one.configuration["ablation"]
     ]
     norms = {one.configuration["model"]: one.outcome.get("norms", {}) for one in rewrite}
-    return "\n".join([*parts, *_claims(found), "", *findings(found, norms), "", *_norms(runs), *_trainings(runs)])
+    missed = unfinished({key: record.outcome for key, record in runs.items()})
+    return "\n".join(
+        [*parts, *_claims(found), "", *findings(found, norms), *missed, "", *_norms(runs), *_trainings(runs)]
+    )
 
 
 def _setting(runs: Mapping[str, Record]) -> list[str]:
