@@ -82,7 +82,8 @@ def read_text(
             cache, state = None, new_state
             if model.config.backprop_segments is not None and number < len(borders) - model.config.backprop_segments:
                 state = state.detach()
-            states.append(state)
+            if wanted.segment_states:  # all of them in memory at once
+                states.append(state)
         else:
             cache = SegmentCache(
                 state, attention, piece.before + end - start, total + steps, piece.visible, text.shape[0]

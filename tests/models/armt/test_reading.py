@@ -1,5 +1,7 @@
 """Laws of reading segment by segment, for all three models and all families of base models."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -32,6 +34,26 @@ def test_chunks_at_segment_borders_change_nothing(kind, family):
     same_memory(second.memory_state, whole.memory_state)
     # The second part must need the first, or this test shows nothing.
     assert (model(ids[:, 16:]).logits - second.logits).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_call_keeps_the_last_memory_alone(kind, monkeypatch):
+    model, made, alive = make(kind, "gpt2"), [], []
+    read_piece = model.read_piece
+
+    def watched(piece, state):
+        result = read_piece(piece, state)
+        made.append(weakref.ref(result[1]))
+        alive.append(sum(memory() is not None for memory in made))
+        return result
+
+    monkeypatch.setattr(model, "read_piece", watched)
+    with torch.no_grad():
+        model(tokens(1, 64), skip_logits=True)
+        assert len(alive) == 8
+        assert max(alive) <= 2  # the one that is read and the one that is written
+        model(tokens(1, 64), skip_logits=True, output_segment_states=True)
+    assert max(alive) > 2
 
 
 @pytest.mark.parametrize(("kind", "family"), PAIRS)
