@@ -21,6 +21,8 @@ SMALL = RegBench.variants()[1]
 class Uniform:
     """A model that predicts every token alike, with the loss that this has."""
 
+    device = "cpu"
+
     def __call__(self, input_ids, labels=None):
         class Output:
             logits = torch.zeros(*input_ids.shape, SMALL.vocab_size)

@@ -1,10 +1,10 @@
 """Batches of problems of similar length, and a model's answers to many of them."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from tessera.tasks.regbench import RegBench
 from tessera.tasks.task import TokenExamples
@@ -19,8 +19,8 @@ class Batches:
     A batch is a function of `seed` and the step. Padding goes to the right, as far as the longest of the batch.
     """
 
-    def __init__(self, examples: TokenExamples, size: int, seed: int):
-        self.examples, self.size, self.seed = examples, min(size, len(examples)), seed
+    def __init__(self, examples: TokenExamples, size: int, seed: int, device: str = "cpu"):
+        self.examples, self.size, self.seed, self.device = examples, min(size, len(examples)), seed, device
         self.per_epoch = len(examples) // self.size
         self._epoch, self._order = -1, torch.empty(0)
 
@@ -29,7 +29,7 @@ class Batches:
         epoch, place = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._shuffled(epoch)
-        return trimmed(self.examples, self._order[place])
+        return trimmed(self.examples, self._order[place], self.device)
 
     def _shuffled(self, epoch: int) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
@@ -41,10 +41,11 @@ class Batches:
         return order[torch.randperm(self.per_epoch, generator=generator)]
 
 
-def trimmed(examples: TokenExamples, rows: Tensor) -> dict[str, Tensor]:
-    """`input_ids` and `labels` of some rows without the columns that are padding in all of them."""
+def trimmed(examples: TokenExamples, rows: Tensor, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """`input_ids` and `labels` of some rows on `device`, without the columns that are padding in all of them."""
     width = int(examples.details.lengths[rows].max())
-    return {"input_ids": examples.tokens[rows, :width], "labels": examples.labels[rows, :width]}
+    parts = {"input_ids": examples.tokens, "labels": examples.labels}
+    return {name: part[rows, :width].to(device) for name, part in parts.items()}
 
 
 def batches_by_length(examples: TokenExamples, size: int) -> Iterator[Tensor]:
@@ -53,11 +54,11 @@ def batches_by_length(examples: TokenExamples, size: int) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def mean_loss(model: Callable[..., Any], examples: TokenExamples, size: int = 32) -> float:
+def mean_loss(model: PreTrainedModel, examples: TokenExamples, size: int = 32) -> float:
     """Cross entropy in nats per symbol over all examples."""
     total, count = 0.0, 0
     for rows in batches_by_length(examples, size):
-        batch = trimmed(examples, rows)
+        batch = trimmed(examples, rows, model.device)
         asked = int((batch["labels"] >= 0).sum())
         total += float(model(**batch).loss) * asked
         count += asked
@@ -65,12 +66,12 @@ def mean_loss(model: Callable[..., Any], examples: TokenExamples, size: int = 32
 
 
 @torch.no_grad()
-def scores_of(model: Callable[..., Any], task: RegBench, examples: TokenExamples, size: int = 32) -> dict[str, Tensor]:
+def scores_of(model: PreTrainedModel, task: RegBench, examples: TokenExamples, size: int = 32) -> dict[str, Tensor]:
     """The task's scores of each example, in the order of the examples."""
     found: dict[str, Tensor] = {}
     for rows in batches_by_length(examples, size):
         part = task.select(examples, rows)
-        logits = model(input_ids=part.tokens).logits
+        logits = model(input_ids=part.tokens.to(model.device)).logits.cpu()
         for name, values in task.scores(logits, part).items():
             found.setdefault(name, torch.empty(len(examples), dtype=values.dtype))[rows] = values
     return found

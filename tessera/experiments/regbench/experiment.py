@@ -52,8 +52,8 @@ class RegBenchExperiment(Experiment):
             kernel=asked["kernel"] or "gaussian",
             seed=asked["seed"],
             max_positions=task.max_tokens,
-        )
-        batches = Batches(train, setting.batch, asked["seed"])
+        ).to(context.device)
+        batches = Batches(train, setting.batch, asked["seed"], context.device)
         options = setting.options(asked["problems"])
         done = fit(
             model,
