@@ -114,7 +114,7 @@ def test_smoke(tmp_path):
         assert len(outcome["errors"]["held out"]["mean"]) == 60
         records[run.key] = Record(run.configuration, outcome, {})
     table = EXPERIMENT.table(records)
-    assert "published training: 0 of 1 seeds" in table
+    assert "disentangled after the first round in 0 of 1 seeds" in table
     assert table.count("| held out (1, 2, 3) |") == 4
     EXPERIMENT.plot(records, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
@@ -136,6 +136,10 @@ def test_choices():
     runs = EXPERIMENT.runs(Choice("cpu", models=("one_head",), seeds=2))
     assert [run.key for run in runs] == ["one_head/seed 0", "one_head/seed 1"]
     assert len(EXPERIMENT.runs(Choice("cpu"))) == 10
+    corrected = [run.configuration["bias_correction"] for run in EXPERIMENT.runs(Choice("cpu"))]
+    assert corrected == [True] * 10
+    asked = EXPERIMENT.runs(Choice("cpu", models=("three_heads_uncorrected",)))
+    assert [run.configuration["bias_correction"] for run in asked] == [False] * 5
     with pytest.raises(TesseraError, match="unknown model 'two_heads'"):
         EXPERIMENT.runs(Choice("cpu", models=("two_heads",)))
     with pytest.raises(TesseraError, match="there is no such choice"):
