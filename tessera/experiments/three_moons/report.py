@@ -119,8 +119,8 @@ def _heads(records: dict[int, Record], words: str) -> str:
     done = sum(disentangled(moons) for moons in found.values())
     lines = [
         f"**{words}: disentangled after the first round in {done} of {len(records)} seeds.** A head is dedicated to a "
-        f"moon that has at least {DEDICATED:.0%} of the head's squared moduli in W_phi, in W_psi and in W_z; a network is "
-        f"disentangled if its heads are dedicated to three different moons. The paper (figure 10): "
+        f"moon that has at least {DEDICATED:.0%} of the head's squared moduli in W_phi, in W_psi and in W_z; a "
+        "network is disentangled if its heads are dedicated to three different moons. The paper (figure 10): "
         f'"{FIGURE_10["words"]}".',
         "",
         "| seed | head 1 | head 2 | head 3 | disentangled |",
