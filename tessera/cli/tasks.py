@@ -10,7 +10,7 @@ import json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera tasks`."""
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.add_argument("--json", action="store_true", help="print as JSON, with the papers they come from")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,5 +28,5 @@ def run(arguments: argparse.Namespace) -> int:
         if kind is experiments:
             print("\nexperiments, for `tessera reproduce`:")
         for name, entry in kind.items():
-            print(f"{name:<{width}}  {entry['summary']} ({entry['source']})")
+            print(f"{name:<{width}}  {entry['summary']}")
     return 0

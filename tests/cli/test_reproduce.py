@@ -18,7 +18,7 @@ def test_tasks_lists_all_of_them_one_line_each(capsys):
     lines = capsys.readouterr().out.splitlines()
     names = [line.split()[0] for line in lines if line and "tessera reproduce" not in line]
     assert names == [*TASKS, *EXPERIMENTS]
-    assert all(len(line) < 160 for line in lines)
+    assert all(len(line) <= 120 for line in lines)
 
 
 def test_reproduce_prints_the_table(capsys, tmp_path, monkeypatch):
