@@ -137,9 +137,9 @@ def test_choices():
     assert [run.key for run in runs] == ["one_head/seed 0", "one_head/seed 1"]
     assert len(EXPERIMENT.runs(Choice("cpu"))) == 10
     corrected = [run.configuration["bias_correction"] for run in EXPERIMENT.runs(Choice("cpu"))]
-    assert corrected == [True] * 10
-    asked = EXPERIMENT.runs(Choice("cpu", models=("three_heads_uncorrected",)))
-    assert [run.configuration["bias_correction"] for run in asked] == [False] * 5
+    assert corrected == [False] * 10
+    asked = EXPERIMENT.runs(Choice("cpu", models=("three_heads_corrected",)))
+    assert [run.configuration["bias_correction"] for run in asked] == [True] * 5
     with pytest.raises(TesseraError, match="unknown model 'two_heads'"):
         EXPERIMENT.runs(Choice("cpu", models=("two_heads",)))
     with pytest.raises(TesseraError, match="there is no such choice"):

@@ -18,7 +18,12 @@ from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.tasks.three_moons import HELD_OUT, ThreeMoons
 
 # Heads, and whether AdamW corrects the bias of its averages: the published framework's does not.
-MODELS = {"three_heads": (3, True), "one_head": (1, True), "three_heads_uncorrected": (3, False)}
+MODELS = {
+    "three_heads": (3, False),
+    "one_head": (1, False),
+    "three_heads_corrected": (3, True),
+    "one_head_corrected": (1, True),
+}
 # A training triple whose common period, like the held-out one's, is twice its longest period.
 SEEN = (1.5, 2.0, 3.0)
 SECOND_RATE, SECOND_BATCH = 5e-2, 8
@@ -54,7 +59,7 @@ SETTINGS = {
 class ThreeMoonsExperiment(Experiment):
     """Trains both memories of 54 real parameters as published and continues sequences from every context length.
 
-    `three_heads_uncorrected` takes the published framework's AdamW, which leaves the bias of its averages in.
+    The published framework's AdamW leaves the bias of its averages in; the `_corrected` models are trained without it.
     The published loss counts the steps at which the memories are nearly empty, and they make most of what remains of
     it. A second round of training (few sequences, a fresh optimizer, the loss from `second_from` observations on) shows
     how much of the error after the first round is owed to them.
@@ -66,7 +71,7 @@ class ThreeMoonsExperiment(Experiment):
 
     def runs(self, choice: Choice) -> list[Run]:
         where, setting = "reproduce three_moons", SETTINGS[choice.budget]
-        # The third is there for who asks for it: it answers a question about the published code, not about memories.
+        # The others are there for who asks for them: what they answer is about optimizers, not about memories.
         names = chosen(where, "models", self.models, choice.models, self.models[:2])
         chosen(where, "kernels", self.kernels, choice.kernels, ())
         seeds = setting.seeds if choice.seeds is None else choice.seeds

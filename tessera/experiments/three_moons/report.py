@@ -21,7 +21,8 @@ from tessera.tasks.three_moons.published import FIGURE_4, FIGURE_5, FIGURE_10
 WORDS = {
     "three_heads": "3 heads of 1 complex dimension",
     "one_head": "1 head of 3 complex dimensions",
-    "three_heads_uncorrected": "3 heads, AdamW without bias correction",
+    "three_heads_corrected": "3 heads, AdamW with bias correction",
+    "one_head_corrected": "1 head, AdamW with bias correction",
 }
 ROUNDS = {"as published": (), "second round": ("second_round",)}
 
@@ -32,7 +33,7 @@ def table(runs: Mapping[str, Record]) -> str:
         return "No run has finished yet."
     lines = [_setting(runs), "", _curves(runs), ""]
     lines += [f'The paper, 1 head (figure 4): "{FIGURE_4["words"]}". 3 heads (figure 5): "{FIGURE_5["words"]}".', ""]
-    for name in ("three_heads", "three_heads_uncorrected"):
+    for name in ("three_heads", "three_heads_corrected"):
         if heads := seeds_of(runs, name):
             lines += [_heads(heads, WORDS[name]), ""]
     if heads := seeds_of(runs, "three_heads"):
@@ -60,8 +61,8 @@ def _setting(runs: Mapping[str, Record]) -> str:
     return (
         f"Each memory has 54 real parameters. *As published*: {made['fit']['steps']} steps of {made['batch']} "
         f"sequences of {made['length']} observations with AdamW. The published framework's AdamW does not correct the "
-        "bias of its averages, so that its first steps are up to six times as long; the rows that say so do as it "
-        f"does. *Second round* (ours): {second['fit']['steps']} more steps of "
+        "bias of its averages, so that its first steps are up to six times as long; it is used here unless a row says "
+        f"otherwise. *Second round* (ours): {second['fit']['steps']} more steps of "
         f"{second['batch']} sequences with a fresh optimizer at a peak rate of {second['fit']['learning_rate']:g}, "
         f"the loss counting from observation {second['loss_from']} on. Error: mean absolute deviation of "
         f"{asked['horizon']} auto-regressive predictions, after every context length up to {asked['contexts']}, over "
