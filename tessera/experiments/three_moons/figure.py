@@ -25,9 +25,7 @@ def plot(runs: Mapping[str, Record], path: Path) -> None:
         _draw_row(figure, grid, row, name, list(seeds_of(runs, name).values()))
     if "three_heads" in names:
         _draw_matrices(figure, grid, next(iter(seeds_of(runs, "three_heads").values())))
-    figure.suptitle(
-        "Three moons: error of auto-regressive predictions (thick: the first seed), and which moons the heads answer for"
-    )
+    figure.suptitle("Three moons: error of auto-regressive predictions (thick: first seed), and the moons of the heads")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
