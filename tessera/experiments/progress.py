@@ -1,10 +1,11 @@
-"""How far runs in other processes have come: a small file per run, and one bar over all of them."""
+"""How far runs have come: a small file per run, and one bar over all of them."""
 
 import json
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 from tqdm import tqdm
 
@@ -15,52 +16,53 @@ NAME = "progress.json"
 SECONDS_BETWEEN_LINES = 60.0
 
 
-def reporter(folder: Path, every: float = 1.0) -> Callable[[float, str], None]:
-    """`report(share, note)` for a run that works in `folder`; at most one write in `every` seconds."""
-    last = 0.0
+@dataclass(frozen=True)
+class Progress:
+    """Of one run: `share` of it done, a `note`, and the `seconds` it took so far, earlier attempts included."""
 
-    def report(share: float, note: str) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= every:
-            last = now
-            text = json.dumps({"share": min(1.0, share), "note": note})
-            write_atomically(folder / NAME, lambda draft: draft.write_text(text))
+    share: float = 0.0
+    note: str = ""
+    seconds: float = 0.0
 
-    return report
+    def write(self, folder: Path) -> None:
+        """Leave it in the run's folder."""
+        write_atomically(folder / NAME, lambda draft: draft.write_text(json.dumps(asdict(self))))
 
-
-def reported(folder: Path) -> tuple[float, str]:
-    """What the run of `folder` reported last: (share, note)."""
-    try:
-        found = json.loads((folder / NAME).read_text())
-    except (OSError, ValueError):
-        return 0.0, ""
-    return found["share"], found["note"]
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """What the run left there last; nothing if it left nothing."""
+        try:
+            return cls(**json.loads((folder / NAME).read_text()))
+        except (OSError, ValueError, TypeError):
+            return cls()
 
 
 class Bar:
-    """One bar over all runs of a command, in units of their cost; it gives the time left."""
+    """One bar over the `runs` of a command, in units of their cost; it gives the time left for the `pending` ones."""
 
-    def __init__(self, runs: list[Run], done: float) -> None:
+    def __init__(self, runs: Sequence[Run], pending: Sequence[Run]) -> None:
         self.total = sum(run.cost for run in runs)
-        self.start = done
+        self.done = self.total - sum(run.cost for run in pending)
         # On a terminal a bar that moves; in a log file a line a minute.
         quiet = {} if sys.stderr.isatty() else {"mininterval": SECONDS_BETWEEN_LINES, "maxinterval": 3600}
         form = "{desc} {percentage:3.0f}%|{bar:20}| {elapsed}<{remaining} {postfix}"
-        self.bar = tqdm(total=self.total, initial=done, bar_format=form, leave=False, **quiet)
+        self.bar = tqdm(total=self.total, initial=self.done, bar_format=form, leave=False, **quiet)
 
-    def show(self, done: float, active: dict[str, str]) -> None:
-        """`done` units of cost are done; `active` maps the keys of running runs to their notes."""
-        self.bar.n = min(self.total, max(self.bar.n, done))
-        self.bar.set_postfix_str("; ".join(f"{key}: {note}" for key, note in active.items())[:100], refresh=False)
-        self.bar.update(0)
+    def show(self, under_way: Sequence[tuple[Run, float, str]]) -> None:
+        """Runs under way, each with its share done and a note."""
+        notes = "; ".join(f"{run.key}: {note}" for run, _, note in under_way if note)
+        self.bar.set_postfix_str(notes[:100], refresh=False)
+        now = self.done + sum(run.cost * min(1.0, share) for run, share, _ in under_way)
+        # A bar never goes back, even when a run is begun anew.
+        self.bar.update(max(0.0, now - self.bar.n))
         if sys.stderr.isatty():
             self.bar.refresh()
 
-    def say(self, line: str) -> None:
-        """A line above the bar."""
-        tqdm.write(line, file=sys.stderr)
+    def finished(self, run: Run, seconds: float) -> None:
+        """One run more is done, in so many seconds."""
+        self.done += run.cost
+        tqdm.write(f"{run.key}: done in {seconds:.0f} s", file=sys.stderr)
+        self.show([])
 
     def close(self) -> None:
         """Take the bar away."""

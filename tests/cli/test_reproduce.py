@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -55,24 +56,28 @@ def test_refusals_are_one_line_and_status_2(arguments, message, capsys, tmp_path
 @pytest.mark.slow
 def test_two_workers_and_a_kill(tmp_path):
     """Killed while it works, and called again with two processes: the records are those of one quiet process."""
-    name = "three_moons"
-    command = [sys.executable, "-m", "tessera.cli.main", "reproduce", name, "--budget", "smoke", "--output"]
-    quiet = subprocess.run([*command, "quiet", "--workers", "1"], cwd=tmp_path, capture_output=True, text=True)
-    assert quiet.returncode == 0, quiet.stderr
-    process = subprocess.Popen([*command, "killed", "--workers", "2"], cwd=tmp_path)
-    try:
-        process.wait(timeout=12)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    again = subprocess.run([*command, "killed", "--workers", "2"], cwd=tmp_path, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    outcomes = []
-    for folder in ("quiet", "killed"):
-        stored = json.loads((tmp_path / folder / name / "smoke.json").read_text())["runs"]
+    name, outcomes = "three_moons", []
+    command = [sys.executable, "-m", "tessera.cli.main", "reproduce", name, "--budget", "smoke", "--workers"]
+    for folder, workers in (("quiet", "1"), ("killed", "2")):
+        place = tmp_path / folder  # checkpoints lie below the working folder: neither finds those of the other
+        place.mkdir()
+        if folder == "killed":
+            kill_after_a_checkpoint([*command, workers], place)
+        done = subprocess.run([*command, workers], cwd=place, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        stored = json.loads((place / "results" / name / "smoke.json").read_text())["runs"]
         outcomes.append({key: without_time(record["outcome"]) for key, record in stored.items()})
     assert set(outcomes[0]) == {run.key for run in EXPERIMENTS[name].runs(Choice("smoke"))}
     assert outcomes[0] == outcomes[1]
+
+
+def kill_after_a_checkpoint(command, place):
+    process = subprocess.Popen(command, cwd=place)
+    while not list(place.glob("runs/reproduce/*/*/*/*.pt")) + list(place.glob("runs/reproduce/*/*/*/*.safetensors")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
 
 
 def without_time(value):

@@ -60,7 +60,7 @@ class Knowing(torch.nn.Module):
 @pytest.mark.parametrize("task", ["mqmtar", "sort", "reverse"])
 def test_evaluation_is_batched_and_counts(task):
     setting = SETTINGS["smoke"][task]
-    model = Knowing(setting.task, longest=setting.test_task(2).sample(1, 0).tokens.shape[1])
+    model = Knowing(setting.task, longest=setting.task_at(2).sample(1, 0).tokens.shape[1])
     short, long = (evaluate(model, setting, factor, "cpu") for factor in (1, 2))
     assert short["exact_match"] == [1.0, 0.0, 20]
     assert long["token_accuracy"][0] < 0.8

@@ -21,7 +21,7 @@ def evaluate(model: nn.Module, setting: Setting, factor: float, device: str) -> 
 
     A score that fewer than two examples have is left out.
     """
-    task = setting.test_task(factor)
+    task = setting.task_at(factor)
     width = task.sample(1, 0, "test").tokens.shape[1]
     batch, left = max(1, 16_384 // width), setting.num_tests(width)
     collected: dict[str, list[torch.Tensor]] = {}

@@ -37,7 +37,7 @@ class Setting:
         """Training examples in all, each seen once."""
         return self.options.steps * self.batch
 
-    def test_task(self, factor: float) -> SourceTargetTask:
+    def task_at(self, factor: float) -> SourceTargetTask:
         """The task at `factor` times the test length."""
         return self.task.at_length(int(self.test_length * factor))
 

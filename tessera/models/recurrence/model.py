@@ -1,6 +1,7 @@
 """The common part of ARMT, RMT and PRMT as a Hugging Face model."""
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -66,10 +67,10 @@ class SegmentedPreTrainedModel(PreTrainedModel):
         return super()._expand_inputs_for_generation(expand_size=expand_size, **inputs)
 
 
-class SegmentedForCausalLM(SegmentedPreTrainedModel):
+class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
     """A base model read segment by segment.
 
-    Subclasses say what the memory is (see the methods that raise here), and inherit from `GenerationMixin` themselves:
+    Subclasses say what the memory is (see the abstract methods), and inherit from `GenerationMixin` themselves:
     transformers looks for it in every class on its own.
     """
 
@@ -101,24 +102,25 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel):
 
     # What a subclass is.
 
+    @abstractmethod
     def _add_memory(self, config: SegmentedConfig) -> None:
-        raise NotImplementedError
+        """Make the parameters that the memory needs."""
 
+    @abstractmethod
     def empty_memory(self, batch: int) -> MemoryState:
         """The memory before anything was read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _memory_embeddings(self, state: MemoryState) -> Tensor:
         """What the memory tokens of a segment are made of, (B, M, hidden)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _layer_pass(self, state: MemoryState, blank: bool, front: int, back: int) -> LayerPass:
         """What happens around the layers; `blank`: nothing was read yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _handed_on(self, layer_pass: LayerPass, state: MemoryState) -> Sequence:
         """The new `MemoryState.layers` after a pass that closed a segment."""
-        raise NotImplementedError
 
     @property
     def num_front(self) -> int:

@@ -1,0 +1,71 @@
+"""One run in one process: where it keeps its checkpoints, how long it took over all its interruptions."""
+
+import hashlib
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tessera.experiments.catalogue import EXPERIMENTS
+from tessera.experiments.experiment import Context, Record, Run
+from tessera.experiments.progress import Progress
+
+Show = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The runs of one experiment and budget, under `home`. It can be pickled, and so can what `do` takes and returns."""
+
+    experiment: str
+    budget: str
+    home: Path
+
+    def folder(self, run: Run) -> Path:
+        """Where a run keeps its checkpoints: a folder of its own for each configuration."""
+        digest = hashlib.sha256(json.dumps(run.configuration, sort_keys=True).encode()).hexdigest()[:10]
+        return self.home / f"{re.sub('[^A-Za-z0-9.=-]+', '_', run.key)}-{digest}"
+
+    def do(self, run: Run, threads: int | None = None, show: Show | None = None) -> Record:
+        """Train and evaluate in this process; `show(share, note)` is called as it goes on."""
+        import torch
+
+        from tessera.evaluation.provenance import provenance
+
+        if threads is not None:
+            torch.set_num_threads(threads)
+        folder = self.folder(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        before, began = Progress.read(folder).seconds, time.perf_counter()
+        last = -math.inf
+
+        def report(share: float, note: str) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            if now - last >= 1.0:
+                last = now
+                Progress(min(1.0, share), note, before + now - began).write(folder)
+                if show is not None:
+                    show(share, note)
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        outcome = EXPERIMENTS[self.experiment].execute(run, Context(folder, report, device))
+        made_with = provenance(
+            seed=run.configuration.get("seed"),
+            wall_seconds=before + time.perf_counter() - began,
+            command=f"tessera reproduce {self.experiment} --budget {self.budget}",
+        )
+        return Record(plain(run.configuration), plain(outcome), made_with)
+
+
+def plain(value: Any) -> Any:
+    """As JSON gives it back: lists for tuples, names for keys, and None for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

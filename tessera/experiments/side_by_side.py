@@ -1,0 +1,114 @@
+"""Runs in processes of their own, several at a time."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Self
+
+from tessera.errors import TesseraError
+from tessera.experiments.experiment import Record, Run
+from tessera.experiments.job import Job
+from tessera.experiments.progress import Progress
+
+# A fork would copy PyTorch's threads in whatever state they are.
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def side_by_side(
+    job: Job,
+    pending: Sequence[Run],
+    workers: int,
+    threads: int,
+    finish: Callable[[Run, Record], None],
+    show: Callable[[list[tuple[Run, float, str]]], None],
+) -> None:
+    """Do all `pending` runs, `workers` at a time with `threads` each.
+
+    `finish(run, record)` is called for each that is done, `show` every second with (run, share, note) of those that
+    are under way. When one fails, those that are done are finished first, and the others are stopped.
+
+    Raises:
+        TesseraError: that of the first run that failed, or that a process was killed.
+        RuntimeError: any other exception of a run, with its traceback there.
+    """
+    todo = list(reversed(pending))
+    team = [_Worker.hire(job, threads) for _ in range(min(workers, len(pending)))]
+    try:
+        while todo or any(worker.run for worker in team):
+            for worker in team:
+                if worker.run is None and todo:
+                    worker.take(todo.pop())
+            busy = {worker.line: worker for worker in team if worker.run is not None}
+            answers = [busy[line].answer(job) for line in wait(list(busy), timeout=1.0)]
+            failures = [found for _, found in answers if not isinstance(found, Record)]
+            for run, found in answers:
+                if isinstance(found, Record):
+                    finish(run, found)
+            if failures:
+                raise failures[0]
+            under_way = [(run, Progress.read(job.folder(run))) for worker in team if (run := worker.run) is not None]
+            show([(run, progress.share, progress.note) for run, progress in under_way])
+    finally:
+        for worker in team:  # what is under way has its checkpoints, and nobody waits for it any more
+            worker.process.terminate()
+
+
+@dataclass
+class _Worker:
+    """A process, the line to it, and the run it is at."""
+
+    process: BaseProcess
+    line: Connection
+    run: Run | None = None
+
+    @classmethod
+    def hire(cls, job: Job, threads: int) -> Self:
+        ours, theirs = SPAWN.Pipe()
+        process = SPAWN.Process(target=_work, args=(theirs, job, threads), daemon=True)
+        process.start()
+        theirs.close()  # so that the end of the process is the end of the line
+        return cls(process, ours)
+
+    def take(self, run: Run) -> None:
+        self.run = run
+        # A process that has ended is noticed when its answer is read.
+        try:
+            self.line.send(run)
+        except BrokenPipeError:
+            pass
+
+    def answer(self, job: Job) -> tuple[Run, Record | Exception]:
+        run, self.run = self.run, None
+        try:
+            return run, self.line.recv()
+        except (EOFError, ConnectionResetError):
+            return run, TesseraError(
+                f"reproduce {job.experiment}: a worker process must not end early; that of {run.key} was killed (out "
+                "of memory?). The same command goes on from the checkpoints; --workers 1 needs the least memory."
+            )
+
+
+def _work(line: Connection, job: Job, threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to answer
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    while True:
+        run = line.recv()
+        try:
+            found = job.do(run, threads)
+        except TesseraError as error:
+            found = error
+        except Exception:
+            found = RuntimeError(f"{run.key}:\n{traceback.format_exc()}")
+        line.send(found)
+
+
+def _end_with_the_parent() -> None:
+    """Alone, a process would write over the checkpoints of the next call."""
+    multiprocessing.parent_process().join()
+    os._exit(1)

@@ -1,0 +1,44 @@
+"""A job without a model, for processes of their own: its runs do what their keys say."""
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tessera.errors import TesseraError
+from tessera.experiments.experiment import Record
+
+
+@dataclass(frozen=True)
+class Chores:
+    """`work`, `fail`, `mistake`, `die` and `wait` (until the file `home / "go"` is there)."""
+
+    home: Path
+    experiment: str = "chores"
+
+    def folder(self, run):
+        return self.home / run.key
+
+    def do(self, run, threads):
+        word = run.key.split()[0]
+        if word == "wait":
+            (self.home / f"{os.getpid()}.process").touch()
+            while not (self.home / "go").exists():
+                time.sleep(0.01)
+        if word == "fail":
+            raise TesseraError(f"{run.key}: failed")
+        if word == "mistake":
+            1 / 0  # noqa: B018
+        if word == "die":
+            os._exit(1)
+        return Record(run.configuration, {"threads": threads}, {"process": os.getpid()})
+
+
+if __name__ == "__main__":
+    from tessera.experiments.experiment import Run
+    from tessera.experiments.side_by_side import side_by_side
+
+    home = Path(sys.argv[1])
+    runs = [Run("wait", {}), Run("wait too", {})]
+    side_by_side(Chores(home), runs, 2, 1, lambda run, record: None, lambda shown: None)
