@@ -19,7 +19,7 @@ Show = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Job:
-    """The runs of one experiment and budget, under `home`. It can be pickled, and so can what `do` takes and returns."""
+    """The runs of one experiment and budget, under `home`. It and all it takes and returns can be pickled."""
 
     experiment: str
     budget: str

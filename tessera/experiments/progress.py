@@ -1,7 +1,10 @@
 """How far runs have come: a small file per run, and one bar over all of them."""
 
+import io
 import json
+import math
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,15 +41,19 @@ class Progress:
 
 
 class Bar:
-    """One bar over the `runs` of a command, in units of their cost; it gives the time left for the `pending` ones."""
+    """One bar over the `runs` of a command, in units of their cost; it gives the time left for the `pending` ones.
+
+    On a terminal it moves; into a file it is a line a minute.
+    """
 
     def __init__(self, runs: Sequence[Run], pending: Sequence[Run]) -> None:
         self.total = sum(run.cost for run in runs)
         self.done = self.total - sum(run.cost for run in pending)
-        # On a terminal a bar that moves; in a log file a line a minute.
-        quiet = {} if sys.stderr.isatty() else {"mininterval": SECONDS_BETWEEN_LINES, "maxinterval": 3600}
+        self.moves = sys.stderr.isatty()
         form = "{desc} {percentage:3.0f}%|{bar:20}| {elapsed}<{remaining} {postfix}"
-        self.bar = tqdm(total=self.total, initial=self.done, bar_format=form, leave=False, **quiet)
+        place = {"file": sys.stderr} if self.moves else {"file": io.StringIO(), "mininterval": math.inf}
+        self.bar = tqdm(total=self.total, initial=self.done, bar_format=form, leave=False, **place)
+        self.said = time.monotonic()
 
     def show(self, under_way: Sequence[tuple[Run, float, str]]) -> None:
         """Runs under way, each with its share done and a note."""
@@ -55,13 +62,16 @@ class Bar:
         now = self.done + sum(run.cost * min(1.0, share) for run, share, _ in under_way)
         # A bar never goes back, even when a run is begun anew.
         self.bar.update(max(0.0, now - self.bar.n))
-        if sys.stderr.isatty():
+        if self.moves:
             self.bar.refresh()
+        elif time.monotonic() - self.said >= SECONDS_BETWEEN_LINES:
+            self.said = time.monotonic()
+            print(str(self.bar).strip(), file=sys.stderr)
 
     def finished(self, run: Run, seconds: float) -> None:
         """One run more is done, in so many seconds."""
         self.done += run.cost
-        tqdm.write(f"{run.key}: done in {seconds:.0f} s", file=sys.stderr)
+        self.bar.write(f"{run.key}: done in {seconds:.0f} s", file=sys.stderr)
         self.show([])
 
     def close(self) -> None:

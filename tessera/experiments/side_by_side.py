@@ -1,5 +1,6 @@
 """Runs in processes of their own, several at a time."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -77,11 +78,8 @@ class _Worker:
 
     def take(self, run: Run) -> None:
         self.run = run
-        # A process that has ended is noticed when its answer is read.
-        try:
+        with contextlib.suppress(BrokenPipeError):  # a process that has ended is noticed when its answer is read
             self.line.send(run)
-        except BrokenPipeError:
-            pass
 
     def answer(self, job: Job) -> tuple[Run, Record | Exception]:
         run, self.run = self.run, None

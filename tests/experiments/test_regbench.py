@@ -73,15 +73,15 @@ def test_scores_come_back_in_the_order_of_the_examples():
 
 def test_the_most_telling_runs_come_first():
     runs = EXPERIMENT.runs(Choice("cpu"))
-    assert len({run.key for run in runs}) == 1 + 36 + 9
-    yardstick, runs, longer = runs[0], runs[1:37], runs[37:]
+    assert len({run.key for run in runs}) == 1 + 18 + 36
+    yardstick, short, longer = runs[0], runs[1:19], [run.configuration for run in runs[19:]]
     assert yardstick.configuration["model"] == "counting"
-    assert longer[0].key == "mosaic gaussian, 8 epochs/1000/seed 0"
-    assert {run.configuration["kernel"] for run in longer} == {*KERNELS, ""}
-    first = [run.configuration for run in runs[:9]]
-    assert {one["kernel"] for one in first} == {*KERNELS, ""}
-    assert {(one["problems"], one["seed"]) for one in first} == {(1000, 0)}
-    assert [run.configuration["problems"] for run in runs] == [1000] * 18 + [2500] * 18
+    assert {(run.configuration["problems"], run.configuration["fit"]["steps"]) for run in short} == {(1000, 500)}
+    assert [run.configuration["seed"] for run in short] == [0] * 9 + [1] * 9
+    assert [(one["problems"], one["seed"]) for one in longer[::9]] == [(1000, 0), (2500, 0), (1000, 1), (2500, 1)]
+    assert {one["fit"]["steps"] for one in longer} == {4000, 3750}
+    for first in range(0, 36, 9):
+        assert [one["kernel"] for one in longer[first : first + 9]] == [*KERNELS, ""]
 
 
 def test_full_is_the_published_search():
@@ -98,8 +98,9 @@ def test_full_is_the_published_search():
 def test_choices_are_obeyed_or_refused():
     runs = EXPERIMENT.runs(Choice("cpu", ("mosaic_v2", "lstm"), ("biweight",), 1))
     assert [run.key for run in runs] == [
-        "mosaic_v2 biweight/1000/seed 0", "lstm/1000/seed 0", "mosaic_v2 biweight/2500/seed 0", "lstm/2500/seed 0",
+        "mosaic_v2 biweight/1000/seed 0", "lstm/1000/seed 0",
         "mosaic_v2 biweight, 8 epochs/1000/seed 0", "lstm, 8 epochs/1000/seed 0",
+        "mosaic_v2 biweight, 3 epochs/2500/seed 0", "lstm, 3 epochs/2500/seed 0",
     ]  # fmt: skip
     with pytest.raises(TesseraError, match="unknown model 'gru'"):
         EXPERIMENT.runs(Choice("cpu", ("gru",)))

@@ -6,7 +6,7 @@ from typing import Any
 
 from tessera.experiments.experiment import Choice, Run, chosen
 from tessera.experiments.language_models import LANGUAGE_MODELS, kernel_names
-from tessera.experiments.regbench.settings import FULL, LONGER, SETTINGS, SIZES, Setting
+from tessera.experiments.regbench.settings import FULL, LONGER, SEEDS, SETTINGS, SIZES, Setting
 from tessera.tasks.regbench.plot import COUNTING
 from tessera.tasks.regbench.published import SEARCH_GRID, SPARSE_SIZES
 
@@ -33,10 +33,9 @@ def runs_of(choice: Choice) -> list[Run]:
     ]
     yardstick = [_run(SETTINGS[choice.budget], COUNTING, "", 0, 0)] if COUNTING in models else []
     if choice.budget != "full":
-        setting, sizes, seeds = SETTINGS[choice.budget], *SIZES[choice.budget]
-        order = product(sizes, range(choice.seeds or seeds), pairs)
-        done = yardstick + [_run(setting, *pair, problems, seed) for problems, seed, pair in order]
-        return done + longer_runs(pairs) if choice.budget == "cpu" else done
+        setting, problems, seeds = SETTINGS[choice.budget], SIZES[choice.budget], choice.seeds or SEEDS[choice.budget]
+        short = [_run(setting, *pair, problems, seed) for seed, pair in product(range(seeds), pairs)]
+        return yardstick + short + (longer_runs(pairs, seeds) if choice.budget == "cpu" else [])
     order = product((100, *SPARSE_SIZES), range(choice.seeds or 1), pairs)
     return yardstick + [
         _run(setting, *pair, problems, seed, searched=True)
@@ -45,9 +44,13 @@ def runs_of(choice: Choice) -> list[Run]:
     ]
 
 
-def longer_runs(pairs: list[tuple[str, str]]) -> list[Run]:
-    """One longer training of each model: how much of a gap to the paper is owed to the short ones."""
-    return [_run(LONGER, *pair, 1000, 0, label=f"{LONGER.epochs} epochs") for pair in pairs]
+def longer_runs(pairs: list[tuple[str, str]], seeds: int) -> list[Run]:
+    """Trainings of equal length on more and on less data: what the short ones leave to be learned."""
+    order = product(range(seeds), LONGER.items(), pairs)
+    return [
+        _run(setting, *pair, problems, seed, label=f"{setting.epochs} epochs")
+        for seed, (problems, setting), pair in order
+    ]
 
 
 def _default_models(budget: str) -> tuple[str, ...]:

@@ -16,9 +16,9 @@ def table(runs: Mapping[str, Record]) -> str:
     best = best_records(runs)
     if not best:
         return "No run yet."
-    parts = [
-        _setting([r for (model, problems), records in best.items() for r in records if problems and "," not in model])
-    ]
+    trained = [(model, record) for (model, problems), records in best.items() for record in records if problems]
+    longer = {model.partition(", ")[2]: record for model, record in trained if "," in model}
+    parts = [_setting([record for model, record in trained if "," not in model]), _longer(longer)]
     for problems in sorted({problems for _, problems in best}):
         rows = {model: records for (model, count), records in best.items() if count == problems}
         parts.append(_section(problems, rows))
@@ -48,6 +48,16 @@ def _setting(records: list[Record]) -> str:
         "call TVD (the sum of absolute differences); TVD here is half of it. In distribution: fresh strings of "
         "training automata."
     )
+
+
+def _longer(records: Mapping[str, Record]) -> str:
+    """What the trainings that carry a label changed."""
+    said = [
+        f"*{label}*: {record.configuration['fit']['steps']:,} steps, peak learning rate "
+        f"{record.configuration['learning_rate']:g}, best of {record.configuration['checks']} checks"
+        for label, record in records.items()
+    ]
+    return f"Longer trainings, otherwise the same: {'; '.join(said)}." if said else ""
 
 
 def _section(problems: int, rows: dict[str, list[Record]]) -> str:
@@ -80,29 +90,42 @@ def _beside(one: Cell, model: str, problems: int, column: int) -> str:
 
 
 def _conclusion(best: Mapping[tuple[str, int], list[Record]]) -> str:
-    """How far from the papers, counted."""
-    near, far = [], []
-    for (model, problems), records in best.items():
-        base = model.split(",")[0]
-        if base not in SPARSE_TABLE_1 or problems not in SPARSE_SIZES:
-            continue
-        paper = SPARSE_TABLE_1[base][SPARSE_SIZES.index(problems)][0]
-        difference = cell(records, "held_out", "accuracy").mean - paper
-        words = f"{name_of(model)} at {problems:,} ({difference:+.2f})"
-        (near if abs(difference) <= TOLERANCE else far).append(words)
-    if not near + far:
-        return ""
-    text = f"Within {TOLERANCE} accuracy points of the paper: {len(near)} of {len(near) + len(far)}."
-    return text + (f" Not: {', '.join(far)}." if far else "")
+    """How far from the papers, counted for each length of training."""
+    lines = []
+    for training in dict.fromkeys(_training(model) for model, _ in best):
+        near, far = [], []
+        for (model, problems), records in best.items():
+            base = model.split(",")[0]
+            if _training(model) != training or base not in SPARSE_TABLE_1 or problems not in SPARSE_SIZES:
+                continue
+            paper = SPARSE_TABLE_1[base][SPARSE_SIZES.index(problems)][0]
+            difference = cell(records, "held_out", "accuracy").mean - paper
+            words = f"{name_of(base)} at {problems:,} ({difference:+.1f})"
+            (near if abs(difference) <= TOLERANCE else far).append(words)
+        if near or far:
+            text = (
+                f"- {training}: within {TOLERANCE} accuracy points of the paper {len(near)} of {len(near) + len(far)}."
+            )
+            lines.append(text + (f" Not: {', '.join(far)}." if far else ""))
+    return "\n".join(lines)
+
+
+def _training(model: str) -> str:
+    """Of a name of `best_records`, how long it was trained."""
+    _, comma, label = model.partition(", ")
+    return f"Trained for {label}" if comma else "Trained for the budget's epochs"
 
 
 def _transformer_behind(best: Mapping[tuple[str, int], list[Record]]) -> str:
     """What the benchmark is known for: the mosaics learn to learn from examples too few for a transformer."""
     said = []
     for model, problems in best:
-        if model == "transformer" and ("mosaic gaussian", problems) in best and problems in SPARSE_SIZES:
+        base, comma, label = model.partition(",")
+        other = f"mosaic gaussian{comma}{label}"
+        if base == "transformer" and (other, problems) in best and problems in SPARSE_SIZES:
             place = SPARSE_SIZES.index(problems)
-            ours = [cell(best[name, problems], "held_out", "accuracy").mean for name in ("mosaic gaussian", model)]
-            theirs = [SPARSE_TABLE_1[name][place][0] for name in ("mosaic gaussian", model)]
-            said.append(f"{ours[0] - ours[1]:.1f} at {problems:,} (paper: {theirs[0] - theirs[1]:.1f})")
-    return f"Accuracy points by which the transformer is behind the Gaussian mosaic: {', '.join(said)}." if said else ""
+            ours = [cell(best[name, problems], "held_out", "accuracy").mean for name in (other, model)]
+            theirs = [SPARSE_TABLE_1[name][place][0] for name in ("mosaic gaussian", base)]
+            when = f"{problems:,}{comma}{label}"
+            said.append(f"{ours[0] - ours[1]:.1f} at {when} (paper: {theirs[0] - theirs[1]:.1f})")
+    return f"Accuracy points by which the transformer is behind the Gaussian mosaic: {'; '.join(said)}." if said else ""
