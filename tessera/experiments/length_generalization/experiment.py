@@ -67,8 +67,7 @@ class LengthGeneralization(Experiment):
 
     def execute(self, run: Run, context: Context) -> dict[str, Any]:
         """Train on examples that are new at every step, then test at every length."""
-        setting, seed = _setting_of(run), run.configuration["seed"]
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        setting, seed, device = _setting_of(run), run.configuration["seed"], context.device
         model = _model(run, setting).to(device)
 
         def loss_at(step: int) -> torch.Tensor:
