@@ -100,14 +100,14 @@ def trained(folder, stages, report=lambda share, note: None):
 
 def test_stages_end_at_their_target_and_start_from_the_last_best(tmp_path):
     shares = []
-    stages = (Stage(2, 50, target=0.49, learning_rate=1.0), Stage(4, 2, learning_rate=1.0))
+    stages = (Stage(2, 50, target=0.49, learning_rate=1.0), Stage(4, 4, learning_rate=0.5))
     model, records, seen = trained(tmp_path, stages, lambda share, note: shares.append(share))
-    # One step takes the weight to 1: half of 2. Two more, which is all that the second stage has, take it to 3.
-    assert [record["steps_done"] for record in records] == [1, 2]
+    # One step takes the weight to 1: half of 2. Four shorter ones, which is all the second stage has, take it to 3.
+    assert [record["steps_done"] for record in records] == [1, 4]
     assert [record["best"] for record in records] == pytest.approx([0.5, 0.75])
-    assert seen == [(0, 0), (1, 0), (1, 1)]
+    assert seen == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
     assert model.weight.item() == pytest.approx(3.0)
-    assert records[1]["checks"][-1] == (2, pytest.approx(0.75))
+    assert records[1]["checks"][-1] == (4, pytest.approx(0.75))
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1.0)
     assert asdict(stages[0]).items() <= records[0].items()

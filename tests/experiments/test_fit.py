@@ -74,6 +74,21 @@ def test_the_best_weights_win(tmp_path):
     assert not torch.equal(net[0].weight, seen[2])
 
 
+def test_the_best_weights_win_although_it_was_killed_after_them(tmp_path):
+    net, seen = model(), []
+
+    def validate(values):
+        seen.append(net[0].weight.clone())
+        return next(values)
+
+    with pytest.raises(Killed):
+        train(net, tmp_path, kill_at=9, validate=partial(validate, iter([1.0, 2.0])))
+    net = model()
+    result = train(net, tmp_path, validate=partial(validate, iter([3.0] * 6)))
+    assert (result.best, result.best_step) == (1.0, 4)
+    assert torch.equal(net[0].weight, seen[0])
+
+
 def test_a_target_and_patience_end_it_early_for_good(tmp_path):
     net = model()
     values = iter([3.0, 2.0, 0.5])

@@ -44,7 +44,7 @@ class Knowing(torch.nn.Module):
 
     def __init__(self, task, longest):
         super().__init__()
-        self.task, self.longest, self.rows = task, longest, []
+        self.task, self.longest, self.rows, self.seen = task, longest, [], []
 
     def forward(self, input_ids, use_cache):
         from types import SimpleNamespace
@@ -52,6 +52,7 @@ class Knowing(torch.nn.Module):
         from tessera.tasks.task import TokenExamples
 
         self.rows.append(len(input_ids))
+        self.seen += input_ids.tolist()
         examples = TokenExamples(input_ids, input_ids)
         knows = input_ids.shape[1] < self.longest
         return SimpleNamespace(logits=self.task.oracle(examples) if knows else self.task.guess(examples, 0))
@@ -73,6 +74,7 @@ def test_rows_of_one_batch_hold_no_more_than_16384_tokens():
     tested = evaluate(model, setting, 16, "cpu")["exact_match"][2]
     assert sum(model.rows) == tested == 60_000 // 1045
     assert max(model.rows) == 16_384 // 1045
+    assert len({tuple(row) for row in model.seen}) == tested
 
 
 def test_sharper_memories_at_the_longest_length_that_still_works():

@@ -121,6 +121,19 @@ def test_smoke(tmp_path):
     assert EXPERIMENT.table({}) == "No run has finished yet."
 
 
+def test_the_loss_is_clipped_and_counts_from_where_it_is_told():
+    memory = module.build(3, 0)
+    configuration = {"seed": 2, "batch": 3, "first_step": 40, "loss_from": 12}
+    task = ThreeMoons(context=30, horizon=1)
+    found = module.batch_loss(memory, task, configuration, 5)
+    examples = task.sample(3, 2_000_045)
+    x = torch.cat([examples.observations, examples.future], 1)
+    error = (memory(x[:, :-1])[0] - x[:, 1:]).clamp(-0.5, 0.5)
+    torch.testing.assert_close(found, error[:, 12:].square().mean())
+    assert (error.abs() == 0.5).any()
+    assert not torch.isclose(found, error.square().mean(), rtol=1e-2)
+
+
 def record(seed, loss, disentangled):
     eye = torch.eye(3)
     found = weights_with(eye, eye, eye if disentangled else torch.ones(3, 3))
