@@ -1,5 +1,7 @@
 """How models are trained and asked in associative retrieval, and what is shown of it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -48,6 +50,21 @@ def test_answers_are_those_to_each_question_alone(name):
     for i in range(3):
         prompts = torch.cat([context, questions[:, i, :-1]], 1)
         assert torch.equal(found[:, i], model(input_ids=prompts).logits[:, -1].argmax(-1))
+
+
+class Adding(torch.nn.Module):
+    """Says the sum of all that it has read."""
+
+    device = torch.device("cpu")
+
+    def forward(self, input_ids):
+        return SimpleNamespace(logits=torch.nn.functional.one_hot(input_ids.cumsum(1) % 97, 97).float())
+
+
+def test_every_question_follows_its_own_context():
+    context, questions = TASK.sample_questions(5, 3, generator())
+    found = asking.answers(Adding(), context, questions, TASK.segment_size)
+    assert torch.equal(found, (context.sum(1, keepdim=True) + questions[..., :-1].sum(-1)) % 97)
 
 
 def test_a_whole_text_model_is_trained_on_the_answers_alone():
