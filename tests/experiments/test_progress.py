@@ -28,7 +28,7 @@ def test_into_a_file_it_is_a_line_a_minute(capsys, monkeypatch):
     bar.close()
     lines = capsys.readouterr().err.splitlines()
     assert [line[:3] for line in lines] == ["12%", "25%", "38%"]
-    assert all("second: loss 1.2" in line for line in lines)
+    assert all("|██" in line and "second: loss 1.2" in line for line in lines)
 
 
 def test_what_was_done_before_counts(capsys):

@@ -17,12 +17,13 @@ from tessera.experiments.three_moons.disentangling import INVERSE_BANDWIDTH, wei
 from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.tasks.three_moons import HELD_OUT, ThreeMoons
 
-# Heads, and whether AdamW corrects the bias of its averages: the published framework's does not.
+# Heads, whether AdamW corrects the bias of its averages (the published framework's does not), share of the rate.
 MODELS = {
-    "three_heads": (3, False),
-    "one_head": (1, False),
-    "three_heads_corrected": (3, True),
-    "one_head_corrected": (1, True),
+    "three_heads": (3, False, 1.0),
+    "one_head": (1, False, 1.0),
+    "three_heads_corrected": (3, True, 1.0),
+    "one_head_corrected": (1, True, 1.0),
+    "three_heads_slow": (3, False, 0.3),
 }
 # A training triple whose common period, like the held-out one's, is twice its longest period.
 SEEN = (1.5, 2.0, 3.0)
@@ -59,7 +60,8 @@ SETTINGS = {
 class ThreeMoonsExperiment(Experiment):
     """Trains both memories of 54 real parameters as published and continues sequences from every context length.
 
-    The published framework's AdamW leaves the bias of its averages in; the `_corrected` models are trained without it.
+    The published framework's AdamW leaves the bias of its averages in; the `_corrected` models are trained without it,
+    the `_slow` ones at 0.3 of the learning rate.
     The published loss counts the steps at which the memories are nearly empty, and they make most of what remains of
     it. A second round of training (few sequences, a fresh optimizer, the loss from `second_from` observations on) shows
     how much of the error after the first round is owed to them.
@@ -106,8 +108,8 @@ def _round(
 
 
 def _run(name: str, seed: int, setting: Setting) -> Run:
-    heads, corrected = MODELS[name]
-    options = FitOptions(setting.steps, setting.learning_rate, 5e-6, warmup=0.0, decay="linear")
+    heads, corrected, share = MODELS[name]
+    options = FitOptions(setting.steps, setting.learning_rate * share, 5e-6, warmup=0.0, decay="linear")
     second = FitOptions(setting.second_steps, SECOND_RATE, 5e-6, warmup=0.0, decay="linear")
     evaluation = {
         "sequences": setting.sequences,

@@ -14,6 +14,7 @@ WORDS = {
     "one_head": "1 head of 3 complex dimensions",
     "three_heads_corrected": "3 heads, AdamW with bias correction",
     "one_head_corrected": "1 head, AdamW with bias correction",
+    "three_heads_slow": "3 heads, 0.3 of the learning rate",
 }
 
 
@@ -23,7 +24,7 @@ def table(runs: Mapping[str, Record]) -> str:
         return "No run has finished yet."
     lines = [_setting(runs), "", _curves(runs), ""]
     lines += [f'The paper, 1 head (figure 4): "{FIGURE_4["words"]}". 3 heads (figure 5): "{FIGURE_5["words"]}".', ""]
-    for name in ("three_heads", "three_heads_corrected"):
+    for name in [name for name in WORDS if name.startswith("three_heads")]:
         if heads := seeds_of(runs, name):
             lines += [heads_of(heads, WORDS[name]), ""]
     if heads := seeds_of(runs, "three_heads"):
