@@ -12,7 +12,7 @@ from tessera.experiments.experiment import Record
 
 @dataclass(frozen=True)
 class Chores:
-    """`work`, `fail`, `mistake`, `die` and `wait` (until the file `home / "go"` is there)."""
+    """`work`, `fail`, `fail late` (when another waits), `mistake`, `die`, `wait` (until the file `home / "go"` is there)."""
 
     home: Path
     experiment: str = "chores"
@@ -26,6 +26,8 @@ class Chores:
             (self.home / f"{os.getpid()}.process").touch()
             while not (self.home / "go").exists():
                 time.sleep(0.01)
+        while word == "fail" and "late" in run.key and not list(self.home.glob("*.process")):
+            time.sleep(0.01)
         if word == "fail":
             raise TesseraError(f"{run.key}: failed")
         if word == "mistake":

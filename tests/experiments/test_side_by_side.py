@@ -39,10 +39,12 @@ def test_each_run_is_done_once_and_elsewhere(do):
         assert record.provenance["process"] != os.getpid()
 
 
-def test_a_failure_waits_for_no_other(do):
-    with pytest.raises(TesseraError, match="fail: failed"):
-        do("wait", "fail")
+def test_a_failure_waits_for_no_other_and_ends_it(do, tmp_path):
+    with pytest.raises(TesseraError, match="fail late: failed"):
+        do("wait", "fail late")
     assert do.finished == {}
+    (waiting,) = tmp_path.glob("*.process")
+    wait_for_the_end_of([waiting])
 
 
 def test_a_finished_run_is_kept_although_another_failed_in_the_same_moment(do, monkeypatch):
@@ -80,6 +82,10 @@ def test_no_process_outlives_the_parent(tmp_path):
         time.sleep(0.01)
     parent.kill()
     parent.wait()
+    wait_for_the_end_of(found)
+
+
+def wait_for_the_end_of(found):
     deadline = time.monotonic() + 20
     while any(is_running(int(path.stem)) for path in found):
         assert time.monotonic() < deadline
