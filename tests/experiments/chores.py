@@ -12,7 +12,7 @@ from tessera.experiments.experiment import Record
 
 @dataclass(frozen=True)
 class Chores:
-    """`work`, `fail`, `fail late` (when another waits), `mistake`, `die`, `wait` (until the file `home / "go"` is there)."""
+    """`work`, `fail`, `fail late` (when another waits), `mistake`, `die`, `wait` (until there is `home / "go"`)."""
 
     home: Path
     experiment: str = "chores"
