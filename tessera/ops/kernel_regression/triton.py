@@ -45,7 +45,7 @@ def refuse(call: Call) -> str | None:
 def run(call: Call, **tiles: "Tiles") -> Tensor:
     """`y_T = sum_i w_i v_i`; memory O(T) in the sequence length, forward and backward.
 
-    `forward_tiles` and `backward_tiles` take the place of the built-in choice, for tuning.
+    `forward_tiles` and `backward_tiles` (see `Plan.tiles`) take the place of the built-in choice, for tuning.
     """
     from tessera.ops.kernel_regression.triton_launch import KernelRegression, Plan
 

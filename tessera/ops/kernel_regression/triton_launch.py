@@ -1,6 +1,6 @@
 """Launching the Triton kernels: tiles, addresses, the ranges of documents, and the autograd function around them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -22,6 +22,10 @@ class Tiles:
     warps: int
     stages: int
 
+    def exchanged(self) -> "Tiles":
+        """For a kernel that holds pairs and walks over queries."""
+        return replace(self, rows=self.pairs, pairs=self.rows)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -38,7 +42,10 @@ class Plan:
     backward_tiles: Tiles | None = None
 
     def tiles(self, query: Tensor, value: Tensor, backward: bool) -> Tiles:
-        """The tiles asked for, or those that fit the registers of a Hopper GPU without spilling (benchmarks/gpu.py)."""
+        """The tiles asked for, or those that fit the registers of a Hopper GPU (tests/ops/test_triton_compiles.py).
+
+        Backward: for queries; `pairs_backward` takes them exchanged.
+        """
         asked = self.backward_tiles if backward else self.forward_tiles
         if asked is not None:
             return asked
@@ -46,10 +53,10 @@ class Plan:
             return Tiles(16, 16, 4, 1)
         wide = max(query.shape[-1], value.shape[-1]) > 64
         if query.dtype == torch.float32:
-            return Tiles(32 if wide else 64, 32, 4, 2)
+            return Tiles(16 if wide else 32 if backward else 64, 32, 4, 2)
         if backward:
             return Tiles(64, 64, 8 if wide else 4, 2)
-        return Tiles(128, 64, 8, 3)
+        return Tiles(128, 32 if self.family == "fixed" else 64, 8, 3)
 
 
 def matrix(x: Tensor) -> Matrix:
@@ -176,6 +183,7 @@ class KernelRegression(torch.autograd.Function):
             *inputs, matrix(product), matrix(d_query), d_slope, d_intercept, matrix(slope),
             best, statistics, deltas, totals, for_rows, **constants, **tile_constants
         )  # fmt: skip
+        tiles = tiles.exchanged()
         for_pairs, tile_constants = scope_of(plan, query, key, tiles, by_pairs=True)
         triton_backward.pairs_backward[(triton.cdiv(key.shape[2], tiles.pairs), shape[0] * shape[1])](
             *inputs, matrix(d_key), matrix(d_value), matrix(slope),
