@@ -77,7 +77,7 @@ def fit(
     progress, best = load(place, model, optimizer)
     model.train()
     saved = began = time.perf_counter()
-    before, running = progress.seconds, []
+    before = progress.seconds
     while progress.steps < options.steps and not _over(progress, options, target):
         _set_rate(optimizer, peaks, options, progress.steps, rate_factor)
         loss = loss_at(progress.steps)
@@ -86,13 +86,13 @@ def fit(
         _clip(model, options)
         optimizer.step()
         progress.steps += 1
-        running = [*running[-49:], loss.detach()]
+        progress.recent = [*progress.recent[-49:], loss.detach()]
         now = time.perf_counter()
         progress.seconds = before + now - began
         last = progress.steps == options.steps
         check = validate is not None and (last or (options.check_every and progress.steps % options.check_every == 0))
         if check or last or progress.steps % 20 == 0:
-            progress.loss = _finite(torch.stack(running).mean().item(), name, progress.steps)
+            progress.loss = _finite(torch.stack(progress.recent).mean().item(), name, progress.steps)
             context.report(progress.steps / options.steps, f"{name} loss {progress.loss:.3f}")
         if check:
             best = _check(model, validate, progress, best)

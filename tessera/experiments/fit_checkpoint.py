@@ -1,7 +1,7 @@
 """What a training has come to, in one file: a kill leaves the old checkpoint or the new one, never half of one."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tessera.experiments.folders import write_atomically
 
 @dataclass
 class Fit:
-    """What a training came to: steps done, training loss of the last ones, validation values, seconds."""
+    """What a training came to: steps done, mean loss of the `recent` ones, validation values, seconds."""
 
     steps: int = 0
     loss: float = math.nan
@@ -22,11 +22,13 @@ class Fit:
     best_step: int = 0
     checks: list[tuple[int, float]] | None = None
     seconds: float = 0.0
+    recent: list[Tensor] = field(default_factory=list)
 
     def outcome(self) -> dict[str, Any]:
         """JSON-ready."""
         best = None if math.isinf(self.best) else self.best
-        return {**vars(self), "best": best, "checks": self.checks or [], "seconds": round(self.seconds, 1)}
+        told = {name: value for name, value in vars(self).items() if name != "recent"}
+        return {**told, "best": best, "checks": self.checks or [], "seconds": round(self.seconds, 1)}
 
 
 def save(place: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Fit, best: dict | None) -> None:
@@ -35,7 +37,8 @@ def save(place: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progre
     tensors |= {f"best/{name}": tensor for name, tensor in (best or {}).items()}
     for name, parameter in model.named_parameters():
         tensors |= {f"optimizer/{field}/{name}": value for field, value in optimizer.state.get(parameter, {}).items()}
-    tensors["random"] = torch.get_rng_state()  # dropout draws from it
+    tensors |= _random_states(model)
+    tensors["recent"] = torch.stack(progress.recent) if progress.recent else torch.empty(0)
     tensors["progress"] = torch.tensor([progress.steps, progress.best_step], dtype=torch.float64)
     tensors["values"] = torch.tensor([progress.loss, progress.best, progress.seconds], dtype=torch.float64)
     tensors["checks"] = torch.tensor(progress.checks or [], dtype=torch.float64).reshape(-1, 2)
@@ -52,6 +55,8 @@ def load(place: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tup
     tensors = load_file(path)
     model.load_state_dict(_under(tensors, "model/"))
     torch.set_rng_state(tensors["random"])
+    if "random/cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["random/cuda"], _device(model))
     parameters = dict(model.named_parameters())
     for key, tensor in _under(tensors, "optimizer/").items():
         field, name = key.split("/", 1)
@@ -60,7 +65,20 @@ def load(place: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tup
     steps, best_step = (int(value) for value in tensors["progress"])
     loss, best, seconds = tensors["values"].tolist()
     checks = [(int(step), value) for step, value in tensors["checks"].tolist()]
-    return Fit(steps, loss, best, best_step, checks, seconds), _under(tensors, "best/") or None
+    recent = list(tensors["recent"].to(_device(model)))
+    return Fit(steps, loss, best, best_step, checks, seconds, recent), _under(tensors, "best/") or None
+
+
+def _random_states(model: nn.Module) -> dict[str, Tensor]:
+    """Dropout and random delays draw from them."""
+    states = {"random": torch.get_rng_state()}
+    if _device(model).type == "cuda":
+        states["random/cuda"] = torch.cuda.get_rng_state(_device(model))
+    return states
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

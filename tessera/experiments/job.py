@@ -26,8 +26,9 @@ class Job:
     home: Path
 
     def folder(self, run: Run) -> Path:
-        """Where a run keeps its checkpoints: a folder of its own for each configuration."""
-        digest = hashlib.sha256(json.dumps(run.configuration, sort_keys=True).encode()).hexdigest()[:10]
+        """Where a run keeps its checkpoints: a folder of its own for each configuration and version."""
+        made = {"version": EXPERIMENTS[self.experiment].version, "configuration": run.configuration}
+        digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:10]
         return self.home / f"{re.sub('[^A-Za-z0-9.=-]+', '_', run.key)}-{digest}"
 
     def do(self, run: Run, threads: int | None = None, show: Show | None = None) -> Record:
@@ -38,6 +39,7 @@ class Job:
 
         if threads is not None:
             torch.set_num_threads(threads)
+        torch.manual_seed(run.configuration.get("seed") or 0)  # whatever this process did before
         folder = self.folder(run)
         folder.mkdir(parents=True, exist_ok=True)
         before, began = Progress.read(folder).seconds, time.perf_counter()

@@ -1,5 +1,6 @@
 """How far runs have come: a small file per run, and one bar over all of them."""
 
+import contextlib
 import io
 import json
 import math
@@ -29,7 +30,8 @@ class Progress:
 
     def write(self, folder: Path) -> None:
         """Leave it in the run's folder."""
-        write_atomically(folder / NAME, lambda draft: draft.write_text(json.dumps(asdict(self))))
+        with contextlib.suppress(PermissionError):  # Windows, while the parent reads it: the next one comes in a second
+            write_atomically(folder / NAME, lambda draft: draft.write_text(json.dumps(asdict(self))))
 
     @classmethod
     def read(cls, folder: Path) -> Self:

@@ -1,6 +1,7 @@
 """The file of an experiment's results: one record per finished run, never lost to a kill or another version."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -63,14 +64,15 @@ class ResultsFile:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One writer at a time, where the system has file locks; a lock file that stays behind locks nobody out."""
+    """One writer at a time, where the system has locks."""
     try:
         import fcntl
     except ImportError:  # Windows
         yield
         return
-    lock = path.with_suffix(".lock.tmp")
-    with open(lock, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    folder = os.open(path.parent, os.O_RDONLY)  # no file that one could remove while the other waits for it
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
         yield
-    lock.unlink(missing_ok=True)
+    finally:
+        os.close(folder)

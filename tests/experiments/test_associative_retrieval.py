@@ -198,3 +198,13 @@ def test_the_table_puts_claims_beside_numbers():
     assert "ARMT 19.4; RMT 9.3" in text  # 20 (16 a - 1) / 15
     assert "| armt/rewrite/seed 0 | 4 (9) |" in text
     assert "| armt/rewrite/seed 0 | 7 | 2 (1), 5 of 9, 0.987 | 1.5 |" in text
+
+
+@pytest.mark.parametrize("budget", list(BUDGETS))
+def test_every_measured_length_exists(budget):
+    """Remembered keys are all different: a model that stops at short keys cannot be asked for more pairs than those."""
+    for asked in [one.configuration for one in AssociativeRetrievalExperiment().runs(Choice(budget))]:
+        key_size = asked["curriculum"]["stages"][-1]["settings"][KEY_SIZE]
+        assert asked["measured"]
+        for pairs in asked["measured"]:
+            AssociativeRetrieval(asked["rule"], pairs, key_size)

@@ -8,7 +8,7 @@ import torch
 
 from tessera.experiments.experiment import Choice, Record
 from tessera.experiments.length_generalization.evaluate import evaluate, sharper
-from tessera.experiments.length_generalization.experiment import KERNELS, LengthGeneralization
+from tessera.experiments.length_generalization.experiment import KERNELS, LengthGeneralization, _setting_of
 from tessera.experiments.length_generalization.settings import SETTINGS
 from tessera.experiments.length_generalization.table import Point, curves, half, table
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
@@ -130,3 +130,10 @@ def test_kernels_alone_leave_the_transformer_out():
     assert keys == {f"{task}/biweight/seed 0" for task in (*published.FACTORS, "sort_long")}
     keys = {run.key for run in EXPERIMENT.runs(Choice("cpu", models=("transformer",)))}
     assert keys == {f"{task}/transformer/seed 0" for task in (*published.FACTORS, "sort_long")}
+
+
+@pytest.mark.parametrize("budget", list(SETTINGS))
+def test_a_run_is_of_the_task_in_its_key(budget):
+    """A configuration holds no classes, and two tasks may have the same numbers in it."""
+    for run in EXPERIMENT.runs(Choice(budget)):
+        assert _setting_of(run) is SETTINGS[budget][run.key.split("/")[0]]

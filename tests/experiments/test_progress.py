@@ -1,6 +1,7 @@
 """How far runs have come, in their folders and on the screen."""
 
 import pytest
+import torch
 
 from tessera.experiments import progress
 from tessera.experiments.experiment import Run
@@ -57,6 +58,8 @@ def test_time_counts_over_interruptions(tmp_path, monkeypatch):
 
 
 class Passing:
+    version = 1
+
     def execute(self, run, context):
         context.report(0.5, "half")
         return {"loss": float("nan"), "curve": (1.0, float("inf"))}
@@ -77,3 +80,25 @@ def test_numbers_that_are_not_finite_are_stored_as_null(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("value", "stored"), [({1: (2, "x")}, {"1": [2, "x"]}), (-float("inf"), None), (0.5, 0.5)])
 def test_plain(value, stored):
     assert plain(value) == stored
+
+
+def test_checkpoints_of_another_version_are_not_gone_on_with(tmp_path, monkeypatch):
+    monkeypatch.setitem(experiments(), "toy", passing := Passing())
+    job, run = Job("toy", "cpu", tmp_path), Run("a run", {"seed": 0})
+    first = job.folder(run)
+    assert first != job.folder(Run("a run", {"seed": 1}))
+    passing.version = 2
+    assert job.folder(run) != first
+
+
+def test_a_run_does_not_depend_on_what_the_process_did_before(tmp_path, monkeypatch):
+    class Drawing(Passing):
+        def execute(self, run, context):
+            return {"draw": torch.rand(()).item()}
+
+    monkeypatch.setitem(experiments(), "toy", Drawing())
+    job, drawn = Job("toy", "cpu", tmp_path), []
+    for seed in (0, 0, 1):
+        torch.manual_seed(len(drawn))
+        drawn.append(job.do(Run("a run", {"seed": seed})).outcome["draw"])
+    assert drawn[0] == drawn[1] != drawn[2]

@@ -142,7 +142,7 @@ def test_the_table_sets_the_papers_beside_ours_and_counts_what_is_near():
     text = table(runs)
     assert "| Gaussian | 93.5 ± 0.5 ± 0.3 | 93.9 | -0.4 | 40.0 ± 0.0 ± 0.3 | 34.1 | 20.0 | 97.0 |" in text
     assert "80.0 ± one seed ± 0.3 | 84.6 | -4.6 |" in text
-    assert "1 of 2. Not: uniform kNN, k = 16 at 1,000 (-4.60)." in text
+    assert "1 of 2 within 1.5 accuracy points of the paper. Not: uniform kNN, k = 16 at 1,000 (-4.60)." in text
     assert points(runs)["mosaic gaussian"][1000]["accuracy"] == (93.5, pytest.approx(0.5))
 
 
@@ -158,7 +158,7 @@ def test_a_longer_training_stands_on_its_own():
     text = table({"a": short, "b": longer})
     assert "| Gaussian | 92.0 ± one seed ± 0.3 | 93.9 | -1.9 |" in text
     assert "| Gaussian, 8 epochs | 93.5 ± one seed ± 0.3 | 93.9 | -0.4 |" in text
-    assert "1 of 2. Not: Gaussian at 1,000 (-1.90)." in text
+    assert "0 of 1 within 1.5 accuracy points of the paper. Not: Gaussian at 1,000 (-1.90)." in text
 
 
 def test_a_search_is_decided_by_the_validation_loss():

@@ -16,7 +16,13 @@ KERNELS = {
 
 @pytest.mark.parametrize(
     ("dtype", "width"),
-    [("bfloat16", 64), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("bfloat16", 128), ("float32", 64)))],
+    [
+        ("bfloat16", 64),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("bfloat16", 128), ("float32", 64), ("float32", 128))
+        ),
+    ],
 )
 def test_every_kernel_compiles(dtype, width, tmp_path):
     pytest.importorskip("triton")
@@ -30,9 +36,10 @@ def test_every_kernel_compiles(dtype, width, tmp_path):
     compiled = json.loads(done.stdout.splitlines()[-1])
     assert {kernel["kernel"] for kernel in compiled} == KERNELS
     for kernel in compiled:
-        # Up to sixteen registers per thread on the stack are tolerated where 255 do not suffice.
-        assert kernel["stack"] <= (0 if (dtype, width) == ("bfloat16", 64) else 128), kernel
+        # Where 255 registers do not suffice: up to two per thread on the stack (Triton 3.6), elsewhere up to twelve.
+        assert kernel["stack"] <= (8 if (dtype, width) == ("bfloat16", 64) else 48), kernel
         assert kernel["shared"] <= 227 * 1024, kernel
         if kernel["kernel"] in ("softmax_forward", "threshold_forward", "queries_backward", "read"):
-            assert kernel["wgmma"], kernel
+            # Float32 heads of 128 would need twice the registers there are for a warp group's 64 rows.
+            assert kernel["wgmma"] == ((dtype, width) != ("float32", 128) or kernel["kernel"] == "read"), kernel
             assert kernel["pipelined"], kernel

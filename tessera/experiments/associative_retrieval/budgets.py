@@ -1,5 +1,6 @@
 """What each budget trains: sizes, curricula, seeds, and the lengths that are measured."""
 
+import math
 from dataclasses import dataclass, field
 
 from tessera.experiments.associative_retrieval.models import Sizes
@@ -47,6 +48,12 @@ class Budget:
         """What `model` is trained by."""
         stages = self.curricula[rule].stages
         return Curriculum(stages[: len(stages) - self.left_out.get(model, 0)])
+
+    def measured_by(self, model: str, rule: str) -> list[int]:
+        """Numbers of pairs to measure `model` at: under remember no more than its last stage's keys are numbers."""
+        key_size = self.curriculum(model, rule).stages[-1].settings[KEY_SIZE]
+        keys = AssociativeRetrieval(key_size=key_size).num_keys if rule == "remember" else math.inf
+        return [pairs for pairs in self.measured[rule] if pairs <= keys]
 
 
 # Published (ARMT, appendix A and the scripts of its repository): AdamW, weight decay 1e-3, gradients clipped by value.

@@ -91,7 +91,7 @@ def _run(budget: Budget, name: str, rule: str, seed: int, ablation: str | None =
             "options": asdict(budget.options),
             "batch": budget.batch,
             "questions": budget.questions,
-            "measured": list(budget.measured[rule]),
+            "measured": budget.measured_by(name, rule),
             "contexts": budget.contexts,
             "asked": budget.asked,
             "check_contexts": budget.check_contexts,

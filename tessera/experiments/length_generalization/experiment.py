@@ -98,8 +98,9 @@ EXPERIMENTS.add("length_generalization", LengthGeneralization())
 
 def _setting_of(run: Run) -> Setting:
     """The setting that a run was made from (a configuration is JSON, a setting holds objects)."""
-    settings = (setting for budget in SETTINGS.values() for setting in budget.values())
-    return next(setting for setting in settings if asdict(setting) == run.configuration["setting"])
+    task, given = run.configuration["task"], run.configuration["setting"]
+    settings = (budget[task] for budget in SETTINGS.values() if task in budget)
+    return next(setting for setting in settings if asdict(setting) == given)
 
 
 def _model(run: Run, setting: Setting) -> nn.Module:

@@ -100,13 +100,11 @@ def _conclusion(best: Mapping[tuple[str, int], list[Record]]) -> str:
                 continue
             paper = SPARSE_TABLE_1[base][SPARSE_SIZES.index(problems)][0]
             difference = cell(records, "held_out", "accuracy").mean - paper
-            words = f"{name_of(base)} at {problems:,} ({difference:+.1f})"
+            words = f"{name_of(base)} at {problems:,} ({difference:+.2f})"
             (near if abs(difference) <= TOLERANCE else far).append(words)
         if near or far:
-            text = (
-                f"- {training}: within {TOLERANCE} accuracy points of the paper {len(near)} of {len(near) + len(far)}."
-            )
-            lines.append(text + (f" Not: {', '.join(far)}." if far else ""))
+            count = f"{len(near)} of {len(near) + len(far)} within {TOLERANCE} accuracy points of the paper"
+            lines.append(f"- {training}: {count}." + (f" Not: {', '.join(far)}." if far else ""))
     return "\n".join(lines)
 
 

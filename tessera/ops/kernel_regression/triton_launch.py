@@ -1,6 +1,6 @@
 """Launching the Triton kernels: tiles, addresses, the ranges of documents, and the autograd function around them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -22,10 +22,6 @@ class Tiles:
     warps: int
     stages: int
 
-    def exchanged(self) -> "Tiles":
-        """For a kernel that holds pairs and walks over queries."""
-        return replace(self, rows=self.pairs, pairs=self.rows)
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -41,22 +37,24 @@ class Plan:
     forward_tiles: Tiles | None = None
     backward_tiles: Tiles | None = None
 
-    def tiles(self, query: Tensor, value: Tensor, backward: bool) -> Tiles:
+    def tiles(self, query: Tensor, value: Tensor, kernel: str) -> Tiles:
         """The tiles asked for, or those that fit the registers of a Hopper GPU (tests/ops/test_triton_compiles.py).
 
-        Backward: for queries; `pairs_backward` takes them exchanged.
+        `kernel`: "forward", or one of the backward pass, "queries" or "pairs" (by what its programs hold).
         """
-        asked = self.backward_tiles if backward else self.forward_tiles
+        asked = self.forward_tiles if kernel == "forward" else self.backward_tiles
         if asked is not None:
             return asked
         if INTERPRETED:
             return Tiles(16, 16, 4, 1)
         wide = max(query.shape[-1], value.shape[-1]) > 64
         if query.dtype == torch.float32:
-            return Tiles(16 if wide else 32 if backward else 64, 32, 4, 2)
-        if backward:
-            return Tiles(64, 64, 8 if wide else 4, 2)
-        return Tiles(128, 32 if self.family == "fixed" else 64, 8, 3)
+            if kernel == "pairs":
+                return Tiles(32, 16 if wide else 32, 4, 2)
+            return Tiles(16 if wide else 64, 32, 4, 2)
+        if kernel == "forward":
+            return Tiles(128, 32 if self.family == "fixed" else 64, 8, 3)
+        return Tiles(64, 64, 8 if wide else 4, 2)
 
 
 def matrix(x: Tensor) -> Matrix:
@@ -144,7 +142,7 @@ class KernelRegression(torch.autograd.Function):
         statistics = torch.empty(3, *shape, dtype=torch.float32, device=query.device)
         best = torch.empty(shape if plan.family == "anchored" else (1,), dtype=torch.int32, device=query.device)
         smooth = interleaved(query, value.shape[-1]) if plan.family == "adaptive" and save else y
-        tiles = plan.tiles(query, value, backward=False)
+        tiles = plan.tiles(query, value, "forward")
         scope, constants = scope_of(plan, query, key, tiles, by_pairs=False)
         grid = (triton.cdiv(shape[2], tiles.rows), shape[0] * shape[1])
         constants |= widths(query, value)
@@ -175,7 +173,7 @@ class KernelRegression(torch.autograd.Function):
         d_slope, d_intercept, deltas, totals = numbers
         d_query, d_key = interleaved(query, query.shape[-1]), interleaved(key, key.shape[-1])
         d_value = interleaved(value, value.shape[-1])
-        tiles = plan.tiles(query, value, backward=True)
+        tiles = plan.tiles(query, value, "queries")
         constants = widths(query, value) | {"FAMILY": plan.family, "ORDER": plan.order}
         inputs = (matrix(query), matrix(key), matrix(value), matrix(grad))
         for_rows, tile_constants = scope_of(plan, query, key, tiles, by_pairs=False)
@@ -183,7 +181,7 @@ class KernelRegression(torch.autograd.Function):
             *inputs, matrix(product), matrix(d_query), d_slope, d_intercept, matrix(slope),
             best, statistics, deltas, totals, for_rows, **constants, **tile_constants
         )  # fmt: skip
-        tiles = tiles.exchanged()
+        tiles = plan.tiles(query, value, "pairs")
         for_pairs, tile_constants = scope_of(plan, query, key, tiles, by_pairs=True)
         triton_backward.pairs_backward[(triton.cdiv(key.shape[2], tiles.pairs), shape[0] * shape[1])](
             *inputs, matrix(d_key), matrix(d_value), matrix(slope),
