@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels", nargs="+", help="only these kernels (default: those of the budget)")
     parser.add_argument("--seeds", type=int, help="number of seeds (default: that of the budget)")
     parser.add_argument("--only", metavar="PATTERN", help='only runs of this name, as in "*/1000/seed 0"')
-    parser.add_argument("--workers", type=int, help="runs side by side (default: one per core)")
+    parser.add_argument("--workers", type=int, help="runs side by side (default: one per core; with a GPU, one)")
     parser.add_argument("--output", type=Path, default=Path("results"), help="default: results")
 
 

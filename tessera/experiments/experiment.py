@@ -1,5 +1,6 @@
 """What an experiment is: the runs of a budget, how one of them is done, and what is shown of all of them."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,11 @@ class Record:
     configuration: dict[str, Any]
     outcome: dict[str, Any]
     provenance: dict[str, Any]
+
+
+def as_json(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as it comes back from a file: lists for tuples, names for keys."""
+    return json.loads(json.dumps(configuration))
 
 
 EXPERIMENTS: Registry[Experiment] = Registry("experiment")

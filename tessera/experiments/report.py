@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import BUDGETS, Experiment, Record
+from tessera.experiments.experiment import BUDGETS, Choice, Experiment, Record, as_json
 from tessera.experiments.folders import write_atomically
 from tessera.experiments.results import ResultsFile
 
@@ -40,7 +40,8 @@ def section(name: str, experiment: Experiment, budget: str, records: dict[str, R
         [
             experiment.title,
             "",
-            f"{experiment.source}. Made by `tessera reproduce {name} --budget {budget}`: {_machine(records)}.",
+            f"{experiment.source}. Made by `tessera reproduce {name} --budget {budget}`: "
+            f"{_share(experiment, budget, records)}, {_machine(records)}.",
             "",
             f"![{experiment.title}]({figure})",
             "",
@@ -48,6 +49,15 @@ def section(name: str, experiment: Experiment, budget: str, records: dict[str, R
             "",
         ]
     )
+
+
+def _share(experiment: Experiment, budget: str, records: dict[str, Record]) -> str:
+    """How many of the command's runs are there, and how many that only its options ask for."""
+    asked = {run.key: as_json(run.configuration) for run in experiment.runs(Choice(budget))}
+    done = sum(key in asked and record.configuration == asked[key] for key, record in records.items())
+    share = f"{done} runs" if done == len(asked) else f"{done} of its {len(asked)} runs"
+    others = len(records) - done
+    return share + (f", and {others} that its options or earlier settings made" if others else "")
 
 
 def _machine(records: dict[str, Record]) -> str:
@@ -58,8 +68,7 @@ def _machine(records: dict[str, Record]) -> str:
     devices = sorted({gpu for one in made for gpu in one["hardware"]["gpus"]})
     minutes = sum(one["wall_seconds"] for one in made) / 60
     versions = sorted({f"torch {one['versions'].get('torch', 'unknown')}" for one in made})
-    noun = "run" if len(made) == 1 else "runs"
-    return f"{len(made)} {noun}, {minutes:.1f} minutes of runs in all, {'; '.join(machines + devices + versions)}"
+    return f"{minutes:.1f} minutes of runs in all, {'; '.join(machines + devices + versions)}"
 
 
 def page(results: Path = Path("results")) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tessera.errors import TesseraError
+from tessera.errors import TesseraError, expect
 from tessera.experiments.experiment import EXPERIMENTS, Record
 from tessera.experiments.folders import write_atomically
 
@@ -32,6 +32,16 @@ class ResultsFile:
         """Where it lies."""
         return self.folder / self.experiment / f"{self.budget}.json"
 
+    def prepare(self) -> None:
+        """Make the folder, before anything is trained that could not be stored."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            expect(os.access(self.path.parent, os.W_OK), str(self.folder), "--output", "be writable", "no permission")
+        except OSError as error:
+            raise TesseraError(
+                f"{self.path.parent}: --output must be a folder that can be written; got {error}"
+            ) from None
+
     def read(self) -> dict[str, Record]:
         """The records by key; empty when there is no file yet."""
         if not self.path.exists():
@@ -41,7 +51,7 @@ class ResultsFile:
             stored = json.loads(self.path.read_text(encoding="utf-8"))
             found = stored["header"]
             records = {key: Record(**record) for key, record in stored["runs"].items()}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise TesseraError(f"{self.path}: must be a results file of Tessera; got {error!r}. {advice}") from None
         if found != self.header():
             raise TesseraError(f"{self.path}: must be of {self.header()}; got {found}. {advice}")

@@ -1,13 +1,12 @@
 """Do the runs of an experiment that are not done yet, side by side, and show all of them."""
 
-import json
 import os
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tessera.errors import TesseraError, expect
 from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import BUDGETS, Choice, Record, Run
+from tessera.experiments.experiment import BUDGETS, Choice, Record, Run, as_json
 from tessera.experiments.job import Job
 from tessera.experiments.progress import Bar
 from tessera.experiments.report import write_report
@@ -30,7 +29,8 @@ def reproduce(
 
     Interrupted at any moment and called again, it goes on: finished runs are in `output/<name>/<budget>.json`, started
     ones have checkpoints. Every finished run redraws the figure and the table. `workers` processes share the cores;
-    None is one per core, 1 works in this process. `only` is a pattern for the keys of runs, as in "biweight/1000/*".
+    None is one per core (with a GPU: one), 1 works in this process. `only` is a pattern for the keys of runs, as in
+    "biweight/1000/*".
 
     Raises:
         TesseraError: an unknown experiment, budget, model or kernel; results of another version; a training that fails.
@@ -44,6 +44,7 @@ def reproduce(
     runs = _matching(name, experiment.runs(choice), only)
     pending = [run for run in runs if not _is_done(run, stored)]
     if pending:
+        results.prepare()
         _do(Job(name, choice.budget, checkpoints / name / choice.budget), runs, pending, results, workers)
     return write_report(name, experiment, results)
 
@@ -57,7 +58,7 @@ def _matching(name: str, runs: list[Run], pattern: str | None) -> list[Run]:
 
 
 def _is_done(run: Run, stored: dict[str, Record]) -> bool:
-    return run.key in stored and stored[run.key].configuration == json.loads(json.dumps(run.configuration))
+    return run.key in stored and stored[run.key].configuration == as_json(run.configuration)
 
 
 def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, workers: int | None) -> None:
@@ -68,7 +69,7 @@ def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, wor
         bar.finished(run, record.provenance["wall_seconds"])
         write_report(job.experiment, EXPERIMENTS[job.experiment], results)
 
-    workers = min(workers or _cores(), len(pending))
+    workers = min(workers or _side_by_side(), len(pending))
     try:
         if workers == 1:
             for run in pending:
@@ -77,6 +78,12 @@ def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, wor
             side_by_side(job, pending, workers, max(1, _cores() // workers), finish, bar.show)
     finally:
         bar.close()
+
+
+def _side_by_side() -> int:
+    import torch
+
+    return 1 if torch.cuda.is_available() else _cores()  # one GPU has one run's memory
 
 
 def _cores() -> int:

@@ -39,7 +39,7 @@ def failures(runs: Mapping[str, Record]) -> list[str]:
     return [
         "**What fails**: the model as trained -> with the inverse bandwidth of every contextual memory doubled, at the "
         "longest length at which half of the symbols are right (left out where no example is right). What comes back "
-        "was lost to weight that spreads over more pairs. What does not come back has another cause.",
+        "was lost to weight that spreads over more pairs. What does not come back, or gets worse, has another cause.",
         "",
         "| task | kernel | length | exact match | all symbols | first symbol | second symbol |",
         "|---|---|---|---|---|---|---|",
@@ -66,8 +66,8 @@ def ambiguities(runs: Mapping[str, Record]) -> list[str]:
     return [
         "**Why MQMTAR falls before the kernel fails**: a value's first symbol is found by the key, its second by what "
         "precedes it. Where the first symbol occurs once among the stored pairs it says which value it is; where other "
-        "pairs share it, only a model that still holds the key can tell. Sharing grows with length, in the paper too; "
-        "short training of a narrow model has seen little of it (up to 8 pairs of 256 symbols).",
+        "pairs share it, only a model that still holds the key can tell. Sharing grows with length, in the paper too, "
+        "and trainings at one length have seen little of it.",
         "",
         "| kernel | length | first symbol | second, first occurs once | second, first shared |",
         "|---|---|---|---|---|",

@@ -58,8 +58,8 @@ def table(runs: Mapping[str, Record]) -> str:
 NOTE = (
     "Exact match: ours ± standard error (over test examples with one seed, else over seeds), *the paper's mean over "
     "three seeds (best seed)* at the published size. 1x is the longest source of training; tests vary no length. "
-    "Half at: the length at which a curve falls below 1/2, ours and *of the paper's means*. Two kernels learn "
-    "late: under normalised ReLU a query that is near no stored pair gets the plain average of all, which has no "
+    "Half at: the length at which a curve falls below 1/2, ours and *of the paper's means*. Two kernels can "
+    "learn late: under normalised ReLU a query that is near no stored pair gets the plain average of all, which has no "
     "gradient, and uniform kNN has no gradient of its weights at all."
 )
 

@@ -11,6 +11,7 @@ from tessera.tasks.regbench.plot import COUNTING
 from tessera.tasks.regbench.published import SEARCH_GRID, SPARSE_SIZES
 
 MOSAICS = ("mosaic", "mosaic_v2")
+HEADLESS = ("lstm", "mamba")
 KERNELS = (
     "gaussian",
     "sparsemax",
@@ -70,7 +71,8 @@ def _searched(model: str, kernel: str) -> list[Setting]:
     if model == "mosaic" and kernel != "gaussian":
         return [FULL]
     grid = [dict(zip(SEARCH_GRID, values, strict=True)) for values in product(*SEARCH_GRID.values())]
-    return [Setting(**point) for point in grid if point["hidden_size"] % point["num_heads"] == 0]
+    points = [Setting(**point) for point in grid if point["hidden_size"] % point["num_heads"] == 0]
+    return [point for point in points if model not in HEADLESS or point.num_heads == FULL.num_heads]
 
 
 def _run(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tessera.experiments.experiment import Record
-from tessera.experiments.regbench.summary import Cell, best_records, cell
+from tessera.experiments.regbench.summary import best_records, cell
 from tessera.tasks.regbench.plot import name_of
 from tessera.tasks.regbench.published import IN_DISTRIBUTION_100, SPARSE_SIZES, SPARSE_TABLE_1
 
@@ -38,9 +38,10 @@ def _setting(records: list[Record]) -> str:
 
     epochs = sorted({record.outcome["epochs"] for record in records})
     spread = f"{epochs[0]:g}" if len(epochs) == 1 else f"{epochs[0]:g} to {epochs[-1]:g}"
+    spread += " epoch" if spread == "1" else " epochs"
     return (
         f"Ours: width {say('hidden_size')}, {say('num_layers')} layers, {say('num_heads')} heads, batch "
-        f"{say('batch')}, {spread} epochs, peak learning rate {say('learning_rate')} (per-head scalars "
+        f"{say('batch')}, {spread}, peak learning rate {say('learning_rate')} (per-head scalars "
         f"{say('scalar_scale')} times that), weight decay {say('weight_decay')}, best of {say('checks')} checks on "
         f"{say('validation')} validation problems, tested on {say('test')} problems of automata that are in no other "
         "split. Published: width 128, 2 layers, 8 heads, batch 32, up to 200 epochs, learning rate 5e-4, tested on "
@@ -70,20 +71,23 @@ def _section(problems: int, rows: dict[str, list[Record]]) -> str:
     ]
     for model, records in rows.items():
         accuracy, l1, last = (cell(records, "held_out", score) for score in ("accuracy", "l1", "last_accuracy"))
-        inside = [cell(records, "in_distribution", score) for score in ("accuracy", "l1")]
+        inside = [_beside(records, model, problems, column) for column in (0, 1)]
         row = SPARSE_TABLE_1.get(model.split(",")[0])
         paper = row[SPARSE_SIZES.index(problems)] if known and row else None
         theirs = [f"{value:.1f}" for value in paper] if paper else ["-", "-"]
         difference = f"{accuracy.mean - paper[0]:+.1f}" if paper else "-"
         lines.append(
             f"| {name_of(model)} | {accuracy} | {theirs[0]} | {difference} | {l1} | {theirs[1]} | {l1.mean / 2:.1f} | "
-            f"{last.mean:.1f} | {_beside(inside[0], model, problems, 0)} | {_beside(inside[1], model, problems, 1)} |"
+            f"{last.mean:.1f} | {inside[0]} | {inside[1]} |"
         )
     return "\n".join(lines)
 
 
-def _beside(one: Cell, model: str, problems: int, column: int) -> str:
+def _beside(records: list[Record], model: str, problems: int, column: int) -> str:
     """In distribution; table 3 of Memory Mosaics has numbers for 100 problems."""
+    if records[0].outcome["in_distribution"] is None:
+        return "-"
+    one = cell(records, "in_distribution", ("accuracy", "l1")[column])
     if problems != 100 or model not in IN_DISTRIBUTION_100:
         return f"{one.mean:.1f}"
     return f"{one.mean:.1f} (paper {IN_DISTRIBUTION_100[model][column]})"

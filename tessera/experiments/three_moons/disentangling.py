@@ -14,6 +14,8 @@ DEDICATED = 0.9
 # "A few steps" after a period, and the level that counts as accurate.
 LATER = 5
 ACCURATE = 0.1
+# Mean absolute deviation of always saying 0: mean |cos| over a circle.
+SILENCE = 2 / math.pi
 
 
 def weights(memory: LinearContextualMemory) -> dict[str, list]:
@@ -62,18 +64,20 @@ def levels(curve: list[float], periods: tuple[float, ...]) -> dict[str, float | 
     """What a curve of errors says; entry c - 1 is for c observations.
 
     `early`: mean up to the shortest period. `after_slowest`, `after_common`: 5 observations after the longest and the
-    common period, as shares of `early`. `accurate_from`: the least context length from which on the error stays below
-    a tenth of `early`. None where the curve is too short, or never accurate.
+    common period, as shares of `early`, or of the error of always saying 0 if that is less (continuations of some
+    networks explode early, and would look accurate beside that). `accurate_from`: the least context length from which
+    on the error stays below a tenth of the same. None where the curve is too short, or never accurate.
     """
     shortest, slowest = in_observations(min(periods)), in_observations(max(periods))
     start = curve[: math.floor(shortest)]
     early = sum(start) / len(start)
+    usual = min(early, SILENCE)
 
     def share_after(period: float) -> float | None:
         context = math.ceil(period) + LATER
-        return curve[context - 1] / early if context <= len(curve) else None
+        return curve[context - 1] / usual if context <= len(curve) else None
 
-    wrong = [context for context, error in enumerate(curve, 1) if error >= ACCURATE * early]
+    wrong = [context for context, error in enumerate(curve, 1) if error >= ACCURATE * usual]
     last = wrong[-1] if wrong else 0
     return {
         "early": early,

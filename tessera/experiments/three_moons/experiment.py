@@ -163,8 +163,8 @@ def batch_loss(memory: LinearContextualMemory, task: ThreeMoons, configuration: 
 def uncorrected(betas: tuple[float, float], step: int) -> float:
     """The factor of the learning rate that makes AdamW one without bias correction.
 
-    The published code's framework corrects no bias unless asked to, and it was not: its first steps are up to six times
-    as long as those of the same learning rate in PyTorch, and twice as long after 300 steps.
+    The published code's framework corrects no bias unless asked to, and it was not: its first steps are up to 6.6
+    times as long as those of the same learning rate in PyTorch, and twice as long after 300 steps.
     """
     first, second = (1 - beta ** (step + 1) for beta in betas)
     return first / second**0.5

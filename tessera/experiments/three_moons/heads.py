@@ -16,7 +16,7 @@ def heads_of(records: dict[int, Record], words: str) -> str:
     lines = [
         f"**{words}: disentangled {rates}.** A head is dedicated to a moon that has at least {DEDICATED:.0%} of the "
         "head's squared moduli in W_phi, in W_psi and in W_z; a network is disentangled if its heads are dedicated to "
-        f'three different moons. The paper (figure 10): "{FIGURE_10["words"]}".',
+        f"three different moons. The paper (figure 10), in short: {FIGURE_10['words']}.",
         "",
         "| seed | training | loss | head 1 | head 2 | head 3 | disentangled |",
         "|---|---|---|---|---|---|---|",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from tessera.experiments.experiment import Record
-from tessera.experiments.three_moons.disentangling import ACCURATE, LATER, levels
+from tessera.experiments.three_moons.disentangling import ACCURATE, LATER, SILENCE, levels
 from tessera.experiments.three_moons.heads import heads_of, why
 from tessera.experiments.three_moons.records import ROUNDS, is_disentangled, number, outcome_of, seeds_of
 from tessera.tasks.three_moons import common_period, in_observations
@@ -23,7 +23,10 @@ def table(runs: Mapping[str, Record]) -> str:
     if not runs:
         return "No run has finished yet."
     lines = [_setting(runs), "", _curves(runs), ""]
-    lines += [f'The paper, 1 head (figure 4): "{FIGURE_4["words"]}". 3 heads (figure 5): "{FIGURE_5["words"]}".', ""]
+    lines += [
+        f"The paper, in short: 1 head (figure 4): {FIGURE_4['words']}. 3 heads (figure 5): {FIGURE_5['words']}.",
+        "",
+    ]
     for name in [name for name in WORDS if name.startswith("three_heads")]:
         if heads := seeds_of(runs, name):
             lines += [heads_of(heads, WORDS[name]), ""]
@@ -38,15 +41,16 @@ def _setting(runs: Mapping[str, Record]) -> str:
     return (
         f"Each memory has 54 real parameters. *As published*: {made['fit']['steps']} steps of {made['batch']} "
         f"sequences of {made['length']} observations with AdamW. The published framework's AdamW does not correct the "
-        "bias of its averages, so that its first steps are up to six times as long; it is used here unless a row says "
+        "bias of its averages, so that its first steps are up to 6.6 times as long; it is used here unless a row says "
         f"otherwise. *Second round* (ours): {second['fit']['steps']} more steps of "
         f"{second['batch']} sequences with a fresh optimizer at a peak rate of {second['fit']['learning_rate']:g}, "
         f"the loss counting from observation {second['loss_from']} on. Error: mean absolute deviation of "
         f"{asked['horizon']} auto-regressive predictions, after every context length up to {asked['contexts']}, over "
         f"{asked['sequences']} sequences of a triple ({second['evaluation']['sequences']} after the second round). "
         "*Early* is the mean up to the shortest period. max(p) and lcm are the longest and the common period in "
-        f'observations; "+ {LATER}" is {LATER} observations later, as a share of the early error. *Accurate from*, '
-        f"for each seed: the context length from which on the error stays below {ACCURATE:.0%} of the early one. "
+        f'observations; "+ {LATER}" is {LATER} observations later, as a share of the early error, or of {SILENCE:.3f} '
+        "(always saying 0) if that is less: some networks' continuations explode. *Accurate from*, for each seed: "
+        f"the context length from which on the error stays below {ACCURATE:.0%} of the same. "
         "Means over seeds ± standard errors."
     )
 
