@@ -10,7 +10,8 @@ JOBS := $(shell nproc 2>/dev/null || echo 2)
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-# constraints.txt pins every package to the versions the tests passed with; torch comes first, from its CPU build.
+# constraints.txt pins every package to the versions the tests passed with. torch comes first: nothing may choose another.
+# Where the index offers only builds for GPUs, point pip to one with CPU builds (PIP_INDEX_URL) to save gigabytes.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Tessera needs Python >= 3.11; got $$($(PYTHON) --version). Set PYTHON=/path/to/python3.11."; exit 2; }

@@ -1,7 +1,7 @@
 """Train a model as a recipe file says.
 
 A recipe is a YAML file, or the name of a shipped one (recipes/<name>.yaml). Any of its keys can be changed on the
-command line, for example: tessera train demo training.steps=100 model.num_layers=2
+command line, for example: tessera train demo-mosaic training.steps=100 model.num_layers=2
 Under torchrun it uses all processes; FSDP and other Trainer settings go under training.trainer.
 """
 

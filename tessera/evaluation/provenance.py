@@ -23,7 +23,7 @@ def provenance(
     of the library and ends in "+changes" when tracked files differ from it.
     """
     return {
-        "command": command or " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command or " ".join([_program(), *sys.argv[1:]]),
         "configuration": configuration,
         "seed": seed,
         "versions": {"tessera": tessera.__version__, "python": platform.python_version(), **_versions()},
@@ -32,6 +32,12 @@ def provenance(
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "wall_seconds": None if wall_seconds is None else round(wall_seconds, 2),
     }
+
+
+def _program() -> str:
+    """How this process was called: a module's name, or that of a script without its folder."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return f"python -m {spec.name.removesuffix('.__main__')}" if spec else Path(sys.argv[0]).name
 
 
 def hardware() -> dict[str, Any]:

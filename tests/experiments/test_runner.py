@@ -114,3 +114,19 @@ def test_a_version_of_the_experiment_separates_results(go, toy):
     toy.version = 2
     with pytest.raises(TesseraError, match="'version': 2"):
         go()
+
+
+def test_an_output_that_is_a_file_is_told_before_anything_is_trained(go, toy, tmp_path):
+    (tmp_path / "results").write_text("mine")
+    with pytest.raises(TesseraError, match="--output must be a folder that can be written; got"):
+        go()
+    assert not toy.executed
+    assert (tmp_path / "results").read_text() == "mine"
+
+
+def test_the_table_says_which_of_the_runs_it_has(go, toy):
+    assert "--budget cpu`: 1 of its 4 runs, " in go(only="steep/seed 1").read_text()
+    assert "--budget cpu`: 4 runs, " in go().read_text()
+    assert "--budget cpu`: 4 runs, and 2 that its options or earlier settings made, " in go(seeds=3).read_text()
+    toy.steps = 6
+    assert "--budget cpu`: 1 of its 4 runs, and 5 that" in go(only="steep/seed 1").read_text()

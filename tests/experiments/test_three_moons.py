@@ -102,6 +102,15 @@ def test_levels_of_a_made_up_curve():
     }
 
 
+def test_an_error_that_explodes_early_is_no_yardstick():
+    """Of a network whose continuations explode, what is a tenth of that is not accurate."""
+    curve = [200.0] * 70 + [18.0] * 230
+    found = levels(curve, (1.5, 2.0, 3.0))
+    assert found["early"] == pytest.approx(200.0)
+    assert found["accurate_from"] is None
+    assert found["after_slowest"] == pytest.approx(18.0 * math.pi / 2)
+
+
 def test_smoke(tmp_path):
     runs = EXPERIMENT.runs(Choice("smoke"))
     assert [run.key for run in runs] == ["three_heads/seed 0", "one_head/seed 0"]
