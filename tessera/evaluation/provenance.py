@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ def provenance(
     of the library and ends in "+changes" when tracked files differ from it.
     """
     return {
-        "command": command or " ".join([_program(), *sys.argv[1:]]),
+        "command": command or f"{_program()} {shlex.join(sys.argv[1:])}".strip(),
         "configuration": configuration,
         "seed": seed,
         "versions": {"tessera": tessera.__version__, "python": platform.python_version(), **_versions()},

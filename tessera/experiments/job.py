@@ -22,7 +22,6 @@ class Job:
     """The runs of one experiment and budget, under `home`. It and all it takes and returns can be pickled."""
 
     experiment: str
-    budget: str
     home: Path
 
     def folder(self, run: Run) -> Path:
@@ -56,11 +55,8 @@ class Job:
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
         outcome = EXPERIMENTS[self.experiment].execute(run, Context(folder, report, device))
-        made_with = provenance(
-            seed=run.configuration.get("seed"),
-            wall_seconds=before + time.perf_counter() - began,
-            command=f"tessera reproduce {self.experiment} --budget {self.budget}",
-        )
+        seconds = before + time.perf_counter() - began
+        made_with = provenance(seed=run.configuration.get("seed"), wall_seconds=seconds)
         return Record(plain(run.configuration), plain(outcome), made_with)
 
 

@@ -45,7 +45,7 @@ def reproduce(
     pending = [run for run in runs if not _is_done(run, stored)]
     if pending:
         results.prepare()
-        _do(Job(name, choice.budget, checkpoints / name / choice.budget), runs, pending, results, workers)
+        _do(Job(name, checkpoints / name / choice.budget), runs, pending, results, workers)
     return write_report(name, experiment, results)
 
 

@@ -42,6 +42,6 @@ def test_the_command_is_one_that_can_be_called(tmp_path):
     """A module by its name with `python -m`, a script by its own."""
     code = "from tessera.evaluation.provenance import provenance; print(provenance()['command'])"
     (tmp_path / "measure.py").write_text(code)
-    calls = ([sys.executable, "-m", "measure", "--rounds", "3"], [sys.executable, str(tmp_path / "measure.py"), "x"])
+    calls = ([sys.executable, "-m", "measure", "--only", "a b*"], [sys.executable, str(tmp_path / "measure.py"), "x"])
     said = [subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True).stdout for call in calls]
-    assert said == ["python -m measure --rounds 3\n", "measure.py x\n"]
+    assert said == ["python -m measure --only 'a b*'\n", "measure.py x\n"]
