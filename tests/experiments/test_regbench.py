@@ -73,8 +73,9 @@ def test_scores_come_back_in_the_order_of_the_examples():
 
 def test_the_most_telling_runs_come_first():
     runs = EXPERIMENT.runs(Choice("cpu"))
-    assert len({run.key for run in runs}) == 1 + 18 + 36
-    yardstick, short, longer = runs[0], runs[1:19], [run.configuration for run in runs[19:]]
+    assert len({run.key for run in runs}) == 1 + 18 + 36 + 1
+    yardstick, short, longer = runs[0], runs[1:19], [run.configuration for run in runs[19:55]]
+    assert runs[55].key == "transformer, 16 epochs/2500/seed 0"
     assert yardstick.configuration["model"] == "counting"
     assert {(run.configuration["problems"], run.configuration["fit"]["steps"]) for run in short} == {(1000, 500)}
     assert [run.configuration["seed"] for run in short] == [0] * 9 + [1] * 9
@@ -155,10 +156,14 @@ def test_the_table_says_how_far_the_transformer_is_behind():
 def test_a_longer_training_stands_on_its_own():
     short, longer = record("gaussian", 0, 92.0), record("gaussian", 0, 93.5, best=0.9)
     longer.configuration["label"] = "8 epochs"
+    longer.configuration["fit"] = {**longer.configuration["fit"], "steps": 10**6}
     text = table({"a": short, "b": longer})
     assert "| Gaussian | 92.0 ± one seed ± 0.3 | 93.9 | -1.9 |" in text
     assert "| Gaussian, 8 epochs | 93.5 ± one seed ± 0.3 | 93.9 | -0.4 |" in text
     assert "0 of 1 within 1.5 accuracy points of the paper. Not: Gaussian at 1,000 (-1.90)." in text
+    for runs in ({"a": short, "b": longer}, {"b": longer, "a": short}):
+        assert points(runs) == points({"b": longer})
+        assert points(runs)["mosaic gaussian"][1000]["accuracy"][0] == 93.5
 
 
 def test_a_search_is_decided_by_the_validation_loss():

@@ -6,7 +6,7 @@ from typing import Any
 
 from tessera.experiments.experiment import Choice, Run, chosen
 from tessera.experiments.language_models import LANGUAGE_MODELS, kernel_names
-from tessera.experiments.regbench.settings import FULL, LONGER, SEEDS, SETTINGS, SIZES, Setting
+from tessera.experiments.regbench.settings import FULL, LONGER, LONGEST, SEEDS, SETTINGS, SIZES, Setting
 from tessera.tasks.regbench.plot import COUNTING
 from tessera.tasks.regbench.published import SEARCH_GRID, SPARSE_SIZES
 
@@ -47,7 +47,8 @@ def runs_of(choice: Choice) -> list[Run]:
 
 def longer_runs(pairs: list[tuple[str, str]], seeds: int) -> list[Run]:
     """Trainings of equal length on more and on less data: what the short ones leave to be learned."""
-    order = product(range(seeds), LONGER.items(), pairs)
+    order = [*product(range(seeds), LONGER.items(), pairs)]
+    order += [(0, item, ("transformer", "")) for item in LONGEST.items() if ("transformer", "") in pairs]
     return [
         _run(setting, *pair, problems, seed, label=f"{setting.epochs} epochs")
         for seed, (problems, setting), pair in order

@@ -49,9 +49,18 @@ def cell(records: list[Record], where: str, score: str) -> Cell:
 
 
 def points(runs: Mapping[str, Record]) -> dict[str, dict[int, dict[str, tuple[float, float]]]]:
-    """What the figure draws: mean and standard error of the held-out scores."""
+    """What the figure draws: mean and standard error of the held-out scores of each model's longest training."""
+    longest: dict[tuple[str, int], list[Record]] = {}
+    for (name, problems), records in best_records(runs).items():
+        place = name.split(",")[0], problems
+        if place not in longest or _steps(records) > _steps(longest[place]):
+            longest[place] = records
     found: dict[str, dict[int, dict[str, tuple[float, float]]]] = defaultdict(dict)
-    for (model, problems), records in best_records(runs).items():
+    for (model, problems), records in longest.items():
         cells = {score: cell(records, "held_out", score) for score in ("accuracy", "l1")}
         found[model][problems] = {score: (one.mean, one.standard_error) for score, one in cells.items()}
     return dict(found)
+
+
+def _steps(records: list[Record]) -> int:
+    return records[0].configuration["fit"]["steps"]

@@ -56,7 +56,9 @@ def draw(points: Points, path: Path) -> None:
     axes[1].set_title("The same, near the top")
     axes[1].set_ylim(90, 97)
     axes[2].set_title("Distance to the automaton's distribution")
-    figure.suptitle("RegBench: ours solid and filled (bars: one standard error), the paper dashed and hollow")
+    figure.suptitle(
+        "RegBench: ours (longest training) solid and filled, bars: one standard error; the paper dashed and hollow"
+    )
     handles = _legend(axes[0], points, colours)
     figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False)
     figure.savefig(path, dpi=120)
