@@ -73,7 +73,11 @@ def run_slice(command: list[str], progress: Callable[[], str]) -> str:
     except subprocess.TimeoutExpired:
         # Whole checkpoints survive any end; at most the steps since the last one are lost.
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        try:
+            process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:  # started in the background, where shells have interrupts ignored
+            process.kill()
+            process.communicate()
         raise TimeoutError(f"not finished; {progress()}. Call again to continue.") from None
     if process.returncode:
         raise RuntimeError(output.strip().splitlines()[-1])
