@@ -73,10 +73,11 @@ def test_scores_come_back_in_the_order_of_the_examples():
 
 def test_the_most_telling_runs_come_first():
     runs = EXPERIMENT.runs(Choice("cpu"))
-    assert len({run.key for run in runs}) == 1 + 18 + 36 + 1
-    yardstick, short, longer = runs[0], runs[1:19], [run.configuration for run in runs[19:55]]
-    assert runs[55].key == "transformer, 16 epochs/2500/seed 0"
-    assert yardstick.configuration["model"] == "counting"
+    assert len({run.key for run in runs}) == 4 + 18 + 36 + 1
+    yardsticks, short, longer = runs[:4], runs[4:22], [run.configuration for run in runs[22:58]]
+    assert runs[58].key == "transformer, 16 epochs/2500/seed 0"
+    assert [run.configuration["symbols"] for run in yardsticks] == [0, 1, 2, 3]
+    assert {run.configuration["model"] for run in yardsticks} == {"counting"}
     assert {(run.configuration["problems"], run.configuration["fit"]["steps"]) for run in short} == {(1000, 500)}
     assert [run.configuration["seed"] for run in short] == [0] * 9 + [1] * 9
     assert [(one["problems"], one["seed"]) for one in longer[::9]] == [(1000, 0), (2500, 0), (1000, 1), (2500, 1)]
@@ -174,3 +175,15 @@ def test_a_search_is_decided_by_the_validation_loss():
 def test_in_distribution_stands_beside_table_3():
     assert "(paper 95.9)" in table({"a": record("gaussian", 0, 95.0, problems=100)})
     assert table({}) == "No run yet."
+
+
+def test_the_table_says_how_far_back_a_model_looks():
+    counts = {}
+    for symbols, accuracy in enumerate((48.0, 82.0, 93.0)):
+        counts[f"{symbols}"] = record("gaussian", 0, accuracy)
+        label = f"{symbols} symbols of context"
+        counts[f"{symbols}"].configuration.update(model="counting", kernel="", problems=0, label=label, symbols=symbols)
+    text = table({**counts, "a": record("gaussian", 0, 92.0), "b": record("uniform_knn", 0, 60.0)})
+    assert "- less than counting with 1 (82.0): uniform kNN, k = 16 at 1,000 (60.0)" in text
+    assert "- less than counting with 2 (93.0): Gaussian at 1,000 (92.0)" in text
+    assert "| counted, no training, 2 symbols of context | 93.0" in text

@@ -159,8 +159,20 @@ def test_counting_in_the_context_by_hand():
 
 def test_longer_contexts_know_more():
     task, examples = RegBench(), RegBench().sample(60, 0, "test")
-    shares = [task.scores(counted(task, examples, order), examples)["accuracy"].mean() for order in (1, 2, 3)]
-    assert 0.75 < shares[0] < shares[1] < shares[2] < 0.97
+    shares = [task.scores(counted(task, examples, order), examples)["accuracy"].mean() for order in (0, 1, 2, 3)]
+    assert 0.4 < shares[0] < 0.6
+    assert 0.75 < shares[1] < shares[2] < shares[3] < 0.97
+
+
+def test_counting_without_a_context_is_how_often_each_symbol_occurred():
+    task = RegBench()
+    examples = task.sample(3, 0, "test")
+    place = 100
+    # The first token of a text follows nothing.
+    occurred = torch.nn.functional.one_hot(examples.tokens[:, 1 : place + 1], task.vocab_size).sum(1)
+    expected = occurred[:, : task.num_symbols] / occurred[:, : task.num_symbols].sum(1, keepdim=True)
+    found = counted(task, examples, 0).exp()[:, place, : task.num_symbols]
+    torch.testing.assert_close(found, expected.double(), rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class RegBenchExperiment(Experiment):
         setting = Setting(**{field.name: asked[field.name] for field in fields(Setting)})
         task = RegBench()
         if asked["model"] == COUNTING:
-            return _untrained(task, setting)
+            return _untrained(task, setting, asked["symbols"])
         train = task.sample(asked["problems"], asked["seed"])
         validation = task.sample(setting.validation, 0, "validation")
         model = build_language_model(
@@ -79,10 +79,10 @@ class RegBenchExperiment(Experiment):
         draw(points(runs), path)
 
 
-def _untrained(task: RegBench, setting: Setting) -> dict[str, Any]:
-    """The yardstick: counts of what followed the last three symbols (or fewer) in the problem itself."""
+def _untrained(task: RegBench, setting: Setting, symbols: int) -> dict[str, Any]:
+    """A yardstick: counts of what followed the last `symbols` symbols (or fewer) in the problem itself."""
     examples = task.sample(setting.test, 0, "test")
-    scores = _estimates(task.scores(counted(task, examples, 3), examples))
+    scores = _estimates(task.scores(counted(task, examples, symbols), examples))
     none = {"best": 0.0, "steps": 0, "seconds": 0.0}
     return {"parameters": 0, "epochs": 0.0, "training": none, "held_out": scores, "in_distribution": None}
 

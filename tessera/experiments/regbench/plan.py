@@ -1,6 +1,6 @@
 """Which runs a budget of RegBench has, in which order."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
@@ -12,6 +12,7 @@ from tessera.tasks.regbench.published import SEARCH_GRID, SPARSE_SIZES
 
 MOSAICS = ("mosaic", "mosaic_v2")
 HEADLESS = ("lstm", "mamba")
+CONTEXTS = (0, 1, 2, 3)
 KERNELS = (
     "gaussian",
     "sparsemax",
@@ -32,7 +33,7 @@ def runs_of(choice: Choice) -> list[Run]:
     pairs = [
         (model, kernel) for model in models if model != COUNTING for kernel in _kernels(model, kernels, choice.budget)
     ]
-    yardstick = [_run(SETTINGS[choice.budget], COUNTING, "", 0, 0)] if COUNTING in models else []
+    yardstick = [_counts(SETTINGS[choice.budget], symbols) for symbols in CONTEXTS if COUNTING in models]
     if choice.budget != "full":
         setting, problems, seeds = SETTINGS[choice.budget], SIZES[choice.budget], choice.seeds or SEEDS[choice.budget]
         short = [_run(setting, *pair, problems, seed) for seed, pair in product(range(seeds), pairs)]
@@ -53,6 +54,12 @@ def longer_runs(pairs: list[tuple[str, str]], seeds: int) -> list[Run]:
         _run(setting, *pair, problems, seed, label=f"{setting.epochs} epochs")
         for seed, (problems, setting), pair in order
     ]
+
+
+def _counts(setting: Setting, symbols: int) -> Run:
+    """Counting what followed the last `symbols` symbols: what a model can reach that looks no further back."""
+    run = _run(setting, COUNTING, "", 0, 0, label=f"{symbols} symbol{'s' * (symbols != 1)} of context")
+    return replace(run, configuration={**run.configuration, "symbols": symbols})
 
 
 def _default_models(budget: str) -> tuple[str, ...]:

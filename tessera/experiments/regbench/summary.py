@@ -53,7 +53,7 @@ def points(runs: Mapping[str, Record]) -> dict[str, dict[int, dict[str, tuple[fl
     longest: dict[tuple[str, int], list[Record]] = {}
     for (name, problems), records in best_records(runs).items():
         place = name.split(",")[0], problems
-        if place not in longest or _steps(records) > _steps(longest[place]):
+        if place not in longest or _steps(records) >= _steps(longest[place]):
             longest[place] = records
     found: dict[str, dict[int, dict[str, tuple[float, float]]]] = defaultdict(dict)
     for (model, problems), records in longest.items():

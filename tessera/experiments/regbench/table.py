@@ -22,7 +22,7 @@ def table(runs: Mapping[str, Record]) -> str:
     for problems in sorted({problems for _, problems in best}):
         rows = {model: records for (model, count), records in best.items() if count == problems}
         parts.append(_section(problems, rows))
-    parts += [_conclusion(best), _transformer_behind(best)]
+    parts += [_conclusion(best), _transformer_behind(best), _contexts(best)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -131,3 +131,24 @@ def _transformer_behind(best: Mapping[tuple[str, int], list[Record]]) -> str:
             when = f"{problems:,}{comma}{label}"
             said.append(f"{ours[0] - ours[1]:.1f} at {when} (paper: {theirs[0] - theirs[1]:.1f})")
     return f"Accuracy points by which the transformer is behind the Gaussian mosaic: {'; '.join(said)}." if said else ""
+
+
+def _contexts(best: Mapping[tuple[str, int], list[Record]]) -> str:
+    """How far back a model must look for its accuracy: counting says what is to be had from so many symbols."""
+    counts = {
+        records[0].configuration["symbols"]: cell(records, "held_out", "accuracy").mean
+        for (_, problems), records in best.items()
+        if not problems
+    }
+    reached: dict[int, list[str]] = {}
+    for (model, problems), records in best.items():
+        accuracy = cell(records, "held_out", "accuracy").mean
+        needed = [symbols for symbols, share in sorted(counts.items()) if accuracy < share]
+        if problems and needed:
+            reached.setdefault(needed[0], []).append(f"{name_of(model)} at {problems:,} ({accuracy:.1f})")
+    lines = [
+        f"- less than counting with {symbols} ({counts[symbols]:.1f}): {', '.join(reached[symbols])}"
+        for symbols in sorted(reached)
+    ]
+    head = "How many symbols back a model looks, by what counting what followed so many of them reaches:"
+    return "\n".join([head, "", *lines]) if lines else ""

@@ -19,7 +19,7 @@ NAMES = {
     "transformer": "Transformer",
     "lstm": "LSTM",
     "mamba": "Mamba",
-    COUNTING: "counted 4-grams, no training",
+    COUNTING: "counted, no training",
 }
 MARKERS = "osv^<>DPX*hd."
 Points = Mapping[str, Mapping[int, Mapping[str, tuple[float, float]]]]

@@ -13,7 +13,8 @@ def counted(task: RegBench, examples: TokenExamples, order: int) -> Tensor:
     """Log-probabilities (B, T, V) of an n-gram model of each problem itself, which needs no training.
 
     At each position: how often each symbol has followed so far the longest context that has occurred before, of at
-    most `order` tokens of the current string (its separator included); all symbols alike before any has.
+    most `order` tokens of the current string (its separator included); all symbols alike before any has. With 0 it is
+    how often each symbol has occurred.
     """
     shares = torch.zeros(*examples.tokens.shape, task.vocab_size, dtype=torch.float64)
     for row, length in enumerate(examples.details.lengths.tolist()):
@@ -29,7 +30,8 @@ def _counts(task: RegBench, tokens: list[int], order: int) -> list[dict[int, int
     counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
     found, context = [], ()
     for token, following in zip(tokens, [*tokens[1:], task.separator], strict=True):
-        context = (token,) if token == task.separator else (*context, token)[-order:]
+        context = (token,) if token == task.separator else (*context, token)
+        context = context[max(0, len(context) - order) :]
         suffixes = [context[start:] for start in range(len(context) + 1)]
         found.append(dict(next((counts[suffix] for suffix in suffixes if suffix in counts), {})))
         if following != task.separator:
