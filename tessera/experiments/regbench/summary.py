@@ -50,16 +50,21 @@ def cell(records: list[Record], where: str, score: str) -> Cell:
 
 def points(runs: Mapping[str, Record]) -> dict[str, dict[int, dict[str, tuple[float, float]]]]:
     """What the figure draws: mean and standard error of the held-out scores of each model's longest training."""
-    longest: dict[tuple[str, int], list[Record]] = {}
-    for (name, problems), records in best_records(runs).items():
-        place = name.split(",")[0], problems
-        if place not in longest or _steps(records) >= _steps(longest[place]):
-            longest[place] = records
     found: dict[str, dict[int, dict[str, tuple[float, float]]]] = defaultdict(dict)
-    for (model, problems), records in longest.items():
+    for (model, problems), records in longest_trainings(best_records(runs)).items():
         cells = {score: cell(records, "held_out", score) for score in ("accuracy", "l1")}
         found[model][problems] = {score: (one.mean, one.standard_error) for score, one in cells.items()}
     return dict(found)
+
+
+def longest_trainings(best: Mapping[tuple[str, int], list[Record]]) -> dict[tuple[str, int], list[Record]]:
+    """Of `best_records`, for each model without its label and number of problems the training of most steps."""
+    longest: dict[tuple[str, int], list[Record]] = {}
+    for (name, problems), records in best.items():
+        place = name.split(",")[0], problems
+        if place not in longest or _steps(records) >= _steps(longest[place]):
+            longest[place] = records
+    return longest
 
 
 def _steps(records: list[Record]) -> int:

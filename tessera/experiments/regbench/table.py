@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tessera.experiments.experiment import Record
-from tessera.experiments.regbench.summary import best_records, cell
+from tessera.experiments.regbench.summary import best_records, cell, longest_trainings
 from tessera.tasks.regbench.plot import name_of
 from tessera.tasks.regbench.published import IN_DISTRIBUTION_100, SPARSE_SIZES, SPARSE_TABLE_1
 
@@ -141,7 +141,7 @@ def _contexts(best: Mapping[tuple[str, int], list[Record]]) -> str:
         if not problems
     }
     reached: dict[int, list[str]] = {}
-    for (model, problems), records in best.items():
+    for (model, problems), records in longest_trainings(best).items():
         accuracy = cell(records, "held_out", "accuracy").mean
         needed = [symbols for symbols, share in sorted(counts.items()) if accuracy < share]
         if problems and needed:
@@ -150,5 +150,5 @@ def _contexts(best: Mapping[tuple[str, int], list[Record]]) -> str:
         f"- less than counting with {symbols} ({counts[symbols]:.1f}): {', '.join(reached[symbols])}"
         for symbols in sorted(reached)
     ]
-    head = "How many symbols back a model looks, by what counting what followed so many of them reaches:"
+    head = "How many symbols back a model looks (longest trainings), by the accuracy of counting what followed so many:"
     return "\n".join([head, "", *lines]) if lines else ""
