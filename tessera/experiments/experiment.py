@@ -86,9 +86,9 @@ class Record:
     provenance: dict[str, Any]
 
 
-def as_json(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as it comes back from a file: lists for tuples, names for keys."""
-    return json.loads(json.dumps(configuration))
+def as_json(value: Any) -> Any:
+    """As it comes back from a file: lists for tuples, names for keys, None for numbers that are not finite."""
+    return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
 EXPERIMENTS: Registry[Experiment] = Registry("experiment")

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import Context, Record, Run
+from tessera.experiments.experiment import Context, Record, Run, as_json
 from tessera.experiments.progress import Progress
 
 Show = Callable[[float, str], None]
@@ -57,13 +56,4 @@ class Job:
         outcome = EXPERIMENTS[self.experiment].execute(run, Context(folder, report, device))
         seconds = before + time.perf_counter() - began
         made_with = provenance(seed=run.configuration.get("seed"), wall_seconds=seconds)
-        return Record(plain(run.configuration), plain(outcome), made_with)
-
-
-def plain(value: Any) -> Any:
-    """As JSON gives it back: lists for tuples, names for keys, and None for numbers that are not finite."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return Record(as_json(run.configuration), as_json(outcome), made_with)

@@ -10,7 +10,8 @@ from tessera.experiments.results import ResultsFile
 PAGE_HEAD = """# Experiments
 
 The papers' synthetic experiments as they came out here, each with the command that makes it. `--budget cpu` is a
-reduced setting for a machine without a GPU (each section says how reduced); `--budget full` is the published one. A
+reduced setting for a machine without a GPU (each section says how reduced; three moons only has fewer seeds);
+`--budget full` is the published one. A
 command that was interrupted goes on where it stopped.
 
 This page is made from `results/` by `make experiments-page`; do not edit it by hand.

@@ -69,7 +69,7 @@ def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, wor
         bar.finished(run, record.provenance["wall_seconds"])
         write_report(job.experiment, EXPERIMENTS[job.experiment], results)
 
-    workers = min(workers or _side_by_side(), len(pending))
+    workers = min(workers or _workers(), len(pending))
     try:
         if workers == 1:
             for run in pending:
@@ -80,7 +80,7 @@ def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, wor
         bar.close()
 
 
-def _side_by_side() -> int:
+def _workers() -> int:
     import torch
 
     return 1 if torch.cuda.is_available() else _cores()  # one GPU has one run's memory

@@ -58,6 +58,7 @@ def side_by_side(
     finally:
         for worker in team:  # what is under way has its checkpoints, and nobody waits for it any more
             worker.process.terminate()
+            worker.process.join(timeout=5.0)
 
 
 @dataclass

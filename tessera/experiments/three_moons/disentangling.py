@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tessera.memories.linear_contextual import LinearContextualMemory
-from tessera.tasks.three_moons import common_period, in_observations
+from tessera.tasks.three_moons import MEAN_MODULUS, common_period, in_observations
 
 INVERSE_BANDWIDTH = 50.0
 # A head is dedicated to a moon that has at least this share of its squared moduli.
@@ -14,8 +14,6 @@ DEDICATED = 0.9
 # "A few steps" after a period, and the level that counts as accurate.
 LATER = 5
 ACCURATE = 0.1
-# Mean absolute deviation of always saying 0: mean |cos| over a circle.
-SILENCE = 2 / math.pi
 
 
 def weights(memory: LinearContextualMemory) -> dict[str, list]:
@@ -71,7 +69,7 @@ def levels(curve: list[float], periods: tuple[float, ...]) -> dict[str, float | 
     shortest, slowest = in_observations(min(periods)), in_observations(max(periods))
     start = curve[: math.floor(shortest)]
     early = sum(start) / len(start)
-    usual = min(early, SILENCE)
+    usual = min(early, MEAN_MODULUS)
 
     def share_after(period: float) -> float | None:
         context = math.ceil(period) + LATER

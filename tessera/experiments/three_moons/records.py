@@ -26,10 +26,12 @@ def outcome_of(record: Record, path: tuple[str, ...]) -> dict:
 
 
 def is_disentangled(outcome: dict) -> bool:
+    """Whether each head answers for a moon of its own."""
     return disentangled(dedication(outcome["weights"]))
 
 
 def number(values: list[float | None], form: str) -> str:
+    """Mean ± standard error over seeds."""
     if any(value is None for value in values):
         return "beyond the longest context"
     found = estimate(torch.tensor(values, dtype=torch.float64))

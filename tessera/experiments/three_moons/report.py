@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from tessera.experiments.experiment import Record
-from tessera.experiments.three_moons.disentangling import ACCURATE, LATER, SILENCE, levels
+from tessera.experiments.three_moons.disentangling import ACCURATE, LATER, levels
 from tessera.experiments.three_moons.heads import heads_of, why
 from tessera.experiments.three_moons.records import ROUNDS, is_disentangled, number, outcome_of, seeds_of
-from tessera.tasks.three_moons import common_period, in_observations
+from tessera.tasks.three_moons import MEAN_MODULUS, common_period, in_observations
 from tessera.tasks.three_moons.published import FIGURE_4, FIGURE_5
 
 WORDS = {
@@ -48,7 +48,7 @@ def _setting(runs: Mapping[str, Record]) -> str:
         f"{asked['horizon']} auto-regressive predictions, after every context length up to {asked['contexts']}, over "
         f"{asked['sequences']} sequences of a triple ({second['evaluation']['sequences']} after the second round). "
         "*Early* is the mean up to the shortest period. max(p) and lcm are the longest and the common period in "
-        f'observations; "+ {LATER}" is {LATER} observations later, as a share of the early error, or of {SILENCE:.3f} '
+        f'observations; "+ {LATER}" is {LATER} observations later, as a share of the early error, or of {MEAN_MODULUS:.3f} '
         "(always saying 0) if that is less: some networks' continuations explode. *Accurate from*, for each seed: "
         f"the context length from which on the error stays below {ACCURATE:.0%} of the same. "
         "Means over seeds ± standard errors."

@@ -136,6 +136,7 @@ class KernelRegression(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, slope, intercept, plan, save):
+        """y (B, H, T, V) from queries, keys, values and the rows' slopes and intercepts (B, H, T)."""
         query, key, value = rowwise(query), rowwise(key), rowwise(value)
         shape = query.shape[:3]
         y = interleaved(query, value.shape[-1])
@@ -167,6 +168,7 @@ class KernelRegression(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
+        """Gradients of query, key, value and slope; of the intercept where the kernel depends on it."""
         query, key, value, slope, best, statistics, product = ctx.saved_tensors
         plan, shape, grad = ctx.plan, query.shape[:3], rowwise(grad)
         numbers = torch.empty(4, *shape, dtype=torch.float32, device=query.device)
