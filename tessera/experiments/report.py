@@ -75,7 +75,8 @@ def _machine(records: dict[str, Record]) -> str:
 def page(results: Path = Path("results")) -> str:
     """`docs/experiments.md`: the `cpu` results, or the `full` ones where there are such, of every experiment."""
     parts = [PAGE_HEAD]
-    for name, experiment in EXPERIMENTS.items():
+    for name in sorted(EXPERIMENTS):  # whatever was imported first
+        experiment = EXPERIMENTS[name]
         files = [ResultsFile(results, name, budget) for budget in BUDGETS if budget != "smoke"]
         for file in (one for one in files if one.path.exists()):
             figure = f"../results/{name}/{file.budget}.png"

@@ -48,8 +48,9 @@ def _setting(runs: Mapping[str, Record]) -> str:
         f"{asked['horizon']} auto-regressive predictions, after every context length up to {asked['contexts']}, over "
         f"{asked['sequences']} sequences of a triple ({second['evaluation']['sequences']} after the second round). "
         "*Early* is the mean up to the shortest period. max(p) and lcm are the longest and the common period in "
-        f'observations; "+ {LATER}" is {LATER} observations later, as a share of the early error, or of {MEAN_MODULUS:.3f} '
-        "(always saying 0) if that is less: some networks' continuations explode. *Accurate from*, for each seed: "
+        f'observations; "+ {LATER}" is {LATER} observations later, as a share of the early error, or of '
+        f"{MEAN_MODULUS:.3f} (always saying 0) if that is less: some networks' continuations explode. *Accurate from*, "
+        "for each seed: "
         f"the context length from which on the error stays below {ACCURATE:.0%} of the same. "
         "Means over seeds ± standard errors."
     )
