@@ -122,6 +122,9 @@ def test_a_run_trains_and_scores(tmp_path):
         assert outcome["training"]["steps"] == trained * run.configuration["fit"]["steps"]
         assert outcome["held_out"]["accuracy"]["count"] == 4
         records[run.key] = Record(run.configuration, outcome, {})
+    found = [one.outcome["held_out"]["accuracy"]["mean"] for one in records.values() if "symbols" in one.configuration]
+    assert len(found) == 4
+    assert found[0] < found[1] < found[2]
     assert "| Gaussian |" in table(records)
     assert "| Transformer |" in table(records)
     assert "### Without training" in table(records)
