@@ -7,6 +7,8 @@ AdaSplash comes from PyPI; where it cannot be imported its column is absent.
 from collections.abc import Callable
 from functools import partial
 
+import torch
+
 from benchmarks.gpu_stages.regression import (
     adasplash_peers,
     checked,
@@ -30,7 +32,21 @@ def cases(settings: Settings) -> dict[str, Callable[[], dict]]:
     for kernel in (*ALPHAS, ReLUmax(), NormalizedReLU()):
         for length in settings.pick((8192, 16_384, 32_768, 65_536), (20,)):
             found[f"{kernel.name}, {length}"] = partial(compare, settings, kernel, length)
+    for length in settings.pick((1024, 4096, 16_384, 65_536), (20,)):
+        found[f"one query, {length}"] = partial(one_query, settings, length)
     return found
+
+
+@torch.no_grad()
+def one_query(settings: Settings, length: int) -> dict:
+    """Decoding with alpha = 1.5 behind so many pairs: Triton's one launch against the reference, which waits for each
+    of its sweeps. Where the ratio falls below 1 `LONGEST_TRITON_SINGLE` should lie."""
+    query, key, value, _ = inputs(settings, 1, settings.pick(12, 1), length, settings.pick(64, 16), settings.dtype)
+    leaves, masks = [query[:, :, -1:], key, value], {"query_offset": length}
+    error = checked(Biweight(), "triton", [*leaves, query], **masks)
+    backends = {name: partial(ours, Biweight(), *leaves, backend=name, **masks) for name in ("triton", "reference")}
+    found = milliseconds(settings, backends)
+    return {"milliseconds": found, "ratio": found["reference"] / found["triton"], "deviation": error}
 
 
 def compare(settings: Settings, kernel, length: int) -> dict:

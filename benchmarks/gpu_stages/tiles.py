@@ -1,4 +1,4 @@
-"""Stage `tiles`: block shapes of kernel regression, to tune the built-in choice (`Plan.tiles`) on what is measured."""
+"""Stage `tiles`: block shapes of kernel regression, to tune the built-in choice (`tiles_of`) on what is measured."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,11 +10,10 @@ from benchmarks.gpu_stages.settings import Settings
 from benchmarks.gpu_stages.timing import milliseconds
 from tessera.kernels import Biweight, Gaussian, ReLUmax
 from tessera.ops.kernel_regression import Call, Window, triton
-from tessera.ops.kernel_regression.triton_launch import Tiles
 
 # Queries, pairs, warps, stages.
-FORWARD = [(128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (128, 64, 4, 3), (128, 32, 4, 4), (64, 128, 4, 2)]
-BACKWARD = [(64, 64, 4, 2), (64, 64, 8, 2), (128, 64, 8, 2), (64, 128, 8, 2), (64, 32, 4, 3), (32, 64, 4, 3)]
+FORWARD = [[128, 64, 8, 3], [128, 128, 8, 2], [64, 64, 4, 3], [128, 64, 4, 3], [128, 32, 4, 4], [64, 128, 4, 2]]
+BACKWARD = [[64, 64, 4, 2], [64, 64, 8, 2], [128, 64, 8, 2], [64, 128, 8, 2], [64, 32, 4, 3], [32, 64, 4, 3]]
 
 
 def cases(settings: Settings) -> dict[str, Callable[[], dict]]:
@@ -33,10 +32,10 @@ def compare(settings: Settings, kernel, width: int) -> dict:
     call = Call(*leaves, kernel, torch.full((), BETA, device=settings.device), window=Window())
     error = deviation(kernel, "triton", inputs(settings, 1, 1, settings.pick(300, 17), width, settings.dtype))
     runs, absent = {"forward built-in": partial(forward, call), "both built-in": partial(both, call, above)}, {}
-    for shape in settings.pick(FORWARD, [(16, 32, 4, 1)]):
-        runs[f"forward {shape}"] = partial(forward, call, forward_tiles=Tiles(*shape))
-    for shape in settings.pick(BACKWARD, [(16, 32, 4, 1)]):
-        runs[f"both {shape}"] = partial(both, call, above, backward_tiles=Tiles(*shape))
+    for shape in settings.pick(FORWARD, [[16, 32, 4, 1]]):
+        runs[f"forward {shape}"] = partial(forward, call, forward_tiles=shape)
+    for shape in settings.pick(BACKWARD, [[16, 32, 4, 1]]):
+        runs[f"both {shape}"] = partial(both, call, above, backward_tiles=shape)
     for name, run in list(runs.items()):
         try:
             run()
@@ -48,11 +47,11 @@ def compare(settings: Settings, kernel, width: int) -> dict:
     return {"best": str(best), "milliseconds": found, "absent": absent, "deviation": error}
 
 
-def forward(call: Call, **tiles: Tiles) -> None:
+def forward(call: Call, **tiles: list[int]) -> None:
     """The forward pass, with what the backward pass would need."""
     triton.run(call, **tiles)
 
 
-def both(call: Call, above: torch.Tensor, **tiles: Tiles) -> None:
+def both(call: Call, above: torch.Tensor, **tiles: list[int]) -> None:
     """Forward and backward."""
     torch.autograd.grad(triton.run(call, **tiles), (call.query, call.key, call.value), above)

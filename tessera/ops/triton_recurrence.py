@@ -5,6 +5,7 @@ import triton
 from torch import Tensor
 
 from tessera.ops import triton_scan
+from tessera.ops.interleaved import interleaved
 from tessera.ops.triton_product import INTERPRETED
 from tessera.ops.triton_scan import Series
 
@@ -24,12 +25,6 @@ def series(x: Tensor) -> Series:
 def dense(x: Tensor) -> Tensor:
     """`x` (B, H, T, K), copied only if its channels are not stored side by side."""
     return x if x.stride(3) == 1 else x.contiguous()
-
-
-def beside(x: Tensor) -> Tensor:
-    """An unwritten tensor like `x` (B, H, T, K), in memory order (B, T, H, K), so that heads merge without a copy."""
-    batch, heads, steps, width = x.shape
-    return torch.empty(batch, steps, heads, width, dtype=x.dtype, device=x.device).transpose(1, 2)
 
 
 class _Layout:
@@ -77,7 +72,7 @@ def forward(x: Tensor, new: Tensor | None, keep: Tensor, initial: Tensor | None)
     time is cut into segments.
     """
     x = dense(x)
-    layout, y = _Layout(x), beside(x)
+    layout, y = _Layout(x), interleaved(x, x.shape[3])
     first = x.new_zeros(layout.series, layout.width) if initial is None else initial.contiguous()
     last = torch.empty(layout.series, layout.width, dtype=torch.float32, device=x.device)
     layout.close_segments(x, new, keep, reverse=False)
@@ -97,7 +92,7 @@ def backward(
     `new` is given.
     """
     grad, x = dense(grad), dense(x)
-    layout, dx = _Layout(grad, backward=True), beside(x)
+    layout, dx = _Layout(grad, backward=True), interleaved(x, x.shape[3])
     zeros = x.new_zeros(layout.series, layout.width)
     enters = zeros if final is None else final.contiguous()
     first = zeros if initial is None else initial.contiguous()

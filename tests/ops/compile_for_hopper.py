@@ -71,7 +71,7 @@ def call_everything(dtype: torch.dtype, width: int):
     differentiate([leaky.run(x, torch.ones(4), None, None)], [x])
     gates = torch.zeros(2, 4, 1024).requires_grad_()
     differentiate([gated.run(x, gates, gates, GatedAverageState.empty(x), None)[0]], [x])
-    matrix, normaliser = torch.zeros(2, 384, 256, dtype=dtype), torch.zeros(2, 384, dtype=dtype)
+    matrix, normaliser = torch.zeros(2, 384, 256), torch.zeros(2, 384)  # float32 also under autocast
     association.read(ReadCall(matrix, normaliser, torch.zeros(2, 522, 384, dtype=dtype), 1e-5))
     key, value = torch.zeros(2, 10, 384, dtype=dtype), torch.zeros(2, 10, 256, dtype=dtype)
     empty = torch.zeros(2, dtype=torch.bool)

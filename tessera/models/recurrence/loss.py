@@ -21,12 +21,14 @@ class ShiftedLoss:
 
     def __init__(self, labels: Tensor, labels_mask: Tensor | None = None):
         self.targets = shifted_targets(labels, labels_mask)
+        # Which positions count for any text, known to the CPU: one look at the labels, not one for each segment.
+        self.counted = (self.targets != IGNORED).any(dim=0).cpu()
         self.total: Tensor | float = 0.0
         self.waiting: list[tuple[Tensor, Tensor, nn.Linear]] = []
 
     def wants(self, start: int, end: int) -> bool:
         """Whether any position of start..end counts."""
-        return bool((self.targets[:, start:end] != IGNORED).any())
+        return bool(self.counted[start:end].any())
 
     def add(self, given: Tensor, start: int, head: nn.Linear | None = None) -> None:
         """Count the positions from `start` on: logits (B, n, vocabulary), or what `head` reads (B, n, width)."""

@@ -18,7 +18,10 @@ def read(
     matrix, normaliser, query, out, num_queries, num_features, width, epsilon,
     ROWS: tl.constexpr, FEATURES: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """`A^T f / (z . f + eps)` for one block of queries and of columns; f (B, T, P), A (B, P, V), z (B, P)."""
+    """`A^T f / (z . f + eps)` for one block of queries and of columns; f (B, T, P), A (B, P, V), z (B, P).
+
+    Products take A in the dtype of f: under autocast the memory is wider than what asks it.
+    """
     batch = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -32,7 +35,7 @@ def read(
         z = tl.load(normaliser + batch * num_features + features, mask=features < num_features, other=0.0)
         denominator += tl.sum(f.to(tl.float32) * z.to(tl.float32)[None, :], 1)
         a = load_block(matrix, features, columns, num_features, width)
-        recalled = product(f, a, recalled, PRECISION)
+        recalled = product(f, a.to(f.dtype), recalled, PRECISION)
     recalled = recalled / denominator[:, None]
     inside = (rows < num_queries)[:, None] & (columns < width)[None, :]
     address = out + batch * num_queries * width + rows.to(tl.int64)[:, None] * width + columns[None, :]
@@ -62,7 +65,7 @@ def write(
         denominator += tl.sum(k.to(tl.float32) * z.to(tl.float32)[None, :], 1)
         length += tl.sum(k.to(tl.float32) * k.to(tl.float32), 1)
         a = load_block(matrix, features, columns, num_features, width)
-        recalled = product(k, a, recalled, PRECISION)
+        recalled = product(k, a.to(k.dtype), recalled, PRECISION)
     v = load_block(value + batch * num_pairs * width, pairs, columns, num_pairs, width).to(tl.float32)
     b = tl.load(strength + batch * num_pairs + pairs, mask=pairs < num_pairs, other=0.0).to(tl.float32)
     change = (b[:, None] * (v - recalled / denominator[:, None])).to(value.dtype.element_ty)

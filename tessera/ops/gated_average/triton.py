@@ -2,11 +2,11 @@
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tessera.ops.gated_average import chunked
 from tessera.ops.gated_average.state import GatedAverageState
 from tessera.ops.leaky_average import triton as leaky_average_triton
+from tessera.ops.linear_recurrence import linear_recurrence, linear_recurrence_backward
 
 CHUNK = 512
 
@@ -16,7 +16,6 @@ def refuse(x: Tensor) -> str | None:
     return leaky_average_triton.refuse(x)
 
 
-@torch.compiler.disable
 def run(
     x: Tensor, log_gate: Tensor, log_decay: Tensor, state: GatedAverageState, starts: Tensor | None
 ) -> tuple[Tensor, GatedAverageState]:
@@ -29,54 +28,59 @@ def run(
         return chunked.run(x, log_gate, log_decay, state, starts)
     if starts is not None:
         log_decay = log_decay.masked_fill(starts[:, None], -torch.inf)
-    with torch.cuda.device_of(x):
-        y, last, log_weight = _GatedAverage.apply(x, log_gate, log_decay, state.average, state.log_weight)
-    return y, GatedAverageState(last, log_weight)
+    new, keep, log_weight = gate_shares(log_gate, log_decay, state.log_weight)
+    y, last = linear_recurrence(x, new, keep, state.average)
+    return y, GatedAverageState(last.to(state.average.dtype), log_weight.double())
 
 
-class _GatedAverage(torch.autograd.Function):
-    """Forward: shares, then the recurrence. Backward: the recurrence from the end, once for y and once for s."""
+@torch.library.custom_op("tessera::gate_shares", mutates_args=())
+def gate_shares(log_gate: Tensor, log_decay: Tensor, log_weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`a_t = exp(g_t - s_t)`, `1 - a_t` (B, H, T) and s_T (B, H) with `s_t = log(exp(g_t) + exp(d_t + s_{t-1}))`.
 
-    @staticmethod
-    def forward(ctx, x, log_gate, log_decay, average, log_weight):
-        from tessera.ops.triton_recurrence import forward
-
-        new, keep, last_weight = _shares(log_gate, log_decay, log_weight)
-        y, last = forward(x, new, keep, average)
-        ctx.save_for_backward(x, new, keep, average, y)
-        ctx.dtypes = log_gate.dtype, log_decay.dtype
-        return y, last, last_weight.double()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad, grad_last, grad_weight):
-        from tessera.ops.triton_recurrence import backward
-
-        x, new, keep, average, y = ctx.saved_tensors
-        grad_x, pulls, first = backward(grad, x, y, new, keep, average, grad_last)
-        # y_t depends on g_t - d_t - s_{t-1} through new_t alone, whose derivative is new (1 - new).
-        pull = pulls * new * keep
-        toward = torch.cat([-pull[:, :, 1:], grad_weight.float().unsqueeze(2)], dim=2)[..., None]
-        weight = backward(toward, toward, toward, None, keep, None, None)[0][..., 0]
-        grad_gate, grad_decay = pull + new * weight, keep * weight - pull
-        grad_average = (first * keep[:, :, :1]).to(average.dtype)
-        gate_dtype, decay_dtype = ctx.dtypes
-        return grad_x, grad_gate.to(gate_dtype), grad_decay.to(decay_dtype), grad_average, grad_decay[:, :, 0].double()
-
-
-def _shares(log_gate: Tensor, log_decay: Tensor, log_weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """new_t and keep_t (B, H, T), and the last log-weight (B, H), all float32."""
+    Args:
+        log_gate, log_decay: g and d (B, H, T). log_weight: s_0 (B, H).
+    Returns:
+        All float32. The gradient of `1 - a` must have been added to that of `a`, as `linear_recurrence` does.
+    """
     import triton
 
     from tessera.ops.gated_average import triton_weights
     from tessera.ops.triton_product import INTERPRETED
 
     batch, heads, steps = log_gate.shape
-    new = torch.empty(batch, heads, steps, dtype=torch.float32, device=log_gate.device)
-    keep, last = torch.empty_like(new), torch.empty(batch, heads, dtype=torch.float32, device=log_gate.device)
+    new, keep, last = _unwritten_shares(log_gate)
     chunk = 8 if INTERPRETED else min(CHUNK, triton.next_power_of_2(steps))
-    triton_weights.shares[(batch * heads,)](
-        log_gate, log_decay, log_weight.float().contiguous(), new, keep, last, steps, heads,
-        *log_gate.stride(), *log_decay.stride(), CHUNK=chunk
-    )  # fmt: skip
+    with torch.cuda.device_of(log_gate):
+        triton_weights.shares[(batch * heads,)](
+            log_gate, log_decay, log_weight.float().contiguous(), new, keep, last, steps, heads,
+            *log_gate.stride(), *log_decay.stride(), CHUNK=chunk
+        )  # fmt: skip
     return new, keep, last
+
+
+@gate_shares.register_fake
+def _(log_gate, log_decay, log_weight):
+    return _unwritten_shares(log_gate)
+
+
+def _unwritten_shares(log_gate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    new = torch.empty(log_gate.shape, dtype=torch.float32, device=log_gate.device)
+    return new, torch.empty_like(new), torch.empty(log_gate.shape[:2], dtype=torch.float32, device=log_gate.device)
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.dtypes = tuple(x.dtype for x in inputs)
+    ctx.save_for_backward(*output[:2])
+
+
+def _gradients(ctx, grad_new, _, grad_weight):
+    new, keep = ctx.saved_tensors
+    # y_t depends on g_t - d_t - s_{t-1} through a_t alone, whose derivative is a (1 - a).
+    pull = grad_new * new * keep
+    toward = torch.cat([-pull[:, :, 1:], grad_weight.unsqueeze(2)], dim=2)[..., None]
+    weight = linear_recurrence_backward(toward, toward, toward, None, keep, None, None)[0][..., 0]
+    d_gate, d_decay = pull + new * weight, keep * weight - pull
+    return tuple(x.to(dtype) for x, dtype in zip((d_gate, d_decay, d_decay[:, :, 0]), ctx.dtypes, strict=True))
+
+
+gate_shares.register_autograd(_gradients, setup_context=_save)

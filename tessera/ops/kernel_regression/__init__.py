@@ -20,6 +20,8 @@ BACKENDS.add("chunked", chunked)
 BACKENDS.add("reference", reference)
 
 LARGEST_FUSED_SLOPE = 1000.0
+# Triton walks over all pairs of a head in one program; from some number of pairs on, the GPU lies idle too long.
+LONGEST_TRITON_SINGLE = 16_384
 
 
 def kernel_regression(
@@ -65,8 +67,10 @@ def choose_backend(call: Call, backend: str | None = None) -> ModuleType:
     """The implementation that runs `call`: the forced one, or the first of `BACKENDS` that takes it."""
     single = call.query.shape[2] == 1 and (call.query.device.type == "cpu" or fused.refuse(call) is not None)
     if backend is None and single:
-        # One query against N pairs is a matrix-vector product: nothing to fuse, to tile or to save.
-        return reference
+        # One query against N pairs is a matrix-vector product: nothing to fuse, to tile or to save. But on a GPU the
+        # search for a threshold waits after each of its sweeps, and Triton's is one launch.
+        short = call.query.is_cuda and call.key.shape[2] <= LONGEST_TRITON_SINGLE and triton.refuse(call) is None
+        return triton if short else reference
     return BACKENDS.choose(call, backend, _volunteers)
 
 

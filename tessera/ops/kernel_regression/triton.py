@@ -4,8 +4,6 @@ All kernels but nearest neighbours. Tensors on the CPU run only under Triton's i
 before triton is imported), which is for tests: it is slow.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -15,10 +13,8 @@ from tessera.kernels.normalized_relu import NormalizedReLU
 from tessera.kernels.rectified_polynomial import AdaptivePolynomial
 from tessera.kernels.relumax import ReLUmax
 from tessera.ops.kernel_regression.call import Call
+from tessera.ops.kernel_regression.triton_op import Plan, regress
 from tessera.ops.triton_device import refuse_device
-
-if TYPE_CHECKING:
-    from tessera.ops.kernel_regression.triton_launch import Tiles
 
 WIDEST = 256
 
@@ -41,31 +37,40 @@ def refuse(call: Call) -> str | None:
     return refuse_device(q)
 
 
-@torch.compiler.disable
-def run(call: Call, **tiles: "Tiles") -> Tensor:
+def run(call: Call, **tiles: list[int]) -> Tensor:
     """`y_T = sum_i w_i v_i`; memory O(T) in the sequence length, forward and backward.
 
-    `forward_tiles` and `backward_tiles` (see `Plan.tiles`) take the place of the built-in choice, for tuning.
+    `forward_tiles` and `backward_tiles` (see `Plan`) take the place of the built-in choice, for tuning.
     """
-    from tessera.ops.kernel_regression.triton_launch import KernelRegression, Plan
-
     query, key, value = call.query, call.key, call.value
     shape = query.shape[:3]
     if query.numel() == 0 or value.numel() == 0:
         return query.new_zeros(*shape, value.shape[-1])
-    family, order, margin = family_of(call.kernel)
-    documents = (call.query_documents, call.pair_documents)
-    plan = Plan(family, order, margin, call.window, call.query_offset, *documents, **tiles)
+    plan = plan_of(call)._replace(**tiles)
     slope = call.slope.to(query.device).expand(shape)
-    if family == "fixed" and call.intercept is not None:
+    if plan.family == "fixed" and call.intercept is not None:
         intercept = call.intercept.to(query.device).expand(shape)
     else:
         # The other kernels do not change when a row of scores moves: an intercept has no effect and no gradient.
         intercept = slope.detach().new_zeros(()).expand(shape)
     tensors = (query, key, value, slope, intercept)
     save = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    with torch.cuda.device_of(query):
-        return KernelRegression.apply(*tensors, plan, save)
+    return regress(*tensors, save, *plan)[0]
+
+
+def plan_of(call: Call) -> Plan:
+    """What the operator must know of the call."""
+    window = call.window
+    each = window is not None and isinstance(window.delay, Tensor)
+    return Plan(
+        *family_of(call.kernel),
+        call.query_offset,
+        None if window is None or each else window.delay,
+        None if window is None else window.span,
+        window.delay if each else None,
+        call.query_documents,
+        call.pair_documents,
+    )
 
 
 def family_of(kernel: Kernel) -> tuple[str, float, float] | None:

@@ -1,20 +1,18 @@
-"""Launching the Triton kernels: tiles, addresses, the ranges of documents, and the autograd function around them."""
+"""Launching the Triton kernels of kernel regression: tiles, addresses, the ranges of documents."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tessera.ops.kernel_regression import triton_backward, triton_forward, triton_threshold
+from tessera.ops.kernel_regression.triton_op import Plan, unwritten_gradients, unwritten_results
 from tessera.ops.kernel_regression.triton_tiles import Matrix, Scope
-from tessera.ops.kernel_regression.window import Window
 from tessera.ops.triton_product import INTERPRETED, dot_precision
 
 
-@dataclass(frozen=True)
-class Tiles:
+class Tiles(NamedTuple):
     """Queries and pairs per tile, warps per program, depth of the software pipeline."""
 
     rows: int
@@ -23,38 +21,24 @@ class Tiles:
     stages: int
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What the kernels must compute, apart from the differentiable tensors. Families: see `triton_forward`."""
+def tiles_of(plan: Plan, query: Tensor, value: Tensor, kernel: str) -> Tiles:
+    """The tiles asked for, or those that fit the registers of a Hopper GPU (tests/ops/test_triton_compiles.py).
 
-    family: str
-    order: float
-    margin: float
-    window: Window | None
-    offset: int
-    query_documents: Tensor | None
-    pair_documents: Tensor | None
-    forward_tiles: Tiles | None = None
-    backward_tiles: Tiles | None = None
-
-    def tiles(self, query: Tensor, value: Tensor, kernel: str) -> Tiles:
-        """The tiles asked for, or those that fit the registers of a Hopper GPU (tests/ops/test_triton_compiles.py).
-
-        `kernel`: "forward", or one of the backward pass, "queries" or "pairs" (by what its programs hold).
-        """
-        asked = self.forward_tiles if kernel == "forward" else self.backward_tiles
-        if asked is not None:
-            return asked
-        if INTERPRETED:
-            return Tiles(16, 16, 4, 1)
-        wide = max(query.shape[-1], value.shape[-1]) > 64
-        if query.dtype == torch.float32:
-            if kernel == "pairs":
-                return Tiles(32, 16 if wide else 32, 4, 2)
-            return Tiles(16 if wide else 64, 32, 4, 2)
-        if kernel == "forward":
-            return Tiles(128, 32 if self.family == "fixed" else 64, 8, 3)
-        return Tiles(64, 64, 8 if wide else 4, 2)
+    `kernel`: "forward", or one of the backward pass, "queries" or "pairs" (by what its programs hold).
+    """
+    asked = plan.forward_tiles if kernel == "forward" else plan.backward_tiles
+    if asked is not None:
+        return Tiles(*asked)
+    if INTERPRETED:
+        return Tiles(16, 16, 4, 1)
+    wide = max(query.shape[-1], value.shape[-1]) > 64
+    if query.dtype == torch.float32:
+        if kernel == "pairs":
+            return Tiles(32, 16 if wide else 32, 4, 2)
+        return Tiles(16 if wide else 64, 32, 4, 2)
+    if kernel == "forward":
+        return Tiles(128, 32 if plan.family == "fixed" else 64, 8, 3)
+    return Tiles(64, 64, 8 if wide else 4, 2)
 
 
 def matrix(x: Tensor) -> Matrix:
@@ -65,12 +49,6 @@ def matrix(x: Tensor) -> Matrix:
 def rowwise(x: Tensor) -> Tensor:
     """`x`, copied only if its rows are not stored densely."""
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def interleaved(like: Tensor, width: int) -> Tensor:
-    """An unwritten (B, H, T, width) tensor in memory order (B, T, H, width), so that heads merge without a copy."""
-    batch, heads, rows = like.shape[:3]
-    return torch.empty(batch, rows, heads, width, dtype=like.dtype, device=like.device).transpose(1, 2)
 
 
 def document_ranges(own: Tensor, other: Tensor, own_block: int, other_block: int) -> Tensor:
@@ -94,22 +72,20 @@ def _block_ranges(documents: Tensor, block: int) -> tuple[Tensor, Tensor]:
 
 def scope_of(plan: Plan, query: Tensor, key: Tensor, tiles: Tiles, by_pairs: bool) -> tuple[Scope, dict[str, object]]:
     """The kernels' `Scope` and the compile-time constants that say which of its parts count."""
-    window, standin = plan.window, query
-    per_sequence = window is not None and isinstance(window.delay, Tensor)
-    delays = window.delay.to(device=query.device, dtype=torch.int32).contiguous() if per_sequence else standin
+    standin = query
+    delays = standin if plan.delays is None else plan.delays.to(device=query.device, dtype=torch.int32).contiguous()
     asks, held, ranges = standin, standin, standin
     if plan.pair_documents is not None:
         asks, held = plan.query_documents.int().contiguous(), plan.pair_documents.int().contiguous()
         sides = (held, asks, tiles.pairs, tiles.rows) if by_pairs else (asks, held, tiles.rows, tiles.pairs)
         ranges = document_ranges(*sides)
-    delay = window.delay if window is not None and not per_sequence else 0
-    span = window.span if window is not None and window.span is not None else 0
     scope = Scope(
-        query.shape[1], query.shape[2], key.shape[2], plan.offset, delay, span, delays, asks, held, ranges
+        query.shape[1], query.shape[2], key.shape[2], plan.offset, plan.delay or 0, plan.span or 0, delays, asks, held,
+        ranges,
     )  # fmt: skip
     constants = {
-        "WINDOW": 0 if window is None else 2 if per_sequence else 1,
-        "SPANNED": span > 0,
+        "WINDOW": 2 if plan.delays is not None else 0 if plan.delay is None else 1,
+        "SPANNED": plan.span is not None,
         "DOCUMENTS": plan.pair_documents is not None,
         "PRECISION": dot_precision(),
         "ROWS": tiles.rows,
@@ -131,63 +107,54 @@ def widths(query: Tensor, value: Tensor) -> dict[str, int]:
     }
 
 
-class KernelRegression(torch.autograd.Function):
-    """`y = sum_i w_i v_i`; keeps y, the statistics of each query and, for adaptive bandwidths, one more y."""
-
-    @staticmethod
-    def forward(ctx, query, key, value, slope, intercept, plan, save):
-        """y (B, H, T, V) from queries, keys, values and the rows' slopes and intercepts (B, H, T)."""
-        query, key, value = rowwise(query), rowwise(key), rowwise(value)
-        shape = query.shape[:3]
-        y = interleaved(query, value.shape[-1])
-        statistics = torch.empty(3, *shape, dtype=torch.float32, device=query.device)
-        best = torch.empty(shape if plan.family == "anchored" else (1,), dtype=torch.int32, device=query.device)
-        smooth = interleaved(query, value.shape[-1]) if plan.family == "adaptive" and save else y
-        tiles = plan.tiles(query, value, "forward")
-        scope, constants = scope_of(plan, query, key, tiles, by_pairs=False)
-        grid = (triton.cdiv(shape[2], tiles.rows), shape[0] * shape[1])
-        constants |= widths(query, value)
-        inputs = (matrix(query), matrix(key), matrix(value), matrix(y))
-        if plan.family == "gaussian":
-            triton_forward.softmax_forward[grid](*inputs, matrix(slope), statistics, scope, **constants)
-        elif plan.family == "adaptive":
-            tolerance = (1e-6 if plan.order < 2 else 1e-5) if query.dtype == torch.float32 else 2e-3
-            triton_threshold.threshold_forward[grid](
-                *inputs, matrix(smooth), matrix(slope), statistics, scope, tolerance,
-                ORDER=plan.order, SAVE=save, **constants
-            )  # fmt: skip
-        else:
-            triton_forward.rectified_forward[grid](
-                *inputs, matrix(slope), matrix(intercept), best, statistics, scope, plan.margin,
-                ANCHORED=plan.family == "anchored", **constants
-            )  # fmt: skip
-        ctx.plan = plan
-        ctx.save_for_backward(query, key, value, slope, best, statistics, smooth)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        """Gradients of query, key, value and slope; of the intercept where the kernel depends on it."""
-        query, key, value, slope, best, statistics, product = ctx.saved_tensors
-        plan, shape, grad = ctx.plan, query.shape[:3], rowwise(grad)
-        numbers = torch.empty(4, *shape, dtype=torch.float32, device=query.device)
-        d_slope, d_intercept, deltas, totals = numbers
-        d_query, d_key = interleaved(query, query.shape[-1]), interleaved(key, key.shape[-1])
-        d_value = interleaved(value, value.shape[-1])
-        tiles = plan.tiles(query, value, "queries")
-        constants = widths(query, value) | {"FAMILY": plan.family, "ORDER": plan.order}
-        inputs = (matrix(query), matrix(key), matrix(value), matrix(grad))
-        for_rows, tile_constants = scope_of(plan, query, key, tiles, by_pairs=False)
-        triton_backward.queries_backward[(triton.cdiv(shape[2], tiles.rows), shape[0] * shape[1])](
-            *inputs, matrix(product), matrix(d_query), d_slope, d_intercept, matrix(slope),
-            best, statistics, deltas, totals, for_rows, **constants, **tile_constants
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, slope: Tensor, intercept: Tensor, save: bool, plan: Plan
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `triton_op.regress` returns."""
+    query, key, value = rowwise(query), rowwise(key), rowwise(value)
+    y, statistics, best, smooth = results = unwritten_results(query, value, plan.family, save)
+    tiles = tiles_of(plan, query, value, "forward")
+    scope, constants = scope_of(plan, query, key, tiles, by_pairs=False)
+    grid = (triton.cdiv(query.shape[2], tiles.rows), query.shape[0] * query.shape[1])
+    constants |= widths(query, value)
+    inputs = (matrix(query), matrix(key), matrix(value), matrix(y))
+    if plan.family == "gaussian":
+        triton_forward.softmax_forward[grid](*inputs, matrix(slope), statistics, scope, **constants)
+    elif plan.family == "adaptive":
+        tolerance = (1e-6 if plan.order < 2 else 1e-5) if query.dtype == torch.float32 else 2e-3
+        triton_threshold.threshold_forward[grid](
+            *inputs, matrix(smooth if save else y), matrix(slope), statistics, scope, tolerance,
+            ORDER=plan.order, SAVE=save, **constants
         )  # fmt: skip
-        tiles = plan.tiles(query, value, "pairs")
-        for_pairs, tile_constants = scope_of(plan, query, key, tiles, by_pairs=True)
-        triton_backward.pairs_backward[(triton.cdiv(key.shape[2], tiles.pairs), shape[0] * shape[1])](
-            *inputs, matrix(d_key), matrix(d_value), matrix(slope),
-            best, statistics, deltas, totals, for_pairs, **constants, **tile_constants
+    else:
+        triton_forward.rectified_forward[grid](
+            *inputs, matrix(slope), matrix(intercept), best, statistics, scope, plan.margin,
+            ANCHORED=plan.family == "anchored", **constants
         )  # fmt: skip
-        d_intercept = d_intercept if plan.family == "fixed" else None
-        return d_query, d_key, d_value, d_slope, d_intercept, None, None
+    return results
+
+
+def backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, slope: Tensor, statistics: Tensor, best: Tensor,
+    product: Tensor, plan: Plan
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """What `triton_op.regress_backward` returns."""
+    grad, query, key, value = rowwise(grad), rowwise(query), rowwise(key), rowwise(value)
+    d_query, d_key, d_value, d_slope, d_intercept = gradients = unwritten_gradients(query, key, value)
+    deltas, totals = torch.empty_like(d_slope), torch.empty_like(d_slope)
+    tiles = tiles_of(plan, query, value, "queries")
+    constants = widths(query, value) | {"FAMILY": plan.family, "ORDER": plan.order}
+    inputs = (matrix(query), matrix(key), matrix(value), matrix(grad))
+    heads = query.shape[0] * query.shape[1]
+    for_rows, tile_constants = scope_of(plan, query, key, tiles, by_pairs=False)
+    triton_backward.queries_backward[(triton.cdiv(query.shape[2], tiles.rows), heads)](
+        *inputs, matrix(product), matrix(d_query), d_slope, d_intercept, matrix(slope),
+        best, statistics, deltas, totals, for_rows, **constants, **tile_constants
+    )  # fmt: skip
+    tiles = tiles_of(plan, query, value, "pairs")
+    for_pairs, tile_constants = scope_of(plan, query, key, tiles, by_pairs=True)
+    triton_backward.pairs_backward[(triton.cdiv(key.shape[2], tiles.pairs), heads)](
+        *inputs, matrix(d_key), matrix(d_value), matrix(slope),
+        best, statistics, deltas, totals, for_pairs, **constants, **tile_constants
+    )  # fmt: skip
+    return gradients

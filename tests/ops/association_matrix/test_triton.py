@@ -7,7 +7,7 @@ from tessera.errors import TesseraError
 from tessera.ops.association_matrix import read_association, write_association
 
 
-def tensors(dtype, device, batch=2, features=40, width=20, pairs=5, queries=9):
+def tensors(dtype, device, held=None, batch=2, features=40, width=20, pairs=5, queries=9):
     """A, z, queries, keys, values, strengths; features are not negative."""
     generator = torch.Generator().manual_seed(1)
 
@@ -15,8 +15,8 @@ def tensors(dtype, device, batch=2, features=40, width=20, pairs=5, queries=9):
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(torch.bfloat16).to(device, dtype)
 
     drawn = {
-        "matrix": normal(batch, features, width),
-        "normaliser": normal(batch, features).abs(),
+        "matrix": normal(batch, features, width).to(held or dtype),
+        "normaliser": normal(batch, features).abs().to(held or dtype),
         "query": normal(batch, queries, features).abs(),
         "key": normal(batch, pairs, features).abs(),
         "value": normal(batch, pairs, width),
@@ -25,8 +25,8 @@ def tensors(dtype, device, batch=2, features=40, width=20, pairs=5, queries=9):
     return {name: x.requires_grad_() for name, x in drawn.items()}
 
 
-def both(backend, dtype, device, **options):
-    given = tensors(dtype, device)
+def both(backend, dtype, device, held=None, **options):
+    given = tensors(dtype, device, held)
     query = given.pop("query")
     read = read_association(given["matrix"], given["normaliser"], query, backend=backend)
     empty = torch.tensor([True, False], device=device)
@@ -45,6 +45,16 @@ def test_equal_to_the_reference(triton_device, dtype, relative, correction):
     for left, right in zip(found, expected):
         # Relative to the largest entry; bfloat16 rounds inputs of the second product, the outputs, and b.
         assert (left.double() - right).abs().max().item() <= relative * max(1.0, right.abs().max().item())
+
+
+def test_a_memory_wider_than_what_meets_it(triton_device):
+    """As under autocast: the memory stays in float32, also its gradients, where features and values are bfloat16."""
+    found = both("triton", torch.bfloat16, triton_device, held=torch.float32)
+    expected = both("reference", torch.float64, triton_device)
+    lower, wide = torch.bfloat16, torch.float32
+    assert [x.dtype for x in found] == [lower, wide, wide, wide, wide, lower, lower, lower, lower]
+    for left, right in zip(found, expected):
+        assert (left.double() - right).abs().max().item() <= 4e-2 * max(1.0, right.abs().max().item())
 
 
 def test_sequential_writing_is_refused(triton_device):

@@ -1,0 +1,10 @@
+"""Results of operations on heads, laid out so that merging the heads costs nothing."""
+
+import torch
+from torch import Tensor
+
+
+def interleaved(like: Tensor, width: int) -> Tensor:
+    """An unwritten (B, H, T, width) tensor in memory order (B, T, H, width), so that heads merge without a copy."""
+    batch, heads, rows = like.shape[:3]
+    return torch.empty(batch, rows, heads, width, dtype=like.dtype, device=like.device).transpose(1, 2)

@@ -1,0 +1,73 @@
+"""The linear recurrence that leaky and gated averages share, as an operator that PyTorch knows.
+
+Being a registered operator, `torch.compile` takes it as one step of its graph, and tensors without data (meta, fake)
+pass through it. Its kernels are Triton's (`triton_scan`).
+"""
+
+import torch
+from torch import Tensor
+
+from tessera.ops.interleaved import interleaved
+
+
+@torch.library.custom_op("tessera::linear_recurrence", mutates_args=())
+def linear_recurrence(x: Tensor, new: Tensor | None, keep: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`y_t = new_t x_t + keep_t y_{t-1}` from y_0 = `initial`.
+
+    Args:
+        x: (B, H, T, K). new, keep: (B, H, T), float32. Without `new` it is all 1. With it `keep` must be 1 - new: the
+            gradient of both is that of `new`.
+        initial: (B, H, K); None is zero.
+    Returns:
+        y like x, and y_T (B, H, K) in float32.
+    """
+    from tessera.ops import triton_recurrence
+
+    with torch.cuda.device_of(x):
+        return triton_recurrence.forward(x, new, keep, initial)
+
+
+@linear_recurrence.register_fake
+def _(x, new, keep, initial):
+    return interleaved(x, x.shape[3]), _last(x)
+
+
+@torch.library.custom_op("tessera::linear_recurrence_backward", mutates_args=())
+def linear_recurrence_backward(
+    grad: Tensor, x: Tensor, y: Tensor, new: Tensor | None, keep: Tensor, initial: Tensor | None, final: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dx, pulls (B, H, T), the total of the first step (B, H, K)); `final` is the gradient of the last state.
+
+    `total_t = grad_t + keep_{t+1} total_{t+1}`; pulls are `total_t . y_{t-1}`, or `total_t . (x_t - y_{t-1})` where
+    `new` is given. Without `new`, x is not looked at: any tensor of its shape and dtype will do.
+    """
+    from tessera.ops import triton_recurrence
+
+    with torch.cuda.device_of(x):
+        return triton_recurrence.backward(grad, x, y, new, keep, initial, final)
+
+
+@linear_recurrence_backward.register_fake
+def _(grad, x, y, new, keep, initial, final):
+    return interleaved(x, x.shape[3]), x.new_empty(x.shape[:3], dtype=torch.float32), _last(x)
+
+
+def _last(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[1], x.shape[3], dtype=torch.float32)
+
+
+def _save(ctx, inputs, output) -> None:
+    x, new, keep, initial = inputs
+    ctx.save_for_backward(None if new is None else x, new, keep, initial, output[0])
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx, grad, grad_last):
+    x, new, keep, initial, y = ctx.saved_tensors
+    grad = torch.zeros_like(y) if grad is None else grad
+    dx, pulls, first = linear_recurrence_backward(grad, y if x is None else x, y, new, keep, initial, grad_last)
+    d_initial = None if initial is None else (first * keep[:, :, :1]).to(initial.dtype)
+    return dx, None if new is None else pulls, pulls if new is None else None, d_initial
+
+
+linear_recurrence.register_autograd(_gradients, setup_context=_save)

@@ -1,0 +1,111 @@
+"""Run the library on a device that holds no data (`pretend_gpu`) and print, as JSON, what each part did there.
+
+python -m tests.devices.dry_run models
+python -m tests.devices.dry_run experiments
+python -m tests.devices.dry_run mistakes
+"""
+
+import json
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
+from tessera.experiments.catalogue import EXPERIMENTS
+from tessera.experiments.experiment import Choice, Context
+from tessera.models.recurrence.reader import read_stream
+from tests.devices.pretend_gpu import PretendGPU, pretend_gpu
+from tests.models.armt.bases import make
+
+STEPS = 40
+SIZES = {"vocab_size": 60, "hidden_size": 32, "num_layers": 2, "num_heads": 2}
+
+
+def models() -> Iterator[tuple[str, Callable[[PretendGPU], None]]]:
+    """A training step, and two steps of decoding, of each model."""
+    for kernel in ("gaussian", "biweight", "relumax", "normalized_relu"):
+        config = MemoryMosaicConfig(**SIZES, num_persistent_slots=8, kernel=kernel)
+        yield f"v1 {kernel}", partial(train, MemoryMosaicForCausalLM(config))
+    for kernel in ("gaussian", "biweight"):
+        config = MemoryMosaicV2Config(**SIZES, intermediate_size=32, short_term_span=5, kernel=kernel)
+        yield f"v2 {kernel}", partial(train, MemoryMosaicV2ForCausalLM(config))
+    for kind in ("armt", "rmt", "prmt"):
+        yield kind, partial(train, make(kind).float())
+    yield "v1 decodes", partial(decode, MemoryMosaicForCausalLM(MemoryMosaicConfig(**SIZES)))
+    yield "v2 decodes", partial(decode, MemoryMosaicV2ForCausalLM(config))
+    yield "armt reads", partial(read, make("armt"))
+
+
+def train(model: nn.Module, gpu: PretendGPU) -> None:
+    """One step of AdamW under bfloat16 autocast; the loss stays on the device."""
+    model = model.to(gpu.device).train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    ids = torch.zeros(2, STEPS, dtype=torch.long, device=gpu.device)
+    with torch.autocast("gpu", torch.bfloat16):
+        loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    assert all(parameter.grad.device.type == "gpu" for parameter in model.parameters() if parameter.grad is not None)
+
+
+@torch.inference_mode()
+def decode(model: nn.Module, gpu: PretendGPU) -> None:
+    """Two tokens behind a context, in bfloat16."""
+    model = model.to(gpu.device, torch.bfloat16).eval()
+    output = model(input_ids=torch.zeros(2, STEPS, dtype=torch.long, device=gpu.device), use_cache=True)
+    for _ in range(2):
+        token = output.logits[:, -1:].argmax(dim=-1)
+        output = model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
+
+
+def read(model: nn.Module, gpu: PretendGPU) -> None:
+    """Five segments from an iterator."""
+    read_stream(model.to(gpu.device), iter(range(STEPS)))
+
+
+def experiments() -> Iterator[tuple[str, Callable[[PretendGPU], None]]]:
+    """Training and evaluation of every model that the experiments' smallest budgets know, a rule or task each."""
+    for name in EXPERIMENTS:
+        seen = set()
+        for run in EXPERIMENTS[name].runs(Choice("smoke")):
+            model = run.key.split("/")[1 if name == "length_generalization" else 0]
+            if model not in seen:
+                seen.add(model)
+                yield f"{name}: {run.key}", partial(execute, name, run)
+
+
+def execute(name, run, gpu: PretendGPU) -> None:
+    """One run as `tessera reproduce` does it."""
+    with tempfile.TemporaryDirectory() as folder:
+        EXPERIMENTS[name].execute(run, Context(Path(folder), device=str(gpu.device)))
+
+
+def mistakes() -> Iterator[tuple[str, Callable[[PretendGPU], None]]]:
+    """What must be noticed, and what must not."""
+    here = torch.ones(3)
+    yield "left behind", lambda gpu: torch.ones(3, device=gpu.device) @ here
+    yield "waits", lambda gpu: float(here.to(gpu.device).sum()) + here.to(gpu.device).cpu().sum().item()
+    yield "nothing", lambda gpu: (here.to(gpu.device) * 2 + torch.zeros((), device=gpu.device)).sum()
+
+
+def outcome(case: Callable[[PretendGPU], None]) -> dict:
+    """What went wrong (or None), the waits, and the library's operators that ran."""
+    with pretend_gpu() as gpu:
+        try:
+            case(gpu)
+            error = None
+        except Exception:
+            error = traceback.format_exc()[-1500:]
+    return {"error": error, "waits": gpu.waits, "operators": gpu.operators}
+
+
+if __name__ == "__main__":
+    parts = {"models": models, "experiments": experiments, "mistakes": mistakes}
+    print(json.dumps({name: outcome(case) for name, case in parts[sys.argv[1]]()}))

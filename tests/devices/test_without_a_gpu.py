@@ -1,0 +1,69 @@
+"""Code for GPUs on a device without data: nothing is left on the CPU, and nothing waits for the device unasked."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+# Kernel regressions by Triton in two layers. Gaussian ones over the whole past are PyTorch's fused attention.
+MODELS = {
+    "v1 gaussian": {"linear_recurrence": 4},
+    "v1 biweight": {"linear_recurrence": 4, "kernel_regression": 2},
+    "v1 relumax": {"linear_recurrence": 4, "kernel_regression": 2},
+    "v1 normalized_relu": {"linear_recurrence": 4, "kernel_regression": 2},
+    "v2 gaussian": {"gate_shares": 4, "linear_recurrence": 4, "kernel_regression": 2},
+    "v2 biweight": {"gate_shares": 4, "linear_recurrence": 4, "kernel_regression": 6},
+    # The first of five segments reads nothing; the memory after the last one is written for whoever goes on.
+    "armt": {"association_read": 8, "association_write": 10},
+}
+
+
+def dry_run(part):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU, which tests more")
+    command = [sys.executable, "-W", "error", "-m", "tests.devices.dry_run", part]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_models():
+    """Training and decoding wait for nothing: not a loss, not a mask, not a number that decides the next launch."""
+    found = dry_run("models")
+    assert not {name: case["error"] for name, case in found.items() if case["error"]}
+    # Which segments have labels at all, and whether the stream goes on from an earlier one: one look each.
+    once = {"armt": {"loss.py": 1}, "rmt": {"loss.py": 1}, "prmt": {"loss.py": 1}, "armt reads": {"reader.py": 1}}
+    waits = {
+        name: {line.split(":")[0]: count for line, count in case["waits"].items()}
+        for name, case in found.items()
+        if case["waits"]
+    }
+    assert waits == once
+    for name, operators in MODELS.items():
+        assert found[name]["operators"] == operators, name
+
+
+@pytest.mark.slow
+def test_experiments():
+    found = dry_run("experiments")
+    assert not {name: case["error"] for name, case in found.items() if case["error"]}
+    assert all("fit.py" in str(case["waits"]) for name, case in found.items() if "regbench: mosaic" in name)
+
+
+def test_the_pretence():
+    """It does find a tensor that was left on the CPU, and a wait."""
+    found = dry_run("mistakes")
+    assert "found at least two devices" in found["left behind"]["error"]
+    assert found["waits"]["waits"] == {"elsewhere": 2}
+    assert found["nothing"] == {"error": None, "waits": {}, "operators": {}}
+
+
+@pytest.mark.slow
+def test_every_stage_of_the_benchmark(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert len(list(tmp_path.glob("*.json"))) == 9

@@ -1,0 +1,101 @@
+"""What `torch.compile` relies on: the registered operators describe their results and gradients truly, and no operation
+by Triton breaks the graph."""
+
+import pytest
+import torch
+from torch.library import opcheck
+
+from tessera.kernels import Biweight, Gaussian, NormalizedReLU, ReLUmax
+from tessera.ops.association_matrix import read_association, write_association
+from tessera.ops.association_matrix import triton as association
+from tessera.ops.gated_average import gated_average
+from tessera.ops.gated_average.triton import gate_shares
+from tessera.ops.kernel_regression import Call, Window, kernel_regression
+from tessera.ops.kernel_regression.triton import plan_of
+from tessera.ops.kernel_regression.triton_op import regress
+from tessera.ops.leaky_average import leaky_average
+from tessera.ops.linear_recurrence import linear_recurrence
+
+FAMILIES = pytest.mark.parametrize(
+    "kernel", [Gaussian(), Biweight(), ReLUmax(), NormalizedReLU()], ids=lambda kernel: kernel.name
+)
+DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5, [0] * 9])
+
+
+def drawn(device, batch, heads, steps, *width):
+    """Values, interleaved in memory as the models hold heads."""
+    return torch.randn(batch, steps, heads, *width, device=device).transpose(1, 2).requires_grad_()
+
+
+@FAMILIES
+@pytest.mark.parametrize(
+    "window",
+    [None, Window(), Window(delay=2, span=5), Window(delay=torch.tensor([2, 4]))],
+    ids=["all", "past", "span", "delays"],
+)
+def test_kernel_regression(triton_device, kernel, window):
+    query, key, value = (drawn(triton_device, 2, 2, 9, width) for width in (4, 4, 3))
+    documents = None if window is None else DOCUMENTS.to(triton_device)
+    call = Call(query, key, value, kernel, torch.ones(()), None, window, 0, documents, documents)
+    slope = torch.ones(2, 2, 9, device=triton_device, requires_grad=True)
+    opcheck(regress, (query, key, value, slope, torch.zeros(2, 2, 9, device=triton_device), True, *plan_of(call)))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_linear_recurrence(triton_device, gated):
+    x, initial = drawn(triton_device, 2, 2, 9, 3), torch.randn(2, 2, 3, device=triton_device, requires_grad=True)
+    new = torch.rand(2, 2, 9, device=triton_device)
+    if gated:
+        opcheck(linear_recurrence, (x, new.clone().requires_grad_(), 1 - new, initial))
+    else:
+        opcheck(linear_recurrence, (x, None, new.requires_grad_(), initial))
+
+
+def test_gate_shares(triton_device):
+    gate, decay = (torch.randn(2, 2, 9, device=triton_device, requires_grad=True) for _ in range(2))
+    log_weight = torch.zeros(2, 2, device=triton_device, dtype=torch.float64, requires_grad=True)
+    opcheck(gate_shares, (gate, decay, log_weight))
+
+
+def test_association_matrix(triton_device):
+    matrix, key, value = (
+        torch.rand(2, *shape, device=triton_device).requires_grad_() for shape in ((6, 4), (3, 6), (3, 4))
+    )
+    normaliser, strength = (torch.rand(2, n, device=triton_device).requires_grad_() for n in (6, 3))
+    empty = torch.tensor([True, False], device=triton_device)
+    opcheck(association.recall, (matrix, normaliser, key, 1e-5))
+    opcheck(association.store, (matrix, normaliser, key, value, strength, empty, True, 1e-5))
+
+
+def operations(x, gates, strength):
+    """One of each, on Triton."""
+    documents = DOCUMENTS.to(x.device)
+    x = leaky_average(x, torch.tensor([0.5, 0.9], device=x.device), documents=documents, backend="triton")[0]
+    x = x + gated_average(x, gates, -gates.square(), documents=documents, backend="triton")[0]
+    for kernel in (Gaussian(), Biweight(), ReLUmax(), NormalizedReLU()):
+        x = x + kernel_regression(
+            x, x, x, kernel=kernel, slope=torch.ones((), device=x.device), window=Window(), backend="triton",
+            query_documents=documents, pair_documents=documents,
+        )  # fmt: skip
+    features = x.flatten(0, 1).relu()
+    matrix, normaliser = features.transpose(1, 2) @ features, features.sum(1)
+    empty = torch.zeros(len(features), dtype=torch.bool, device=x.device)
+    memory = write_association(matrix, normaliser, features, features, strength, empty, backend="triton")
+    return x.sum() + read_association(*memory, features, backend="triton").square().sum()
+
+
+def test_nothing_breaks_the_graph(triton_device):
+    leaves = drawn(triton_device, 2, 2, 9, 3), drawn(triton_device, 2, 2, 9), torch.rand(4, 9, device=triton_device)
+    expected = operations(*leaves)
+    compiled = torch.compile(operations, fullgraph=True, backend="aot_eager")(*leaves)
+    torch.testing.assert_close(compiled, expected)
+    wanted = leaves[:2]
+    torch.testing.assert_close(torch.autograd.grad(compiled, wanted), torch.autograd.grad(expected, wanted))
+
+
+def test_a_second_derivative_is_refused(triton_device):
+    x = drawn(triton_device, 1, 1, 4, 2)
+    y = kernel_regression(x, x, x, kernel=Biweight(), slope=torch.ones(()), window=Window(), backend="triton")
+    (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="kernel_regression_backward"):
+        first.sum().backward()
