@@ -14,8 +14,8 @@ from tessera.ops.kernel_regression import Window
 class ShortTermMemory(GatedMemory):
     """Recalls the pairs `T - h < i <= T - 1` (Memory Mosaics v2, section 3.3): h - 1 pairs at most.
 
-    A whole sequence costs O(T h) time and memory: queries in blocks of h, each against the pairs of its own block and
-    of the one before. One more token costs O(h). The state holds between h and 2h pairs, whatever T.
+    A whole sequence costs O(T h) time and memory: on a CPU by queries in blocks of h, each against the pairs of its own
+    block and of the one before. One more token costs O(h). The state holds between h and 2h pairs, whatever T.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, kernel: Kernel, span: int):
@@ -36,15 +36,17 @@ class ShortTermMemory(GatedMemory):
         return PairStore.of(pairs.keys[:, :, last].clone(), pairs.values[:, :, last].clone(), documents)
 
     def recall(self, reading: Reading, delay: int | Tensor = 1) -> Tensor:
-        """In blocks of h queries; at most h of them are one block."""
+        """In blocks of h queries; at most h of them are one block. A GPU's kernels skip what the window hides."""
         steps, span, offset = reading.queries.shape[2], self.span, reading.offset
-        window = Window(delay=1, span=span)
-        if offset > 0 and steps <= span:
+        window, at_once = Window(delay=1, span=span), steps <= span or reading.queries.is_cuda
+        if offset > 0 and at_once:
             oldest = max(offset - span + 1, 0)
             near = reading.select(slice(None), slice(oldest, None), offset - oldest)
             return near.regress(self.kernel, None if steps == 1 else window)
         if offset > 0:
             return self._blocks(reading, window)
+        if at_once and steps > span:
+            return reading.select(slice(None), slice(0, steps - 1), 0).regress(self.kernel, window)
         # The first block has none before it: it is an ordinary causal memory, without padding to mask.
         head = reading.select(slice(0, span), slice(0, min(span, steps) - 1), 0).regress(self.kernel, Window(delay=1))
         if steps <= span:
