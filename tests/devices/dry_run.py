@@ -39,7 +39,7 @@ def models() -> Iterator[tuple[str, Callable[[PretendGPU], None]]]:
         yield kind, partial(train, make(kind).float())
     yield "v1 decodes", partial(decode, MemoryMosaicForCausalLM(MemoryMosaicConfig(**SIZES)))
     yield "v2 decodes", partial(decode, MemoryMosaicV2ForCausalLM(config))
-    yield "armt reads", partial(read, make("armt"))
+    yield "armt reads", partial(read, make("armt").float())
 
 
 def train(model: nn.Module, gpu: PretendGPU) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-# Kernel regressions by Triton in two layers. Gaussian ones over the whole past are PyTorch's fused attention.
+# Two layers: one kernel regression per contextual, short- or long-term memory, if PyTorch's attention does not take it.
 MODELS = {
     "v1 gaussian": {"linear_recurrence": 4},
     "v1 biweight": {"linear_recurrence": 4, "kernel_regression": 2},
     "v1 relumax": {"linear_recurrence": 4, "kernel_regression": 2},
     "v1 normalized_relu": {"linear_recurrence": 4, "kernel_regression": 2},
     "v2 gaussian": {"gate_shares": 4, "linear_recurrence": 4, "kernel_regression": 2},
-    "v2 biweight": {"gate_shares": 4, "linear_recurrence": 4, "kernel_regression": 6},
+    "v2 biweight": {"gate_shares": 4, "linear_recurrence": 4, "kernel_regression": 4},
     # The first of five segments reads nothing; the memory after the last one is written for whoever goes on.
     "armt": {"association_read": 8, "association_write": 10},
 }
