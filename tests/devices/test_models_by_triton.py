@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
+from tessera.kernels import Gaussian
+from tessera.ops import kernel_regression
 from tests.models.armt.bases import make
 
 SIZES = {"vocab_size": 20, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
@@ -68,3 +70,29 @@ def test_equal_to_the_cpu(as_on_a_gpu, name):
     for parameter, gradient in gradients.items():
         error = (found_gradients[parameter] - gradient).abs().max().item()
         assert error <= 1e-4 * max(gradient.abs().max().item(), 1e-2), parameter
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # PyTorch's own, while it sets its compiler up
+@pytest.mark.parametrize("name", ["v1 biweight", "v2 triweight"])
+def test_compiled_in_one_graph(monkeypatch, name):
+    """The compiler keeps the layouts that the kernels were promised, and finds nothing to break the graph at."""
+    model = MODELS[name]().eval()
+    ids = torch.randint(1, 20, (1, 14))
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    # The compiler's own tensors say where they are, so the choice by device is made here.
+    chosen = {False: "triton", True: "fused"}
+    monkeypatch.setattr(kernel_regression, "_volunteers", lambda name, call: name == chosen[call.kernel == Gaussian()])
+    outputs, gradients = step(model, ids)
+    found, found_gradients = step(torch.compile(model, fullgraph=True), ids)
+    torch.testing.assert_close(found, outputs, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found_gradients, gradients, rtol=1e-3, atol=1e-5)
+
+
+def step(model, ids):
+    """Loss and gradients."""
+    model.zero_grad()
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    return loss.detach(), [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
