@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-STAGES = ("correct", "tiles", "attention", "entmax", "averages", "training", "decoding", "armt", "reproduce")
+STAGES = ("correct", "attention", "entmax", "averages", "tiles", "training", "decoding", "armt", "reproduce")
 
 
 def main() -> int:

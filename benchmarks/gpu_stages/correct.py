@@ -1,5 +1,7 @@
 """Stage `correct`: every Triton implementation against float64; the test suite's contract first."""
 
+import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from benchmarks.gpu_stages.settings import Settings
 from tessera.kernels import Biweight, Epanechnikov, Gaussian, NormalizedReLU, RectifiedPolynomial, ReLUmax, Triweight
 from tessera.ops.kernel_regression import Window
 
+MOST_PROCESSES = 16  # each holds half a gigabyte of the GPU before it has a tensor
 KERNELS = (Gaussian(), Epanechnikov(), Biweight(), Triweight(), RectifiedPolynomial(1.5), ReLUmax(), NormalizedReLU())
 
 
@@ -26,8 +29,10 @@ def cases(settings: Settings) -> dict[str, Callable[[], dict]]:
 
 
 def contract_suite(settings: Settings) -> dict:
-    """The tests of the operations, on this device."""
-    real = ["tests/ops", "-m", "not slow", "-k", "triton"]
+    """The tests of the operations, on this device; a process per core, since compilation takes most of the time."""
+    real = ["tests/ops", "-m", "not slow", "-k", "triton or operators"]
+    if importlib.util.find_spec("xdist"):
+        real += ["-n", str(min(MOST_PROCESSES, os.cpu_count() or 1))]
     selected = settings.pick(real, ["tests/ops/association_matrix/test_triton.py"])
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *selected]
     done = subprocess.run(command, capture_output=True, text=True)
