@@ -70,6 +70,10 @@ def _block(logits: Tensor, labels: Tensor, wanted: bool) -> tuple[Tensor, Tensor
     loss = torch.where(counted, normaliser - chosen, 0.0).sum()
     if not wanted:
         return loss, logits
+    if torch.compiler.is_compiling():
+        # One pass from the logits to the gradient in its dtype; a scatter would need it in memory in float32 first.
+        hit = torch.arange(logits.shape[1], device=logits.device) == index
+        return loss, torch.where(counted[:, None], (logits - normaliser[:, None]).exp() - hit.to(logits.dtype), 0.0)
     # Rows that do not count are shifted by infinity: no pass over the gradient, no look at the labels.
     grad = logits.sub_(normaliser.masked_fill(~counted, torch.inf)[:, None]).exp_()
     return loss, grad.scatter_add_(1, index, -counted.to(grad.dtype)[:, None])
