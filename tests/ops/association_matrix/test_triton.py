@@ -57,6 +57,12 @@ def test_a_memory_wider_than_what_meets_it(triton_device):
         assert (left.double() - right).abs().max().item() <= 4e-2 * max(1.0, right.abs().max().item())
 
 
+def test_a_memory_of_two_dtypes_is_refused(triton_device):
+    given = tensors(torch.float32, triton_device)
+    with pytest.raises(TesseraError, match="memory must be of one dtype .* got torch.bfloat16, torch.float32"):
+        read_association(given["matrix"], given["normaliser"].bfloat16(), given["query"], backend="triton")
+
+
 def test_sequential_writing_is_refused(triton_device):
     given = tensors(torch.float32, triton_device)
     given.pop("query")
