@@ -3,9 +3,11 @@
     with pretend_gpu() as gpu:
         model.to(gpu.device)(ids.to(gpu.device))
 
-Tensors on it are PyTorch's fake ones: an operation on one of them and a tensor left on the CPU fails as on a real GPU.
+Tensors on it are PyTorch's fake ones: arithmetic on one of them and a tensor left on the CPU fails as on a real GPU.
 What is read back from it is made up: ones. Each such reading would make a GPU wait; `gpu.waits` counts them by the line
-of the library that asked, and `gpu.operators` the library's own operators. Kernels are not launched.
+of the library that asked, and `gpu.operators` the library's own operators. Kernels are not launched. It does not see
+everything: a CPU tensor indexed by one of the device passes, copies to the device are not counted, and autocast lowers
+products and attention but raises nothing to float32 as CUDA's does.
 
 It is registered with PyTorch for good: use it in a process of its own.
 """
@@ -45,9 +47,11 @@ class PretendGPU(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if str(function).startswith("tessera."):
             self.operators[str(function).split(".")[1]] += 1
-        held = bool(args) and isinstance(args[0], FakeTensor) and args[0].device.type == NAME
+        held = bool(args) and on_device(args[0])
         if held and name in TO_PYTHON:
             return getattr(self.read(args[0]), name)(*args[1:])
+        if name == "copy_" and not held and len(args) > 1 and on_device(args[1]):
+            return function(args[0], self.read(args[1]))
         if held and name == "scaled_dot_product_attention":
             function = pretend_attention.scaled_dot_product_attention
         target = self.target(name, args, kwargs)
@@ -86,6 +90,11 @@ class PretendGPU(TorchFunctionMode):
         frames = [frame for frame in traceback.extract_stack() if Path(frame.filename).is_relative_to(LIBRARY)]
         self.waits[f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "elsewhere"] += 1
         return torch.ones(held.shape, dtype=held.dtype)
+
+
+def on_device(x: object) -> bool:
+    """Whether it is a tensor there."""
+    return isinstance(x, FakeTensor) and x.device.type == NAME
 
 
 class _Backend(backend_registration._DummyBackendModule):

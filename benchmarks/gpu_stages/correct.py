@@ -30,7 +30,7 @@ def cases(settings: Settings) -> dict[str, Callable[[], dict]]:
 
 def contract_suite(settings: Settings) -> dict:
     """The tests of the operations, on this device; a process per core, since compilation takes most of the time."""
-    real = ["tests/ops", "-m", "not slow", "-k", "triton or operators"]
+    real = ["tests/ops", "tests/devices", "-m", "not slow", "-k", "triton or operators"]
     if importlib.util.find_spec("xdist"):
         real += ["-n", str(min(MOST_PROCESSES, os.cpu_count() or 1))]
     selected = settings.pick(real, ["tests/ops/association_matrix/test_triton.py"])

@@ -15,7 +15,7 @@ from tessera.memories.documents import continued_documents, last_document
 from tessera.memories.pair_store import PairStore
 from tessera.memories.pending import completed_pairs
 from tessera.ops.gated_average import GatedAverageState
-from tessera.ops.kernel_regression import Window, kernel_regression
+from tessera.ops.kernel_regression import Call, Window, choose_backend
 from tessera.state import State
 
 
@@ -63,18 +63,14 @@ class Reading:
 
     def regress(self, kernel: Kernel, window: Window | None) -> Tensor:
         """The answers (B, H, T, V) of these pairs."""
-        return kernel_regression(
-            self.queries,
-            self.pairs.keys,
-            self.pairs.values,
-            kernel=kernel,
-            slope=self.slope,
-            intercept=self.intercept,
-            window=window,
-            query_offset=self.offset,
-            query_documents=self.documents,
-            pair_documents=self.pairs.documents,
-        )
+        call = self.call(kernel, window)
+        return choose_backend(call).run(call)
+
+    def call(self, kernel: Kernel, window: Window | None) -> Call:
+        """The kernel regression that answers."""
+        pairs, documents = self.pairs, (self.documents, self.pairs.documents)
+        scales = (self.slope, self.intercept)
+        return Call(self.queries, pairs.keys, pairs.values, kernel, *scales, window, self.offset, *documents)
 
 
 class GatedMemory(nn.Module, ABC):

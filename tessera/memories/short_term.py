@@ -8,14 +8,15 @@ from tessera.errors import expect
 from tessera.kernels import Kernel
 from tessera.memories.gated import GatedMemory, Reading
 from tessera.memories.pair_store import PairStore
-from tessera.ops.kernel_regression import Window
+from tessera.ops.kernel_regression import Window, choose_backend, triton
 
 
 class ShortTermMemory(GatedMemory):
     """Recalls the pairs `T - h < i <= T - 1` (Memory Mosaics v2, section 3.3): h - 1 pairs at most.
 
-    A whole sequence costs O(T h) time and memory: on a CPU by queries in blocks of h, each against the pairs of its own
-    block and of the one before. One more token costs O(h). The state holds between h and 2h pairs, whatever T.
+    A whole sequence costs O(T h) time and memory: where Triton does not run, by queries in blocks of h, each against
+    the pairs of its own block and of the one before. One more token costs O(h). The state holds between h and 2h pairs,
+    whatever T.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, kernel: Kernel, span: int):
@@ -36,9 +37,11 @@ class ShortTermMemory(GatedMemory):
         return PairStore.of(pairs.keys[:, :, last].clone(), pairs.values[:, :, last].clone(), documents)
 
     def recall(self, reading: Reading, delay: int | Tensor = 1) -> Tensor:
-        """In blocks of h queries; at most h of them are one block. A GPU's kernels skip what the window hides."""
+        """In blocks of h queries; at most h of them are one block. Triton's kernels skip what the window hides."""
         steps, span, offset = reading.queries.shape[2], self.span, reading.offset
-        window, at_once = Window(delay=1, span=span), steps <= span or reading.queries.is_cuda
+        window = Window(delay=1, span=span)
+        skips = reading.queries.is_cuda and choose_backend(reading.call(self.kernel, window)) is triton
+        at_once = steps <= span or skips
         if offset > 0 and at_once:
             oldest = max(offset - span + 1, 0)
             near = reading.select(slice(None), slice(oldest, None), offset - oldest)

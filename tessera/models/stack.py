@@ -168,7 +168,7 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
 
         Labels are shifted inside, -100 is left out, and the loss is divided by `num_items_in_batch` when given
         (gradient accumulation). `skip_logits` (default: while training with labels) leaves the logits out, so that
-        they are never held in memory at once. `logits_to_keep` computes only the last so many.
+        they are made a block at a time and dropped. `logits_to_keep` computes only the last so many.
         """
         outputs = self.model(
             input_ids,

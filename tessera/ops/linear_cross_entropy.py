@@ -1,12 +1,14 @@
-"""Cross entropy of a linear read-out, without ever holding all logits."""
+"""Cross entropy of a linear read-out, a block of logits at a time."""
 
 import torch
 from torch import Tensor
 
 IGNORED = -100  # the label that Hugging Face leaves out of the loss
 # Tokens per block. On a CPU a block of float32 logits stays in cache for vocabularies of some ten thousand. A GPU needs
-# large products and few launches, and every block adds a gradient of the whole read-out to the sum of those before.
-ROWS = {"cpu": 256, "cuda": 4096}
+# large products and few launches, and every block adds a gradient of the whole read-out to the sum of those before: its
+# blocks have as many tokens as keep their logits below 1 GiB.
+ROWS = 256
+GPU_LOGITS = 2**28
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, scale: float = 1.0) -> Tensor:
@@ -16,8 +18,8 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, scale: 
         hidden: (N, D). weight: (V, D). labels: integers (N,).
     Returns:
         A scalar in float32 (float64 for float64 inputs). Under autocast the products run in its dtype.
-    Cost: O(N V) time; beyond inputs and their gradients, the logits of 256 rows at a time (4096 on a GPU). The
-    gradients are made in the forward pass, while the logits are at hand.
+    Cost: O(N V) time; beyond inputs and their gradients, the logits of 256 rows at a time (on a GPU of as many as
+    make 1 GiB in float32). The gradients are made in the forward pass, while the logits are at hand.
     """
     return _LinearCrossEntropy.apply(hidden, weight, labels, scale)
 
@@ -35,7 +37,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_hidden = torch.empty_like(rows) if wanted else None
             grad_weight = torch.zeros_like(weight, dtype=precise) if wanted else None
             total = hidden.new_zeros((), dtype=precise)
-            step = ROWS["cuda" if hidden.is_cuda else "cpu"]
+            step = max(ROWS, GPU_LOGITS // weight.shape[0]) if hidden.is_cuda else ROWS
             for start in range(0, rows.shape[0], step):
                 block = slice(start, start + step)
                 logits = (rows[block] @ read_out.T).to(precise)

@@ -14,7 +14,6 @@ from tessera.ops.triton_scan import Series
 PROGRAMS = 1400
 BYTES_IN_FLIGHT = 4096
 SHORTEST_SEGMENT = 128
-WIDEST = 1024
 
 
 def series(x: Tensor) -> Series:
@@ -80,7 +79,7 @@ def forward(x: Tensor, new: Tensor | None, keep: Tensor, initial: Tensor | None)
         series(x), series(keep if new is None else new), series(keep), first, layout.ends, layout.shrinks, series(y),
         last, *layout.sizes(), **layout.constants(new is not None)
     )  # fmt: skip
-    return y, last.view(*x.shape[:2], -1)
+    return y, last.view(*x.shape[:2], layout.width)
 
 
 def backward(
@@ -103,4 +102,4 @@ def backward(
         series(grad), series(x), series(y), series(keep if new is None else new), series(keep), enters, first,
         layout.ends, layout.shrinks, series(dx), pulls, last, *layout.sizes(), **layout.constants(new is not None)
     )  # fmt: skip
-    return dx, pulls, last.view(*x.shape[:2], -1)
+    return dx, pulls, last.view(*x.shape[:2], layout.width)

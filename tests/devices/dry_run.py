@@ -37,8 +37,12 @@ def models() -> Iterator[tuple[str, Callable[[PretendGPU], None]]]:
         yield f"v2 {kernel}", partial(train, MemoryMosaicV2ForCausalLM(config))
     for kind in ("armt", "rmt", "prmt"):
         yield kind, partial(train, make(kind).float())
-    yield "v1 decodes", partial(decode, MemoryMosaicForCausalLM(MemoryMosaicConfig(**SIZES)))
-    yield "v2 decodes", partial(decode, MemoryMosaicV2ForCausalLM(config))
+    for kernel in ("gaussian", "biweight"):
+        config = MemoryMosaicConfig(**SIZES, num_persistent_slots=8, kernel=kernel)
+        yield f"v1 {kernel} decodes", partial(decode, MemoryMosaicForCausalLM(config))
+        spans = {"short_term_span": 5, "long_term_delay": 3}
+        config = MemoryMosaicV2Config(**SIZES, **spans, intermediate_size=32, kernel=kernel)
+        yield f"v2 {kernel} decodes", partial(decode, MemoryMosaicV2ForCausalLM(config))
     yield "armt reads", partial(read, make("armt").float())
 
 
@@ -91,7 +95,10 @@ def mistakes() -> Iterator[tuple[str, Callable[[PretendGPU], None]]]:
     """What must be noticed, and what must not."""
     here = torch.ones(3)
     yield "left behind", lambda gpu: torch.ones(3, device=gpu.device) @ here
-    yield "waits", lambda gpu: float(here.to(gpu.device).sum()) + here.to(gpu.device).cpu().sum().item()
+    yield (
+        "waits",
+        lambda gpu: [float(here.to(gpu.device).sum()), here.to(gpu.device).cpu(), here.copy_(here.to(gpu.device))],
+    )
     yield "nothing", lambda gpu: (here.to(gpu.device) * 2 + torch.zeros((), device=gpu.device)).sum()
 
 

@@ -20,7 +20,7 @@ def test_a_record_is_json_with_everything_in_it():
     assert json.loads(json.dumps(record)) == record
     assert (record["configuration"], record["seed"], record["command"]) == ({"a": 1}, 3, "tessera test")
     assert record["wall_seconds"] == 1.23
-    assert torch.__version__.startswith(record["versions"]["torch"])  # a build may add its name
+    assert record["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]  # a build may add its name
     assert record["versions"]["transformers"] == transformers.__version__
     assert record["hardware"]["threads"] == torch.get_num_threads()
     assert record["hardware"]["processor"]

@@ -5,9 +5,9 @@ import torch
 
 from tessera import TesseraError
 from tessera.kernels import kernel_from_config
-from tessera.memories import gated
+from tessera.memories.gated import Reading
 from tessera.memories.short_term import ShortTermMemory
-from tessera.ops.kernel_regression import Window, kernel_regression
+from tessera.ops.kernel_regression import Window
 from tests.tolerances import REORDERED_FLOAT64
 
 SPAN = 6
@@ -45,11 +45,12 @@ def test_blocks_equal_one_window_over_everything(monkeypatch, kernel, steps, pac
 def test_cost_is_linear_in_the_length(monkeypatch):
     scores = []
 
-    def counting(query, key, value, **arguments):
-        scores.append(query[..., 0].numel() * key.shape[2])
-        return kernel_regression(query, key, value, **arguments)
+    def counting(reading, kernel, window):
+        scores.append(reading.queries[..., 0].numel() * reading.pairs.length)
+        return regress(reading, kernel, window)
 
-    monkeypatch.setattr(gated, "kernel_regression", counting)
+    regress = Reading.regress
+    monkeypatch.setattr(Reading, "regress", counting)
     layer, steps = memory(), 40 * SPAN
     layer(torch.randn(1, steps, 16, dtype=torch.float64))
     assert sum(scores) <= 2 * steps * 2 * SPAN  # heads, steps, 2h pairs; all pairs would be 20 times as many

@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch.library import opcheck
 
+from tessera.errors import TesseraError
 from tessera.kernels import Biweight, Gaussian, NormalizedReLU, ReLUmax
 from tessera.ops.association_matrix import read_association, write_association
-from tessera.ops.association_matrix import triton as association
+from tessera.ops.association_matrix.triton_op import read_op, write_op
 from tessera.ops.gated_average import gated_average
 from tessera.ops.gated_average.triton import gate_shares
 from tessera.ops.kernel_regression import Call, Window, kernel_regression
@@ -63,8 +64,8 @@ def test_association_matrix(triton_device):
     )
     normaliser, strength = (torch.rand(2, n, device=triton_device).requires_grad_() for n in (6, 3))
     empty = torch.tensor([True, False], device=triton_device)
-    opcheck(association.recall, (matrix, normaliser, key, 1e-5))
-    opcheck(association.store, (matrix, normaliser, key, value, strength, empty, True, 1e-5))
+    opcheck(read_op, (matrix, normaliser, key, 1e-5))
+    opcheck(write_op, (matrix, normaliser, key, value, strength, empty, True, 1e-5))
 
 
 def operations(x, gates, strength):
@@ -99,3 +100,11 @@ def test_a_second_derivative_is_refused(triton_device):
     (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="kernel_regression_backward"):
         first.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_a_forward_derivative_is_refused(triton_device):
+    """PyTorch would take it to be 0."""
+    x, decay = torch.randn(1, 1, 4, 2, device=triton_device), torch.ones(1, device=triton_device)
+    with pytest.raises(TesseraError, match="the Triton kernels have no forward-mode derivative"):
+        torch.func.jvp(lambda x: leaky_average(x, decay, backend="triton")[0], (x,), (x,))

@@ -158,7 +158,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
                 Without `use_cache` the last segment is closed, however short, and its memory written.
             extend_segment: never close the open segment while tokens are added to a cache (the published `generate`).
             logits_to_keep: compute only the last so many; 0: all. skip_logits: leave them out of the result (default:
-                while training with labels, so that they are never held in memory at once).
+                while training with labels, a block of them at a time).
             output_segment_states: also return the memory after every segment.
             num_items_in_batch: divide the summed loss by this in place of the number of counted positions.
         Raises:

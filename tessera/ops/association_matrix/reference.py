@@ -8,7 +8,8 @@ from tessera.ops.association_matrix.call import ReadCall, WriteCall
 
 def read(call: ReadCall) -> Tensor:
     """`A^T phi(q) / (z . phi(q) + eps)` for every query."""
-    return _recall(call.matrix, call.normaliser, call.query, call.epsilon)
+    query = call.query
+    return (query @ call.matrix.to(query.dtype)) / denominator(query, call.normaliser, call.epsilon)
 
 
 def write(call: WriteCall) -> tuple[Tensor, Tensor]:
@@ -32,23 +33,21 @@ def _write_together(
 ) -> tuple[Tensor, Tensor]:
     key, value, strength = call.key[:, pairs], call.value[:, pairs], call.strength[:, pairs]
     # An empty memory recalls 0 / eps = 0, so only gamma needs to know about it.
-    new = strength.unsqueeze(-1) * (value - _recall(matrix, normaliser, key, call.epsilon))
-    gained = growth(key, normaliser, empty, call.correction, call.epsilon) * key
+    total = denominator(key, normaliser, call.epsilon)
+    gained = growth(key, total, empty, call.correction, call.epsilon) * key
+    new = strength.unsqueeze(-1) * (value - (key @ matrix.to(key.dtype)) / total)
     return matrix + key.transpose(1, 2) @ new, normaliser + gained.sum(1)
 
 
-def growth(key: Tensor, normaliser: Tensor, empty: Tensor, correction: bool, epsilon: float) -> Tensor:
+def growth(key: Tensor, denominator: Tensor, empty: Tensor, correction: bool, epsilon: float) -> Tensor:
     """gamma (B, M, 1), how much of each pair's features the normaliser gains; without a gradient."""
     if not correction:
         return torch.ones_like(key[..., :1])
-    gamma = 1 - _denominator(key, normaliser, epsilon) / (key.square().sum(-1, keepdim=True) + epsilon)
+    gamma = 1 - denominator / (key.square().sum(-1, keepdim=True) + epsilon)
     gamma = gamma.clamp(0, 1).detach()
     return torch.where(empty[:, None, None], torch.ones_like(gamma), gamma)
 
 
-def _recall(matrix: Tensor, normaliser: Tensor, features: Tensor, epsilon: float) -> Tensor:
-    return (features @ matrix) / _denominator(features, normaliser, epsilon)
-
-
-def _denominator(features: Tensor, normaliser: Tensor, epsilon: float) -> Tensor:
+def denominator(features: Tensor, normaliser: Tensor, epsilon: float) -> Tensor:
+    """`z . f + eps` (B, M, 1)."""
     return features @ normaliser.to(features.dtype).unsqueeze(-1) + epsilon

@@ -18,6 +18,8 @@ def refuse(x: Tensor) -> str | None:
         return f"heads may be at most {WIDEST} wide; got {x.shape[3]}"
     if x.dim() == 4 and x.shape[0] * x.shape[1] > 65535:
         return f"batch times heads may be at most 65535; got {x.shape[0] * x.shape[1]}"
+    if x.numel() == 0:
+        return "an empty tensor has nothing to compute"
     return refuse_device(x)
 
 

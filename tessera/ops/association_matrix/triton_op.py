@@ -1,0 +1,132 @@
+"""A reading and a writing by Triton as operators that PyTorch knows: their shapes, gradients, batching.
+
+Being registered operators, `torch.compile` takes them as one step of its graph, and tensors without data (meta, fake)
+pass through them. Nothing here needs triton itself.
+"""
+
+import torch
+from torch import Tensor
+
+from tessera.ops.association_matrix.gradients import precise, read_gradients, write_gradients
+from tessera.ops.association_matrix.reference import denominator, growth
+
+
+@torch.library.custom_op("tessera::association_read", mutates_args=())
+def read_op(matrix: Tensor, normaliser: Tensor, query: Tensor, epsilon: float) -> Tensor:
+    """See `read_association`."""
+    import triton
+
+    from tessera.ops.association_matrix import triton_kernels
+    from tessera.ops.triton_product import dot_precision
+
+    batch, queries, features = query.shape
+    out = _unwritten_reading(matrix, query)
+    rows, columns = 64, min(128, max(16, triton.next_power_of_2(matrix.shape[2])))
+    grid = (triton.cdiv(queries, rows), triton.cdiv(matrix.shape[2], columns), batch)
+    with torch.cuda.device_of(matrix):
+        triton_kernels.read[grid](
+            matrix.contiguous(), normaliser.contiguous(), query.contiguous(), out, queries, features, matrix.shape[2],
+            epsilon, ROWS=rows, FEATURES=32, COLUMNS=columns, PRECISION=dot_precision()
+        )  # fmt: skip
+    return out
+
+
+@read_op.register_fake
+def _(matrix, normaliser, query, epsilon):
+    return _unwritten_reading(matrix, query)
+
+
+def _unwritten_reading(matrix: Tensor, query: Tensor) -> Tensor:
+    return query.new_empty(*query.shape[:2], matrix.shape[2])
+
+
+def _save_reading(ctx, inputs, output) -> None:
+    *tensors, ctx.epsilon = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate_reading(ctx, grad):
+    dtypes = [x.dtype for x in ctx.saved_tensors]
+    grad, matrix, normaliser, query = precise(grad, *ctx.saved_tensors)
+    total = denominator(query, normaliser, ctx.epsilon)
+    gradients = read_gradients(grad, matrix, normaliser, query, total)
+    return *(gradient.to(dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)), None
+
+
+read_op.register_autograd(_differentiate_reading, setup_context=_save_reading)
+
+
+@read_op.register_vmap
+def _(info, in_dims, *arguments):
+    *tensors, epsilon = arguments
+    return _unfolded(read_op(*_folded(info, in_dims, tensors), epsilon), info), 0
+
+
+@torch.library.custom_op("tessera::association_write", mutates_args=())
+def write_op(
+    matrix: Tensor, normaliser: Tensor, key: Tensor, value: Tensor, strength: Tensor, empty: Tensor, correction: bool,
+    epsilon: float
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """See `write_association`, parallel order."""
+    import triton
+
+    from tessera.ops.association_matrix import triton_kernels
+    from tessera.ops.triton_product import dot_precision
+
+    batch, features, width = matrix.shape
+    pairs = key.shape[1]
+    new_matrix, new_normaliser = _unwritten_memory(matrix, normaliser)
+    columns = min(64, max(16, triton.next_power_of_2(width)))
+    with torch.cuda.device_of(matrix):
+        triton_kernels.write[(triton.cdiv(width, columns), batch)](
+            matrix.contiguous(), normaliser.contiguous(), key.contiguous(), value.contiguous(), strength.contiguous(),
+            empty.to(torch.int32).contiguous(), new_matrix, new_normaliser, pairs, features, width, epsilon,
+            CORRECTION=correction, PAIRS=max(16, triton.next_power_of_2(pairs)), FEATURES=32, COLUMNS=columns,
+            PRECISION=dot_precision()
+        )  # fmt: skip
+    return new_matrix, new_normaliser
+
+
+@write_op.register_fake
+def _(matrix, normaliser, key, value, strength, empty, correction, epsilon):
+    return _unwritten_memory(matrix, normaliser)
+
+
+def _unwritten_memory(matrix: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
+    return matrix.new_empty(matrix.shape), normaliser.new_empty(normaliser.shape)
+
+
+def _save_writing(ctx, inputs, output) -> None:
+    *tensors, ctx.correction, ctx.epsilon = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate_writing(ctx, *grads):
+    *tensors, empty = ctx.saved_tensors
+    dtypes = [x.dtype for x in tensors]
+    matrix, normaliser, key, value, strength = tensors
+    *grads, matrix, normaliser, value, strength, key = precise(*grads, matrix, normaliser, value, strength, key)
+    total = denominator(key, normaliser, ctx.epsilon)
+    gamma = growth(key, total, empty, ctx.correction, ctx.epsilon)
+    gradients = write_gradients(tuple(grads), matrix, normaliser, value, strength, gamma, key, total)
+    return *(gradient.to(dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)), None, None, None
+
+
+write_op.register_autograd(_differentiate_writing, setup_context=_save_writing)
+
+
+@write_op.register_vmap
+def _(info, in_dims, *arguments):
+    *tensors, correction, epsilon = arguments
+    matrix, normaliser = write_op(*_folded(info, in_dims, tensors), correction, epsilon)
+    return (_unfolded(matrix, info), _unfolded(normaliser, info)), (0, 0)
+
+
+def _folded(info, in_dims, tensors: list[Tensor]) -> list[Tensor]:
+    """The mapped dimension (diagonal batching: the layers of a wave) made a part of the batch."""
+    shared = [x.expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0) for x, d in zip(tensors, in_dims)]
+    return [x.flatten(0, 1) for x in shared]
+
+
+def _unfolded(x: Tensor, info) -> Tensor:
+    return x.unflatten(0, (info.batch_size, -1))
