@@ -7,6 +7,7 @@ Batching"). The sums are the same. It should pay where one segment alone leaves 
 `python -m benchmarks.armt_diagonal` measures where it does.
 """
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
@@ -22,6 +23,7 @@ from tessera.models.armt.model import ARMTForCausalLM
 from tessera.models.armt.state import ARMTState
 from tessera.models.recurrence.base import layer_list
 from tessera.models.recurrence.layer_pass import LayerPass
+from tessera.models.recurrence.reader import parts, read_stream, reading_bar
 from tessera.models.recurrence.reading import Piece
 
 
@@ -72,12 +74,46 @@ def read_diagonally(
     expect(isinstance(model, ARMTForCausalLM), "read_diagonally", "model", "be ARMT", type(model).__name__)
     whole = input_ids.shape[1] > 0 and input_ids.shape[1] % size == 0
     expect(whole, "read_diagonally", "input_ids", f"hold whole segments of {size} tokens", input_ids.shape[1])
-    state = model.empty_memory(input_ids.shape[0]) if state is None else state
-    captured = [_captured(model, part) for part in input_ids.split(size, 1)]
-    hidden, layers = _run_diagonals(model, [one.hidden for one in captured], captured[0].arguments, state)
+    hidden, new = _read(model, input_ids, state)
     logits = [_read_out(model, part, one)[:, :size] for part, one in zip(input_ids.split(size, 1), hidden)]
-    new = ARMTState(tuple(layers), state.tokens_read + input_ids.shape[1], state.segments_read + len(hidden))
     return torch.cat(logits, 1), new
+
+
+@torch.no_grad()
+def read_stream_diagonally(
+    model: ARMTForCausalLM,
+    tokens: Iterable[int],
+    memory_state: ARMTState | None = None,
+    segments: int = 64,
+    progress: bool = False,
+    total: int | None = None,
+) -> ARMTState:
+    """What `read_stream` returns, computed along diagonals, `segments` segments at a time.
+
+    With L layers these take `segments + L - 1` steps; memory O(segments), constant in the number of tokens. The other
+    arguments are those of `read_stream`.
+    """
+    expect(isinstance(model, ARMTForCausalLM), "read_stream_diagonally", "model", "be ARMT", type(model).__name__)
+    expect(segments >= 1, "read_stream_diagonally", "segments", "be at least 1", segments)
+    state, size = memory_state, model.config.segment_size
+    device = model.get_input_embeddings().weight.device
+    with reading_bar(progress, total) as bar:
+        for part in parts(tokens, segments * size):
+            whole = len(part) // size * size
+            if whole:
+                state = _read(model, torch.tensor([part[:whole]], device=device), state)[1]
+            if whole < len(part):
+                state = read_stream(model, part[whole:], state)
+            bar.update(len(part))
+    return model.empty_memory(1) if state is None else state
+
+
+def _read(model: ARMTForCausalLM, input_ids: Tensor, state: ARMTState | None) -> tuple[list[Tensor], ARMTState]:
+    """What the last layer says of each segment, and the memory after all of them."""
+    state = model.empty_memory(input_ids.shape[0]) if state is None else state
+    captured = [_captured(model, part) for part in input_ids.split(model.config.segment_size, 1)]
+    hidden, layers = _run_diagonals(model, [one.hidden for one in captured], captured[0].arguments, state)
+    return hidden, ARMTState(tuple(layers), state.tokens_read + input_ids.shape[1], state.segments_read + len(hidden))
 
 
 def _run_diagonals(model: ARMTForCausalLM, hidden: list[Tensor], arguments: tuple, state: ARMTState):

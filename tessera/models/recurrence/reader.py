@@ -36,15 +36,21 @@ def read_stream(
     state.expect_fits(model.empty_memory(1), "read_stream")
     state = None if not bool(state.segments_read.any()) else state
     device = model.get_input_embeddings().weight.device
-    with tqdm(total=total, unit=" tokens", unit_scale=True, disable=not progress, mininterval=0.5) as bar:
-        for segment in _segments(tokens, model.config.segment_size):
+    with reading_bar(progress, total) as bar:
+        for segment in parts(tokens, model.config.segment_size):
             text = Text(torch.tensor([segment], device=device), model.get_input_embeddings())
             state = read_text(model, text, state, None, Wanted(skip_logits=True)).memory_state
             bar.update(len(segment))
     return model.empty_memory(1) if state is None else state
 
 
-def _segments(tokens: Iterable[int], size: int) -> Iterator[list[int]]:
+def reading_bar(shown: bool, total: int | None) -> tqdm:
+    """A bar of tokens."""
+    return tqdm(total=total, unit=" tokens", unit_scale=True, disable=not shown, mininterval=0.5)
+
+
+def parts(tokens: Iterable[int], size: int) -> Iterator[list[int]]:
+    """`size` tokens at a time; the last part may be short."""
     iterator = iter(tokens)
-    while segment := list(islice(iterator, size)):
-        yield segment
+    while part := list(islice(iterator, size)):
+        yield part

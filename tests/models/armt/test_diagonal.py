@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tessera.errors import TesseraError
-from tessera.models.armt.diagonal import read_diagonally
+from tessera.models.armt.diagonal import read_diagonally, read_stream_diagonally
+from tessera.models.recurrence import read_stream
 from tests.models.armt.bases import make, tokens
 from tests.tolerances import REORDERED_FLOAT64
 
@@ -30,7 +31,23 @@ def test_gradients():
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9 * b.abs().max().item())
 
 
+@pytest.mark.parametrize("segments", [1, 2, 5])
+def test_a_stream(segments):
+    """In parts of whole segments, the last of them short, and going on from an earlier memory."""
+    model, ids = make(), tokens(1, 3 * 8 + 5)[0].tolist()
+    for before in (None, model(tokens(1, 16)).memory_state):
+        expected = read_stream(model, ids, before)
+        found = read_stream_diagonally(model, iter(ids), before, segments)
+        for name, tensor in expected.tensors().items():
+            torch.testing.assert_close(found.tensors()[name], tensor, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+    assert not read_stream_diagonally(model, []).segments_read.any()
+
+
 def test_refusals():
+    with pytest.raises(TesseraError, match="segments must be at least 1; got 0"):
+        read_stream_diagonally(make(), [1], segments=0)
+    with pytest.raises(TesseraError, match="be ARMT"):
+        read_stream_diagonally(make("rmt"), [1])
     with pytest.raises(TesseraError, match="whole segments of 8 tokens"):
         read_diagonally(make(), tokens(1, 12))
     with pytest.raises(TesseraError, match="be ARMT"):
