@@ -18,7 +18,7 @@ from benchmarks.gpu_stages.regression import (
     ours,
 )
 from benchmarks.gpu_stages.settings import Settings
-from benchmarks.gpu_stages.timing import forward_and_backward, milliseconds
+from benchmarks.gpu_stages.timing import ceilings, forward_and_backward, milliseconds
 from tessera.kernels import Biweight, Epanechnikov, NormalizedReLU, ReLUmax, Triweight
 
 ALPHAS = {Biweight(): 1.5, Epanechnikov(): 2.0, Triweight(): 4 / 3}
@@ -65,8 +65,11 @@ def compare(settings: Settings, kernel, length: int) -> dict:
             runs[name] = forward_and_backward(peer, leaves, above)
         runs, absent = without_broken(runs)
     found = milliseconds(settings, runs)
+    # The work of softmax attention, so that the share says how fast attention with this kernel is.
+    teraflops = 7 * heads * length**2 * width / 1e12
     return {
         "milliseconds": found,
+        "share_of_bf16_products": teraflops / found["ours"] * 1e3 / ceilings(settings)["bf16_teraflops"],
         "ratios": {name: time / found["ours"] for name, time in found.items() if name != "ours"},
         "targets": {"adasplash": 1.0, "dense": 5.0},
         "deviation": error,
