@@ -28,11 +28,11 @@ from torch._subclasses import fake_tensor
 from torch.func import functional_call
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from transformers import AutoModelForCausalLM
-from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from benchmarks.gpu_stages.models import pair
 from benchmarks.gpu_stages.settings import Settings
+from benchmarks.hopper_driver import HopperDriver
 from benchmarks.pretend_attention import scaled_dot_product_attention
 from benchmarks.traffic import TOKENS
 from tessera.ops import kernel_regression
@@ -54,22 +54,6 @@ class Count(NamedTuple):
     bytes: int
 
 
-class Driver:
-    """As much of Triton's driver as Inductor asks for while it lowers."""
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-
-    def get_active_torch_device(self):
-        return CUDA
-
-
 def pretend_hopper() -> None:
     """Answers to the questions that PyTorch's compiler asks about the device; for the rest of the process."""
     torch._C._ensureCUDADeviceGuardSet()
@@ -82,7 +66,7 @@ def pretend_hopper() -> None:
     for name, answer in answers.items():
         setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     fake_tensor.init_gpu_context = lambda device: None
-    driver.set_active(Driver())
+    driver.set_active(HopperDriver())
     # A GPU would take these ways; the tensors that are traced are on the CPU.
     torch.compiler.is_compiling = lambda: True
     nn.functional.scaled_dot_product_attention = scaled_dot_product_attention

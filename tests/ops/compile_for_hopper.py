@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from benchmarks.hopper_driver import HopperDriver
 from tessera.kernels import Biweight, Gaussian, NormalizedReLU, ReLUmax
 from tessera.ops.association_matrix import ReadCall, WriteCall
 from tessera.ops.association_matrix import triton as association
@@ -24,19 +24,6 @@ from tessera.ops.gated_average import triton as gated
 from tessera.ops.kernel_regression import Call, Window
 from tessera.ops.kernel_regression import triton as regression
 from tessera.ops.leaky_average import triton as leaky
-
-
-class HopperDriver:
-    """As much of a driver as compilation asks for."""
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
 
 
 def compile_instead(found: list[dict]):
