@@ -25,8 +25,11 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, scale: 
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
+    """Forward: loss and, where wanted, both gradients, block by block. Backward: scales them."""
+
     @staticmethod
     def forward(ctx, hidden, weight, labels, scale):
+        """The scalar of `linear_cross_entropy`; keeps the gradients of hidden (N, D) and weight (V, D)."""
         device = hidden.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else torch.promote_types(hidden.dtype, weight.dtype)
@@ -58,6 +61,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        """Those gradients times `grad`, the scalar's own."""
         grad_hidden, grad_weight = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
         return (grad_hidden * grad).to(hidden_dtype), (grad_weight * grad).to(weight_dtype), None, None

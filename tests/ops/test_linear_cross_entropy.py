@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from tessera.ops import linear_cross_entropy as module
 from tessera.ops.linear_cross_entropy import IGNORED, ROWS, linear_cross_entropy
 
 
@@ -43,3 +44,19 @@ def test_autocast_multiplies_in_bfloat16_and_sums_in_float32():
     assert hidden.grad.dtype == torch.float32
     expected = cross_entropy(hidden.detach() @ weight.T, labels, reduction="sum")
     torch.testing.assert_close(found.detach(), expected, rtol=1e-2, atol=0)  # eight bits in each logit
+
+
+def test_blocks_of_a_gpu_hold_so_many_logits(monkeypatch):
+    """Rows by the size of the vocabulary, and never fewer than on a CPU."""
+    rows, block = [], module._block
+
+    def noting(logits, labels, wanted):
+        rows.append(len(logits))
+        return block(logits, labels, wanted)
+
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(module, "_block", noting)
+    monkeypatch.setattr(module, "GPU_LOGITS", 31 * 300)
+    linear_cross_entropy(torch.randn(700, 4), torch.randn(31, 4), torch.zeros(700, dtype=torch.long))
+    linear_cross_entropy(torch.randn(300, 4), torch.randn(310, 4), torch.zeros(300, dtype=torch.long))
+    assert rows == [300, 300, 100, ROWS, 300 - ROWS]

@@ -70,3 +70,21 @@ def test_sequential_writing_is_refused(triton_device):
         write_association(
             **given, empty=torch.zeros(2, dtype=torch.bool, device=triton_device), order="sequential", backend="triton"
         )
+
+
+def test_the_mapped_dimension_may_stand_anywhere(triton_device):
+    shapes = {"matrix": (2, 3, 6, 4), "normaliser": (2, 6), "query": (2, 5, 3, 6)}
+    given = {name: torch.rand(*shape, device=triton_device) for name, shape in shapes.items()}
+    read = torch.vmap(lambda a, z, q: read_association(a, z, q, backend="triton"), in_dims=(1, None, 2))
+    found = read(given["matrix"], given["normaliser"], given["query"])
+    for i in range(3):
+        one = read_association(given["matrix"][:, i], given["normaliser"], given["query"][:, :, i], backend="reference")
+        torch.testing.assert_close(found[i], one, rtol=1e-5, atol=1e-6)
+
+
+def test_an_empty_memory_in_float16_has_finite_gradients(triton_device):
+    """1 / eps is beyond float16."""
+    query = torch.rand(1, 3, 6, device=triton_device, dtype=torch.float16).requires_grad_()
+    matrix, normaliser = query.new_zeros(1, 6, 4), query.new_zeros(1, 6)
+    read_association(matrix, normaliser, query, backend="triton").float().mul(1e3).sum().backward()
+    assert torch.equal(query.grad, torch.zeros_like(query))

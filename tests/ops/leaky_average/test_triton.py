@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tessera.errors import TesseraError
 from tessera.ops.leaky_average import leaky_average
 
 # The interpreter takes blocks of 4 steps, two segments from 16 steps on and three from 24.
@@ -68,3 +69,10 @@ def test_at_real_lengths(triton_device, steps, dtype):
     expected = call("chunked", torch.float64, triton_device, steps, True, True, width=64)
     # lambda = 1 sums up to 65,536 terms of order one in float32.
     assert_equal(found, expected, 1e-3 if dtype == torch.float32 else 2e-2)
+
+
+def test_an_empty_batch_is_left_to_others(triton_device):
+    x, decay = torch.zeros(0, 2, 5, 3, device=triton_device), torch.ones(2, device=triton_device)
+    with pytest.raises(TesseraError, match="an empty tensor has nothing to compute"):
+        leaky_average(x, decay, backend="triton")
+    assert leaky_average(x, decay)[0].shape == x.shape
