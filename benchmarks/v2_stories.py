@@ -17,7 +17,7 @@ from tessera.data.windows import Split, ValidationWindows
 from tessera.evaluation.figures import position_curves
 from tessera.evaluation.loss import loss_by_position
 from tessera.evaluation.provenance import provenance
-from tessera.training.loading import load_model
+from tessera.models.loading import load_model
 from tessera.training.recipe import recipe_to_dict
 from tessera.training.run import train
 from tessera.training.sections import DataSection, Recipe, TrainingSection

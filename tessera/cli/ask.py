@@ -17,7 +17,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from tessera.cli.memorize import segmented_model, stored_memory
     from tessera.errors import TesseraError, expect
-    from tessera.training.loading import load_tokenizer
+    from tessera.models.loading import load_tokenizer
 
     expect(arguments.max_new_tokens >= 1, "ask", "--max-new-tokens", "be at least 1", arguments.max_new_tokens)
     model, tokenizer = segmented_model(arguments.model, "ask"), load_tokenizer(arguments.model)

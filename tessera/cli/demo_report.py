@@ -16,8 +16,8 @@ def write_report(summaries: "dict[str, RunSummary]", output: Path, prompt: str) 
     """Write loss.png, samples.txt and demo.json into `output`; print the table; stream the first model's story."""
     from tessera.cli.generate import stream
     from tessera.evaluation.figures import training_curves
+    from tessera.models.loading import load_model, load_tokenizer
     from tessera.models.transformer import context_limit
-    from tessera.training.loading import load_model, load_tokenizer
     from tessera.training.metrics import MetricsFile
 
     curves = {name: MetricsFile(Path(summary.folder) / "metrics.jsonl").read() for name, summary in summaries.items()}

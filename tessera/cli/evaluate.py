@@ -51,9 +51,9 @@ def evaluate(arguments: argparse.Namespace) -> dict:
     from tessera.errors import TesseraError
     from tessera.evaluation.loss import bits_per_byte, loss_by_position, perplexity
     from tessera.evaluation.provenance import provenance
+    from tessera.models.loading import load_model, load_tokenizer
+    from tessera.models.precision import autocast, resolve_precision
     from tessera.models.transformer import context_limit
-    from tessera.training.loading import load_model, load_tokenizer
-    from tessera.training.precision import autocast, resolve_precision
 
     began = time.time()
     model, tokenizer = load_model(arguments.model), load_tokenizer(arguments.model)

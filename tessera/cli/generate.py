@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load the model and print prompt and continuation."""
-    from tessera.training.loading import load_model, load_tokenizer
+    from tessera.models.loading import load_model, load_tokenizer
 
     tokenizer = load_tokenizer(arguments.model)
     model = load_model(arguments.model)

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read, store, say what was read."""
     from tessera.errors import TesseraError
+    from tessera.models.loading import load_tokenizer
     from tessera.models.recurrence import read_stream
-    from tessera.training.loading import load_tokenizer
 
     path = Path(arguments.file)
     if arguments.file != "-" and not path.is_file():
@@ -51,8 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
 def segmented_model(folder: str, verb: str):
     """The model in `folder`, which must read in segments."""
     from tessera.errors import TesseraError
+    from tessera.models.loading import load_model
     from tessera.models.recurrence import SegmentedForCausalLM
-    from tessera.training.loading import load_model
 
     model = load_model(folder)
     if not isinstance(model, SegmentedForCausalLM):

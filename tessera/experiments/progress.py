@@ -14,7 +14,7 @@ from typing import Self
 from tqdm import tqdm
 
 from tessera.experiments.experiment import Run
-from tessera.experiments.folders import write_atomically
+from tessera.files import write_atomically
 
 NAME = "progress.json"
 SECONDS_BETWEEN_LINES = 60.0

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from tessera.experiments.catalogue import EXPERIMENTS
 from tessera.experiments.experiment import BUDGETS, Choice, Experiment, Record, as_json
-from tessera.experiments.folders import write_atomically
 from tessera.experiments.results import ResultsFile
+from tessera.files import write_atomically
 
 PAGE_HEAD = """# Experiments
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tessera.errors import TesseraError, expect
 from tessera.experiments.experiment import EXPERIMENTS, Record
-from tessera.experiments.folders import write_atomically
+from tessera.files import write_atomically
 
 FORMAT = 1
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.errors import TesseraError, did_you_mean
-from tessera.training.precision import resolve_precision
+from tessera.models.precision import resolve_precision
 from tessera.training.sections import Recipe, TrainingSection
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tessera.checkpoints import latest_whole, step_of
 from tessera.data.windows import TrainingWindows, ValidationWindows
 from tessera.errors import TesseraError
+from tessera.models.loading import load_model, load_tokenizer
 from tessera.training.arguments import training_arguments
-from tessera.training.checkpoints import latest_whole, step_of
 from tessera.training.corpus import Corpus, open_corpus
 from tessera.training.folder import RunSummary, prepare_folder, publish_model
-from tessera.training.loading import load_model, load_tokenizer
 from tessera.training.model_section import build_model, config_for
 from tessera.training.sections import Recipe
 

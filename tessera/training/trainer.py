@@ -10,14 +10,14 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer
 from transformers.trainer_callback import PrinterCallback
 
+from tessera.checkpoints import DRAFT, FOLDER, latest_whole, prune, publish
 from tessera.data.windows import TrainingWindows, ValidationWindows, stacked
 from tessera.errors import TesseraError
 from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_position
+from tessera.models.precision import autocast
 from tessera.training.callbacks import NonFiniteGuard, ProgressBar, Schedule, StepClock
-from tessera.training.checkpoints import DRAFT, FOLDER, latest_whole, prune, publish
 from tessera.training.metrics import MetricsFile
 from tessera.training.optimizer import make_optimizer, make_scheduler
-from tessera.training.precision import autocast
 from tessera.training.sections import Recipe
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 import tessera.armt as armt
 from tessera.cli.memorize import PIECE, token_stream
 from tessera.models.armt import ARMTState
-from tessera.training.loading import load_model, load_tokenizer
+from tessera.models.loading import load_model, load_tokenizer
 
 
 @pytest.fixture(scope="module")

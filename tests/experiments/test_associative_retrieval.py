@@ -12,12 +12,12 @@ from tessera.experiments.associative_retrieval.experiment import AssociativeRetr
 from tessera.experiments.associative_retrieval.findings import findings, unfinished
 from tessera.experiments.associative_retrieval.norms import memory_norms
 from tessera.experiments.associative_retrieval.table import table
-from tessera.experiments.curriculum import Curriculum, train_stages
-from tessera.experiments.experiment import Choice, Context, Record
-from tessera.experiments.fit import FitOptions
+from tessera.experiments.experiment import Choice, Record
 from tessera.tasks.associative_retrieval import AssociativeRetrieval
 from tessera.tasks.associative_retrieval.curves import Curve
 from tessera.tasks.task import generator_of
+from tessera.training.curriculum import Curriculum, train_stages
+from tessera.training.fit import FitOptions
 from tests.tasks.test_associative_retrieval import generator, run
 
 SIZES = models.Sizes(VOCABULARY, layers=1, width=16, heads=2, memory_tokens=2, memory_width=4, max_positions=64)
@@ -108,7 +108,7 @@ def test_armt_learns_one_pair(tmp_path):
         task = AssociativeRetrieval("rewrite", stage.length, stage.settings[KEY_SIZE])
         return _exact_match(model, task, 64, 1, 0, "validation").mean().item()
 
-    (record,) = train_stages(model, curriculum, options, Context(tmp_path), loss_at, score)
+    (record,) = train_stages(model, curriculum, options, tmp_path, loss_at, score)
     assert record["best"] >= 0.9  # a guess: 0.06
     assert record["steps_done"] < 300
 

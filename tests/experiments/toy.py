@@ -5,7 +5,7 @@ from torch import nn
 
 from tessera.errors import TesseraError
 from tessera.experiments.experiment import Experiment, Run, chosen
-from tessera.experiments.fit import FitOptions, fit
+from tessera.training.fit import FitOptions, fit
 
 
 class Toy(Experiment):
@@ -32,7 +32,13 @@ class Toy(Experiment):
             raise TesseraError(f"{run.key}: failed")
         torch.manual_seed(run.configuration["seed"])
         model = nn.Linear(1, 1)
-        result = fit(model, lambda step: loss(model, step), FitOptions(run.configuration["steps"], 0.1), context)
+        result = fit(
+            model,
+            lambda step: loss(model, step),
+            FitOptions(run.configuration["steps"], 0.1),
+            context.folder,
+            report=context.report,
+        )
         return result.outcome()
 
     def table(self, runs):

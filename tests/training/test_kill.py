@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tessera.training.checkpoints import damage
+from tessera.checkpoints import damage
 
 # One process loads the library once and forks a child for every attempt. Each child but the last is killed with SIGKILL
 # a random moment after it has written some checkpoints (or right at its start), wherever it is by then: reading,

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tessera.errors import TesseraError
-from tessera.training.loading import load_model, load_tokenizer
+from tessera.models.loading import load_model, load_tokenizer
 from tessera.training.recipe import read_recipe
 from tessera.training.run import train
 

@@ -8,7 +8,7 @@ import transformers
 from safetensors.torch import load_file
 
 from tessera.errors import TesseraError
-from tessera.training.loading import load_model, load_tokenizer
+from tessera.models.loading import load_model, load_tokenizer
 from tessera.training.metrics import MetricsFile
 from tessera.training.recipe import read_recipe
 from tessera.training.run import train

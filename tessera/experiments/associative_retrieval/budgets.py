@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, field
 
 from tessera.experiments.associative_retrieval.models import Sizes
-from tessera.experiments.curriculum import Curriculum, Stage
-from tessera.experiments.fit import FitOptions
 from tessera.tasks.associative_retrieval import AssociativeRetrieval
+from tessera.training.curriculum import Curriculum, Stage
+from tessera.training.fit import FitOptions
 
 VOCABULARY = AssociativeRetrieval().vocab_size
 MODELS = ("armt", "armt_no_correction", "rmt", "prmt", "mamba", "mosaic")

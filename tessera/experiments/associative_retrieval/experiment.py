@@ -11,12 +11,12 @@ from tessera.experiments.associative_retrieval import asking, models
 from tessera.experiments.associative_retrieval.budgets import BUDGETS, KEY_SIZE, MODELS, VOCABULARY, Budget
 from tessera.experiments.associative_retrieval.norms import memory_norms
 from tessera.experiments.associative_retrieval.table import table
-from tessera.experiments.curriculum import Curriculum, Stage, train_stages
 from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Experiment, Record, Run, chosen
-from tessera.experiments.fit import FitOptions
 from tessera.tasks.associative_retrieval import RULES, AssociativeRetrieval, capacity, capacity_error
 from tessera.tasks.associative_retrieval.plot import draw
 from tessera.tasks.task import estimate, generator_of
+from tessera.training.curriculum import Curriculum, Stage, train_stages
+from tessera.training.fit import FitOptions
 
 # Of held-out contexts that are read at once: at most so many, and at most so many pairs of all of them.
 CONTEXTS_AT_ONCE, PAIRS_AT_ONCE = 16, 2000
@@ -61,7 +61,9 @@ class AssociativeRetrievalExperiment(Experiment):
             return _exact_match(model, task, given["check_contexts"], given["asked"], seed, "validation").mean().item()
 
         curriculum = Curriculum.from_dict(given["curriculum"])
-        stages = train_stages(model, curriculum, FitOptions(**given["options"]), context, loss_at, score)
+        stages = train_stages(
+            model, curriculum, FitOptions(**given["options"]), context.folder, loss_at, score, context.report
+        )
         outcome = {"parameters": sum(p.numel() for p in model.parameters()), "stages": stages}
         return outcome | _measure(model, given, curriculum.stages[-1], context)
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from tessera.experiments.length_generalization.settings import Setting
 from tessera.memories.contextual import ContextualMemory
+from tessera.models.precision import autocast
 from tessera.tasks.task import estimate
-from tessera.training.precision import autocast
 
 TEST_SEED = 1_000_003
 SHARPER = 2.0

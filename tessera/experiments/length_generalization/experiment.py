@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Experiment, Record, Run, chosen
-from tessera.experiments.fit import fit
 from tessera.experiments.language_models import named_kernel
 from tessera.experiments.length_generalization.evaluate import evaluate, sharper
 from tessera.experiments.length_generalization.settings import SEEDS, SETTINGS, Setting
 from tessera.experiments.length_generalization.table import curves, table
 from tessera.models.memory_mosaic import MemoryMosaicConfig
-from tessera.training.precision import autocast
+from tessera.models.precision import autocast
+from tessera.training.fit import fit
 
 KERNELS: dict[str, Any] = {
     "gaussian": "gaussian",
@@ -75,7 +75,7 @@ class LengthGeneralization(Experiment):
             with autocast(setting.precision, device):
                 return model(input_ids=examples.tokens.to(device), labels=examples.labels.to(device)).loss
 
-        training = fit(model, loss_at, setting.options, context).outcome()
+        training = fit(model, loss_at, setting.options, context.folder, report=context.report).outcome()
         outcome = {"training": training, "parameters": sum(weight.numel() for weight in model.parameters())}
         for factor in setting.factors:
             context.report(1.0, f"testing at {factor} x {setting.test_length}")

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tessera.experiments.fit import FitOptions
 from tessera.tasks.length_generalization import MultiQueryRecall, Reverse, Sort, SourceTargetTask, published
+from tessera.training.fit import FitOptions
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Experiment, Record, Run
-from tessera.experiments.fit import fit
 from tessera.experiments.language_models import LANGUAGE_MODELS, build_language_model, kernel_names
 from tessera.experiments.regbench.batches import Batches, mean_loss, scores_of
 from tessera.experiments.regbench.plan import COUNTING, runs_of
@@ -20,6 +19,7 @@ from tessera.tasks.regbench import RegBench
 from tessera.tasks.regbench.plot import draw
 from tessera.tasks.regbench.reference import counted
 from tessera.tasks.task import TokenExamples, estimate
+from tessera.training.fit import fit
 
 
 class RegBenchExperiment(Experiment):
@@ -59,7 +59,8 @@ class RegBenchExperiment(Experiment):
             model,
             lambda step: model(**batches.at(step)).loss,
             options,
-            context,
+            context.folder,
+            report=context.report,
             validate=lambda: mean_loss(model, validation),
         )
         return {

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from tessera.experiments.fit import FitOptions
+from tessera.training.fit import FitOptions
 
 
 @dataclass(frozen=True)

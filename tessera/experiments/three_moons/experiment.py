@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Experiment, Record, Run, chosen
-from tessera.experiments.fit import FitOptions, fit
 from tessera.experiments.three_moons import figure, report
 from tessera.experiments.three_moons.continuations import continuation_errors
 from tessera.experiments.three_moons.disentangling import INVERSE_BANDWIDTH, weights
 from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.tasks.three_moons import HELD_OUT, ThreeMoons
+from tessera.training.fit import FitOptions, fit
 
 # Heads, whether AdamW corrects the bias of its averages (the published framework's does not), share of the rate.
 MODELS = {
@@ -102,7 +102,7 @@ def _round(
     options = FitOptions(**configuration["fit"])
     loss = partial(batch_loss, memory, task, configuration)
     factor = None if configuration["bias_correction"] else partial(uncorrected, options.betas)
-    trained = fit(memory, loss, options, context, name=name, rate_factor=factor)
+    trained = fit(memory, loss, options, context.folder, report=context.report, name=name, rate_factor=factor)
     errors = evaluate(memory, configuration["evaluation"], context)
     return {**trained.outcome(), "weights": weights(memory), "errors": errors}
 

@@ -7,9 +7,8 @@ import torch
 import yaml
 
 from tessera.errors import TesseraError
-from tessera.experiments.curriculum import Curriculum, Stage, train_stages
-from tessera.experiments.experiment import Context
-from tessera.experiments.fit import FitOptions
+from tessera.training.curriculum import Curriculum, Stage, train_stages
+from tessera.training.fit import FitOptions
 
 TEXT = """
 stages:
@@ -94,7 +93,7 @@ def trained(folder, stages, report=lambda share, note: None):
 
     options = FitOptions(steps=1, learning_rate=1.0, warmup=0.0, decay="constant", check_every=1)
     score = lambda stage: min(1.0, model.weight.item() / stage.length)  # noqa: E731
-    records = train_stages(model, Curriculum(stages), options, Context(folder, report), loss_at, score)
+    records = train_stages(model, Curriculum(stages), options, folder, loss_at, score, report)
     return model, records, seen
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tessera.training.checkpoints import checkpoints, damage, latest_whole, prune, publish
+from tessera.checkpoints import checkpoints, damage, latest_whole, prune, publish
 from tessera.training.metrics import MetricsFile
 
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tessera.checkpoints import latest_whole
 from tessera.errors import TesseraError
-from tessera.training.checkpoints import latest_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from tessera.errors import TesseraError
-from tessera.experiments.experiment import Context
-from tessera.experiments.fit import FitOptions, fit
+from tessera.training.fit import FitOptions, fit
 
 OPTIONS = FitOptions(steps=30, learning_rate=0.05, weight_decay=0.1, check_every=4, checkpoint_seconds=0.0)
 
@@ -34,7 +33,7 @@ def train(net, folder, options=OPTIONS, kill_at=None, **arguments):
         x = data(step)
         return (net(x) - x.sum(1, keepdim=True)).square().mean()
 
-    return fit(net, loss_at, options, Context(folder), **arguments)
+    return fit(net, loss_at, options, folder, **arguments)
 
 
 def validation(net):
@@ -104,7 +103,7 @@ def test_it_learns_and_reports(tmp_path):
     def loss_at(step):
         return (net(data(step)) - data(step).sum(1, keepdim=True)).square().mean()
 
-    result = fit(net, loss_at, options, Context(tmp_path, lambda share, note: reports.append((share, note))))
+    result = fit(net, loss_at, options, tmp_path, report=lambda share, note: reports.append((share, note)))
     assert result.loss < 1.0
     assert validation(net) < 0.3
     assert [share for share, _ in reports] == pytest.approx([step / 200 for step in range(20, 201, 20)])
@@ -115,7 +114,7 @@ def test_decay_is_on_matrices_alone_and_rates_follow_the_plan(tmp_path):
     nn.init.ones_(net.weight)
     nn.init.ones_(net.bias)
     options = FitOptions(steps=1, learning_rate=0.1, weight_decay=0.5, warmup=0.0)
-    fit(net, lambda step: sum(p.sum() * 0 for p in net.parameters()), options, Context(tmp_path))
+    fit(net, lambda step: sum(p.sum() * 0 for p in net.parameters()), options, tmp_path)
     torch.testing.assert_close(net.weight, torch.full((2, 2), 1 - 0.1 * 0.5))
     torch.testing.assert_close(net.bias, torch.ones(2))
 
@@ -130,7 +129,7 @@ def test_schedule(tmp_path, decay, last):
         places.append(net.weight.item())
         return net.weight.sum()  # gradient 1: Adam moves by the rate
 
-    fit(net, loss_at, FitOptions(10, 1.0, warmup=0.2, decay=decay, betas=(0.0, 0.0)), Context(tmp_path))
+    fit(net, loss_at, FitOptions(10, 1.0, warmup=0.2, decay=decay, betas=(0.0, 0.0)), tmp_path)
     moves = [a - b for a, b in zip(places, [*places[1:], net.weight.item()])]
     assert moves[:3] == pytest.approx([0.5, 1.0, 1.0], abs=1e-4)
     expected = last if last is not None else 0.5 * (1 + math.cos(math.pi * 7 / 8))
@@ -140,4 +139,4 @@ def test_schedule(tmp_path, decay, last):
 def test_a_loss_that_is_not_finite_stops_it(tmp_path):
     net = model()
     with pytest.raises(TesseraError, match="the loss must be finite; got nan at step 20"):
-        fit(net, lambda step: net(data(step)).sum() * math.nan, FitOptions(30, 0.1), Context(tmp_path))
+        fit(net, lambda step: net(data(step)).sum() * math.nan, FitOptions(30, 0.1), tmp_path)

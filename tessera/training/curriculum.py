@@ -10,8 +10,7 @@ import yaml
 from torch import Tensor, nn
 
 from tessera.errors import TesseraError, expect
-from tessera.experiments.experiment import Context
-from tessera.experiments.fit import FitOptions, fit
+from tessera.training.fit import FitOptions, Report, fit, unreported
 from tessera.training.typed import read_dataclass
 
 
@@ -95,9 +94,10 @@ def train_stages(
     model: nn.Module,
     curriculum: Curriculum,
     options: FitOptions,
-    context: Context,
+    folder: Path,
     loss_at: Callable[[Stage, int, int], Tensor],
     score: Callable[[Stage], float],
+    report: Report = unreported,
 ) -> list[dict[str, Any]]:
     """Train `model` in place, one `fit` per stage; returns one JSON-ready record per stage.
 
@@ -109,12 +109,12 @@ def train_stages(
     """
     records, done, total = [], 0, sum(stage.steps for stage in curriculum.stages)
     for number, stage in enumerate(curriculum.stages):
-        share = Context(context.folder, _part(context, done / total, stage.steps / total))
         progress = fit(
             model,
             lambda step, stage=stage, number=number: loss_at(stage, number, step),
             replace(options, steps=stage.steps, learning_rate=stage.learning_rate),
-            share,
+            folder,
+            report=_part(report, done / total, stage.steps / total),
             validate=lambda stage=stage: 1.0 - score(stage),
             name=f"stage-{number}",
             target=1.0 - stage.target + 1e-9,
@@ -126,8 +126,8 @@ def train_stages(
     return records
 
 
-def _part(context: Context, before: float, part: float) -> Callable[[float, str], None]:
-    return lambda share, note: context.report(before + part * share, note)
+def _part(report: Report, before: float, part: float) -> Report:
+    return lambda share, note: report(before + part * share, note)
 
 
 def _scores(checks: list[tuple[int, float]] | None) -> list[tuple[int, float]]:

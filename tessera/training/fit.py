@@ -4,14 +4,20 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from tessera.errors import TesseraError, expect
-from tessera.experiments.experiment import Context
-from tessera.experiments.fit_checkpoint import Fit, load, save
+from tessera.training.fit_checkpoint import Fit, load, save
 from tessera.training.optimizer import learning_rate_factor, parameter_groups
+
+Report = Callable[[float, str], None]
+
+
+def unreported(share: float, note: str) -> None:
+    """A `Report` that nobody reads."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,9 @@ def fit(
     model: nn.Module,
     loss_at: Callable[[int], Tensor],
     options: FitOptions,
-    context: Context,
+    folder: Path,
     *,
+    report: Report = unreported,
     validate: Callable[[], float] | None = None,
     name: str = "training",
     target: float = -math.inf,
@@ -65,13 +72,14 @@ def fit(
     """Train `model` in place on `loss_at(step)`; with `validate` (lower is better) the best weights win.
 
     `loss_at` and `validate` must depend on the step and the model alone: a killed run goes on from
-    `context.folder / name` and ends with the same weights. It ends early once a validation reaches `target`.
+    `folder / name` and ends with the same weights. It ends early once a validation reaches `target`.
+    `report(share, note)` hears how far it is, the share in [0, 1].
     `rate_factor(step)` multiplies the learning rate of the schedule.
 
     Raises:
         TesseraError: the loss is not finite.
     """
-    place = context.folder / name
+    place = folder / name
     optimizer = torch.optim.AdamW(parameter_groups(model, options), lr=options.learning_rate, betas=options.betas)
     peaks = [group["lr"] for group in optimizer.param_groups]
     progress, best = load(place, model, optimizer)
@@ -93,7 +101,7 @@ def fit(
         check = validate is not None and (last or (options.check_every and progress.steps % options.check_every == 0))
         if check or last or progress.steps % 20 == 0:
             progress.loss = _finite(torch.stack(progress.recent).mean().item(), name, progress.steps)
-            context.report(progress.steps / options.steps, f"{name} loss {progress.loss:.3f}")
+            report(progress.steps / options.steps, f"{name} loss {progress.loss:.3f}")
         if check:
             best = _check(model, validate, progress, best)
         if last or now - saved > options.checkpoint_seconds:
