@@ -13,7 +13,7 @@ from tessera.training.model_section import model_problems
 from tessera.training.sections import Recipe
 from tessera.training.typed import read_dataclass
 
-SHIPPED = Path(tessera.__file__).parents[1] / "recipes"
+SHIPPED = Path(tessera.__file__).parent / "recipes"
 COMMAND_LINE = "command line"
 
 
@@ -44,13 +44,17 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def find_recipe(path: str | Path) -> Path:
-    """The file that `path` names: itself, or `recipes/<name>.yaml` here or in the checkout."""
-    candidates = [Path(path), Path("recipes") / f"{path}.yaml", SHIPPED / f"{path}.yaml"]
-    for candidate in candidates:
+    """The file that `path` names: itself, `recipes/<path>.yaml` here, or a shipped one by its name.
+
+    A shipped recipe is also named as `recipes/<name>.yaml`, unless the working directory has such a file of its own.
+    """
+    path = Path(path)
+    shipped_name = path.stem if path == Path("recipes") / f"{path.stem}.yaml" else path
+    for candidate in (path, Path("recipes") / f"{path}.yaml", SHIPPED / f"{shipped_name}.yaml"):
         if candidate.is_file():
             return candidate
-    names = sorted(file.stem for file in SHIPPED.glob("*.yaml"))
-    raise TesseraError(f"recipe {path}: no such file. {did_you_mean(Path(path).stem, names)}")
+    names = (file.stem for file in SHIPPED.glob("*.yaml"))
+    raise TesseraError(f"recipe {path}: no such file. {did_you_mean(path.stem, names)}")
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
