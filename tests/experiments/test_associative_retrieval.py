@@ -8,17 +8,18 @@ import torch
 from tessera.errors import TesseraError
 from tessera.experiments.associative_retrieval import asking, models
 from tessera.experiments.associative_retrieval.budgets import BUDGETS, KEY_SIZE, VOCABULARY, stage
+from tessera.experiments.associative_retrieval.curves import Curve, curves
 from tessera.experiments.associative_retrieval.experiment import AssociativeRetrievalExperiment, _exact_match
+from tessera.experiments.associative_retrieval.figure import draw
 from tessera.experiments.associative_retrieval.findings import findings, unfinished
 from tessera.experiments.associative_retrieval.norms import memory_norms
 from tessera.experiments.associative_retrieval.table import table
 from tessera.experiments.experiment import Choice, Record
-from tessera.tasks.associative_retrieval import AssociativeRetrieval
-from tessera.tasks.associative_retrieval.curves import Curve
+from tessera.tasks.associative_retrieval import AssociativeRetrieval, capacity
 from tessera.tasks.task import generator_of
 from tessera.training.curriculum import Curriculum, train_stages
 from tessera.training.fit import FitOptions
-from tests.tasks.test_associative_retrieval import generator, run
+from tests.tasks.test_associative_retrieval import generator
 
 SIZES = models.Sizes(VOCABULARY, layers=1, width=16, heads=2, memory_tokens=2, memory_width=4, max_positions=64)
 TASK = AssociativeRetrieval("rewrite", 3)
@@ -29,6 +30,12 @@ def small(name, sizes=SIZES):
     for memory in getattr(model, "memories", []):
         torch.nn.init.normal_(memory.value.weight, generator=generator())  # a memory that says something
     return model
+
+
+def run(model="armt", rule="rewrite", share=0.5, error=0.1, ablation=None):
+    outcome = {"trained_pairs": 2, "exact_match": {"1": [1.0, 0.0, 5], "20": [share, error, 5]}}
+    outcome["capacity"] = {"1": [1.0, 0.0], "20": [capacity(share, 20, 16), 0.5]}
+    return {"model": model, "rule": rule, "ablation": ablation}, outcome
 
 
 @pytest.mark.parametrize("name", ["armt", "rmt", "prmt"])
@@ -208,3 +215,20 @@ def test_every_measured_length_exists(budget):
         assert asked["measured"]
         for pairs in asked["measured"]:
             AssociativeRetrieval(asked["rule"], pairs, key_size)
+
+
+def test_curves_pool_seeds():
+    one, several = curves([run(share=0.5), run(model="rmt", share=0.2), run(model="rmt", share=0.4)])
+    assert one.exact_match == {1: (1.0, 0.0), 20: (0.5, 0.1)}  # of one seed: the error over contexts
+    assert several.seeds == 2
+    # Two seeds, 0.2 apart: standard deviation 0.1 sqrt(2), standard error of their mean 0.1.
+    assert several.exact_match[20] == pytest.approx((0.3, 0.1))
+
+
+def test_variants_are_curves_of_their_own():
+    assert [one.label for one in curves([run(), run(ablation="1 token")])] == ["ARMT", "ARMT, 1 token"]
+
+
+def test_the_figure_is_drawn_from_partial_results(tmp_path):
+    draw([run(rule="remember")], tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from tessera.experiments.experiment import Choice, Record
+from tessera.experiments.length_generalization import published
 from tessera.experiments.length_generalization.evaluate import evaluate, sharper
 from tessera.experiments.length_generalization.experiment import KERNELS, LengthGeneralization, _setting_of
 from tessera.experiments.length_generalization.settings import SETTINGS
 from tessera.experiments.length_generalization.table import Point, curves, half, table
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
-from tessera.tasks.length_generalization import published
 
 EXPERIMENT = LengthGeneralization()
 

@@ -9,7 +9,9 @@ from tessera.errors import TesseraError
 from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Record
 from tessera.experiments.regbench.batches import Batches, mean_loss, scores_of
 from tessera.experiments.regbench.experiment import RegBenchExperiment
+from tessera.experiments.regbench.figure import draw
 from tessera.experiments.regbench.plan import KERNELS
+from tessera.experiments.regbench.published import IN_DISTRIBUTION_100, SPARSE_SIZES, SPARSE_TABLE_1
 from tessera.experiments.regbench.summary import best_records, cell, points
 from tessera.experiments.regbench.table import table
 from tessera.tasks.regbench import RegBench
@@ -190,3 +192,16 @@ def test_the_table_says_how_far_back_a_model_looks():
     assert "- less than counting with 1 (82.0): uniform kNN, k = 16 at 1,000 (60.0)" in text
     assert "- less than counting with 2 (93.0): Gaussian at 1,000 (92.0)" in text
     assert "| counted, no training, 2 symbols of context | 93.0" in text
+
+
+def test_published_rows_are_whole():
+    assert all(len(row) == len(SPARSE_SIZES) for row in SPARSE_TABLE_1.values())
+    assert SPARSE_TABLE_1["mosaic gaussian"][0] == (93.9, 34.1)
+    assert SPARSE_TABLE_1["transformer"][0] == (54.5, 62.6)
+    assert IN_DISTRIBUTION_100["mosaic gaussian"] == (95.9, 41.7)
+
+
+def test_the_figure_is_drawn_with_some_of_the_models(tmp_path):
+    points = {"mosaic gaussian": {1000: {"accuracy": (93.0, 0.2), "l1": (40.0, 1.0)}}}
+    draw(points, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

@@ -1,12 +1,10 @@
-"""Samples, capacity and figure of associative retrieval (the contract of tasks is tested elsewhere)."""
+"""Samples and capacity of associative retrieval (the contract of tasks is tested elsewhere)."""
 
 import pytest
 import torch
 
 from tessera.errors import TesseraError
 from tessera.tasks.associative_retrieval import AssociativeRetrieval, capacity, capacity_error
-from tessera.tasks.associative_retrieval.curves import curves
-from tessera.tasks.associative_retrieval.plot import draw
 from tessera.tasks.task import IGNORE, TokenExamples
 
 
@@ -66,26 +64,3 @@ def test_impossible_tasks_are_refused():
         AssociativeRetrieval("remember", 17)
     with pytest.raises(TesseraError, match="num_pairs must be at least 1; got 0"):
         AssociativeRetrieval("rewrite", 0)
-
-
-def run(model="armt", rule="rewrite", share=0.5, error=0.1, ablation=None):
-    outcome = {"trained_pairs": 2, "exact_match": {"1": [1.0, 0.0, 5], "20": [share, error, 5]}}
-    outcome["capacity"] = {"1": [1.0, 0.0], "20": [capacity(share, 20, 16), 0.5]}
-    return {"model": model, "rule": rule, "ablation": ablation}, outcome
-
-
-def test_curves_pool_seeds():
-    one, several = curves([run(share=0.5), run(model="rmt", share=0.2), run(model="rmt", share=0.4)])
-    assert one.exact_match == {1: (1.0, 0.0), 20: (0.5, 0.1)}  # of one seed: the error over contexts
-    assert several.seeds == 2
-    # Two seeds, 0.2 apart: standard deviation 0.1 sqrt(2), standard error of their mean 0.1.
-    assert several.exact_match[20] == pytest.approx((0.3, 0.1))
-
-
-def test_variants_are_curves_of_their_own():
-    assert [one.label for one in curves([run(), run(ablation="1 token")])] == ["ARMT", "ARMT, 1 token"]
-
-
-def test_the_figure_is_drawn_from_partial_results(tmp_path):
-    draw([run(rule="remember")], tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 10_000

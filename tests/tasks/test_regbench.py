@@ -1,4 +1,4 @@
-"""Automata, problems, scores and published numbers of RegBench (the contract of tasks is tested elsewhere)."""
+"""Automata, problems and scores of RegBench (the contract of tasks is tested elsewhere)."""
 
 import random
 from collections import Counter
@@ -10,8 +10,6 @@ import torch
 from tessera.errors import TesseraError
 from tessera.tasks.regbench import RegBench
 from tessera.tasks.regbench.automaton import canonical, random_automaton
-from tessera.tasks.regbench.plot import draw
-from tessera.tasks.regbench.published import IN_DISTRIBUTION_100, SPARSE_SIZES, SPARSE_TABLE_1
 from tessera.tasks.regbench.reference import counted
 
 SMALL = RegBench.variants()[1]
@@ -196,16 +194,3 @@ def test_too_many_problems_are_refused():
         task.sample(50, 0)
     with pytest.raises(TesseraError, match="count must be at least 1"):
         task.sample(0, 0)
-
-
-def test_published_rows_are_whole():
-    assert all(len(row) == len(SPARSE_SIZES) for row in SPARSE_TABLE_1.values())
-    assert SPARSE_TABLE_1["mosaic gaussian"][0] == (93.9, 34.1)
-    assert SPARSE_TABLE_1["transformer"][0] == (54.5, 62.6)
-    assert IN_DISTRIBUTION_100["mosaic gaussian"] == (95.9, 41.7)
-
-
-def test_the_figure_is_drawn_with_some_of_the_models(tmp_path):
-    points = {"mosaic gaussian": {1000: {"accuracy": (93.0, 0.2), "l1": (40.0, 1.0)}}}
-    draw(points, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

@@ -9,11 +9,11 @@ import torch
 
 from tessera.experiments.associative_retrieval import asking, models
 from tessera.experiments.associative_retrieval.budgets import BUDGETS, KEY_SIZE, MODELS, VOCABULARY, Budget
+from tessera.experiments.associative_retrieval.figure import draw
 from tessera.experiments.associative_retrieval.norms import memory_norms
 from tessera.experiments.associative_retrieval.table import table
 from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Experiment, Record, Run, chosen
 from tessera.tasks.associative_retrieval import RULES, AssociativeRetrieval, capacity, capacity_error
-from tessera.tasks.associative_retrieval.plot import draw
 from tessera.tasks.task import estimate, generator_of
 from tessera.training.curriculum import Curriculum, Stage, train_stages
 from tessera.training.fit import FitOptions

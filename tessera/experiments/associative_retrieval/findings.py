@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tessera.tasks.associative_retrieval.curves import Curve
-from tessera.tasks.associative_retrieval.published import GENERALIZATION
+from tessera.experiments.associative_retrieval.curves import Curve
+from tessera.experiments.associative_retrieval.published import GENERALIZATION
 
 GOAL = 0.99
 # Shares of its size after the trained length by which a norm may change and still be called constant.

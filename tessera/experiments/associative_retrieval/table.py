@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from tessera.experiments.associative_retrieval.curves import Curve, curves
 from tessera.experiments.associative_retrieval.findings import findings, unfinished
+from tessera.experiments.associative_retrieval.published import CLAIMS, GENERALIZATION, SETTING
 from tessera.experiments.experiment import Record
-from tessera.tasks.associative_retrieval.curves import Curve, curves
-from tessera.tasks.associative_retrieval.published import CLAIMS, GENERALIZATION, SETTING
 
 HEADINGS = {
     ("rewrite", "exact_match"): "Rewrite, exact match in percent (guess: 6.2)",

@@ -88,7 +88,7 @@ class LengthGeneralization(Experiment):
 
     def plot(self, runs: Mapping[str, Record], path: Path) -> None:
         """Exact match against length."""
-        from tessera.tasks.length_generalization.plot import draw
+        from tessera.experiments.length_generalization.figure import draw
 
         draw(curves(runs), path)
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tessera.tasks.length_generalization import MultiQueryRecall, Reverse, Sort, SourceTargetTask, published
+from tessera.experiments.length_generalization import published
+from tessera.tasks.length_generalization import MultiQueryRecall, Reverse, Sort, SourceTargetTask
 from tessera.training.fit import FitOptions
 
 

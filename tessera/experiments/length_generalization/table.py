@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 
 from tessera.experiments.experiment import Record
+from tessera.experiments.length_generalization import published
 from tessera.experiments.length_generalization.findings import TITLES, WORDS, ambiguities, failures
-from tessera.tasks.length_generalization import published
 from tessera.tasks.task import estimate
 
 SYMBOLS = {"mqmtar": 256, "sort": 32, "reverse": 32}

@@ -11,12 +11,12 @@ from torch import Tensor
 from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Experiment, Record, Run
 from tessera.experiments.language_models import LANGUAGE_MODELS, build_language_model, kernel_names
 from tessera.experiments.regbench.batches import Batches, mean_loss, scores_of
+from tessera.experiments.regbench.figure import draw
 from tessera.experiments.regbench.plan import COUNTING, runs_of
 from tessera.experiments.regbench.settings import Setting
 from tessera.experiments.regbench.summary import points
 from tessera.experiments.regbench.table import table
 from tessera.tasks.regbench import RegBench
-from tessera.tasks.regbench.plot import draw
 from tessera.tasks.regbench.reference import counted
 from tessera.tasks.task import TokenExamples, estimate
 from tessera.training.fit import fit
@@ -76,7 +76,7 @@ class RegBenchExperiment(Experiment):
         return table(runs)
 
     def plot(self, runs: Mapping[str, Record], path: Path) -> None:
-        """See `tasks/regbench/plot.py`."""
+        """See `figure.py`."""
         draw(points(runs), path)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from tessera.experiments.experiment import Choice, Run, chosen
 from tessera.experiments.language_models import LANGUAGE_MODELS, kernel_names
+from tessera.experiments.regbench.figure import COUNTING
+from tessera.experiments.regbench.published import SEARCH_GRID, SPARSE_SIZES
 from tessera.experiments.regbench.settings import FULL, LONGER, LONGEST, SEEDS, SETTINGS, SIZES, Setting
-from tessera.tasks.regbench.plot import COUNTING
-from tessera.tasks.regbench.published import SEARCH_GRID, SPARSE_SIZES
 
 MOSAICS = ("mosaic", "mosaic_v2")
 HEADLESS = ("lstm", "mamba")

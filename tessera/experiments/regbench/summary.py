@@ -6,7 +6,7 @@ from statistics import mean, stdev
 from typing import NamedTuple
 
 from tessera.experiments.experiment import Record
-from tessera.tasks.regbench.plot import NAMES
+from tessera.experiments.regbench.figure import NAMES
 
 
 class Cell(NamedTuple):

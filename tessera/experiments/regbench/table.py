@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tessera.experiments.experiment import Record
+from tessera.experiments.regbench.figure import name_of
+from tessera.experiments.regbench.published import IN_DISTRIBUTION_100, SPARSE_SIZES, SPARSE_TABLE_1
 from tessera.experiments.regbench.summary import best_records, cell, longest_trainings
-from tessera.tasks.regbench.plot import name_of
-from tessera.tasks.regbench.published import IN_DISTRIBUTION_100, SPARSE_SIZES, SPARSE_TABLE_1
 
 TOLERANCE = 1.5
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from tessera.experiments.experiment import Record
 from tessera.experiments.three_moons.disentangling import matrices
+from tessera.experiments.three_moons.panels import draw_errors, draw_moduli
 from tessera.experiments.three_moons.records import ROUNDS, outcome_of, seeds_of
 from tessera.experiments.three_moons.report import WORDS
-from tessera.tasks.three_moons.plot import draw_errors, draw_moduli
 
 SYMBOLS = {"W_phi": r"$W_\varphi$", "W_psi": r"$W_\psi$", "W_z": "$W_z$"}
 

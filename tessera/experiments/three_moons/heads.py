@@ -2,8 +2,8 @@
 
 from tessera.experiments.experiment import Record
 from tessera.experiments.three_moons.disentangling import DEDICATED, dedication, gains
+from tessera.experiments.three_moons.published import FIGURE_10
 from tessera.experiments.three_moons.records import ROUNDS, is_disentangled, number, outcome_of
-from tessera.tasks.three_moons.published import FIGURE_10
 
 
 def heads_of(records: dict[int, Record], words: str) -> str:

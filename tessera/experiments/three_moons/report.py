@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from tessera.experiments.experiment import Record
 from tessera.experiments.three_moons.disentangling import ACCURATE, LATER, levels
 from tessera.experiments.three_moons.heads import heads_of, why
+from tessera.experiments.three_moons.published import FIGURE_4, FIGURE_5
 from tessera.experiments.three_moons.records import ROUNDS, is_disentangled, number, outcome_of, seeds_of
 from tessera.tasks.three_moons import MEAN_MODULUS, common_period, in_observations
-from tessera.tasks.three_moons.published import FIGURE_4, FIGURE_5
 
 WORDS = {
     "three_heads": "3 heads of 1 complex dimension",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from tessera.tasks.regbench.published import SPARSE_SIZES, SPARSE_TABLE_1
+from tessera.experiments.regbench.published import SPARSE_SIZES, SPARSE_TABLE_1
 
 COUNTING = "counting"
 NAMES = {

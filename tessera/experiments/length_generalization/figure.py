@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tessera.tasks.length_generalization import published
+from tessera.experiments.length_generalization import published
 
 TITLES = {
     "mqmtar": "MQMTAR: recall the values of several keys",

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tessera.tasks.associative_retrieval.curves import Curve, curves
-from tessera.tasks.associative_retrieval.published import GENERALIZATION
+from tessera.experiments.associative_retrieval.curves import Curve, curves
+from tessera.experiments.associative_retrieval.published import GENERALIZATION
 
 STYLES = {
     "armt": ("o-", "tab:blue"),
