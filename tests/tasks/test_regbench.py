@@ -132,19 +132,26 @@ def test_scores_by_hand():
     found = {name: value.item() for name, value in task.scores(logits, examples).items()}
     # Asked: token 1 (state 1, only 0), token 3 (the start: 0 or 1), token 4 (only 0); the separator is not.
     assert found["accuracy"] == 1.0
-    assert found["l1"] == pytest.approx((1.5 + 1.0 + 1.5) / 3)
-    assert found["tvd"] == pytest.approx(found["l1"] / 2)
-    assert (found["last_accuracy"], found["last_l1"]) == (1.0, pytest.approx(1.5))
+    assert found["tvd"] == pytest.approx((0.75 + 0.5 + 0.75) / 3)
+    assert (found["last_accuracy"], found["last_tvd"]) == (1.0, pytest.approx(0.75))
+    assert set(found) == {"accuracy", "tvd", "last_accuracy", "last_tvd"}
     logits[0, 3, 1] = 1.0
     wrong = task.scores(logits, examples)
     assert wrong["accuracy"].item() == pytest.approx(2 / 3)
     assert wrong["last_accuracy"].item() == 0.0
 
 
+def test_a_distribution_beside_the_automatons_is_at_distance_one():
+    examples = SMALL.sample(5, 0)
+    elsewhere = torch.nn.functional.one_hot(torch.tensor(SMALL.padding), SMALL.vocab_size).mul(1e9)
+    scores = SMALL.scores(elsewhere.expand(*examples.tokens.shape, -1), examples)
+    torch.testing.assert_close(scores["tvd"], torch.ones(5, dtype=torch.float64))
+
+
 def test_the_oracle_is_at_no_distance():
     examples = RegBench().sample(20, 0, "test")
     scores = RegBench().scores(RegBench().oracle(examples), examples)
-    assert scores["l1"].max() < 1e-12
+    assert scores["tvd"].max() < 1e-12
 
 
 def test_counting_in_the_context_by_hand():

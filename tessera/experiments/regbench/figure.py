@@ -1,4 +1,4 @@
-"""The figure of RegBench: accuracy and L1 distance against the number of training problems, beside the papers'."""
+"""The figure of RegBench: accuracy and TVD against the number of training problems, beside the papers'."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,7 +40,7 @@ def draw(points: Points, path: Path) -> None:
 
     figure, axes = pyplot.subplots(1, 3, figsize=(16, 5.6), layout="constrained")
     colours = dict(zip(NAMES, pyplot.get_cmap("tab20").colors[::2] + pyplot.get_cmap("Dark2").colors, strict=False))
-    panels = zip(axes, ("accuracy", "accuracy", "l1"), strict=True)
+    panels = zip(axes, ("accuracy", "accuracy", "tvd"), strict=True)
     for axis, score in panels:
         for index, model in enumerate(NAMES):
             _draw_model(axis, points.get(model, {}), model, score, colours[model], MARKERS[index])
@@ -51,7 +51,7 @@ def draw(points: Points, path: Path) -> None:
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("accuracy on held-out automata, %")
     axes[1].set_ylabel("accuracy on held-out automata, %")
-    axes[2].set_ylabel("L1 distance on held-out automata, % (the papers' TVD)")
+    axes[2].set_ylabel("total variation distance on held-out automata, %")
     axes[0].set_title("Most likely next symbol is allowed")
     axes[1].set_title("The same, near the top")
     axes[1].set_ylim(90, 97)

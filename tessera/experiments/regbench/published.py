@@ -1,8 +1,8 @@
-"""RegBench in the papers: accuracy in per cent, and "TVD", 100 times the L1 distance (not halved)."""
+"""RegBench in the papers: accuracy and total variation distance (half the L1 distance), both in per cent."""
 
 SPARSE_SIZES = (1000, 2500, 5000, 10000, 20000, 40000)
 
-# Sparse Attention as Compact Kernel Regression, table 1: (accuracy, L1) for each of SPARSE_SIZES training problems.
+# Sparse Attention as Compact Kernel Regression, table 1: (accuracy, TVD) for each of SPARSE_SIZES training problems.
 SPARSE_TABLE_1: dict[str, tuple[tuple[float, float], ...]] = {
     "retnet": ((51.3, 67.4), (50.5, 63.9), (81.5, 33.3), (88.4, 25.7), (90.8, 22.5), (92.6, 18.9)),
     "h3": ((51.5, 65.1), (58.0, 57.0), (70.9, 47.4), (76.9, 41.4), (80.7, 36.3), (87.7, 25.4)),
@@ -20,7 +20,7 @@ SPARSE_TABLE_1: dict[str, tuple[tuple[float, float], ...]] = {
     "mosaic triweight": ((93.9, 32.9), (94.3, 19.0), (94.8, 16.2), (94.9, 16.1), (95.1, 15.3), (95.3, 14.4)),
 }
 
-# Memory Mosaics, table 3: (accuracy, L1) on fresh strings of the 100 training automata.
+# Memory Mosaics, table 3: (accuracy, TVD) on fresh strings of the 100 training automata.
 IN_DISTRIBUTION_100: dict[str, tuple[float, float]] = {
     "mosaic gaussian": (95.9, 41.7),
     "transformer": (85.6, 30.8),

@@ -52,7 +52,7 @@ def points(runs: Mapping[str, Record]) -> dict[str, dict[int, dict[str, tuple[fl
     """What the figure draws: mean and standard error of the held-out scores of each model's longest training."""
     found: dict[str, dict[int, dict[str, tuple[float, float]]]] = defaultdict(dict)
     for (model, problems), records in longest_trainings(best_records(runs)).items():
-        cells = {score: cell(records, "held_out", score) for score in ("accuracy", "l1")}
+        cells = {score: cell(records, "held_out", score) for score in ("accuracy", "tvd")}
         found[model][problems] = {score: (one.mean, one.standard_error) for score, one in cells.items()}
     return dict(found)
 

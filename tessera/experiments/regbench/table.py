@@ -45,8 +45,8 @@ def _setting(records: list[Record]) -> str:
         f"{say('scalar_scale')} times that), weight decay {say('weight_decay')}, best of {say('checks')} checks on "
         f"{say('validation')} validation problems, tested on {say('test')} problems of automata that are in no other "
         "split. Published: width 128, 2 layers, 8 heads, batch 32, up to 200 epochs, learning rate 5e-4, tested on "
-        "1,000 problems. Numbers are per cent; ± standard error over seeds ± over test problems. L1 is what the papers "
-        "call TVD (the sum of absolute differences); TVD here is half of it. In distribution: fresh strings of "
+        "1,000 problems. Numbers are per cent; ± standard error over seeds ± over test problems. TVD: total variation "
+        "distance, half the sum of absolute differences. In distribution: fresh strings of "
         "training automata."
     )
 
@@ -66,18 +66,18 @@ def _section(problems: int, rows: dict[str, list[Record]]) -> str:
     lines = [
         f"### {problems:,} training problems" if problems else "### Without training",
         "",
-        "| model | accuracy | paper | difference | L1 | paper | TVD | last symbol | in distribution: accuracy | L1 |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| model | accuracy | paper | difference | TVD | paper | last symbol | in distribution: accuracy | TVD |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for model, records in rows.items():
-        accuracy, l1, last = (cell(records, "held_out", score) for score in ("accuracy", "l1", "last_accuracy"))
+        accuracy, tvd, last = (cell(records, "held_out", score) for score in ("accuracy", "tvd", "last_accuracy"))
         inside = [_beside(records, model, problems, column) for column in (0, 1)]
         row = SPARSE_TABLE_1.get(model.split(",")[0])
         paper = row[SPARSE_SIZES.index(problems)] if known and row else None
         theirs = [f"{value:.1f}" for value in paper] if paper else ["-", "-"]
         difference = f"{accuracy.mean - paper[0]:+.1f}" if paper else "-"
         lines.append(
-            f"| {name_of(model)} | {accuracy} | {theirs[0]} | {difference} | {l1} | {theirs[1]} | {l1.mean / 2:.1f} | "
+            f"| {name_of(model)} | {accuracy} | {theirs[0]} | {difference} | {tvd} | {theirs[1]} | "
             f"{last.mean:.1f} | {inside[0]} | {inside[1]} |"
         )
     return "\n".join(lines)
@@ -87,7 +87,7 @@ def _beside(records: list[Record], model: str, problems: int, column: int) -> st
     """In distribution; table 3 of Memory Mosaics has numbers for 100 problems."""
     if records[0].outcome["in_distribution"] is None:
         return "-"
-    one = cell(records, "in_distribution", ("accuracy", "l1")[column])
+    one = cell(records, "in_distribution", ("accuracy", "tvd")[column])
     if problems != 100 or model not in IN_DISTRIBUTION_100:
         return f"{one.mean:.1f}"
     return f"{one.mean:.1f} (paper {IN_DISTRIBUTION_100[model][column]})"

@@ -5,24 +5,23 @@ from torch import Tensor
 
 
 def language_scores(logits: Tensor, allowed: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Accuracy, L1 and total variation distance of each example; see `RegBench`.
+    """Accuracy and total variation distance of each example; see `RegBench`.
 
     `logits` (B, T, V) at position t are about token t + 1, `allowed` (B, T, V) says what that may be, and `labels`
-    (B, T) which tokens are asked for.
+    (B, T) which tokens are scored.
     """
     logits, allowed = logits[:, :-1], allowed[:, :-1]
-    asked = labels[:, 1:] >= 0
-    right = allowed.gather(-1, logits.argmax(-1, keepdim=True)).squeeze(-1)
+    scored = labels[:, 1:] >= 0
+    is_allowed = allowed.gather(-1, logits.argmax(-1, keepdim=True)).squeeze(-1)
     uniform = allowed / allowed.sum(-1, keepdim=True).clamp_min(1).double()
-    probabilities = torch.where(asked[..., None], logits, 0.0).double().softmax(-1)
-    distance = (probabilities - uniform).abs().sum(-1)
-    last = asked & (asked.flip(1).cumsum(1).flip(1) == 1)
+    probabilities = torch.where(scored[..., None], logits, 0.0).double().softmax(-1)
+    distance = (probabilities - uniform).abs().sum(-1) / 2
+    last = scored & (scored.flip(1).cumsum(1).flip(1) == 1)
     return {
-        "accuracy": _mean(right, asked),
-        "l1": _mean(distance, asked),
-        "tvd": _mean(distance, asked) / 2,
-        "last_accuracy": _mean(right, last),
-        "last_l1": _mean(distance, last),
+        "accuracy": _mean(is_allowed, scored),
+        "tvd": _mean(distance, scored),
+        "last_accuracy": _mean(is_allowed, last),
+        "last_tvd": _mean(distance, last),
     }
 
 
