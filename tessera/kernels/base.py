@@ -4,6 +4,7 @@ Letters, here and in the whole library: B batch, T time (queries), N stored pair
 width, M slots of a persistent memory, S segment, L layers.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, fields
 from typing import ClassVar
@@ -28,6 +29,8 @@ class Kernel(ABC):
     """
 
     name: ClassVar[str]
+    # The beta from which a memory learns its own. e^2 is the published start of the Gaussian kernel.
+    initial_inverse_bandwidth: ClassVar[float] = math.exp(2)
 
     def affine(self, inverse_bandwidth: Tensor) -> tuple[Tensor, Tensor | None]:
         """Slope and intercept of `scores = slope * s + intercept` for `beta = 1 / h^2 > 0` (any shape).

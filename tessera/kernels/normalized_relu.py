@@ -22,6 +22,9 @@ class NormalizedReLU(RowKernel):
     """
 
     name: ClassVar[str] = "normalized_relu"
+    # Slope 1, intercept 0: weights relu(cos) / sum, the published fixed bandwidth sqrt(2). At e^2 only pairs with a
+    # cosine above 1 - 1 / (2 e^2) = 0.93 have weight, and nearly every query takes the fall-back without gradient.
+    initial_inverse_bandwidth: ClassVar[float] = 0.5
 
     def affine(self, inverse_bandwidth: Tensor) -> tuple[Tensor, Tensor | None]:
         return 2 * inverse_bandwidth, 1 - 2 * inverse_bandwidth

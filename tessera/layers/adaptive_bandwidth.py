@@ -1,13 +1,15 @@
 """A bandwidth that shrinks as a memory fills."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from tessera.kernels import Kernel
 
-# beta(1) = 3.7, beta(256) = 10.4, beta(4096) = 24: around the fixed 7.4 that v1 starts from.
-INITIAL_LOG_OFFSET = 1.0
-INITIAL_LOG_SLOPE = 0.0
+# In units of the kernel's own start, e^2 = 7.4 for the Gaussian: its beta(1) is 3.7, beta(256) 10.4, beta(4096) 24.
+INITIAL_LOG_OFFSET = -1.0
+INITIAL_LOG_SLOPE = -2.0
 INITIAL_EXPONENT_RATE = 1.0
 
 
@@ -18,8 +20,9 @@ class AdaptiveBandwidth(nn.Module):
     `beta(0) = beta_0`.
     """
 
-    def __init__(self, num_heads: int):
+    def __init__(self, num_heads: int, kernel: Kernel):
         super().__init__()
+        self.initial_log = math.log(kernel.initial_inverse_bandwidth)
         self.log_offset = nn.Parameter(torch.empty(num_heads))
         self.log_slope = nn.Parameter(torch.empty(num_heads))
         self.exponent_rate = nn.Parameter(torch.empty(num_heads))
@@ -28,8 +31,8 @@ class AdaptiveBandwidth(nn.Module):
     def reset_parameters(self) -> None:
         """All heads alike; training tells them apart."""
         with torch.no_grad():
-            self.log_offset.fill_(INITIAL_LOG_OFFSET)
-            self.log_slope.fill_(INITIAL_LOG_SLOPE)
+            self.log_offset.fill_(INITIAL_LOG_OFFSET + self.initial_log)
+            self.log_slope.fill_(INITIAL_LOG_SLOPE + self.initial_log)
             self.exponent_rate.fill_(INITIAL_EXPONENT_RATE)
 
     def inverse_bandwidth(self, num_pairs: Tensor) -> Tensor:

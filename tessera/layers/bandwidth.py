@@ -1,29 +1,32 @@
 """The learned bandwidth of each head's kernel."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from tessera.kernels import Kernel
 
-INITIAL_LOG_INVERSE_BANDWIDTH = 2.0
-
 
 class Bandwidth(nn.Module):
-    """One inverse squared bandwidth `beta = 1 / h^2 > 0` per head, kept as log beta (initially 2, as published).
+    """One inverse squared bandwidth `beta = 1 / h^2 > 0` per head, kept as log beta.
+
+    It starts where `kernel` says, `kernel.initial_inverse_bandwidth`.
 
     With `free_intercept` the intercept of the scores is a parameter of its own rather than the kernel's function of
     beta: some published normalised-ReLU checkpoints have a slope and an offset that no bandwidth produces.
     """
 
-    def __init__(self, num_heads: int, free_intercept: bool = False):
+    def __init__(self, num_heads: int, kernel: Kernel, free_intercept: bool = False):
         super().__init__()
+        self.initial_log = math.log(kernel.initial_inverse_bandwidth)
         self.log_inverse_bandwidth = nn.Parameter(torch.empty(num_heads))
         self.intercept = nn.Parameter(torch.empty(num_heads)) if free_intercept else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
-            self.log_inverse_bandwidth.fill_(INITIAL_LOG_INVERSE_BANDWIDTH)
+            self.log_inverse_bandwidth.fill_(self.initial_log)
             if self.intercept is not None:
                 self.intercept.zero_()
 

@@ -55,7 +55,7 @@ class ContextualMemory(nn.Module):
         self.window = Window(delay=1)
         self.key_extractor = LeakyKeyExtractor(hidden_size, num_heads, head_dim, bias, norm_eps)
         self.value_extractor = VALUE_EXTRACTORS[value_extractor](hidden_size, num_heads, head_dim, bias)
-        self.bandwidth = Bandwidth(num_heads, free_intercept)
+        self.bandwidth = Bandwidth(num_heads, kernel, free_intercept)
         self.output = ScaledOutput(hidden_size, num_heads, bias, head_dropout)
 
     def forward(

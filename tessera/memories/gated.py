@@ -86,7 +86,7 @@ class GatedMemory(nn.Module, ABC):
         self.kernel = kernel
         self.key_extractor = GatedKeyExtractor(hidden_size, num_heads, head_dim)
         self.value_extractor = MixedValueExtractor(hidden_size, num_heads, head_dim)
-        self.bandwidth = AdaptiveBandwidth(num_heads)
+        self.bandwidth = AdaptiveBandwidth(num_heads, kernel)
         self.output = nn.Linear(hidden_size, hidden_size, bias=False)
 
     @abstractmethod

@@ -49,7 +49,7 @@ class PersistentMemory(nn.Module):
         self.key_extractor = LeakyKeyExtractor(hidden_size, num_heads, head_dim, bias, norm_eps)
         self.slot_keys = nn.Parameter(torch.empty(num_banks, num_heads, num_slots, head_dim))
         self.slot_values = nn.Parameter(torch.empty(num_banks, num_heads, num_slots, head_dim))
-        self.bandwidth = Bandwidth(num_heads)
+        self.bandwidth = Bandwidth(num_heads, kernel)
         self.output = ScaledOutput(hidden_size, num_heads, bias, head_dropout)
         self.reset_parameters()
 

@@ -5,9 +5,11 @@ import torch
 from tessera.kernels import kernel_from_config
 from tessera.layers.adaptive_bandwidth import AdaptiveBandwidth
 
+GAUSSIAN = kernel_from_config("gaussian")
+
 
 def test_the_papers_formula():
-    layer = AdaptiveBandwidth(2).double()
+    layer = AdaptiveBandwidth(2, GAUSSIAN).double()
     with torch.no_grad():
         layer.log_offset.copy_(torch.tensor([1.0, 2.0]).log())
         layer.log_slope.copy_(torch.tensor([3.0, 0.5]).log())
@@ -21,7 +23,7 @@ def test_the_papers_formula():
 
 
 def test_an_empty_memory_has_a_finite_bandwidth_and_gradient():
-    layer = AdaptiveBandwidth(2)
+    layer = AdaptiveBandwidth(2, GAUSSIAN)
     layer.inverse_bandwidth(torch.zeros(1, 3, dtype=torch.long)).sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
     assert layer.log_offset.grad.eq(3 * torch.e).all()
@@ -30,18 +32,18 @@ def test_an_empty_memory_has_a_finite_bandwidth_and_gradient():
 
 def test_gradients():
     counts = torch.tensor([[0, 1, 2, 300]])
-    layer = AdaptiveBandwidth(2).double()
+    layer = AdaptiveBandwidth(2, GAUSSIAN).double()
     names = [name for name, _ in layer.named_parameters()]
 
     def beta(*values):
         named = dict(zip(names, values))
-        return torch.func.functional_call(layer, named, (kernel_from_config("gaussian"), counts))[0]
+        return torch.func.functional_call(layer, named, (GAUSSIAN, counts))[0]
 
     assert torch.autograd.gradcheck(beta, [p.detach().clone().requires_grad_() for p in layer.parameters()])
 
 
 def test_kernels_turn_it_into_scores():
-    layer, counts = AdaptiveBandwidth(2), torch.tensor([[5, 9]])
+    layer, counts = AdaptiveBandwidth(2, GAUSSIAN), torch.tensor([[5, 9]])
     beta = layer.inverse_bandwidth(counts)
     slope, intercept = layer(kernel_from_config("normalized_relu"), counts)
     torch.testing.assert_close(slope, 2 * beta)

@@ -1,0 +1,56 @@
+"""The learned bandwidth: every kernel starts where it can learn."""
+
+import pytest
+import torch
+
+from tessera.kernels import KERNELS, NormalizedReLU, kernel_from_config
+from tessera.layers.adaptive_bandwidth import AdaptiveBandwidth
+from tessera.layers.bandwidth import Bandwidth
+
+
+def similarities(rows: int = 64, pairs: int = 32, width: int = 16) -> torch.Tensor:
+    """Of random unit vectors, as of keys before training."""
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.nn.functional.normalize(torch.randn(rows, width, generator=generator), dim=-1)
+    keys = torch.nn.functional.normalize(torch.randn(pairs, width, generator=generator), dim=-1)
+    return (queries @ keys.T).requires_grad_()
+
+
+def share_of_rows_with_gradient(kernel, slope, intercept):
+    scores = similarities()
+    weights = kernel.weights(scores * slope + (0 if intercept is None else intercept))
+    values = torch.randn(weights.shape[-1], generator=torch.Generator().manual_seed(1))
+    (gradient,) = torch.autograd.grad((weights @ values).sum(), scores)
+    return (gradient.abs().sum(-1) > 0).float().mean().item()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_fresh_memory_has_a_gradient_whatever_its_kernel(name):
+    kernel = kernel_from_config(name)
+    fixed = Bandwidth(1, kernel)(kernel)
+    adaptive = AdaptiveBandwidth(1, kernel)(kernel, torch.tensor([[32]]))
+    for scores in (fixed, adaptive):
+        slope, intercept = (None if part is None else part.detach() for part in scores)
+        # A compact kernel leaves some rows with one neighbour alone.
+        assert share_of_rows_with_gradient(kernel, slope, intercept) > 0.5
+
+
+def test_normalized_relu_starts_at_the_published_weights():
+    kernel = NormalizedReLU()
+    slope, intercept = Bandwidth(3, kernel)(kernel)
+    torch.testing.assert_close(slope, torch.ones(3, 1), rtol=0, atol=1e-6)
+    torch.testing.assert_close(intercept, torch.zeros(3, 1), rtol=0, atol=1e-6)
+    cosines = torch.tensor([0.5, -0.2, 0.3])
+    torch.testing.assert_close(kernel.weights(cosines), torch.tensor([0.625, 0.0, 0.375]))
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if name != "normalized_relu"])
+def test_the_others_start_as_the_published_gaussian(name):
+    kernel = kernel_from_config(name)
+    assert Bandwidth(2, kernel).log_inverse_bandwidth.tolist() == [2.0, 2.0]
+    adaptive = AdaptiveBandwidth(2, kernel)
+    assert (adaptive.log_offset.tolist(), adaptive.log_slope.tolist()) == ([1.0, 1.0], [0.0, 0.0])
+
+
+def test_a_free_intercept_starts_at_zero():
+    assert Bandwidth(2, NormalizedReLU(), free_intercept=True).intercept.tolist() == [0.0, 0.0]
