@@ -5,7 +5,7 @@ from transformers import PreTrainedModel
 from tessera.errors import expect
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM, ARMTState
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM, PRMTState
-from tessera.models.recurrence.layer_pass import MemoryLayer
+from tessera.models.recurrence.layer_hooks import MemoryLayer
 from tessera.models.rmt import RMTConfig, RMTForCausalLM, RMTState
 
 

@@ -10,7 +10,7 @@ import tessera.armt
 from benchmarks.gpu_stages.settings import Settings
 from benchmarks.gpu_stages.timing import milliseconds, once
 from tessera.models.armt.diagonal import read_stream_diagonally
-from tessera.models.recurrence.reader import read_stream
+from tessera.models.recurrence import read_stream
 from tessera.ops.association_matrix import read_association, write_association
 
 TOLERANCE = 0.05  # of the matrices after eight segments in bfloat16

@@ -6,31 +6,31 @@ from torch import Tensor
 from tessera.errors import expect
 
 
-def dpfp(x: Tensor, rolls: int = 3) -> Tensor:
+def dpfp(x: Tensor, num_rolls: int = 3) -> Tensor:
     """DPFP-nu: `r = [relu(x), relu(-x)]`, `phi(x) = concat_{j=1..nu} r * roll(r, j)` (ARMT, section 2).
 
-    Schlag et al. 2021 (arXiv:2102.11174), equation 35; nu is `rolls`. All features are >= 0, and two inputs that
+    Schlag et al. 2021 (arXiv:2102.11174), equation 35; nu is `num_rolls`. All features are >= 0, and two inputs that
     differ in sign patterns have disjoint features, so that few stored keys collide.
 
     Args:
-        x: (..., K). rolls: nu, 1 to 2 K - 1.
+        x: (..., K). num_rolls: nu, 1 to 2 K - 1.
     Returns:
         (..., 2 nu K), in the dtype of `x`. Cost: 2 nu K multiplications per vector.
     Raises:
         TesseraError: a number of rolls outside 1..2 K - 1 (a full turn gives the features of j = 0 again).
 
-    >>> dpfp(torch.tensor([1.0, -2.0]), rolls=1)
+    >>> dpfp(torch.tensor([1.0, -2.0]), num_rolls=1)
     tensor([2., 0., 0., 0.])
     """
     width = 2 * x.shape[-1]
-    expect(1 <= rolls < width, "dpfp", "rolls", f"lie in 1..{width - 1} for width {x.shape[-1]}", rolls)
+    expect(1 <= num_rolls < width, "dpfp", "num_rolls", f"lie in 1..{width - 1} for width {x.shape[-1]}", num_rolls)
     signed = torch.cat([x, -x], dim=-1).relu()
     # One copy behind another makes every roll a view: roll(r, j)[i] = r[i - j].
-    twice = torch.cat([signed[..., width - rolls :], signed], dim=-1)
-    rolled = [twice[..., rolls - j : rolls - j + width] for j in range(1, rolls + 1)]
+    twice = torch.cat([signed[..., width - num_rolls :], signed], dim=-1)
+    rolled = [twice[..., num_rolls - j : num_rolls - j + width] for j in range(1, num_rolls + 1)]
     return torch.cat([signed * view for view in rolled], dim=-1)
 
 
-def dpfp_size(width: int, rolls: int = 3) -> int:
+def dpfp_size(width: int, num_rolls: int = 3) -> int:
     """Number of features `2 nu K` of vectors of `width` K."""
-    return 2 * rolls * width
+    return 2 * num_rolls * width

@@ -26,14 +26,14 @@ class AssociationMemory(nn.Module):
 
     Args:
         hidden_size: width of the layer, V. memory_dim: width of queries and keys before the feature map.
-        rolls: nu. correction: gamma-correction of the normaliser. order: see `write_association`. epsilon: eps.
+        num_rolls: nu. correction: gamma-correction of the normaliser. order: see `write_association`. epsilon: eps.
     """
 
     def __init__(
         self,
         hidden_size: int,
         memory_dim: int,
-        rolls: int = 3,
+        num_rolls: int = 3,
         correction: bool = True,
         order: str = "parallel",
         epsilon: float = 1e-5,
@@ -43,7 +43,7 @@ class AssociationMemory(nn.Module):
         self.key = nn.Linear(hidden_size, memory_dim, bias=False)
         self.value = nn.Linear(hidden_size, hidden_size, bias=False)
         self.strength = nn.Linear(hidden_size, 1)
-        self.rolls, self.correction, self.order, self.epsilon = rolls, correction, order, epsilon
+        self.num_rolls, self.correction, self.order, self.epsilon = num_rolls, correction, order, epsilon
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -55,7 +55,7 @@ class AssociationMemory(nn.Module):
     @property
     def num_features(self) -> int:
         """P, the number of rows of the association matrix."""
-        return dpfp_size(self.query.out_features, self.rolls)
+        return dpfp_size(self.query.out_features, self.num_rolls)
 
     def empty_state(self, batch: int) -> AssociationState:
         """A memory into which nothing was written, on the device and in the dtype of the parameters."""
@@ -66,7 +66,7 @@ class AssociationMemory(nn.Module):
 
     def read(self, hidden: Tensor, state: AssociationState) -> Tensor:
         """What the memory adds to `hidden` (B, T, V); exactly 0 while it is empty."""
-        query = dpfp(self.query(hidden), self.rolls)
+        query = dpfp(self.query(hidden), self.num_rolls)
         return read_association(state.matrix, state.normaliser, query, epsilon=self.epsilon)
 
     def write(self, tokens: Tensor, state: AssociationState) -> AssociationState:
@@ -74,7 +74,7 @@ class AssociationMemory(nn.Module):
         matrix, normaliser = write_association(
             state.matrix,
             state.normaliser,
-            dpfp(self.key(tokens), self.rolls),
+            dpfp(self.key(tokens), self.num_rolls),
             self.value(tokens),
             torch.sigmoid(self.strength(tokens)).squeeze(-1),
             state.empty,

@@ -20,7 +20,7 @@ from benchmarks.pretend_gpu import PretendGPU, pretend_gpu
 from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.experiments.catalogue import EXPERIMENTS
 from tessera.experiments.experiment import Choice, Context
-from tessera.models.recurrence.reader import read_stream
+from tessera.models.recurrence import read_stream
 from tests.models.armt.bases import make
 
 STEPS = 40

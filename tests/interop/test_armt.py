@@ -63,6 +63,7 @@ def test_armt_logits_loss_and_memory(case, run):
         pytest.skip("this case has no such run")
     idx = tensors["in/main/idx"][: len(expected["logits"])]
     masks = part(tensors, "in/masked/") if "masked" in run else {"attention_mask": torch.ones_like(idx)}
+    masks = {"loss_mask" if name == "labels_mask" else name: mask for name, mask in masks.items()}
     output = model_of("armt", tensors, arguments)(idx, labels=idx, output_segment_states=alignment is None, **masks)
     close(output.logits, expected["logits"])
     close(output.loss, expected["loss"])

@@ -84,7 +84,7 @@ def armt_without_correction(sizes: Sizes, seed: int) -> nn.Module:
 
 @MODELS.register("rmt")
 def rmt(sizes: Sizes, seed: int) -> nn.Module:
-    """The last layer's memory tokens are handed on."""
+    """The last layer's memory tokens are carried on."""
     import tessera.armt as armt
 
     return armt.wrap_rmt(_base(sizes), 4, sizes.memory_tokens)
@@ -92,7 +92,7 @@ def rmt(sizes: Sizes, seed: int) -> nn.Module:
 
 @MODELS.register("prmt")
 def prmt(sizes: Sizes, seed: int) -> nn.Module:
-    """Every layer's memory tokens are handed on."""
+    """Every layer's memory tokens are carried on."""
     import tessera.armt as armt
 
     return armt.wrap_prmt(_base(sizes), 4, sizes.memory_tokens)

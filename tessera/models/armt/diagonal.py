@@ -19,15 +19,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tessera.errors import expect
 from tessera.memories.association import AssociationMemory, AssociationState
-from tessera.models.armt.model import ARMTForCausalLM
+from tessera.models.armt.modeling import ARMTForCausalLM
 from tessera.models.armt.state import ARMTState
 from tessera.models.recurrence.base import layer_list
-from tessera.models.recurrence.layer_pass import LayerPass
-from tessera.models.recurrence.reader import parts, read_stream, reading_bar
-from tessera.models.recurrence.reading import Piece
+from tessera.models.recurrence.layer_hooks import LayerHooks
+from tessera.models.recurrence.segment_runner import Segment
+from tessera.models.recurrence.stream import parts_of, progress_bar, read_stream
 
 
-class _Capture(LayerPass):
+class _Capture(LayerHooks):
     """Skips the layers: only their common arguments and the embeddings that enter the first one are kept."""
 
     def run(self, index: int, layer: nn.Module, hidden: Tensor, args: tuple, kwargs: dict) -> Any:
@@ -36,11 +36,11 @@ class _Capture(LayerPass):
         return hidden
 
 
-class _Inject(LayerPass):
-    """Skips the layers: what the last one returned is given."""
+class _Inject(LayerHooks):
+    """Skips the layers: the last one returned `hidden`."""
 
-    def __init__(self, hidden: Tensor):
-        super().__init__()
+    def __init__(self, hidden: Tensor, back: int):
+        super().__init__(back=back)
         self.hidden = hidden
 
     def run(self, index: int, layer: nn.Module, hidden: Tensor, args: tuple, kwargs: dict) -> Any:
@@ -72,10 +72,10 @@ def read_diagonally(
     """
     size = model.config.segment_size
     expect(isinstance(model, ARMTForCausalLM), "read_diagonally", "model", "be ARMT", type(model).__name__)
-    whole = input_ids.shape[1] > 0 and input_ids.shape[1] % size == 0
-    expect(whole, "read_diagonally", "input_ids", f"hold whole segments of {size} tokens", input_ids.shape[1])
+    is_complete = input_ids.shape[1] > 0 and input_ids.shape[1] % size == 0
+    expect(is_complete, "read_diagonally", "input_ids", f"hold whole segments of {size} tokens", input_ids.shape[1])
     hidden, new = _read(model, input_ids, state)
-    logits = [_read_out(model, part, one)[:, :size] for part, one in zip(input_ids.split(size, 1), hidden)]
+    logits = [_logits(model, part, one)[:, :size] for part, one in zip(input_ids.split(size, 1), hidden)]
     return torch.cat(logits, 1), new
 
 
@@ -97,13 +97,13 @@ def read_stream_diagonally(
     expect(segments >= 1, "read_stream_diagonally", "segments", "be at least 1", segments)
     state, size = memory_state, model.config.segment_size
     device = model.get_input_embeddings().weight.device
-    with reading_bar(progress, total) as bar:
-        for part in parts(tokens, segments * size):
-            whole = len(part) // size * size
-            if whole:
-                state = _read(model, torch.tensor([part[:whole]], device=device), state)[1]
-            if whole < len(part):
-                state = read_stream(model, part[whole:], state)
+    with progress_bar(progress, total) as bar:
+        for part in parts_of(tokens, segments * size):
+            end = len(part) // size * size
+            if end:
+                state = _read(model, torch.tensor([part[:end]], device=device), state)[1]
+            if end < len(part):
+                state = read_stream(model, part[end:], state)
             bar.update(len(part))
     return model.empty_memory(1) if state is None else state
 
@@ -162,18 +162,18 @@ def _cells(model: ARMTForCausalLM) -> list[_Cell]:
 
 
 def _captured(model: ARMTForCausalLM, tokens: Tensor) -> _Capture:
-    capture = _Capture()
-    _call(model, tokens, capture, logits=False)
+    capture = _Capture(back=model.config.num_memory_tokens)
+    _call(model, tokens, capture, "nothing")
     return capture
 
 
-def _read_out(model: ARMTForCausalLM, tokens: Tensor, hidden: Tensor) -> Tensor:
-    return _call(model, tokens, _Inject(hidden), logits=True).logits
+def _logits(model: ARMTForCausalLM, tokens: Tensor, hidden: Tensor) -> Tensor:
+    return _call(model, tokens, _Inject(hidden, model.config.num_memory_tokens), "logits").logits
 
 
-def _call(model: ARMTForCausalLM, tokens: Tensor, layer_pass: LayerPass, logits: bool) -> Any:
+def _call(model: ARMTForCausalLM, tokens: Tensor, hooks: LayerHooks, result: str) -> Any:
     """The base model around skipped layers, over one segment with its memory tokens."""
     memory = model.memory_tokens(tokens.shape[0])
     embeddings = model.get_input_embeddings()(tokens)
-    piece = Piece(embeddings, result="logits" if logits else "nothing")
-    return model._call_base(torch.cat([embeddings, memory], 1), piece, 0, memory.shape[1], layer_pass)
+    segment = Segment(embeddings, result=result)
+    return model.segment_runner().call_base(torch.cat([embeddings, memory], 1), segment, hooks)

@@ -1,11 +1,14 @@
-"""What ARMT, RMT and PRMT share: a language model read segment by segment, with a memory handed on between them."""
+"""What ARMT, RMT and PRMT share: a language model read segment by segment, with a memory carried between them.
+
+A call walks modeling (the Hugging Face face) -> reading (the loop over segments) -> segment_runner (one call of the
+base model) -> layer_hooks (what a memory does around the base's layers).
+"""
 
 from tessera.models.recurrence.configuration import SegmentedConfig
-from tessera.models.recurrence.model import SegmentedForCausalLM
-from tessera.models.recurrence.output import SegmentedOutput
-from tessera.models.recurrence.reader import read_stream
-from tessera.models.recurrence.segments import random_segments
+from tessera.models.recurrence.modeling import SegmentedForCausalLM, SegmentedOutput
+from tessera.models.recurrence.segmented_input import random_segments
 from tessera.models.recurrence.state import MemoryState
+from tessera.models.recurrence.stream import read_stream
 
 __all__ = [
     "MemoryState",

@@ -1,26 +1,22 @@
-"""What a segmented model must know of its base model: its layers, its positions, what it accepts."""
-
-import inspect
+"""What a segmented model must know of its base model: its layers, activations and positions."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import GELUTanh, NewGELUActivation
 
 from tessera.errors import TesseraError, expect
-from tessera.models.recurrence.layer_pass import MemoryLayer
 
 
 def layer_list(base: PreTrainedModel, path: str | None) -> nn.ModuleList:
     """The base's list of decoder layers: the one at `path`, else the only list as long as `num_hidden_layers`."""
     if path is not None:
-        found = base
+        layers = base
         for name in path.split("."):
-            found = getattr(found, name, None)
-        expect(
-            isinstance(found, nn.ModuleList), "layers_path", repr(path), "name a ModuleList of the base", type(found)
-        )
-        return found
+            layers = getattr(layers, name, None)
+        is_list = isinstance(layers, nn.ModuleList)
+        expect(is_list, "layers_path", repr(path), "name a ModuleList of the base", type(layers))
+        return layers
     count = base.config.get_text_config().num_hidden_layers
     named = {name: m for name, m in base.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count}
     outer = {name for name in named if not any(name.startswith(f"{other}.") for other in named)}
@@ -30,13 +26,6 @@ def layer_list(base: PreTrainedModel, path: str | None) -> nn.ModuleList:
             f"{count}. Pass layers_path, such as 'transformer.h'."
         )
     return named[outer.pop()]
-
-
-def wrap_layers(layers: nn.ModuleList) -> None:
-    """Put a `MemoryLayer` around each layer, in place; layers that have one keep it."""
-    for index, layer in enumerate(layers):
-        if not isinstance(layer, MemoryLayer):
-            layers[index] = MemoryLayer(layer, index)
 
 
 def fuse_activations(base: PreTrainedModel) -> None:
@@ -81,21 +70,3 @@ def expect_positions(base: PreTrainedModel, needed: int) -> None:
     rows = needed if table is None else table.num_embeddings
     rule = f"with its memory tokens fit into the base's {rows} positions"
     expect(needed <= rows, type(base).__name__, "segment_size", rule, f"{needed} positions", "Use shorter segments.")
-
-
-def accepts(module: nn.Module, argument: str) -> bool:
-    """Whether the module's forward has this argument."""
-    return argument in inspect.signature(module.forward).parameters
-
-
-def key_mask(visible: Tensor | None, lengths: Tensor | None, front: int, back: int) -> Tensor | None:
-    """Which keys (B, front + n + back) are visible, memory tokens always; None for all.
-
-    A row without any token in this segment sees everything: its result is thrown away, but must be finite.
-    """
-    if visible is None:
-        return None
-    if lengths is not None:
-        visible = visible | (lengths == 0)[:, None]
-    ones = torch.ones(visible.shape[0], 1, dtype=torch.bool, device=visible.device)
-    return torch.cat([ones.expand(-1, front), visible, ones.expand(-1, back)], 1).long()

@@ -14,7 +14,7 @@ class SegmentCache:
     """A text read up to somewhere inside a segment.
 
     Attributes:
-        memory: after the last closed segment; None while none is closed and nothing was handed over.
+        memory: after the last closed segment; None while none is closed and no memory was given.
         attention: the base model's own cache of the open segment. It belongs to the next call, which may extend it in
             place: to go on twice from one point, keep the `memory_state` instead.
         length: ordinary tokens in the open segment. total: ordinary tokens read since this cache began.

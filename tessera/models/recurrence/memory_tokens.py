@@ -1,8 +1,12 @@
-"""The learned embeddings of memory tokens."""
+"""Memory tokens: their learned embeddings, and what of them RMT and PRMT carry to the next segment."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
+
+from tessera.state import State
 
 
 class MemoryTokens(nn.Module):
@@ -21,3 +25,10 @@ class MemoryTokens(nn.Module):
     def forward(self, batch: int) -> Tensor:
         """(B, M, hidden)."""
         return self.tokens.expand(batch, -1, -1)
+
+
+@dataclass(frozen=True)
+class CarriedTokens(State):
+    """States of memory tokens, carried to the next segment: `tokens` (B, M, hidden)."""
+
+    tokens: Tensor

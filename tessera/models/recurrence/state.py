@@ -1,4 +1,4 @@
-"""The memory that is handed on from segment to segment: a value that can be kept, stored and resumed."""
+"""The memory that is carried from segment to segment: a value that can be kept, stored and resumed."""
 
 import os
 from collections.abc import Sequence
@@ -96,9 +96,11 @@ class MemoryState(State):
         )
         mine, other = self.tensors(), template.tensors()
         shapes = [{name: tuple(t.shape[1:]) for name, t in named.items()} for named in (mine, other)]
-        odd = next((n for n in sorted(shapes[0].keys() | shapes[1].keys()) if shapes[0].get(n) != shapes[1].get(n)), "")
-        rule = f"come from a model of the same sizes ({odd} {shapes[1].get(odd)} per row)"
-        expect(not odd, where, "memory_state", rule, shapes[0].get(odd))
+        names = sorted(shapes[0].keys() | shapes[1].keys())
+        different = next((name for name in names if shapes[0].get(name) != shapes[1].get(name)), "")
+        sizes = f"{different} {shapes[1].get(different)} per row"
+        same = f"come from a model of the same sizes ({sizes})"
+        expect(not different, where, "memory_state", same, shapes[0].get(different))
 
 
 def _where(active: Tensor, new: State, old: State) -> State:

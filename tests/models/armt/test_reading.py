@@ -7,6 +7,7 @@ import torch
 
 from tessera.errors import TesseraError
 from tessera.models.recurrence import random_segments, read_stream
+from tessera.models.recurrence.segment_runner import SegmentRunner
 from tests.models.armt.bases import BASES, WRAPS, make, tokens
 from tests.tolerances import REORDERED_FLOAT64
 
@@ -39,15 +40,15 @@ def test_chunks_at_segment_borders_change_nothing(kind, family):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_long_call_keeps_the_last_memory_alone(kind, monkeypatch):
     model, made, alive = make(kind, "gpt2"), [], []
-    read_piece = model.read_piece
+    run = SegmentRunner.run
 
-    def watched(piece, state):
-        result = read_piece(piece, state)
-        made.append(weakref.ref(result[1]))
+    def watched(self, segment, state):
+        result = run(self, segment, state)
+        made.append(weakref.ref(result.memory))
         alive.append(sum(memory() is not None for memory in made))
         return result
 
-    monkeypatch.setattr(model, "read_piece", watched)
+    monkeypatch.setattr(SegmentRunner, "run", watched)
     with torch.no_grad():
         model(tokens(1, 64), skip_logits=True)
         assert len(alive) == 8
@@ -143,7 +144,7 @@ def test_truncation_lets_gradients_through_the_last_segments_only(kind):
         leaf = embeddings.clone().requires_grad_()
         mask = torch.zeros_like(ids, dtype=torch.bool)
         mask[:, -3] = True
-        model(inputs_embeds=leaf, labels=ids, labels_mask=mask).loss.backward()
+        model(inputs_embeds=leaf, labels=ids, loss_mask=mask).loss.backward()
         return [bool(part.abs().max() > 0) for part in leaf.grad.split(8, 1)]
 
     assert reached(None) == [True] * 4

@@ -122,7 +122,7 @@ def test_dpfp_is_its_formula():
         expected = torch.cat([r * r.roll(j, -1) for j in range(1, rolls + 1)], -1)
         assert torch.equal(dpfp(x, rolls), expected)
         assert expected.shape[-1] == dpfp_size(5, rolls)
-    with pytest.raises(TesseraError, match=r"rolls must lie in 1\.\.9"):
+    with pytest.raises(TesseraError, match=r"num_rolls must lie in 1\.\.9"):
         dpfp(x, 10)
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import tessera.armt as armt
-from tessera.models.recurrence import loss, reading
-from tessera.models.recurrence.read_out import plain_read_out
+from tessera.models.recurrence import lm_head, reading
+from tessera.models.recurrence.lm_head import plain_lm_head
 from tests.models.armt.bases import BASES, make, tokens
 from tests.tolerances import REORDERED_FLOAT64
 
@@ -26,15 +26,15 @@ def trained(model, ids, labels):
 
 
 @pytest.mark.parametrize("family", PLAIN)
-def test_the_read_out_is_the_bases_own(family, monkeypatch):
+def test_the_head_is_the_bases_own(family, monkeypatch):
     model, ids = make("armt", family), tokens(2, 21)
     labels = torch.where(torch.rand(ids.shape) < 0.3, -100, ids)
-    assert plain_read_out(model.base) is model.base.get_output_embeddings()
-    monkeypatch.setattr(loss, "MANY", 0)  # also the small sizes of a test take the way of large ones
+    assert plain_lm_head(model.base) is model.base.get_output_embeddings()
+    monkeypatch.setattr(lm_head, "MANY", 0)  # also the small sizes of a test take the way of large ones
     with torch.no_grad():
         read = model(ids, labels=labels, logits_to_keep=15), model(ids[:1])
     step = trained(model, ids, labels)
-    monkeypatch.setattr(reading, "plain_read_out", lambda base: None)
+    monkeypatch.setattr(reading, "plain_lm_head", lambda base: None)
     whole = model(ids, labels=labels)
     close(read[0].loss, whole.loss)
     close(read[0].logits, whole.logits[:, -15:])
@@ -55,13 +55,13 @@ def test_more_logits_than_tokens_are_all():
 
 def test_what_does_more_than_a_product_is_left_to_the_base():
     base = BASES["gpt2"]()
-    assert plain_read_out(base) is base.lm_head
+    assert plain_lm_head(base) is base.lm_head
     handle = base.lm_head.register_forward_hook(lambda *_: None)
-    assert plain_read_out(base) is None
+    assert plain_lm_head(base) is None
     handle.remove()
     base.lm_head = nn.Sequential(base.lm_head)
-    assert plain_read_out(base) is None
-    assert plain_read_out(BASES["memory_mosaic"]()) is None
+    assert plain_lm_head(base) is None
+    assert plain_lm_head(BASES["memory_mosaic"]()) is None
 
 
 def test_the_fused_activation_is_the_same_function():

@@ -1,8 +1,8 @@
 """How a memory reaches the layers of any base model: a context of one call, never kept on a module.
 
-Every decoder layer is wrapped in a `MemoryLayer`. While the base model runs, a context variable holds the `LayerPass`
-of this very call (of this thread), and every `MemoryLayer` asks it what to do around its layer. It is taken away when
-the call ends, by an exception too; without one, a `MemoryLayer` is its layer.
+Every decoder layer is wrapped in a `MemoryLayer`. While the base model runs, a context variable holds the `LayerHooks`
+of this very call (of this thread), and every `MemoryLayer` asks them what to do around its layer. They are taken away
+when the call ends, by an exception too; without them, a `MemoryLayer` is its layer.
 """
 
 from collections.abc import Iterator
@@ -12,15 +12,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_CURRENT: ContextVar["LayerPass | None"] = ContextVar("tessera_layer_pass", default=None)
+_CURRENT: ContextVar["LayerHooks | None"] = ContextVar("tessera_layer_hooks", default=None)
 
 
-class LayerPass:
-    """One call of the base model: what happens before and after each layer. This one changes nothing.
+class LayerHooks:
+    """One call of the base model: what happens before and after each layer. These change nothing.
 
     Attributes:
         front, back: how many memory tokens stand at the start and at the end of the sequence of this call.
-        last_hidden: what the base model gave to its read-out, after the final norm.
+        last_hidden: the input of the base model's head (after the final norm), once the call is done.
     """
 
     def __init__(self, front: int = 0, back: int = 0):
@@ -35,13 +35,13 @@ class LayerPass:
         """Look at the output of layer `index`."""
 
     def run(self, index: int, layer: nn.Module, hidden: Tensor, args: tuple, kwargs: dict) -> Any:
-        """Layer `index` with this pass around it."""
+        """Layer `index` with these hooks around it."""
         output = layer(self.before(index, hidden), *args, **kwargs)
         self.after(index, output[0] if isinstance(output, tuple) else output)
         return output
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """For the duration of a call, in this thread."""
         token = _CURRENT.set(self)
         try:
@@ -51,7 +51,7 @@ class LayerPass:
 
 
 class MemoryLayer(nn.Module):
-    """A decoder layer that does what the current `LayerPass` says around it; its other attributes are the layer's."""
+    """A decoder layer with the current `LayerHooks` around it; its other attributes are the layer's."""
 
     def __init__(self, layer: nn.Module, index: int):
         super().__init__()
@@ -60,10 +60,10 @@ class MemoryLayer(nn.Module):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The layer's own output."""
-        current = _CURRENT.get()
-        if current is None:
+        hooks = _CURRENT.get()
+        if hooks is None:
             return self.layer(hidden_states, *args, **kwargs)
-        return current.run(self.index, self.layer, hidden_states, args, kwargs)
+        return hooks.run(self.index, self.layer, hidden_states, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -74,8 +74,15 @@ class MemoryLayer(nn.Module):
             return getattr(self.layer, name)
 
 
+def wrap_layers(layers: nn.ModuleList) -> None:
+    """Put a `MemoryLayer` around each layer, in place; layers that have one keep it."""
+    for index, layer in enumerate(layers):
+        if not isinstance(layer, MemoryLayer):
+            layers[index] = MemoryLayer(layer, index)
+
+
 def keep_last_hidden(module: nn.Module, args: tuple, output: Any) -> None:
-    """Forward hook of the base's decoder: hand its output to the current pass."""
-    current = _CURRENT.get()
-    if current is not None:
-        current.last_hidden = output[0]
+    """Forward hook of the base's decoder: hand its output to the current hooks."""
+    hooks = _CURRENT.get()
+    if hooks is not None:
+        hooks.last_hidden = output[0]

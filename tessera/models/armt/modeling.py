@@ -1,5 +1,7 @@
 """ARMT as a Hugging Face model around any causal language model."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
@@ -8,31 +10,57 @@ from transformers import initialization as init
 from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.armt.configuration import ARMTConfig
 from tessera.models.armt.state import ARMTState
-from tessera.models.recurrence.layer_pass import LayerPass
+from tessera.models.recurrence.layer_hooks import LayerHooks
 from tessera.models.recurrence.memory_tokens import MemoryTokens
-from tessera.models.recurrence.model import SegmentedForCausalLM
+from tessera.models.recurrence.modeling import SegmentedForCausalLM
+from tessera.models.recurrence.segment_runner import SegmentMemory
 
 
-class AssociationPass(LayerPass):
+class AssociationHooks(LayerHooks):
     """Every layer reads its association matrix before, and writes its memory tokens' outputs after (ARMT, figure 1).
 
     Attributes:
-        written: each layer's new state, in a pass with memory tokens.
+        written: each layer's new state, in a call with memory tokens.
     """
 
-    def __init__(self, memories: nn.ModuleList, states: tuple[AssociationState, ...], blank: bool, back: int):
+    def __init__(self, memories: nn.ModuleList, states: tuple[AssociationState, ...], is_empty: bool, back: int):
         super().__init__(0, back)
-        self.memories, self.states, self.blank = memories, states, blank
+        self.memories, self.states, self.is_empty = memories, states, is_empty
         self.written: list[AssociationState] = list(states)
 
     def before(self, index: int, hidden: Tensor) -> Tensor:
         """`x_j += A^T phi(q_j) / (z . phi(q_j) + eps)`; an empty memory would add exactly 0."""
-        return hidden if self.blank else hidden + self.memories[index].read(hidden, self.states[index])
+        return hidden if self.is_empty else hidden + self.memories[index].read(hidden, self.states[index])
 
     def after(self, index: int, hidden: Tensor) -> None:
         """Write the outputs at the memory tokens."""
         if self.back:
             self.written[index] = self.memories[index].write(hidden[:, -self.back :], self.states[index])
+
+
+@dataclass(frozen=True)
+class ARMTMemory(SegmentMemory):
+    """One association matrix per layer (`memories`), written by the same learned `tokens` in every segment."""
+
+    memories: nn.ModuleList
+    tokens: MemoryTokens
+
+    def empty(self, batch: int) -> ARMTState:
+        """A = 0, z = 0."""
+        counts = torch.zeros(batch, dtype=torch.long, device=self.tokens.tokens.device)
+        return ARMTState(tuple(memory.empty_state(batch) for memory in self.memories), counts, counts)
+
+    def embeddings(self, state: ARMTState) -> Tensor:
+        """The learned memory tokens."""
+        return self.tokens(state.batch_size)
+
+    def hooks(self, state: ARMTState, is_empty: bool, front: int, back: int) -> AssociationHooks:
+        """See `AssociationHooks`."""
+        return AssociationHooks(self.memories, state.layers, is_empty, back)
+
+    def next_layers(self, hooks: AssociationHooks, state: ARMTState) -> list[AssociationState]:
+        """What the layers wrote."""
+        return hooks.written
 
 
 class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
@@ -46,14 +74,15 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
 
     config_class = ARMTConfig
     state_class = ARMTState
+    memory_class = ARMTMemory
 
     def _add_memory(self, config: ARMTConfig) -> None:
         weight = self.get_input_embeddings().weight
         self.memory_tokens = MemoryTokens(config.num_memory_tokens, weight)
         sizes = (config.hidden_size, config.memory_dim, config.num_rolls)
-        rule = (config.correction, config.update_order, config.epsilon)
+        update = (config.correction, config.update_order, config.epsilon)
         self.memories = nn.ModuleList(
-            AssociationMemory(*sizes, *rule).to(device=weight.device, dtype=weight.dtype)
+            AssociationMemory(*sizes, *update).to(device=weight.device, dtype=weight.dtype)
             for _ in range(config.num_hidden_layers)
         )
 
@@ -65,16 +94,5 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
         if any(module is memory.value for memory in self.memories):
             init.zeros_(module.weight)
 
-    def empty_memory(self, batch: int) -> ARMTState:
-        """The memory before anything was read: A = 0, z = 0."""
-        counts = torch.zeros(batch, dtype=torch.long, device=self.memory_tokens.tokens.device)
-        return ARMTState(tuple(memory.empty_state(batch) for memory in self.memories), counts, counts)
-
-    def _memory_embeddings(self, state: ARMTState) -> Tensor:
-        return self.memory_tokens(state.batch_size)
-
-    def _layer_pass(self, state: ARMTState, blank: bool, front: int, back: int) -> AssociationPass:
-        return AssociationPass(self.memories, state.layers, blank, back)
-
-    def _handed_on(self, layer_pass: AssociationPass, state: ARMTState) -> list[AssociationState]:
-        return layer_pass.written
+    def _memory(self) -> SegmentMemory:
+        return ARMTMemory(self.memories, self.memory_tokens)

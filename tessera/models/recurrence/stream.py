@@ -6,10 +6,10 @@ from itertools import islice
 import torch
 from tqdm import tqdm
 
-from tessera.models.recurrence.model import SegmentedForCausalLM
-from tessera.models.recurrence.reading import Wanted, read_text
+from tessera.models.recurrence.modeling import SegmentedForCausalLM
+from tessera.models.recurrence.reading import ReadOptions, read_text
+from tessera.models.recurrence.segmented_input import SegmentedInput
 from tessera.models.recurrence.state import MemoryState
-from tessera.models.recurrence.text import Text
 
 
 @torch.no_grad()
@@ -34,22 +34,22 @@ def read_stream(
     """
     state = model.empty_memory(1) if memory_state is None else memory_state
     state.expect_fits(model.empty_memory(1), "read_stream")
-    state = None if not bool(state.segments_read.any()) else state
-    device = model.get_input_embeddings().weight.device
-    with reading_bar(progress, total) as bar:
-        for segment in parts(tokens, model.config.segment_size):
-            text = Text(torch.tensor([segment], device=device), model.get_input_embeddings())
-            state = read_text(model, text, state, None, Wanted(skip_logits=True)).memory_state
-            bar.update(len(segment))
+    state = state if bool(state.segments_read.any()) else None
+    embed, runner = model.get_input_embeddings(), model.segment_runner()
+    with progress_bar(progress, total) as bar:
+        for part in parts_of(tokens, model.config.segment_size):
+            text = SegmentedInput(torch.tensor([part], device=embed.weight.device), embed)
+            state = read_text(runner, text, state, None, ReadOptions(skip_logits=True)).memory_state
+            bar.update(len(part))
     return model.empty_memory(1) if state is None else state
 
 
-def reading_bar(shown: bool, total: int | None) -> tqdm:
+def progress_bar(shown: bool, total: int | None) -> tqdm:
     """A bar of tokens."""
     return tqdm(total=total, unit=" tokens", unit_scale=True, disable=not shown, mininterval=0.5)
 
 
-def parts(tokens: Iterable[int], size: int) -> Iterator[list[int]]:
+def parts_of(tokens: Iterable[int], size: int) -> Iterator[list[int]]:
     """`size` tokens at a time; the last part may be short."""
     iterator = iter(tokens)
     while part := list(islice(iterator, size)):

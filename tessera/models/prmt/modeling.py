@@ -1,0 +1,120 @@
+"""PRMT as a Hugging Face model around any causal language model."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin
+
+from tessera.models.recurrence.configuration import SegmentedConfig
+from tessera.models.recurrence.layer_hooks import LayerHooks
+from tessera.models.recurrence.memory_tokens import CarriedTokens, MemoryTokens
+from tessera.models.recurrence.modeling import SegmentedForCausalLM
+from tessera.models.recurrence.segment_runner import SegmentMemory
+from tessera.models.recurrence.state import MemoryState
+
+RECURRENCES = ("own_layer", "published")
+
+
+class PRMTConfig(SegmentedConfig):
+    r"""Configuration of PRMT.
+
+    Args:
+        recurrence: "own_layer": layer l gets its own output of the previous segment. "published": what the
+            published code does by an aliasing mistake: every layer but the last gets what layer l + 1 was given in
+            the previous segment. Only for its checkpoints. The others: see `SegmentedConfig`.
+    """
+
+    model_type = "prmt"
+
+    recurrence: str = "own_layer"
+
+    def problems(self) -> list[str]:
+        """See `StrictConfig`."""
+        found = super().problems()
+        if self.recurrence not in RECURRENCES:
+            found.append(f"recurrence must be one of {', '.join(RECURRENCES)}; got {self.recurrence!r}.")
+        return found
+
+
+@dataclass(frozen=True)
+class PRMTState(MemoryState):
+    """What every layer's memory tokens are given in the next segment."""
+
+    kind = "prmt"
+    layer_state = CarriedTokens
+
+    @property
+    def memory_tokens(self) -> Tensor:
+        """(L, B, M, hidden)."""
+        return torch.stack([layer.tokens for layer in self.layers])
+
+
+class ParallelHooks(LayerHooks):
+    """Before each layer its memory tokens are the carried ones; its outputs there are kept in `written`."""
+
+    def __init__(self, states: tuple[CarriedTokens, ...], front: int, back: int):
+        super().__init__(front, back)
+        self.states = states
+        self.written: list[CarriedTokens] = list(states)
+
+    def before(self, index: int, hidden: Tensor) -> Tensor:
+        """The ordinary tokens between the carried ones."""
+        carried = self.states[index].tokens
+        ordinary = hidden[:, self.front : hidden.shape[1] - self.back]
+        parts = [carried if self.front else None, ordinary, carried if self.back else None]
+        return torch.cat([part for part in parts if part is not None], 1)
+
+    def after(self, index: int, hidden: Tensor) -> None:
+        """Keep the outputs at the last memory tokens."""
+        if self.back:
+            self.written[index] = CarriedTokens(hidden[:, -self.back :])
+
+
+@dataclass(frozen=True)
+class PRMTMemory(SegmentMemory):
+    """Every layer's outputs at the memory tokens go to itself in the next segment (see `PRMTConfig.recurrence`)."""
+
+    tokens: nn.ModuleList
+    recurrence: str
+    at_front = True
+
+    def empty(self, batch: int) -> PRMTState:
+        """Every layer's learned memory tokens."""
+        counts = torch.zeros(batch, dtype=torch.long, device=self.tokens[0].tokens.device)
+        return PRMTState(tuple(CarriedTokens(tokens(batch)) for tokens in self.tokens), counts, counts)
+
+    def embeddings(self, state: PRMTState) -> Tensor:
+        """Overwritten before the first layer; only the shape matters."""
+        return state.layers[0].tokens
+
+    def hooks(self, state: PRMTState, is_empty: bool, front: int, back: int) -> ParallelHooks:
+        """See `ParallelHooks`."""
+        return ParallelHooks(state.layers, front, back)
+
+    def next_layers(self, hooks: ParallelHooks, state: PRMTState) -> list[CarriedTokens]:
+        """What the layers wrote."""
+        if self.recurrence == "published":
+            return [*state.layers[1:], hooks.written[-1]]
+        return hooks.written
+
+
+class PRMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
+    """RMT with layerwise memory (ARMT paper, appendix B.2): segments are [memory, tokens, memory] in every layer.
+
+    Before layer l both ends are overwritten by what was carried to layer l: learned tokens in the first segment, then
+    its own output at the previous segment's last memory tokens.
+    """
+
+    config_class = PRMTConfig
+    state_class = PRMTState
+    memory_class = PRMTMemory
+
+    def _add_memory(self, config: PRMTConfig) -> None:
+        weight = self.get_input_embeddings().weight
+        self.memory_tokens = nn.ModuleList(
+            MemoryTokens(config.num_memory_tokens, weight) for _ in range(config.num_hidden_layers)
+        )
+
+    def _memory(self) -> SegmentMemory:
+        return PRMTMemory(self.memory_tokens, self.config.recurrence)

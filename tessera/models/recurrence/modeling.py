@@ -1,0 +1,196 @@
+"""The common part of ARMT, RMT and PRMT as a Hugging Face model."""
+
+import copy
+from abc import ABC, abstractmethod
+from dataclasses import replace
+
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tessera.errors import expect
+from tessera.models.recurrence.base import expect_positions, fuse_activations, layer_list, widen_positions
+from tessera.models.recurrence.cache import GroupedCache, SegmentCache
+from tessera.models.recurrence.configuration import SegmentedConfig
+from tessera.models.recurrence.layer_hooks import keep_last_hidden, wrap_layers
+from tessera.models.recurrence.lm_head import ShiftedLoss
+from tessera.models.recurrence.memory_tokens import MemoryTokens
+from tessera.models.recurrence.reading import ReadOptions, SegmentedOutput, read_in_groups, read_text
+from tessera.models.recurrence.segment_runner import SegmentMemory, SegmentRunner
+from tessera.models.recurrence.segmented_input import SegmentedInput
+from tessera.models.recurrence.state import MemoryState
+
+
+class SegmentedPreTrainedModel(PreTrainedModel):
+    """Hugging Face plumbing: embeddings are the base model's, the state is neither cropped nor a `Cache`."""
+
+    config_class = SegmentedConfig
+    base_model_prefix = "base"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
+    _is_stateful = True  # the memory cannot be cropped, as assisted generation would ask
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The base model's."""
+        return self.base.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Set the base model's."""
+        self.base.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The base model's."""
+        return self.base.get_output_embeddings()
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Set the base model's."""
+        self.base.set_output_embeddings(new_embeddings)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def _reorder_cache(self, past_key_values: SegmentCache | GroupedCache, beam_idx: Tensor):
+        return past_key_values.reorder(beam_idx)
+
+    def _expand_inputs_for_generation(self, expand_size: int = 1, **inputs):
+        # transformers repeats the tensors of a prompt for beams and samples; a memory of several rows is one of them.
+        state = inputs.get("memory_state")
+        if state is not None and expand_size > 1 and state.batch_size > 1:
+            inputs["memory_state"] = state.repeat_batch(expand_size)
+        return super()._expand_inputs_for_generation(expand_size=expand_size, **inputs)
+
+
+class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
+    """A base model read segment by segment.
+
+    Subclasses make the memory's parameters and say what it does with them (`_add_memory`, `_memory`), and inherit from
+    `GenerationMixin` themselves: transformers looks for it in every class on its own.
+    """
+
+    memory_class: type[SegmentMemory]
+
+    def __init__(self, config: SegmentedConfig, base: PreTrainedModel | None = None):
+        super().__init__(config)
+        expect(config.base_config is not None, type(self).__name__, "base_config", "be given", None)
+        if base is None:
+            base = AutoModelForCausalLM.from_config(config.base_config)
+        else:
+            for module in base.modules():  # post_init must not draw a trained base anew
+                module._is_hf_initialized = True
+        self.base = base
+        front = config.num_memory_tokens if self.memory_class.at_front else 0
+        if config.own_memory_positions:
+            widen_positions(base, front, config.num_memory_tokens)
+        expect_positions(base, front + config.segment_size + config.num_memory_tokens)
+        wrap_layers(layer_list(base, config.layers_path))
+        fuse_activations(base)
+        base.base_model.register_forward_hook(keep_last_hidden)
+        self._add_memory(config)
+        self.post_init()
+        self.generation_config = copy.deepcopy(base.generation_config)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, MemoryTokens):
+            module.reset_parameters(self.get_input_embeddings().weight)
+
+    @abstractmethod
+    def _add_memory(self, config: SegmentedConfig) -> None:
+        """Make the parameters that the memory needs."""
+
+    @abstractmethod
+    def _memory(self) -> SegmentMemory:
+        """The memory with its present parameters."""
+
+    def segment_runner(self) -> SegmentRunner:
+        """What reads segments with the present modules."""
+        return SegmentRunner(self.base, self._memory(), self.config)
+
+    def empty_memory(self, batch: int) -> MemoryState:
+        """The memory of `batch` rows before anything was read."""
+        return self._memory().empty(batch)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        loss_mask: Tensor | None = None,
+        memory_state: MemoryState | None = None,
+        past_key_values: SegmentCache | GroupedCache | None = None,
+        use_cache: bool = False,
+        extend_segment: bool = False,
+        logits_to_keep: int = 0,
+        skip_logits: bool | None = None,
+        output_segment_states: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+        return_dict: bool | None = None,
+    ) -> SegmentedOutput:
+        """Read `input_ids` (B, T), any number of segments, after what `memory_state` (default: nothing) remembers.
+
+        Args:
+            attention_mask: (B, T); zeros at a row's ends are padding: its text is shorter (the result is that of the
+                row alone); zeros inside hide a position. With a cache it was read already.
+            labels: (B, T), shifted inside once across the whole text, -100 left out. loss_mask: booleans (B, T),
+                whether position t, which predicts label t + 1, counts.
+            memory_state: of B rows, or of one row for all.
+            past_key_values: what an earlier call with `use_cache` returned: the text goes on inside its segment.
+                Without `use_cache` the last segment is closed, however short, and its memory written.
+            extend_segment: never close the open segment while tokens are added to a cache (the published `generate`).
+            logits_to_keep: compute only the last so many; 0: all. skip_logits: leave them out of the result (default:
+                while training with labels, a block of them at a time).
+            output_segment_states: also return the memory after every segment.
+            num_items_in_batch: divide the summed loss by this in place of the number of counted positions.
+        Raises:
+            TesseraError: inputs that do not fit each other or the model.
+        """
+        cache = past_key_values
+        mask = attention_mask if cache is None else None
+        text = SegmentedInput.of(self.get_input_embeddings(), input_ids, inputs_embeds, mask, labels, loss_mask)
+        skip = (self.training and labels is not None) if skip_logits is None else skip_logits
+        options = ReadOptions(use_cache, extend_segment, logits_to_keep, skip, output_segment_states)
+        state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
+        loss = None if text.labels is None else ShiftedLoss(text.labels, text.loss_mask)
+        runner = self.segment_runner()
+        if isinstance(cache, GroupedCache) or _needs_groups(runner, text, use_cache):
+            output = _read_groups(runner, text, state, cache, options, loss)
+        else:
+            inner = replace(options, logits_to_keep=0) if text.uneven else options
+            output = read_text(runner, text, state, cache, inner, loss)
+            if text.uneven and output.logits is not None:
+                output.logits = text.restore(output.logits)[:, -logits_to_keep:]
+        output.loss = None if loss is None else loss.value(num_items_in_batch)
+        return output if return_dict is not False else output.to_tuple()
+
+    def _fitting(self, state: MemoryState, batch: int) -> MemoryState:
+        """`state` for `batch` rows, checked."""
+        state.expect_fits(self.empty_memory(1), type(self).__name__)
+        is_one_or_all = state.batch_size in (1, batch)
+        expect(is_one_or_all, type(self).__name__, "memory_state", f"hold 1 or {batch} rows", state.batch_size)
+        return state if state.batch_size == batch else state.repeat_batch(batch)
+
+
+def _needs_groups(runner: SegmentRunner, text: SegmentedInput, use_cache: bool) -> bool:
+    """Whether rows of different lengths must be read apart."""
+    apart = use_cache or not runner.takes_positions or runner.config.segment_alignment != "left"
+    return text.uneven and apart
+
+
+def _read_groups(runner, text, state, cache, options: ReadOptions, loss: ShiftedLoss | None) -> SegmentedOutput:
+    """Rows that are not equally far: logits (all of them, where padding must be put back first) and the loss."""
+    expect(not options.segment_states, "forward", "output_segment_states", "be False for rows of unequal length", True)
+    inner = options
+    if cache is None:
+        inner = replace(options, logits_to_keep=0, skip_logits=options.skip_logits and loss is None)
+    output = read_in_groups(runner, text, state, cache, inner)
+    if loss is not None:
+        loss.add(output.logits, 0)
+    if options.skip_logits:
+        output.logits = None
+    elif cache is None:
+        output.logits = text.restore(output.logits)[:, -options.logits_to_keep :]
+    return output

@@ -1,0 +1,151 @@
+"""One call of the base model over (a part of) one segment, with its memory around the base's layers."""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tessera.models.recurrence.base import position_table
+from tessera.models.recurrence.configuration import SegmentedConfig
+from tessera.models.recurrence.layer_hooks import LayerHooks
+from tessera.models.recurrence.state import MemoryState
+from tessera.state import State
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment, or the part of one that a call of the base model reads.
+
+    Attributes:
+        embeddings: (B, n, hidden) of its ordinary tokens, n >= 0. before: how many of the segment were read already.
+        close: whether the segment ends here, so that its memory tokens follow. keep_cache: whether the base's cache is
+            returned. cache: the base's cache of the part before. visible: booleans (B, before + n) or None. lengths:
+            how many tokens of the segment exist in each row (B,), or None for all. result: what to compute for the
+            ordinary tokens: "logits", "hidden" (the input of the head), or "nothing".
+    """
+
+    embeddings: Tensor
+    before: int = 0
+    close: bool = True
+    keep_cache: bool = False
+    cache: object = None
+    visible: Tensor | None = None
+    lengths: Tensor | None = None
+    result: str = "logits"
+
+    @property
+    def steps(self) -> int:
+        """n."""
+        return self.embeddings.shape[1]
+
+
+class SegmentResult(NamedTuple):
+    """What a segment's call gave: its `Segment.result`, the memory after it, the base's cache (while it is open)."""
+
+    result: Tensor | None
+    memory: MemoryState | None
+    cache: Any
+
+
+class SegmentMemory(ABC):
+    """What a model carries from segment to segment, as the runner needs it.
+
+    Attributes:
+        at_front: whether memory tokens stand at the start of a segment too.
+    """
+
+    at_front: bool = False
+
+    @abstractmethod
+    def empty(self, batch: int) -> MemoryState:
+        """The memory before anything was read."""
+
+    @abstractmethod
+    def embeddings(self, state: MemoryState) -> Tensor:
+        """What the memory tokens of a segment are made of, (B, M, hidden)."""
+
+    @abstractmethod
+    def hooks(self, state: MemoryState, is_empty: bool, front: int, back: int) -> LayerHooks:
+        """What happens around the layers; `is_empty`: nothing was read yet."""
+
+    @abstractmethod
+    def next_layers(self, hooks: LayerHooks, state: MemoryState) -> Sequence[State]:
+        """The new `MemoryState.layers` after a call that closed a segment."""
+
+
+class SegmentRunner:
+    """Calls `base` with `memory`. It holds references alone and is made anew for each text."""
+
+    def __init__(self, base: PreTrainedModel, memory: SegmentMemory, config: SegmentedConfig):
+        self.base, self.memory, self.config = base, memory, config
+        self.front = config.num_memory_tokens if memory.at_front else 0
+        self.takes_positions = "position_ids" in inspect.signature(base.forward).parameters
+
+    def run(self, segment: Segment, state: MemoryState | None) -> SegmentResult:
+        """Read `segment` after the memory `state` (None: nothing was read)."""
+        is_empty = state is None
+        state = self.memory.empty(segment.embeddings.shape[0]) if is_empty else state
+        front = self.front if segment.cache is None else 0
+        back = self.config.num_memory_tokens if segment.close else 0
+        hooks = self.memory.hooks(state, is_empty, front, back)
+        tokens = self.memory.embeddings(state) if front or back else None
+        parts = [tokens if front else None, segment.embeddings, tokens if back else None]
+        output = self.call_base(torch.cat([part for part in parts if part is not None], 1), segment, hooks)
+        result = {"logits": output.get("logits"), "hidden": hooks.last_hidden, "nothing": None}[segment.result]
+        result = None if result is None else result[:, front : front + segment.steps]
+        if segment.close:
+            read = segment.before + segment.steps if segment.lengths is None else segment.lengths
+            return SegmentResult(result, state.after(self.memory.next_layers(hooks, state), read), None)
+        return SegmentResult(result, None if is_empty else state, output.past_key_values)
+
+    def call_base(self, embeddings: Tensor, segment: Segment, hooks: LayerHooks) -> Any:
+        """The base model's output for `embeddings` (B, front + n + back, hidden) of `segment` and its memory tokens."""
+        arguments = {"inputs_embeds": embeddings, "use_cache": segment.keep_cache, "return_dict": True}
+        if segment.cache is not None:
+            arguments["past_key_values"] = segment.cache
+        visible = self._key_mask(segment, hooks.back)
+        if visible is None and self.config.own_memory_positions:
+            # Without a mask, transformers takes a jump of the positions for the start of another document.
+            steps = self.front + segment.before + segment.steps + hooks.back
+            visible = embeddings.new_ones(embeddings.shape[0], steps, dtype=torch.long)
+        if visible is not None:
+            arguments["attention_mask"] = visible
+        if self.takes_positions:
+            arguments["position_ids"] = self._positions(segment, hooks.front, hooks.back)
+        with hooks.active():
+            return (self.base if segment.result == "logits" else self.base.base_model)(**arguments)
+
+    def _key_mask(self, segment: Segment, back: int) -> Tensor | None:
+        """Which keys (B, front + before + n + back) are visible, memory tokens always; None for all.
+
+        A row without any token in this segment sees everything: its result is thrown away, but must be finite.
+        """
+        visible = segment.visible
+        if visible is None:
+            return None
+        if segment.lengths is not None:
+            visible = visible | (segment.lengths == 0)[:, None]
+        ones = torch.ones(visible.shape[0], 1, dtype=torch.bool, device=visible.device)
+        return torch.cat([ones.expand(-1, self.front), visible, ones.expand(-1, back)], 1).long()
+
+    def _positions(self, segment: Segment, front: int, back: int) -> Tensor:
+        """Positions (1 or B, T): consecutive, memory tokens right after the last token that exists, or in own rows."""
+        device = segment.embeddings.device
+        first = (0 if front else self.front) + segment.before
+        count = front + segment.steps
+        ordinary = torch.arange(first, first + count, device=device)[None]
+        if not back:
+            return ordinary
+        if self.config.own_memory_positions:
+            rows = position_table(self.base).num_embeddings
+            return torch.cat([ordinary, torch.arange(rows - back, rows, device=device)[None]], 1)
+        after = torch.arange(back, device=device)[None]
+        if segment.lengths is None:
+            return torch.cat([ordinary, after + first + count], 1)
+        after = after + self.front + segment.lengths[:, None]
+        return torch.cat([ordinary.expand(len(after), -1), after], 1)

@@ -1,0 +1,76 @@
+"""RMT as a Hugging Face model around any causal language model."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import GenerationMixin
+
+from tessera.models.recurrence.configuration import SegmentedConfig
+from tessera.models.recurrence.layer_hooks import LayerHooks
+from tessera.models.recurrence.memory_tokens import CarriedTokens, MemoryTokens
+from tessera.models.recurrence.modeling import SegmentedForCausalLM
+from tessera.models.recurrence.segment_runner import SegmentMemory
+from tessera.models.recurrence.state import MemoryState
+
+
+class RMTConfig(SegmentedConfig):
+    """Configuration of RMT; all arguments are those of `SegmentedConfig`."""
+
+    model_type = "rmt"
+
+
+@dataclass(frozen=True)
+class RMTState(MemoryState):
+    """The states of the memory tokens after the last layer and its final norm."""
+
+    kind = "rmt"
+    layer_state = CarriedTokens
+
+    @property
+    def memory_tokens(self) -> Tensor:
+        """(B, M, hidden)."""
+        return self.layers[0].tokens
+
+
+@dataclass(frozen=True)
+class RMTMemory(SegmentMemory):
+    """The memory tokens' last hidden states become the next segment's memory tokens; `tokens` are the first ones."""
+
+    tokens: MemoryTokens
+    at_front = True
+
+    def empty(self, batch: int) -> RMTState:
+        """The learned memory tokens."""
+        counts = torch.zeros(batch, dtype=torch.long, device=self.tokens.tokens.device)
+        return RMTState((CarriedTokens(self.tokens(batch)),), counts, counts)
+
+    def embeddings(self, state: RMTState) -> Tensor:
+        """The carried tokens."""
+        return state.memory_tokens
+
+    def hooks(self, state: RMTState, is_empty: bool, front: int, back: int) -> LayerHooks:
+        """None around single layers."""
+        return LayerHooks(front, back)
+
+    def next_layers(self, hooks: LayerHooks, state: RMTState) -> list[CarriedTokens]:
+        """The last hidden states at the last memory tokens."""
+        return [CarriedTokens(hooks.last_hidden[:, -hooks.back :])]
+
+
+class RMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
+    """Recurrent Memory Transformer (Bulatov et al. 2022, arXiv:2207.06881): a segment is [memory, tokens, memory].
+
+    Both ends carry the same embeddings: learned ones in the first segment, then the final hidden states (after the
+    last norm) at the previous segment's last memory tokens.
+    """
+
+    config_class = RMTConfig
+    state_class = RMTState
+    memory_class = RMTMemory
+
+    def _add_memory(self, config: RMTConfig) -> None:
+        self.memory_tokens = MemoryTokens(config.num_memory_tokens, self.get_input_embeddings().weight)
+
+    def _memory(self) -> SegmentMemory:
+        return RMTMemory(self.memory_tokens)
