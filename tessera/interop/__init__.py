@@ -3,7 +3,8 @@
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tessera.interop import armt, memory_mosaics, nano_mosaics  # noqa: F401 (they register themselves)
+from tessera.interop import armt, memory_mosaics, memory_mosaics_eft, nano_mosaics  # noqa: F401 (they register themselves)
+from tessera.interop.layouts import check_layout, recognised_source
 from tessera.interop.registry import REFERENCES
 
 
@@ -21,7 +22,9 @@ def from_reference(source: str, state_dict: dict[str, Tensor], arguments: dict) 
         TesseraError: an unknown source or argument, a missing, misshapen or unexpected tensor, or a published model
             that cannot be expressed (the message says why).
     """
-    return REFERENCES[source](dict(state_dict), dict(arguments))
+    build = REFERENCES[source]
+    check_layout(source, state_dict)
+    return build(dict(state_dict), dict(arguments))
 
 
-__all__ = ["REFERENCES", "from_reference"]
+__all__ = ["REFERENCES", "from_reference", "recognised_source"]

@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from tessera.errors import expect
 from tessera.kernels.base import KERNELS
 from tessera.kernels.rows import RowKernel
 from tessera.kernels.workspace import Workspace
@@ -19,12 +20,20 @@ class NormalizedReLU(RowKernel):
     Sparse Attention as Compact Kernel Regression, equations 11 and 12, with its appendix B.1 for the empty support.
     The scores are the responses before rectification, so that any slope and intercept may be given: published
     checkpoints have pairs that no bandwidth produces. A row of the uniform fall-back has no gradient.
+
+    `min_total` is the least sum that responses are divided by, for checkpoints of published code that has one: rows
+    whose responses sum to less have weights that sum to less than 1. The paper's kernel has none (0).
     """
 
     name: ClassVar[str] = "normalized_relu"
     # Slope 1, intercept 0: weights relu(cos) / sum, the published fixed bandwidth sqrt(2). At e^2 only pairs with a
     # cosine above 1 - 1 / (2 e^2) = 0.93 have weight, and nearly every query takes the fall-back without gradient.
     initial_inverse_bandwidth: ClassVar[float] = 0.5
+    min_total: float = 0.0
+
+    def __post_init__(self) -> None:
+        is_valid = isinstance(self.min_total, int | float) and 0 <= self.min_total < float("inf")
+        expect(is_valid, "kernel 'normalized_relu'", "min_total", "be a finite number of at least 0", self.min_total)
 
     def affine(self, inverse_bandwidth: Tensor) -> tuple[Tensor, Tensor | None]:
         return 2 * inverse_bandwidth, 1 - 2 * inverse_bandwidth
@@ -45,12 +54,15 @@ class NormalizedReLU(RowKernel):
         support = torch.sign(scaled.clamp_(min=0), out=workspace.empty_like(scaled))
         weights = self._normalized(scaled, total, lacking, pairs)
         mean = torch.mul(weights, grad, out=workspace.empty_like(grad)).sum(-1, keepdim=True)
-        grad.sub_(mean).mul_(support).mul_(total.reciprocal().masked_fill_(_is_nothing(total), 0.0))
+        mean.masked_fill_(total < self.min_total, 0.0)  # there the divisor is a constant
+        grad.sub_(mean).mul_(support).mul_(self._scale(total))
         return weights, grad
 
-    @staticmethod
-    def _normalized(responses: Tensor, total: Tensor, lacking: Tensor, pairs: Tensor) -> Tensor:
-        weights = responses.mul_(total.reciprocal().masked_fill_(_is_nothing(total), 0.0))
+    def _scale(self, total: Tensor) -> Tensor:
+        return total.clamp_min(self.min_total).reciprocal_().masked_fill_(_is_nothing(total), 0.0)
+
+    def _normalized(self, responses: Tensor, total: Tensor, lacking: Tensor, pairs: Tensor) -> Tensor:
+        weights = responses.mul_(self._scale(total))
         weights[lacking] = pairs / pairs.sum(-1, keepdim=True).clamp_(min=1).to(weights.dtype)
         return weights
 

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from tessera.ops.leaky_average import leaky_average
 from tessera.ops.unit_norm import unit_norm
@@ -11,12 +12,25 @@ class LeakyKeyExtractor(nn.Module):
     """`kbar_T = W_phi x_T + lambda kbar_{T-1}`, `k_T = kbar_T / |kbar_T|` (Memory Mosaics, equation 6).
 
     One lambda = exp(-|a|) in (0, 1] per head. The state is kbar_T (B, H, K): O(1) per token.
+
+    With `norm_eps` the norm is `k / (|k| + eps)`, and it matters whether kbar is this sum or, with `mean`, the sum
+    divided by that of its weights `1 + lambda + lambda^2 + ...`; that of the weights is then the last column of the
+    state (B, H, K + 1).
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, head_dim: int, bias: bool = False, norm_eps: float = 0.0):
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        head_dim: int,
+        bias: bool = False,
+        norm_eps: float = 0.0,
+        mean: bool = False,
+    ):
         super().__init__()
         self.num_heads = num_heads
         self.norm_eps = norm_eps
+        self.mean = mean
         self.projection = nn.Linear(hidden_size, num_heads * head_dim, bias=bias)
         self.decay_rate = nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()
@@ -33,5 +47,9 @@ class LeakyKeyExtractor(nn.Module):
     def forward(self, x: Tensor, carry: Tensor | None = None, documents: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Unit keys (B, H, T, K) of `x` (B, T, hidden), and the new carry kbar_T (B, H, K)."""
         candidates = self.projection(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        if self.mean:
+            candidates = pad(candidates, (0, 1), value=1.0)
         averaged, carry = leaky_average(candidates, self.decay(), carry, documents)
+        if self.mean:
+            averaged = averaged[..., :-1] / averaged[..., -1:]
         return unit_norm(averaged, self.norm_eps), carry

@@ -33,6 +33,8 @@ class ContextualMemory(nn.Module):
     Keys by a leaky average, values that look one step ahead, weights by `kernel` with one inverse bandwidth beta per
     head. At T = 1 the memory is empty and y_1 = 0. Cost of a whole sequence: O(T^2) time, O(T) memory on the fused
     and chunked backends; of one more token: O(1) features and one query over T pairs.
+
+    `delay` d and `mean_keys` are for published checkpoints: pairs i <= T - d are seen, and see `LeakyKeyExtractor`.
     """
 
     def __init__(
@@ -46,14 +48,16 @@ class ContextualMemory(nn.Module):
         weight_dropout: float = 0.0,
         head_dropout: float = 0.0,
         free_intercept: bool = False,
+        delay: int = 1,
+        mean_keys: bool = False,
     ):
         super().__init__()
         head_dim = hidden_size // num_heads
         self.kernel = kernel
         self.norm_eps = norm_eps
         self.weight_dropout = weight_dropout
-        self.window = Window(delay=1)
-        self.key_extractor = LeakyKeyExtractor(hidden_size, num_heads, head_dim, bias, norm_eps)
+        self.window = Window(delay=delay)
+        self.key_extractor = LeakyKeyExtractor(hidden_size, num_heads, head_dim, bias, norm_eps, mean_keys)
         self.value_extractor = VALUE_EXTRACTORS[value_extractor](hidden_size, num_heads, head_dim, bias)
         self.bandwidth = Bandwidth(num_heads, kernel, free_intercept)
         self.output = ScaledOutput(hidden_size, num_heads, bias, head_dropout)

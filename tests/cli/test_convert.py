@@ -77,7 +77,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(published, tmp_path, c
         ((good, out), "holds no model_args"),
         ((good, out, "--arguments", tmp_path / "list.json"), "must hold an object of arguments"),
         ((good, tmp_path / "full", *arguments), "is not an empty folder"),
-        ((good, out, *arguments, "--source", "memory-mosaics"), "unknown argument"),
+        ((good, out, *arguments, "--source", "memory-mosaics"), "those of 'nano-mosaics'"),
     ):
         assert convert(*given) == 2
         error = capsys.readouterr().err

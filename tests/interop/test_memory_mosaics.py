@@ -6,20 +6,36 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from tessera.errors import TesseraError
-from tessera.interop import from_reference, memory_mosaics, nano_mosaics
+from tessera.interop import from_reference, nano_mosaics, recognised_source
+from tessera.interop.memory_mosaics import SparseKernelImporter
+from tessera.interop.memory_mosaics_eft import SparseKernelTrainingImporter, TrainingScriptImporter
+from tessera.interop.stack_asso_mem import StackAssoMemImporter
 from tests.golden_files import cases, load, part
 from tests.tolerances import GOLDEN_FLOAT32_RATIO, GOLDEN_GRADIENT, GOLDEN_VALUE
 
-SOURCES = {"A_library": "memory-mosaics", "B_nano": "nano-mosaics", "C_sparse": "sparse-kernel-regression"}
+SOURCES = {
+    "A_library": "memory-mosaics",
+    "B_nano": "nano-mosaics",
+    "C_sparse": "sparse-kernel-regression",
+    "H_eft": "memory-mosaics-eft",
+    "I_eft_sparse": "sparse-kernel-regression-eft",
+}
+IMPORTERS = {
+    "A_library": StackAssoMemImporter,
+    "C_sparse": SparseKernelImporter,
+    "H_eft": TrainingScriptImporter,
+    "I_eft_sparse": SparseKernelTrainingImporter,
+}
 LEAKING = "C11_norm_relu_low_beta"
-SHARED = "C0_shared_params_inputs"
-CASES = [(family, case) for family in SOURCES for case in cases(family) if case not in (LEAKING, SHARED)]
+# Parameters and inputs of the cases that have none of their own.
+SHARED = {"C_sparse": "C0_shared_params_inputs", "I_eft_sparse": "I0_shared_params_inputs"}
+CASES = [(family, case) for family in SOURCES for case in cases(family) if case not in (LEAKING, *SHARED.values())]
 
 
 def golden(family, case):
     tensors, description = load(family, case)
-    if family == "C_sparse":
-        tensors = {**load(family, SHARED)[0], **tensors}
+    if "param/emb.weight" not in tensors and family in SHARED:
+        tensors = {**load(family, SHARED[family])[0], **tensors}
     return tensors, description, part(tensors, "param/")
 
 
@@ -27,29 +43,45 @@ def converted(family, published, arguments):
     """Our parameters as a function of the published ones, for gradients under the published names."""
     if family == "B_nano":
         return nano_mosaics.convert(published, {**nano_mosaics.ARGUMENTS, **arguments})
-    arguments = {**memory_mosaics.ARGUMENTS, "method": "softmax", **arguments}
-    return memory_mosaics.convert(SOURCES[family], published, arguments, arguments["method"])
+    return IMPORTERS[family](SOURCES[family], published, arguments).parameters()
+
+
+def runs(description):
+    """Names of the runs that have logits and a loss: T and the length, the longest first."""
+    return [name for name in description["runs"] if name[0] == "T"]
+
+
+def outputs(family, model, leaves, tensors, description, run):
+    """Logits and loss of our model whose parameters are functions of `leaves`, and which positions hold no padding."""
+    ours = converted(family, leaves, description["constructor"])
+    if model.config.tie_word_embeddings:
+        ours["lm_head.weight"] = ours["model.embed_tokens.weight"]
+    inputs = part(tensors, f"in/{run}/")
+    mask = inputs.get("attention_mask")
+    logits = functional_call(model, ours, (inputs["idx"],), {"attention_mask": mask}).logits
+    targets = inputs["targets"]
+    if "loss_mask" in inputs:  # the synthetic tasks: the target alone
+        targets = targets.masked_fill(inputs["loss_mask"] == 0, -1)
+    loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+    return logits, loss, torch.ones_like(targets, dtype=torch.bool) if mask is None else mask.bool()
 
 
 @pytest.mark.parametrize(("family", "case"), CASES)
 def test_float64_logits_losses_and_gradients(family, case):
     tensors, description, published = golden(family, case)
     model = from_reference(SOURCES[family], published, description["constructor"]).double()
-    for run in ("T48", "T17"):
+    for number, run in enumerate(runs(description)):
         leaves = {name: tensor.double().requires_grad_() for name, tensor in published.items()}
-        ours = converted(family, leaves, description["constructor"])
-        if model.config.tie_word_embeddings:
-            ours["lm_head.weight"] = ours["model.embed_tokens.weight"]
-        logits = functional_call(model, ours, (tensors[f"in/{run}/idx"],)).logits
-        loss = cross_entropy(logits.flatten(0, 1), tensors[f"in/{run}/targets"].flatten(), ignore_index=-1)
-        torch.testing.assert_close(logits, tensors[f"f64/{run}/logits"], rtol=0, atol=GOLDEN_VALUE)
+        logits, loss, visible = outputs(family, model, leaves, tensors, description, run)
+        expected = tensors[f"f64/{run}/logits"]
+        torch.testing.assert_close(logits[visible], expected[visible], rtol=0, atol=GOLDEN_VALUE)
         torch.testing.assert_close(loss, tensors[f"f64/{run}/loss"], rtol=0, atol=GOLDEN_VALUE)
         gradients = part(tensors, f"f64/{run}/grad/")
-        if not gradients:  # the files hold gradients of the long run alone
-            assert run == "T17"
+        assert bool(gradients) == (number == 0)  # the files hold gradients of the long run alone
+        if not gradients:
             continue
-        found = torch.autograd.grad(loss, [leaves[name] for name in gradients], allow_unused=True)
-        for (name, expected), gradient in zip(gradients.items(), found):
+        ours = torch.autograd.grad(loss, [leaves[name] for name in gradients], allow_unused=True)
+        for (name, expected), gradient in zip(gradients.items(), ours):
             gradient = torch.zeros_like(expected) if gradient is None else gradient
             bound = GOLDEN_GRADIENT * expected.abs().max().item()
             torch.testing.assert_close(
@@ -61,26 +93,24 @@ def test_float64_logits_losses_and_gradients(family, case):
 def test_float32_is_as_accurate_as_the_published_code(family, case):
     tensors, description, published = golden(family, case)
     model = from_reference(SOURCES[family], published, description["constructor"])
-    for run, recorded in description["runs"].items():
-        if run not in ("T48", "T17"):
-            continue
+    for run in runs(description):
+        recorded = description["runs"][run]
         leaves = {name: tensor.clone().requires_grad_() for name, tensor in published.items()}
-        ours = converted(family, leaves, description["constructor"])
-        if model.config.tie_word_embeddings:
-            ours["lm_head.weight"] = ours["model.embed_tokens.weight"]
-        logits = functional_call(model, ours, (tensors[f"in/{run}/idx"],)).logits
-        error = (logits - tensors[f"f64/{run}/logits"]).abs().max().item()
+        logits, loss, visible = outputs(family, model, leaves, tensors, description, run)
+        error = (logits - tensors[f"f64/{run}/logits"])[visible].abs().max().item()
         assert error <= GOLDEN_FLOAT32_RATIO * recorded["f32_vs_f64_logits_max_abs"]
-        loss = cross_entropy(logits.flatten(0, 1), tensors[f"in/{run}/targets"].flatten(), ignore_index=-1)
         gradients = part(tensors, f"f64/{run}/grad/")
         for name, expected in gradients.items():
-            (found,) = torch.autograd.grad(loss, leaves[name], retain_graph=True, allow_unused=True)
-            found = torch.zeros_like(leaves[name]) if found is None else found
+            (gradient,) = torch.autograd.grad(loss, leaves[name], retain_graph=True, allow_unused=True)
+            gradient = torch.zeros_like(leaves[name]) if gradient is None else gradient
             bound = GOLDEN_FLOAT32_RATIO * recorded["f32_vs_f64_grad_max_rel_to_max"] * expected.abs().max()
-            assert (found - expected).abs().max() <= bound, name
+            assert (gradient - expected).abs().max() <= bound, name
 
 
-@pytest.mark.parametrize(("family", "case"), [("A_library", "A1_lowr_nobias_pmem1"), ("B_nano", "B1_nobias_pmem1")])
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [("A_library", "A1_lowr_nobias_pmem1"), ("B_nano", "B1_nobias_pmem1"), ("H_eft", "H1_lowr_nobias_pmem1")],
+)
 def test_greedy_continuation_with_the_published_cropping(family, case):
     """Published generation recomputes the last block_size tokens, as this loop does; until then, the cache agrees."""
     tensors, description, published = golden(family, case)
@@ -130,3 +160,76 @@ def test_wrappers_and_constant_buffers_of_saved_modules_are_no_obstacle():
     model = from_reference("nano-mosaics", wrapped, description["constructor"]).double()
     logits = model(tensors["in/T17/idx"]).logits
     torch.testing.assert_close(logits, tensors["f64/T17/logits"], rtol=0, atol=GOLDEN_VALUE)
+
+
+def saved_by_script(case):
+    """A case as the training scripts save it: compiled names, and all of the script's arguments."""
+    tensors, description, published = golden("H_eft" if case.startswith("H") else "I_eft_sparse", case)
+    arguments = {name: value for name, value in description["constructor"].items() if name != "config"}
+    script = {"learning_rate": 5e-3, "dtype": "float16", "att_shift": 1, "milestone": [10000], "compile": True}
+    return tensors, {f"_orig_mod.{name}": tensor for name, tensor in published.items()}, {**arguments, **script}
+
+
+@pytest.mark.parametrize(
+    ("source", "case", "run"),
+    [
+        ("memory-mosaics-eft", "H2_lowr_bias_pmem2", "T9"),
+        ("sparse-kernel-regression-eft", "I17_softmax_task_sort", "T18"),
+    ],
+)
+def test_what_the_training_scripts_save_is_understood(source, case, run):
+    tensors, weights, arguments = saved_by_script(case)
+    if "sparse" in source:
+        arguments = {**arguments, "wandb_name": "an argument that only the script knows"}
+    assert recognised_source(weights, arguments) == source
+    logits = from_reference(source, weights, arguments).double()(tensors[f"in/{run}/idx"]).logits
+    visible = tensors.get(f"in/{run}/attention_mask", torch.ones(logits.shape[:2])).bool()
+    torch.testing.assert_close(logits[visible], tensors[f"f64/{run}/logits"][visible], rtol=0, atol=GOLDEN_VALUE)
+
+
+def test_trained_further_they_drop_no_contextual_weights():
+    _, weights, arguments = saved_by_script("H1_lowr_nobias_pmem1")
+    model = from_reference("memory-mosaics-eft", weights, {**arguments, "ic_dropout": 0.2, "hd_dropout": 0.1})
+    layer = model.model.layers[0]
+    assert (layer.contextual.weight_dropout, layer.persistent.weight_dropout) == (0.0, 0.2)
+    assert layer.residual_dropout == 0.1
+
+
+EFT_NAMES = "those of 'memory-mosaics-eft' and of 'sparse-kernel-regression-eft'"
+
+
+def test_another_codes_parameter_names_are_recognised():
+    _, eft, arguments = saved_by_script("H1_lowr_nobias_pmem1")
+    _, _, sparse_arguments = saved_by_script("I17_softmax_task_sort")
+    for source in ("memory-mosaics", "sparse-kernel-regression", "nano-mosaics", "armt"):
+        with pytest.raises(TesseraError, match=f"^{source}: the parameter names are {EFT_NAMES}"):
+            from_reference(source, eft, arguments)
+    plain = golden("A_library", "A1_lowr_nobias_pmem1")[2]
+    with pytest.raises(TesseraError, match="those of 'memory-mosaics' and of 'sparse-kernel-regression' "):
+        from_reference("memory-mosaics-eft", plain, arguments)
+    nano = golden("B_nano", "B1_nobias_pmem1")[2]
+    with pytest.raises(TesseraError, match="those of 'nano-mosaics'"):
+        from_reference("memory-mosaics", nano, arguments)
+    assert recognised_source(nano, None) == "nano-mosaics"
+    assert recognised_source(plain, sparse_arguments) == "sparse-kernel-regression"
+    with pytest.raises(TesseraError, match=f"{EFT_NAMES} .*Name the source"):
+        recognised_source(eft, None)
+    with pytest.raises(TesseraError, match="no published code known here"):
+        recognised_source({"weight": 0}, None)
+
+
+def test_arguments_of_the_wrong_script_are_refused():
+    _, eft, arguments = saved_by_script("H1_lowr_nobias_pmem1")
+    source = "sparse-kernel-regression-eft"
+    for wrong, changes, message in (
+        ("memory-mosaics-eft", {"method": "softmax"}, "one of the source 'sparse-kernel-regression-eft'"),
+        ("memory-mosaics-eft", {"n_heads": 3}, "unknown argument 'n_heads'. Did you mean 'n_head'"),
+        (source, {"methods": "softmax"}, "unknown argument 'methods'. Did you mean 'method'"),
+        (source, {}, "argument 'method' is missing"),
+        (source, {"method": "top0_softmax"}, "method must be softmax or"),
+    ):
+        with pytest.raises(TesseraError, match=message):
+            from_reference(wrong, eft, {**arguments, **changes})
+    rate = "_orig_mod.blocks.0.attn.leaky_average.leaky_beta_u_under"
+    with pytest.raises(TesseraError, match="two leak rates"):
+        from_reference("memory-mosaics-eft", {**eft, rate: eft[rate] + 1}, arguments)

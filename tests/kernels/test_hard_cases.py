@@ -5,6 +5,7 @@ import torch
 
 from tessera.kernels import (
     NearestNeighbours,
+    NormalizedReLU,
     entmax,
     knn_softmax,
     knn_uniform,
@@ -132,6 +133,15 @@ def test_normalized_relu_without_support_is_uniform_over_visible_pairs():
     assert weights.tolist() == [[0.5, 0.0, 0.5, 0.0], [0.25] * 4]
     weights.backward(torch.randn(2, 4))
     assert torch.equal(scores.grad, torch.zeros(2, 4))
+
+
+def test_a_floor_under_the_sum_of_normalized_relu():
+    scores = torch.tensor([[0.5, 1.0, -1.0], [0.25, -2.0, 0.5], [-1.0, -2.0, 0.0]], dtype=torch.float64)
+    kernel = NormalizedReLU(min_total=1.2)
+    expected = torch.tensor([[1 / 3, 2 / 3, 0], [0.25 / 1.2, 0, 0.5 / 1.2], [1 / 3] * 3], dtype=torch.float64)
+    torch.testing.assert_close(kernel.weights(scores), expected)
+    # The last row is the uniform fall-back, without gradient; zero lies at its kink.
+    assert torch.autograd.gradcheck(kernel.weights, scores[:2].clone().requires_grad_())
 
 
 def test_scores_at_the_threshold_are_outside():

@@ -8,6 +8,7 @@ from tessera.layers.value_extractors import VALUE_EXTRACTORS
 from tessera.models.strict_config import StrictConfig
 
 NORM_POSITIONS = ("pre", "post")
+INITIALIZATIONS = ("normal", "fan_in")
 
 
 class MemoryMosaicConfig(StrictConfig):
@@ -25,13 +26,21 @@ class MemoryMosaicConfig(StrictConfig):
         value_extractor: "mixed" (one mixing weight per head) or "convolution" (full, of width 2).
         bias: biases in linear layers and norms.
         norm_position: "pre" (x += f(Norm x)) or "post" (x = Norm x; x += f(x)).
-        weight_dropout: on the weights of stored pairs. head_dropout: on the heads' answers before the combining
-            layer. residual_dropout: on what each memory adds to the residual stream.
+        weight_dropout: on the weights of stored pairs. contextual_weight_dropout: that of the contextual memories
+            alone; None is weight_dropout. head_dropout: on the heads' answers before the combining layer.
+            residual_dropout: on what each memory adds to the residual stream.
         logit_scale: the read-out is `logit_scale * W Norm(x)`.
         layer_norm_eps: of the layer norms. key_norm_eps: k / (|k| + eps), the same for values.
+            persistent_key_norm_eps: that of the persistent memories' keys; None is key_norm_eps.
+        contextual_delay: at step T a contextual memory sees the pairs i <= T - delay. 1 is the papers' memory; with 2
+            it misses the newest pair, as three kernels of published training code do.
+        mean_keys: the contextual memories' keys are weighted means rather than sums (see `LeakyKeyExtractor`); it
+            matters only with a key_norm_eps.
         free_intercept: a learned intercept of the scores in place of the kernel's function of the bandwidth.
-        initializer_range: standard deviation of linear and embedding weights; combining layers divide it by
-            sqrt(2 num_layers).
+        initialization: "normal": linear and embedding weights from N(0, initializer_range^2), combining layers divided
+            by sqrt(2 num_layers). "fan_in", as the published library: linear weights from N(0, 1 / fan_in), combining
+            layers from N(0, 1 / (fan_in num_layers)), tied embeddings from N(0, 1 / hidden_size), others from N(0, 1).
+        initializer_range: the standard deviation of "normal".
     Raises:
         TesseraError: naming every argument that is unknown or impossible.
     """
@@ -52,12 +61,17 @@ class MemoryMosaicConfig(StrictConfig):
     bias: bool = False
     norm_position: str = "pre"
     weight_dropout: float = 0.0
+    contextual_weight_dropout: float | None = None
     head_dropout: float = 0.0
     residual_dropout: float = 0.0
     logit_scale: float = 1.0
     layer_norm_eps: float = 1e-5
     key_norm_eps: float = 0.0
+    persistent_key_norm_eps: float | None = None
+    contextual_delay: int = 1
+    mean_keys: bool = False
     free_intercept: bool = False
+    initialization: str = "normal"
     initializer_range: float = 0.02
     use_cache: bool = True
     tie_word_embeddings: bool = True
@@ -72,19 +86,26 @@ class MemoryMosaicConfig(StrictConfig):
 
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
-        found = self.positive("vocab_size", "hidden_size", "num_layers", "num_heads", "num_persistent_banks")
-        if not found and self.hidden_size % self.num_heads:
-            found.append(f"num_heads must divide hidden_size ({self.hidden_size}); got {self.num_heads}.")
+        sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_persistent_banks", "contextual_delay")
+        problems = self.positive(*sizes)
+        if not problems and self.hidden_size % self.num_heads:
+            problems.append(f"num_heads must divide hidden_size ({self.hidden_size}); got {self.num_heads}.")
         if not isinstance(self.num_persistent_slots, int) or self.num_persistent_slots < 0:
-            found.append(f"num_persistent_slots must be a non-negative integer; got {self.num_persistent_slots!r}.")
-        found += self.probabilities("weight_dropout", "head_dropout", "residual_dropout")
+            problems.append(f"num_persistent_slots must be a non-negative integer; got {self.num_persistent_slots!r}.")
+        optional = ("contextual_weight_dropout",) if self.contextual_weight_dropout is not None else ()
+        problems += self.probabilities("weight_dropout", "head_dropout", "residual_dropout", *optional)
+        for name in ("key_norm_eps", "persistent_key_norm_eps"):
+            if getattr(self, name) is not None and not getattr(self, name) >= 0:
+                problems.append(f"{name} must be at least 0; got {getattr(self, name)!r}.")
+        if self.initialization not in INITIALIZATIONS:
+            problems.append(f"initialization must be one of {', '.join(INITIALIZATIONS)}; got {self.initialization!r}.")
         if self.value_extractor not in VALUE_EXTRACTORS:
-            found.append(f"value_extractor must be one of {', '.join(VALUE_EXTRACTORS)}; got {self.value_extractor!r}.")
+            problems.append(f"value_extractor must be one of {', '.join(VALUE_EXTRACTORS)}; got {self.value_extractor!r}.")
         if self.norm_position not in NORM_POSITIONS:
-            found.append(f"norm_position must be one of {', '.join(NORM_POSITIONS)}; got {self.norm_position!r}.")
+            problems.append(f"norm_position must be one of {', '.join(NORM_POSITIONS)}; got {self.norm_position!r}.")
         for name in ("kernel", "persistent_kernel"):
             try:
                 kernel_from_config(getattr(self, name))
             except TesseraError as error:
-                found.append(f"{name}: {error}")
-        return found
+                problems.append(f"{name}: {error}")
+        return problems

@@ -25,19 +25,18 @@ class MemoryMosaicLayer(GradientCheckpointingLayer):
         super().__init__()
         self.post_norm = config.norm_position == "post"
         self.residual_dropout = config.residual_dropout
-        shared = {
-            "bias": config.bias,
-            "norm_eps": config.key_norm_eps,
-            "weight_dropout": config.weight_dropout,
-            "head_dropout": config.head_dropout,
-        }
+        shared = {"bias": config.bias, "head_dropout": config.head_dropout}
         self.contextual_norm = _norm(config)
         self.contextual = ContextualMemory(
             config.hidden_size,
             config.num_heads,
             kernel_from_config(config.kernel),
             config.value_extractor,
+            norm_eps=config.key_norm_eps,
+            weight_dropout=_own_or_shared(config.contextual_weight_dropout, config.weight_dropout),
             free_intercept=config.free_intercept,
+            delay=config.contextual_delay,
+            mean_keys=config.mean_keys,
             **shared,
         )
         self.persistent = None
@@ -49,6 +48,8 @@ class MemoryMosaicLayer(GradientCheckpointingLayer):
                 config.num_persistent_slots,
                 config.num_persistent_banks,
                 kernel_from_config(config.persistent_kernel),
+                norm_eps=_own_or_shared(config.persistent_key_norm_eps, config.key_norm_eps),
+                weight_dropout=config.weight_dropout,
                 **shared,
             )
 
@@ -76,6 +77,10 @@ class MemoryMosaicLayer(GradientCheckpointingLayer):
         return (read if self.post_norm else hidden) + recalled, state
 
 
+def _own_or_shared(own: float | None, shared: float) -> float:
+    return shared if own is None else own
+
+
 def _norm(config: MemoryMosaicConfig) -> nn.LayerNorm:
     return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)
 
@@ -94,9 +99,8 @@ class MemoryMosaicPreTrainedModel(StackPreTrainedModel):
     }
 
     def _init_weights(self, module: nn.Module) -> None:
-        std = self.config.initializer_range
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            init.normal_(module.weight, 0.0, std)
+            init.normal_(module.weight, 0.0, self._std(module))
             if getattr(module, "bias", None) is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):
@@ -104,9 +108,20 @@ class MemoryMosaicPreTrainedModel(StackPreTrainedModel):
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, ScaledOutput):
-            init.normal_(module.projection.weight, 0.0, std / math.sqrt(2 * self.config.num_layers))
+            branches = self.config.num_layers if self._by_fan_in() else 2 * self.config.num_layers
+            init.normal_(module.projection.weight, 0.0, self._std(module.projection) / math.sqrt(branches))
         if isinstance(module, (Bandwidth, LeakyKeyExtractor, MixedValueExtractor, PersistentMemory, ScaledOutput)):
             module.reset_parameters()
+
+    def _by_fan_in(self) -> bool:
+        return self.config.initialization == "fan_in"
+
+    def _std(self, module: nn.Linear | nn.Embedding) -> float:
+        if not self._by_fan_in():
+            return self.config.initializer_range
+        if isinstance(module, nn.Embedding) and not self.config.tie_word_embeddings:
+            return 1.0
+        return 1 / math.sqrt(getattr(module, "fan_in", module.weight.shape[1]))
 
 
 class MemoryMosaicModel(MemoryMosaicPreTrainedModel, StackModel):

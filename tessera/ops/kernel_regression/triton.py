@@ -81,6 +81,6 @@ def family_of(kernel: Kernel) -> tuple[str, float, float] | None:
         return "adaptive", float(kernel.order), 0.0
     if isinstance(kernel, ReLUmax):
         return "anchored", 1.0, float(kernel.margin)
-    if isinstance(kernel, NormalizedReLU):
+    if isinstance(kernel, NormalizedReLU) and not kernel.min_total:
         return "fixed", 1.0, 0.0
     return None

@@ -17,6 +17,13 @@ VARIANTS = {
     "contextual only": {"num_persistent_slots": 0},
     "compact": {"kernel": "triweight", "persistent_kernel": {"name": "knn", "base": "gaussian", "k": 3}},
     "normalized relu": {"kernel": "normalized_relu", "free_intercept": True},
+    "training code": {
+        "kernel": {"name": "normalized_relu", "min_total": 0.5},
+        "contextual_delay": 2,
+        "mean_keys": True,
+        "key_norm_eps": 0.1,
+        "persistent_key_norm_eps": 0.0,
+    },
 }
 
 
@@ -67,7 +74,7 @@ def test_a_single_step_recalls_nothing():
     torch.testing.assert_close(model(ids).logits, model.lm_head(model.model.norm(embedded)))
 
 
-@pytest.mark.parametrize("variant", ["published", "convolution", "compact"])
+@pytest.mark.parametrize("variant", ["published", "convolution", "compact", "training code"])
 def test_packed_documents_do_not_see_each_other(variant):
     model, ids = build(**VARIANTS[variant]), tokens(batch=1)
     documents = torch.tensor([[0] * 11 + [1] * 19])
