@@ -18,7 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this verb."""
     parser.add_argument("checkpoint", type=Path, help="the published weights")
     parser.add_argument("output", type=Path, help="the folder to write; it must not exist or be empty")
-    parser.add_argument("--source", required=True, help="which published code, such as memory-mosaics or nano-mosaics")
+    parser.add_argument(
+        "--source",
+        help="which published code, such as memory-mosaics-eft or nano-mosaics; recognised by the parameter names and "
+        "the constructor's arguments where these tell",
+    )
     parser.add_argument(
         "--arguments",
         type=Path,
@@ -32,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from tessera.errors import TesseraError
-    from tessera.interop import from_reference
+    from tessera.interop import from_reference, recognised_source
 
     if arguments.output.exists() and (not arguments.output.is_dir() or any(arguments.output.iterdir())):
         raise TesseraError(f"{arguments.output}: already exists and is not an empty folder. Choose another output.")
@@ -40,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     constructor = read_arguments(arguments.arguments) if arguments.arguments else found
     if constructor is None:
         raise TesseraError(f"{arguments.checkpoint}: it holds no model_args; give the constructor's with --arguments.")
-    model = from_reference(arguments.source, weights, constructor).to(getattr(torch, arguments.dtype))
+    source = arguments.source or recognised_source(weights, constructor)
+    model = from_reference(source, weights, constructor).to(getattr(torch, arguments.dtype))
     try:
         model.save_pretrained(arguments.output)
     except OSError as error:

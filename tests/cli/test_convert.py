@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from tessera.cli.main import main
 from tests.golden_files import load, part
+from tests.tolerances import GOLDEN_VALUE
 
 CASE = load("B_nano", "B1_nobias_pmem1")
 
@@ -44,6 +45,19 @@ def test_a_training_checkpoint_brings_its_arguments(published, tmp_path):
     torch.save({"model": weights, "model_args": constructor, "iter_num": 3}, tmp_path / "ckpt.pt")
     assert convert(tmp_path / "ckpt.pt", tmp_path / "out") == 0
     expect_logits(tmp_path / "out")
+
+
+def test_what_a_published_training_script_saves_needs_no_source(tmp_path):
+    tensors, description = load("I_eft_sparse", "I17_softmax_task_sort")
+    weights = {f"_orig_mod.{name}": tensor for name, tensor in part(tensors, "param/").items()}
+    arguments = {**description["constructor"], "learning_rate": 1e-3, "milestone": [10000]}
+    content = {"model": weights, "model_args": arguments, "iter_num": 3, "loss_history": [3.6, 3.5]}
+    torch.save(content, tmp_path / "ckpt.pt")
+    assert main(["convert", str(tmp_path / "ckpt.pt"), str(tmp_path / "out"), "--dtype", "float64"]) == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float64)
+    visible = tensors["in/T18/attention_mask"].bool()
+    logits = model(tensors["in/T18/idx"]).logits[visible]
+    torch.testing.assert_close(logits, tensors["f64/T18/logits"][visible], rtol=0, atol=GOLDEN_VALUE)
 
 
 class Hostile:

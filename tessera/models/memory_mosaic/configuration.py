@@ -100,7 +100,9 @@ class MemoryMosaicConfig(StrictConfig):
         if self.initialization not in INITIALIZATIONS:
             problems.append(f"initialization must be one of {', '.join(INITIALIZATIONS)}; got {self.initialization!r}.")
         if self.value_extractor not in VALUE_EXTRACTORS:
-            problems.append(f"value_extractor must be one of {', '.join(VALUE_EXTRACTORS)}; got {self.value_extractor!r}.")
+            problems.append(
+                f"value_extractor must be one of {', '.join(VALUE_EXTRACTORS)}; got {self.value_extractor!r}."
+            )
         if self.norm_position not in NORM_POSITIONS:
             problems.append(f"norm_position must be one of {', '.join(NORM_POSITIONS)}; got {self.norm_position!r}.")
         for name in ("kernel", "persistent_kernel"):
