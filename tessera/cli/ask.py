@@ -2,13 +2,15 @@
 
 import argparse
 
+from tessera.cli.arguments import positive_int
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera ask`."""
     parser.add_argument("model", help="folder of the model that memorized")
     parser.add_argument("question", help="text to continue")
     parser.add_argument("--memory", required=True, help="file that `tessera memorize` stored")
-    parser.add_argument("--max-new-tokens", type=int, default=50, help="stop after so many (default: 50)")
+    parser.add_argument("--max-new-tokens", type=positive_int, default=50, help="stop after so many (default: 50)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -16,10 +18,9 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from tessera.cli.memorize import segmented_model, stored_memory
-    from tessera.errors import TesseraError, expect
+    from tessera.errors import TesseraError
     from tessera.models.loading import load_tokenizer
 
-    expect(arguments.max_new_tokens >= 1, "ask", "--max-new-tokens", "be at least 1", arguments.max_new_tokens)
     model, tokenizer = segmented_model(arguments.model, "ask"), load_tokenizer(arguments.model)
     memory = stored_memory(model, arguments.memory, "ask")
     ids = tokenizer(arguments.question, return_tensors="pt", add_special_tokens=False)["input_ids"]

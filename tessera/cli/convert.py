@@ -1,4 +1,4 @@
-"""rebuild a published checkpoint as a model of this library.
+"""Rebuild a published checkpoint as a model of this library.
 
 The checkpoint is a .safetensors file, or a PyTorch file (.pt, .pth, .bin, .ckpt) that is read with weights_only: code
 in it is never run. The result is a folder that from_pretrained, generate and eval read.

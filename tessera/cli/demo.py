@@ -8,6 +8,8 @@ both models train for fewer steps, so that it ends within --minutes.
 import argparse
 from pathlib import Path
 
+from tessera.cli.arguments import positive_float
+
 RECIPES = {"Memory Mosaic": "demo-mosaic", "transformer": "demo-transformer"}
 TRIAL_STEPS, EVALUATIONS = 4, 10
 TRIAL = ("training.log_every=1", "training.evaluate_sequences=1", "training.checkpoint_every=4")
@@ -16,9 +18,11 @@ PROMPT = "Once upon a time there was a king who had three daughters, and the you
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera demo`."""
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to both recipes, with dotted keys")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="changes to both recipes, with dotted keys"
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="default: runs/demo")
-    parser.add_argument("--minutes", type=float, default=5.5, help="time for training, at most (default: 5.5)")
+    parser.add_argument("--minutes", type=positive_float, default=5.5, help="time for training, at most (default: 5.5)")
     parser.add_argument("--prompt", default=PROMPT, help="beginning of the samples")
 
 

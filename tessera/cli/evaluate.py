@@ -9,21 +9,25 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from tessera.cli.arguments import context_length, image_file, positive_int
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera eval`."""
     parser.add_argument("model", help="folder of the model")
     parser.add_argument("--data", nargs="+", help="text to evaluate on (default: the run's validation text)")
-    parser.add_argument("--context", type=int, help="tokens per sequence (default: the run's, else 512)")
-    parser.add_argument("--sequences", type=int, help="evaluate at most so many, spread over the text (default: all)")
-    parser.add_argument("--batch-size", type=int, default=8, help="sequences per forward pass (default: 8)")
+    parser.add_argument("--context", type=context_length, help="tokens per sequence (default: the run's, else 512)")
+    parser.add_argument(
+        "--sequences", type=positive_int, help="evaluate at most so many, spread over the text (default: all)"
+    )
+    parser.add_argument("--batch-size", type=positive_int, default=8, help="sequences per forward pass (default: 8)")
     parser.add_argument("--precision", choices=("auto", "bf16", "fp32"), default="fp32", help="default: fp32")
     parser.add_argument(
         "--without-long-term-memory", action="store_true", help="switch the long-term memories off (v2 models)"
     )
     parser.add_argument("--split", help="split of stories or of a dataset (default: validation)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON, with provenance")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw loss by position into this image file")
+    parser.add_argument("--plot", type=image_file, metavar="FILE", help="draw loss by position into this image file")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,17 +6,25 @@ among the 50 likeliest tokens; --temperature 0 takes the likeliest token each ti
 
 import argparse
 
+from tessera.cli.arguments import positive_int, probability, seed, temperature, whole_number
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera generate`."""
     parser.add_argument("model", help="folder of the model")
     parser.add_argument("--prompt", required=True, help="text to continue")
-    parser.add_argument("--max-new-tokens", type=int, default=200, help="stop after so many (default: 200)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0: the likeliest token (default: 0.8)")
-    parser.add_argument("--top-k", type=int, default=50, help="sample among the k likeliest; 0: all (default: 50)")
-    parser.add_argument("--top-p", type=float, default=1.0, help="sample among the likeliest of total probability p")
-    parser.add_argument("--num-beams", type=int, default=1, help="beam search of this width (printed at the end)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
+    parser.add_argument("--max-new-tokens", type=positive_int, default=200, help="stop after so many (default: 200)")
+    parser.add_argument("--temperature", type=temperature, default=0.8, help="0: the likeliest token (default: 0.8)")
+    parser.add_argument(
+        "--top-k", type=whole_number, default=50, help="sample among the k likeliest; 0: all (default: 50)"
+    )
+    parser.add_argument(
+        "--top-p", type=probability, default=1.0, help="sample among the likeliest of total probability p"
+    )
+    parser.add_argument(
+        "--num-beams", type=positive_int, default=1, help="beam search of this width (printed at the end)"
+    )
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the sampling (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,12 +8,18 @@ import argparse
 import json
 from pathlib import Path
 
+from tessera.cli.arguments import positive_int
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera info`."""
     parser.add_argument("what", help="preset, recipe name, recipe file, or model folder")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe, with dotted keys")
-    parser.add_argument("--context", type=int, help="tokens of context for the FLOPs (default: the recipe's, else 512)")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="changes to the recipe, with dotted keys"
+    )
+    parser.add_argument(
+        "--context", type=positive_int, help="tokens of context for the FLOPs (default: the recipe's, else 512)"
+    )
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 

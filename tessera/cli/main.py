@@ -1,11 +1,18 @@
-"""The command line: `tessera VERB ...`. Every verb is a module with `add_arguments(parser)` and `run(arguments)`."""
+"""The command line: `tessera VERB ...`. Every verb is a module with `add_arguments(parser)` and `run(arguments)`.
+
+The modules of the verbs import only the standard library at their top, and what they need inside `run`: so `--help` and
+every mistake in the arguments answer before torch and transformers are imported, which takes seconds.
+"""
 
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
+from tessera import plugins
 from tessera.errors import TesseraError
 
 USER_ERROR, INTERRUPTED = 2, 130
@@ -24,30 +31,51 @@ VERBS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reports a mistake as this library does: in one line, without the usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        message = " ".join(message.split()).removesuffix(".")
+        message = re.sub(r"^argument (\S+): must ", r"\1 must ", message)
+        raise TesseraError(f"{self.prog}: {message}. See {self.prog} --help.")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Exit status: 0, 2 after a user's mistake (its message on stderr), 130 when interrupted."""
-    parsed = make_parser().parse_args(arguments)
-    _quieten_libraries()
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return importlib.import_module(VERBS[parsed.verb]).run(parsed) or 0
+        _require_text(arguments)
+        parsed = make_parser().parse_args(arguments)
+        _quieten_libraries()
+        for name in parsed.imports:
+            plugins.import_file(name)
+        status = importlib.import_module(VERBS[parsed.verb]).run(parsed) or 0
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return status
     except TesseraError as error:
         print(error, file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone, as in `tessera info ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _flush_or_abandon_output()
         return 0
+    except OSError as error:  # a full disk, a name that is too long, a folder without permission
+        _flush_or_abandon_output()
+        place = f": {error.filename}" if error.filename else ""
+        print(f"tessera: {error.strerror or error}{place}"[:400], file=sys.stderr)
+        return USER_ERROR
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all verbs."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="tessera",
         description="Sequence models made of associative memories: train them, sample from them, measure them.",
     )
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
     for verb, name in VERBS.items():
         module = importlib.import_module(name)
         summary = (module.__doc__ or "").strip()
@@ -58,15 +86,47 @@ def make_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(child)
+        child.add_argument(
+            "--import",
+            dest="imports",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="first import this Python file or module, which registers kernels, tasks or models of your own",
+        )
     return parser
 
 
-def _quieten_libraries() -> None:
-    """The verbs say what there is to say; transformers' own notices and bars would break the progress line."""
-    from transformers.utils import logging
+def _require_text(arguments: Sequence[str]) -> None:
+    """Arguments that no file system or tokenizer takes are refused before anybody meets them."""
+    for argument in arguments:
+        if "\0" in argument:
+            raise TesseraError(f"tessera: arguments must not contain NUL; got {argument[:60]!r}.")
+        if not argument.isascii() and any("\ud800" <= character <= "\udfff" for character in argument):
+            raise TesseraError(f"tessera: arguments must be text in UTF-8; got {os.fsencode(argument)[:60]!r}.")
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+
+def _flush_or_abandon_output() -> None:
+    """If what is in the buffer of standard output cannot be written, Python must not try again at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def _quieten_libraries() -> None:
+    """The verbs say what there is to say; transformers' own notices and bars would break the progress line.
+
+    It reads these settings when it is imported, which is still to come, except where `main` is called from Python.
+    """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if "transformers" in sys.modules:
+        logging = importlib.import_module("transformers.utils.logging")
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ Budgets: smoke (seconds; shows that it runs), cpu (reduced, at most 90 minutes o
 import argparse
 from pathlib import Path
 
+from tessera.cli.arguments import positive_int
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera reproduce`."""
@@ -14,9 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", default="cpu", help="smoke, cpu or full (default: cpu)")
     parser.add_argument("--models", nargs="+", help="only these models (default: those of the budget)")
     parser.add_argument("--kernels", nargs="+", help="only these kernels (default: those of the budget)")
-    parser.add_argument("--seeds", type=int, help="number of seeds (default: that of the budget)")
+    parser.add_argument("--seeds", type=positive_int, help="number of seeds (default: that of the budget)")
     parser.add_argument("--only", metavar="PATTERN", help='only runs of this name, as in "*/1000/seed 0"')
-    parser.add_argument("--workers", type=int, help="runs side by side (default: one per core; with a GPU, one)")
+    parser.add_argument(
+        "--workers", type=positive_int, help="runs side by side (default: one per core; with a GPU, one)"
+    )
     parser.add_argument("--output", type=Path, default=Path("results"), help="default: results")
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera train`."""
     parser.add_argument("recipe", help="recipe file, or the name of a shipped recipe")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe, with dotted keys")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="changes to the recipe, with dotted keys"
+    )
     parser.add_argument("--output", type=Path, help="folder of the run (default: runs/<name of the recipe>)")
     parser.add_argument(
         "--resume", action="store_true", help="continue from the last whole checkpoint; same weights as without a stop"

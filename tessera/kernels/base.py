@@ -15,7 +15,7 @@ from torch import Tensor
 from tessera.errors import TesseraError, did_you_mean
 from tessera.registry import Registry
 
-KERNELS: Registry[type["Kernel"]] = Registry("kernel")
+KERNELS: Registry[type["Kernel"]] = Registry("kernel", "tessera.kernels")
 
 
 @dataclass(frozen=True)

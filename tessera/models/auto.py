@@ -1,6 +1,6 @@
 """Registration with the Auto classes of transformers."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicModel
@@ -20,7 +20,14 @@ MODELS = [
 def register() -> None:
     """Make every model of the library known to `AutoConfig`, `AutoModel` and `AutoModelForCausalLM`."""
     for config, base, causal in MODELS:
-        AutoConfig.register(config.model_type, config, exist_ok=True)
-        if base is not None:
-            AutoModel.register(config, base, exist_ok=True)
-        AutoModelForCausalLM.register(config, causal, exist_ok=True)
+        register_model(config, causal, base)
+
+
+def register_model(
+    config: type[PreTrainedConfig], causal: type[PreTrainedModel], base: type[PreTrainedModel] | None = None
+) -> None:
+    """Make one model type known to them; `base` is the model without its head, if there is one."""
+    AutoConfig.register(config.model_type, config, exist_ok=True)
+    if base is not None:
+        AutoModel.register(config, base, exist_ok=True)
+    AutoModelForCausalLM.register(config, causal, exist_ok=True)

@@ -81,7 +81,7 @@ class Task(ABC):
         return set()
 
 
-TASKS: Registry[type[Task]] = Registry("task")
+TASKS: Registry[type[Task]] = Registry("task", "tessera.tasks")
 
 
 def generator_of(task: Task, seed: int, split: str) -> torch.Generator:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-import tessera.models.auto  # noqa: F401 (importing tessera registers the library's models)
 from tessera.errors import TesseraError, did_you_mean
 from tessera.models.transformer import context_limit, transformer_config
 

@@ -98,7 +98,7 @@ def test_info_of_a_recipe_and_of_a_folder(tessera, run_folder):
         (["generate", "nowhere", "--prompt", "a"], "nowhere: no such folder"),
         (["eval", "nowhere"], "nowhere: no such folder"),
         (["eval", "{run}", "--data", "nowhere.txt"], "'nowhere.txt': no such text file"),
-        (["eval", "{run}", "--context", "1"], "data.context must be at least 2"),
+        (["eval", "{run}", "--context", "1"], "--context must be at least 2"),
         (["eval", "{run}", "--context", "99999"], "at least one context of 99999 tokens"),
         (["info", "nowhere"], "recipe nowhere: no such file"),
         (["info", "{run}", "model.num_layers=2"], "must be left out for a model folder"),

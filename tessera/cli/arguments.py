@@ -1,0 +1,66 @@
+"""Types of options that verbs share: what argparse calls with the text of an option, and refuses in one line."""
+
+import argparse
+import math
+from collections.abc import Callable
+
+LARGEST_COUNT = 2**31 - 1
+LARGEST_SEED = 2**32 - 1  # of numpy's generators
+
+
+def integer(low: int, high: int = LARGEST_COUNT) -> Callable[[str], int]:
+    """Whole numbers in low..high."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:  # also more digits than Python converts
+            raise argparse.ArgumentTypeError(f"must be a whole number; got {_short(text)}") from None
+        if number < low:
+            raise argparse.ArgumentTypeError(f"must be at least {low}; got {_short(text, number)}")
+        if number > high:
+            raise argparse.ArgumentTypeError(f"must be at most {high}; got {_short(text, number)}")
+        return number
+
+    return read
+
+
+def real(low: float, high: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
+    """Finite numbers from `low` (excluded if `above`) to `high`."""
+
+    def read(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be a number; got {_short(text)}") from None
+        if not math.isfinite(number) or number < low or number > high or (above and number == low):
+            least = f"be {'above' if above else 'at least'} {low:g}"
+            interval = f"lie in {'(' if above else '['}{low:g}, {high:g}]"
+            raise argparse.ArgumentTypeError(
+                f"must {interval if math.isfinite(high) else least} and be finite; got {number:g}"
+            )
+        return number
+
+    return read
+
+
+def image_file(text: str) -> str:
+    """The name of a figure, whose ending says its format."""
+    if not text.lower().endswith((".png", ".svg", ".pdf")):
+        raise argparse.ArgumentTypeError(f"must end in .png, .svg or .pdf; got {_short(text)}")
+    return text
+
+
+positive_int = integer(1)
+whole_number = integer(0)
+context_length = integer(2)  # one token to read, one to predict
+seed = integer(0, LARGEST_SEED)
+positive_float = real(0, above=True)
+temperature = real(0)
+probability = real(0, 1, above=True)
+
+
+def _short(text: str, number: int | None = None) -> str:
+    if len(text) > 40:
+        return f"{text[:40]!r}..."
+    return repr(text) if number is None else str(number)

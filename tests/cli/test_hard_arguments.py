@@ -1,0 +1,76 @@
+"""Arguments that nobody means: one line, status 2, and nothing written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COUNTS = {
+    "generate": ("--max-new-tokens", "--num-beams"),
+    "eval": ("--sequences", "--batch-size", "--context"),
+    "info": ("--context",),
+    "ask": ("--max-new-tokens",),
+    "reproduce": ("--seeds", "--workers"),
+}
+REQUIRED = {"generate": ("--prompt", "a"), "ask": ("Who?", "--memory", "m")}
+
+
+@pytest.mark.parametrize(("verb", "option"), [(verb, option) for verb, names in COUNTS.items() for option in names])
+@pytest.mark.parametrize("value", ["-1", "0", "1.5", "", "ten", "nan", "9" * 5000, str(2**40)])
+def test_counts(tessera, verb, option, value):
+    status, out, err = tessera(verb, "what", *REQUIRED.get(verb, ()), option, value)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"tessera {verb}: {option} must be ")
+    assert len(err.splitlines()) == 1
+    assert len(err) < 200
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--temperature", "-0.1", "must be at least 0 and be finite; got -0.1."),
+        ("--temperature", "inf", "must be at least 0 and be finite; got inf."),
+        ("--top-p", "0", "must lie in (0, 1] and be finite; got 0."),
+        ("--top-p", "nan", "must lie in (0, 1] and be finite; got nan."),
+        ("--seed", "-1", "must be at least 0; got -1."),
+        ("--seed", str(2**32), f"must be at most {2**32 - 1}; got {2**32}."),
+        ("--top-k", "-1", "must be at least 0; got -1."),
+    ],
+)
+def test_sampling(tessera, option, value, message):
+    status, _, err = tessera("generate", "what", "--prompt", "a", option, value)
+    assert status == 2
+    assert f"{option} {message}" in err
+
+
+@pytest.mark.parametrize("verb", ["train", "info", "eval", "memorize", "demo"])
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("a\0b", "must not contain NUL"),
+        (os.fsdecode(b"\xff\xfe"), "must be text in UTF-8"),
+        ("x" * 300, ""),
+        ("x" * 5000, ""),
+    ],
+)
+def test_names_that_no_file_can_have(tessera, tmp_path, monkeypatch, verb, argument, message):
+    monkeypatch.chdir(tmp_path)
+    more = {"memorize": ("b.txt", "--out", "memory")}.get(verb, ())
+    status, _, err = tessera(verb, argument, *more)
+    assert status == 2
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert len(err) < 700 + len(argument)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_an_output_that_cannot_be_written_is_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tessera.cli.main", "tasks"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert done.stderr == "tessera: No space left on device\n"
