@@ -3,6 +3,11 @@
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
+from tessera.models.linear_attention import (
+    LinearAttentionConfig,
+    LinearAttentionForCausalLM,
+    LinearAttentionModel,
+)
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicModel
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, MemoryMosaicV2Model
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
@@ -11,6 +16,7 @@ from tessera.models.rmt import RMTConfig, RMTForCausalLM
 MODELS = [
     (MemoryMosaicConfig, MemoryMosaicModel, MemoryMosaicForCausalLM),
     (MemoryMosaicV2Config, MemoryMosaicV2Model, MemoryMosaicV2ForCausalLM),
+    (LinearAttentionConfig, LinearAttentionModel, LinearAttentionForCausalLM),
     (ARMTConfig, None, ARMTForCausalLM),
     (RMTConfig, None, RMTForCausalLM),
     (PRMTConfig, None, PRMTForCausalLM),

@@ -1,0 +1,91 @@
+"""The recurrent baselines as Hugging Face models."""
+
+import math
+
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from tessera.layers.swiglu import SwiGLU
+from tessera.memories.linear_attention import LinearAttentionMemory, RecurrentState
+from tessera.models.linear_attention.configuration import LinearAttentionConfig
+from tessera.models.stack import StackForCausalLM, StackModel, StackPreTrainedModel
+
+
+class LinearAttentionLayer(GradientCheckpointingLayer):
+    """`x += memory(Norm x)`, then `x += feed_forward(Norm x)`."""
+
+    def __init__(self, config: LinearAttentionConfig):
+        super().__init__()
+        width = config.hidden_size
+        self.memory_norm = _norm(config)
+        self.memory = LinearAttentionMemory(width, config.num_heads, config.variant)
+        self.feed_forward_norm = _norm(config)
+        # What the memory leaves of 12 width^2; three matrices share it.
+        memory = sum(weight.numel() for weight in self.memory.parameters())
+        self.feed_forward = SwiGLU(width, max(1, round((12 * width**2 - memory) / (3 * width))))
+
+    def forward(
+        self,
+        hidden: Tensor,
+        state: RecurrentState | None = None,
+        documents: Tensor | None = None,
+        keep_state: bool = False,
+    ) -> tuple[Tensor, RecurrentState | None]:
+        """One layer over `hidden` (B, T, hidden)."""
+        recalled, state = self.memory(self.memory_norm(hidden), state, documents, keep_state)
+        hidden = hidden + recalled
+        return hidden + self.feed_forward(self.feed_forward_norm(hidden)), state
+
+
+def _norm(config: LinearAttentionConfig) -> nn.RMSNorm:
+    return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+
+class LinearAttentionPreTrainedModel(StackPreTrainedModel):
+    """Initialisation and plumbing of the recurrent baselines."""
+
+    config_class = LinearAttentionConfig
+    _no_split_modules = ["LinearAttentionLayer"]
+    parts = {
+        "embeddings": "embed_tokens",
+        "read-out": "lm_head",
+        "norms": "norm.",
+        "memory": ".memory.",
+        "feed-forward": ".feed_forward.",
+    }
+
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.initializer_range
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            init.normal_(module.weight, 0.0, std)
+            if getattr(module, "bias", None) is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.RMSNorm):
+            init.ones_(module.weight)
+        elif isinstance(module, LinearAttentionLayer):
+            for linear in (module.memory.output, module.feed_forward.down):
+                init.normal_(linear.weight, 0.0, std / math.sqrt(2 * self.config.num_layers))
+
+
+class LinearAttentionModel(LinearAttentionPreTrainedModel, StackModel):
+    """The stack without a read-out. See `LinearAttentionConfig`."""
+
+    def make_layer(self, config: LinearAttentionConfig) -> nn.Module:
+        """One block of a memory and a feed-forward network."""
+        return LinearAttentionLayer(config)
+
+    def make_norm(self, config: LinearAttentionConfig) -> nn.Module:
+        """The norm before the read-out."""
+        return _norm(config)
+
+
+class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, StackForCausalLM):
+    """A recurrent baseline as a language model.
+
+    >>> config = LinearAttentionConfig(variant="retnet", vocab_size=20, hidden_size=32)
+    >>> LinearAttentionForCausalLM(config)(torch.zeros(1, 5, dtype=torch.long)).logits.shape
+    torch.Size([1, 5, 20])
+    """
+
+    stack_class = LinearAttentionModel

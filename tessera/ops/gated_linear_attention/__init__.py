@@ -1,0 +1,48 @@
+"""Linear attention with decay: a matrix of key-value products that forgets."""
+
+import torch
+from torch import Tensor
+
+from tessera.errors import expect
+from tessera.ops.gated_linear_attention.chunked import chunked
+from tessera.ops.gated_linear_attention.state import LinearAttentionState
+
+__all__ = ["LinearAttentionState", "gated_linear_attention"]
+
+
+def gated_linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor | None = None,
+    state: LinearAttentionState | None = None,
+    documents: Tensor | None = None,
+) -> tuple[Tensor, LinearAttentionState]:
+    """`S_t = diag(exp g_t) S_{t-1} + k_t v_t^T`, `y_t = S_t^T q_t` (Yang et al. 2024, equation 3), and the last S.
+
+    Without `log_decay` (g = 0) it is linear attention (Katharopoulos et al. 2020), with one constant per head the
+    retention of RetNet (Sun et al. 2023), with one number per step and key dimension gated linear attention.
+
+    Args:
+        query, key: (B, H, T, K). value: (B, H, T, V). log_decay: at most 0, broadcast to (B, H, T, K).
+        state: after the steps before. documents: integers (B, T), the steps of each contiguous: S starts empty in
+            each; negative ones are padding, which writes nothing.
+    Cost: O(T C K V / C + T C (K + V)) time with chunks of C = 16 steps, O(T (K + V)) memory.
+
+    Raises:
+        TesseraError: shapes that do not fit.
+    """
+    where = "gated_linear_attention"
+    batch, heads, steps, width = query.shape
+    expect(key.shape == query.shape, where, "key", f"be {tuple(query.shape)} as the query", tuple(key.shape))
+    expect(value.shape[:3] == query.shape[:3], where, "value", f"begin with {tuple(query.shape[:3])}", value.shape[:3])
+    if documents is not None:
+        expect(documents.shape == (batch, steps), where, "documents", f"be {(batch, steps)}", tuple(documents.shape))
+        key = key * (documents >= 0)[:, None, :, None]
+    if state is None:
+        start = torch.full((batch, 1), -1, device=query.device) if documents is None else documents[:, :1]
+        state = LinearAttentionState(value.new_zeros(batch, heads, width, value.shape[3]), start)
+    if documents is None:
+        documents = state.document.expand(batch, steps)
+    decay = torch.zeros_like(key) if log_decay is None else log_decay.expand_as(key)
+    return chunked(query, key, value, decay, state, documents)

@@ -1,0 +1,101 @@
+"""The recurrent baselines: against the formulas that define them, and as parts of a model."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tessera.errors import TesseraError
+from tessera.memories.linear_attention import VARIANTS, LinearAttentionMemory
+from tessera.models.linear_attention import LinearAttentionConfig
+from tests.tolerances import REORDERED_FLOAT64
+
+SIZES = {"vocab_size": 30, "hidden_size": 32, "num_layers": 2, "num_heads": 2}
+
+
+def memory_of(variant):
+    torch.manual_seed(1)
+    memory = LinearAttentionMemory(16, 2, variant).double()
+    return memory, torch.randn(2, 9, 16, dtype=torch.float64)
+
+
+def heads(x):
+    return x.unflatten(-1, (2, -1)).transpose(1, 2)
+
+
+def test_linear_transformer_is_attention_without_softmax():
+    memory, x = memory_of("linear_transformer")
+    query, key = (torch.nn.functional.elu(heads(part(x))) + 1 for part in (memory.query, memory.key))
+    weights = (query @ key.transpose(2, 3)).tril()
+    expected = (weights / weights.sum(-1, keepdim=True)) @ heads(memory.value(x))
+    torch.testing.assert_close(
+        memory(x)[0], memory.output(expected.transpose(1, 2).flatten(2)), rtol=0, atol=REORDERED_FLOAT64
+    )
+
+
+def test_retnet_decays_by_distance_and_knows_relative_positions_only():
+    memory, x = memory_of("retnet")
+    key_width = 8
+    query, key = heads(memory.query(x)), heads(memory.key(x))
+    place = torch.arange(9, dtype=torch.float64)
+    frequencies = 10000.0 ** -(torch.arange(0, key_width, 2).double() / key_width)
+    turn = torch.polar(torch.ones(9, 4, dtype=torch.float64), place[:, None] * frequencies)
+    query, key = (torch.view_as_complex(part.unflatten(-1, (-1, 2)).contiguous()) * turn for part in (query, key))
+    scores = (query @ key.conj().transpose(2, 3)).real / key_width**0.5
+    gamma = 1 - 2.0 ** -(5 + torch.arange(2, dtype=torch.float64))
+    distance = place[:, None] - place
+    decay = (gamma[:, None, None] ** distance.clamp(min=0)).tril()
+    answers = torch.nn.functional.layer_norm((scores * decay) @ heads(memory.value(x)), (16,))
+    gated = answers.transpose(1, 2).flatten(2) * torch.nn.functional.silu(memory.gate(x))
+    torch.testing.assert_close(memory(x)[0], memory.output(gated), rtol=0, atol=REORDERED_FLOAT64)
+
+
+def test_gla_decays_each_key_dimension_by_its_gate():
+    memory, x = memory_of("gla")
+    query, key, value = (heads(part(x)) for part in (memory.query, memory.key, memory.value))
+    decay = heads(torch.sigmoid(memory.decay(x)) ** (1 / 16))
+    matrix, answers = torch.zeros(2, 2, 4, 8, dtype=torch.float64), []
+    for step in range(9):
+        matrix = decay[:, :, step, :, None] * matrix + key[:, :, step, :, None] * value[:, :, step, None]
+        answers.append((query[:, :, step, None] @ matrix)[:, :, 0] / 4**0.5)
+    answers = torch.nn.functional.layer_norm(torch.stack(answers, 2), (8,))
+    gated = answers.transpose(1, 2).flatten(2) * torch.nn.functional.silu(memory.gate(x))
+    torch.testing.assert_close(memory(x)[0], memory.output(gated), rtol=0, atol=REORDERED_FLOAT64)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_model(variant, tmp_path):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LinearAttentionConfig(variant=variant, **SIZES)).eval()
+    layers = [parameter for name, parameter in model.named_parameters() if ".layers." in name and "norm" not in name]
+    size = sum(parameter.numel() for parameter in layers)
+    assert abs(size - 12 * 2 * 32**2) < 0.02 * size
+    ids = torch.randint(0, 30, (2, 21))
+    logits = model(ids).logits
+    first = model(ids[:, :8], use_cache=True)
+    rest = model(ids[:, 8:], past_key_values=first.past_key_values).logits
+    torch.testing.assert_close(torch.cat([first.logits, rest], 1), logits, rtol=0, atol=1e-4)
+    changed = ids.clone()
+    changed[:, 12] = (changed[:, 12] + 1) % 30
+    assert torch.equal(model(changed).logits[:, :12], logits[:, :12])
+    model.save_pretrained(tmp_path)
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path).eval()(ids).logits, logits)
+    mask = torch.ones_like(ids)
+    beams = model.generate(ids, attention_mask=mask, max_new_tokens=4, num_beams=2, do_sample=False, pad_token_id=0)
+    assert beams.shape == (2, 25)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_left_padding_changes_nothing(variant):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LinearAttentionConfig(variant=variant, **SIZES)).eval()
+    ids = torch.randint(0, 30, (1, 10))
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1)
+    mask = torch.cat([torch.zeros(1, 3, dtype=torch.long), torch.ones_like(ids)], 1)
+    torch.testing.assert_close(model(padded, attention_mask=mask).logits[:, 3:], model(ids).logits, rtol=0, atol=1e-4)
+
+
+def test_impossible_configurations():
+    with pytest.raises(TesseraError, match="variant must be one of"):
+        LinearAttentionConfig(variant="hyena")
+    with pytest.raises(TesseraError, match="multiple of 4 num_heads"):
+        LinearAttentionConfig(hidden_size=36, num_heads=4)

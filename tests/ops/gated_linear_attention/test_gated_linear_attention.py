@@ -1,0 +1,65 @@
+"""Chunks against the equation, step by step."""
+
+import pytest
+import torch
+
+from tessera.errors import TesseraError
+from tessera.ops.gated_linear_attention import LinearAttentionState, gated_linear_attention
+from tessera.ops.gated_linear_attention.chunked import CHUNK
+from tessera.ops.gated_linear_attention.reference import reference
+from tests.tolerances import REORDERED_FLOAT64
+
+LENGTHS = (1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 63)
+
+
+def inputs(steps, decay, batch=3, heads=2, width=4, values=5):
+    generator = torch.Generator().manual_seed(steps)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    query, key = draw(batch, heads, steps, width), draw(batch, heads, steps, width)
+    return query, key, draw(batch, heads, steps, values), -decay * draw(batch, heads, steps, width).abs()
+
+
+def documents_of(steps):
+    """One document; several, some of them of one step; padding before and behind."""
+    several = torch.arange(steps) // 5
+    padded = torch.where((torch.arange(steps) < 2) | (torch.arange(steps) > steps - 2), -1, 7)
+    return torch.stack([torch.zeros(steps, dtype=torch.long), several, padded])
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1, 300.0])
+@pytest.mark.parametrize("steps", LENGTHS)
+def test_chunks_equal_the_equation(steps, decay):
+    tensors, documents = inputs(steps, decay), documents_of(steps)
+    answers, state = gated_linear_attention(*tensors, documents=documents)
+    empty = LinearAttentionState(torch.zeros(3, 2, 4, 5, dtype=torch.float64), documents[:, :1])
+    query, key, value, log_decay = tensors
+    stored = key * (documents >= 0)[:, None, :, None]
+    expected, last = reference(query, stored, value, log_decay, empty, documents)
+    torch.testing.assert_close(answers, expected, rtol=0, atol=REORDERED_FLOAT64)
+    torch.testing.assert_close(state.matrix, last.matrix, rtol=0, atol=REORDERED_FLOAT64)
+    weight = torch.randn(answers.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ours = torch.autograd.grad((answers * weight).sum(), tensors[:3], retain_graph=True)
+    theirs = torch.autograd.grad((expected * weight).sum(), tensors[:3])
+    for one, other in zip(ours, theirs):
+        torch.testing.assert_close(one, other, rtol=0, atol=REORDERED_FLOAT64)
+
+
+@pytest.mark.parametrize("cut", [1, CHUNK, 20])
+def test_a_state_continues(cut):
+    tensors, documents = inputs(40, 0.2), documents_of(40)
+    whole, last = gated_linear_attention(*tensors, documents=documents)
+    first, state = gated_linear_attention(*(t[:, :, :cut] for t in tensors), documents=documents[:, :cut])
+    second, end = gated_linear_attention(*(t[:, :, cut:] for t in tensors), state, documents[:, cut:])
+    torch.testing.assert_close(torch.cat([first, second], 2), whole, rtol=0, atol=REORDERED_FLOAT64)
+    torch.testing.assert_close(end.matrix, last.matrix, rtol=0, atol=REORDERED_FLOAT64)
+
+
+def test_shapes_that_do_not_fit():
+    query, key, value, _ = inputs(4, 0.0)
+    with pytest.raises(TesseraError, match="key must be"):
+        gated_linear_attention(query, key[:, :, :3], value)
+    with pytest.raises(TesseraError, match="documents must be"):
+        gated_linear_attention(query, key, value, documents=torch.zeros(3, 5))
