@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 from tessera import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.evaluation.provenance import provenance
 from tessera.memories.pair_store import PairStore
-from tessera.models.presets import llama_twin
+from tessera.models.presets import matching_llama_config
 from tessera.models.sizes import count_parameters
 
 SIZES = {"vocab_size": 8192, "hidden_size": 512, "num_layers": 4, "num_heads": 8, "intermediate_size": 1408}
@@ -43,7 +43,7 @@ def main() -> None:
     torch.manual_seed(0)
     config = MemoryMosaicV2Config(**SIZES, tie_word_embeddings=True)
     ours = MemoryMosaicV2ForCausalLM(config)
-    peer = AutoModelForCausalLM.from_config(llama_twin(config))
+    peer = AutoModelForCausalLM.from_config(matching_llama_config(config))
     error = decoding_error(ours.eval())
     result = {
         "decoding_error": error,

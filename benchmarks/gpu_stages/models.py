@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.gpu_stages.settings import Settings
 from tessera import MemoryMosaicConfig, MemoryMosaicV2Config
-from tessera.models.presets import llama_twin
+from tessera.models.presets import matching_llama_config
 from tessera.models.transformer import transformer_config
 
 TINY = {"vocab_size": 64, "hidden_size": 32, "num_layers": 1, "num_heads": 2}
@@ -21,7 +21,7 @@ def pair(settings: Settings, name: str, context: int) -> dict[str, PreTrainedCon
     small = {"vocab_size": 24_576, "hidden_size": 768, "num_layers": 16, "num_heads": 12, "intermediate_size": 2048}
     tiny = {**TINY, "intermediate_size": 32, "short_term_span": 5}
     mosaic = MemoryMosaicV2Config(**settings.pick(small, tiny), tie_word_embeddings=True)
-    return {"mosaic": mosaic, "transformer": llama_twin(mosaic, equal_parameters=True)}
+    return {"mosaic": mosaic, "transformer": matching_llama_config(mosaic, equal_parameters=True)}
 
 
 def build(settings: Settings, config: PreTrainedConfig) -> nn.Module:

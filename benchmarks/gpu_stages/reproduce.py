@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.gpu_stages.settings import Settings
 from tessera.experiments.catalogue import EXPERIMENTS as EXPERIMENT_REGISTRY
-from tessera.experiments.experiment import Choice
+from tessera.experiments.experiment import RunSelection
 
 # Experiments of the `full` budget: case -> (experiment, pattern of the run's name).
 COMPACT = ("sparsemax", "biweight", "triweight")
@@ -52,7 +52,7 @@ def cases(settings: Settings) -> dict[str, Callable[[], dict]]:
 def experiment_slice(settings: Settings, experiment: str, pattern: str) -> dict:
     """One slice of one run; its outcome when it is finished. A dry run only checks that there is such a run."""
     if settings.dry:
-        runs = EXPERIMENT_REGISTRY[experiment].runs(Choice("full"))
+        runs = EXPERIMENT_REGISTRY[experiment].runs(RunSelection("full"))
         return {"runs": sum(fnmatchcase(run.key, pattern) for run in runs) or _absent(experiment, pattern)}
     output = Path("results/gpu")
     command = [sys.executable, "-m", "tessera.cli.main", "reproduce", experiment, "--budget", "full"]

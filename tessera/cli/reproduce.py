@@ -26,13 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Reproduce, then print the table."""
-    from tessera.experiments.experiment import Choice
+    from tessera.experiments.experiment import RunSelection
     from tessera.experiments.runner import reproduce
 
     models, kernels = (tuple(names) if names else None for names in (arguments.models, arguments.kernels))
-    choice = Choice(arguments.budget, models, kernels, arguments.seeds)
+    selection = RunSelection(arguments.budget, models, kernels, arguments.seeds)
     table = reproduce(
-        arguments.experiment, choice, output=arguments.output, workers=arguments.workers, only=arguments.only
+        arguments.experiment, selection, output=arguments.output, workers=arguments.workers, only=arguments.only
     )
     print(table.read_text(encoding="utf-8"))
     print(f"written: {table.with_suffix('')}.json, .png and .md")

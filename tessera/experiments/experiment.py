@@ -14,8 +14,8 @@ BUDGETS = ("smoke", "cpu", "full")
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What a user asks for; None means what the budget says."""
+class RunSelection:
+    """Which runs of a budget a user wants; None means what the budget says."""
 
     budget: str
     models: tuple[str, ...] | None = None
@@ -39,7 +39,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Context:
+class RunContext:
     """Where a run works: `folder` for its checkpoints, `report(share, note)` for its progress in [0, 1], `device`."""
 
     folder: Path
@@ -61,11 +61,11 @@ class Experiment(ABC):
     kernels: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def runs(self, choice: Choice) -> list[Run]:
-        """The runs of a choice, in the order of their value: an interrupted command has done the first ones."""
+    def runs(self, selection: RunSelection) -> list[Run]:
+        """The runs of a selection, in the order of their value: an interrupted command has done the first ones."""
 
     @abstractmethod
-    def execute(self, run: Run, context: Context) -> dict[str, Any]:
+    def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
         """Train and evaluate; returns a JSON-ready record. After a kill it goes on from its checkpoint."""
 
     @abstractmethod
@@ -94,16 +94,18 @@ def as_json(value: Any) -> Any:
 EXPERIMENTS: Registry[Experiment] = Registry("experiment")
 
 
-def chosen(where: str, word: str, known: Sequence[str], asked: Sequence[str] | None, default: Sequence[str]) -> list:
-    """The names a user asked for, checked; `default` when none were.
+def select_names(
+    where: str, word: str, known: Sequence[str], names: Sequence[str] | None, default: Sequence[str]
+) -> list[str]:
+    """The `names` of an option `--{word}`, checked; `default` for None.
 
     Raises:
-        TesseraError: a name that is not known, or a choice that this experiment does not have.
+        TesseraError: a name that is not known, or an option that this experiment does not have.
     """
-    if asked is None:
+    if names is None:
         return list(default)
-    expect(bool(known), where, f"--{word}", "be left out: there is no such choice", " ".join(asked))
-    for name in asked:
+    expect(bool(known), where, f"--{word}", "be left out: there is no such choice", " ".join(names))
+    for name in names:
         if name not in known:
             raise TesseraError(f"{where}: unknown {word.removesuffix('s')} {name!r}. {did_you_mean(name, known)}")
-    return list(dict.fromkeys(asked))
+    return list(dict.fromkeys(names))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import Context, Record, Run, as_json
+from tessera.experiments.experiment import Record, Run, RunContext, as_json
 from tessera.experiments.progress import Progress
 
 Show = Callable[[float, str], None]
@@ -53,7 +53,7 @@ class Job:
                     show(share, note)
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        outcome = EXPERIMENTS[self.experiment].execute(run, Context(folder, report, device))
+        outcome = EXPERIMENTS[self.experiment].execute(run, RunContext(folder, report, device))
         seconds = before + time.perf_counter() - began
         made_with = provenance(seed=run.configuration.get("seed"), wall_seconds=seconds)
         return Record(as_json(run.configuration), as_json(outcome), made_with)

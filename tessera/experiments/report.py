@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import BUDGETS, Choice, Experiment, Record, as_json
+from tessera.experiments.experiment import BUDGETS, Experiment, Record, RunSelection, as_json
 from tessera.experiments.results import ResultsFile
 from tessera.files import write_atomically
 
@@ -54,7 +54,7 @@ def section(name: str, experiment: Experiment, budget: str, records: dict[str, R
 
 def _share(experiment: Experiment, budget: str, records: dict[str, Record]) -> str:
     """How many of the command's runs are there, and how many that only its options ask for."""
-    asked = {run.key: as_json(run.configuration) for run in experiment.runs(Choice(budget))}
+    asked = {run.key: as_json(run.configuration) for run in experiment.runs(RunSelection(budget))}
     done = sum(key in asked and record.configuration == asked[key] for key, record in records.items())
     share = f"{done} runs" if done == len(asked) else f"{done} of its {len(asked)} runs"
     others = len(records) - done

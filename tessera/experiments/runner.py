@@ -6,26 +6,26 @@ from pathlib import Path
 
 from tessera.errors import TesseraError, expect
 from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import BUDGETS, Choice, Record, Run, as_json
+from tessera.experiments.experiment import BUDGETS, Record, Run, RunSelection, as_json
 from tessera.experiments.job import Job
 from tessera.experiments.progress import Bar
 from tessera.experiments.report import write_report
 from tessera.experiments.results import ResultsFile
-from tessera.experiments.side_by_side import side_by_side
+from tessera.experiments.worker_pool import run_in_pool
 
 CHECKPOINTS = Path("runs/reproduce")
 
 
 def reproduce(
     name: str,
-    choice: Choice,
+    selection: RunSelection,
     *,
     output: Path = Path("results"),
     checkpoints: Path = CHECKPOINTS,
     workers: int | None = None,
     only: str | None = None,
 ) -> Path:
-    """Train and evaluate what `choice` asks for and is not in the results yet; returns the path of the table.
+    """Train and evaluate what `selection` asks for and is not in the results yet; returns the path of the table.
 
     Interrupted at any moment and called again, it goes on: finished runs are in `output/<name>/<budget>.json`, started
     ones have checkpoints. Every finished run redraws the figure and the table. `workers` processes share the cores;
@@ -36,16 +36,22 @@ def reproduce(
         TesseraError: an unknown experiment, budget, model or kernel; results of another version; a training that fails.
     """
     experiment = EXPERIMENTS[name]
-    expect(choice.budget in BUDGETS, f"reproduce {name}", "--budget", "be one of " + ", ".join(BUDGETS), choice.budget)
-    for option, value in (("--seeds", choice.seeds), ("--workers", workers)):
+    expect(
+        selection.budget in BUDGETS,
+        f"reproduce {name}",
+        "--budget",
+        "be one of " + ", ".join(BUDGETS),
+        selection.budget,
+    )
+    for option, value in (("--seeds", selection.seeds), ("--workers", workers)):
         expect(value is None or value >= 1, f"reproduce {name}", option, "be at least 1", value)
-    results = ResultsFile(output, name, choice.budget)
+    results = ResultsFile(output, name, selection.budget)
     stored = results.read()
-    runs = _matching(name, experiment.runs(choice), only)
+    runs = _matching(name, experiment.runs(selection), only)
     pending = [run for run in runs if not _is_done(run, stored)]
     if pending:
         results.prepare()
-        _do(Job(name, checkpoints / name / choice.budget), runs, pending, results, workers)
+        _do(Job(name, checkpoints / name / selection.budget), runs, pending, results, workers)
     return write_report(name, experiment, results)
 
 
@@ -75,7 +81,7 @@ def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, wor
             for run in pending:
                 finish(run, job.do(run, show=lambda share, note, run=run: bar.show([(run, share, note)])))
         else:
-            side_by_side(job, pending, workers, max(1, _cores() // workers), finish, bar.show)
+            run_in_pool(job, pending, workers, max(1, _cores() // workers), finish, bar.show)
     finally:
         bar.close()
 

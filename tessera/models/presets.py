@@ -35,16 +35,16 @@ def mosaic_v2_large() -> MemoryMosaicV2Config:
 @PRESETS.register("llama-small")
 def llama_small() -> "LlamaConfig":
     """The transformer that `mosaic-v2-small` is compared with."""
-    return llama_twin(mosaic_v2_small())
+    return matching_llama_config(mosaic_v2_small())
 
 
 @PRESETS.register("llama-large")
 def llama_large() -> "LlamaConfig":
     """The transformer that `mosaic-v2-large` is compared with: 8.8 B parameters."""
-    return llama_twin(mosaic_v2_large())
+    return matching_llama_config(mosaic_v2_large())
 
 
-def llama_twin(config: MemoryMosaicV2Config, equal_parameters: bool = False) -> "LlamaConfig":
+def matching_llama_config(config: MemoryMosaicV2Config, equal_parameters: bool = False) -> "LlamaConfig":
     """Llama with multi-head attention and the layers, width, heads and feed-forward network of `config`.
 
     Positions are rotary with Llama 3's base. With `equal_parameters` the feed-forward network is widened until the
@@ -79,7 +79,7 @@ def published_counts(config: "PreTrainedConfig", context: int = 256) -> dict[str
     counted = {"model": config}
     if config.model_type == "memory_mosaic_v2" and config.long_term_memory:
         counted["without_long_term_memory"] = type(config)(**{**config.to_diff_dict(), "long_term_memory": False})
-        counted["transformer"] = llama_twin(config)
+        counted["transformer"] = matching_llama_config(config)
     return {
         "context": context,
         **{

@@ -9,7 +9,7 @@ import pytest
 
 from tessera.cli.main import main
 from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import Choice
+from tessera.experiments.experiment import RunSelection
 from tessera.tasks.catalogue import TASKS
 from tests.experiments.toy import Toy
 
@@ -67,7 +67,7 @@ def test_two_workers_and_a_kill(tmp_path):
         assert done.returncode == 0, done.stderr
         stored = json.loads((place / "results" / name / "smoke.json").read_text())["runs"]
         outcomes.append({key: without_time(record["outcome"]) for key, record in stored.items()})
-    assert set(outcomes[0]) == {run.key for run in EXPERIMENTS[name].runs(Choice("smoke"))}
+    assert set(outcomes[0]) == {run.key for run in EXPERIMENTS[name].runs(RunSelection("smoke"))}
     assert outcomes[0] == outcomes[1]
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks.pretend_gpu import PretendGPU, pretend_gpu
 from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import Choice, Context
+from tessera.experiments.experiment import RunContext, RunSelection
 from tessera.models.recurrence import read_stream
 from tests.models.armt.bases import make
 
@@ -78,7 +78,7 @@ def experiments() -> Iterator[tuple[str, Callable[[PretendGPU], None]]]:
     """Training and evaluation of every model that the experiments' smallest budgets know, a rule or task each."""
     for name in EXPERIMENTS:
         seen = set()
-        for run in EXPERIMENTS[name].runs(Choice("smoke")):
+        for run in EXPERIMENTS[name].runs(RunSelection("smoke")):
             model = run.key.split("/")[1 if name == "length_generalization" else 0]
             if model not in seen:
                 seen.add(model)
@@ -88,7 +88,7 @@ def experiments() -> Iterator[tuple[str, Callable[[PretendGPU], None]]]:
 def execute(name, run, gpu: PretendGPU) -> None:
     """One run as `tessera reproduce` does it."""
     with tempfile.TemporaryDirectory() as folder:
-        EXPERIMENTS[name].execute(run, Context(Path(folder), device=str(gpu.device)))
+        EXPERIMENTS[name].execute(run, RunContext(Path(folder), device=str(gpu.device)))
 
 
 def mistakes() -> Iterator[tuple[str, Callable[[PretendGPU], None]]]:

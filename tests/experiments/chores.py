@@ -39,8 +39,8 @@ class Chores:
 
 if __name__ == "__main__":
     from tessera.experiments.experiment import Run
-    from tessera.experiments.side_by_side import side_by_side
+    from tessera.experiments.worker_pool import run_in_pool
 
     home = Path(sys.argv[1])
     runs = [Run("wait", {}), Run("wait too", {})]
-    side_by_side(Chores(home), runs, 2, 1, lambda run, record: None, lambda shown: None)
+    run_in_pool(Chores(home), runs, 2, 1, lambda run, record: None, lambda shown: None)

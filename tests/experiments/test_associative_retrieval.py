@@ -14,7 +14,7 @@ from tessera.experiments.associative_retrieval.figure import draw
 from tessera.experiments.associative_retrieval.findings import findings, unfinished
 from tessera.experiments.associative_retrieval.norms import memory_norms
 from tessera.experiments.associative_retrieval.table import table
-from tessera.experiments.experiment import Choice, Record
+from tessera.experiments.experiment import Record, RunSelection
 from tessera.tasks.associative_retrieval import AssociativeRetrieval, capacity
 from tessera.tasks.task import generator_of
 from tessera.training.curriculum import Curriculum, train_stages
@@ -173,7 +173,7 @@ def test_stages_that_missed_their_target_are_told():
 
 def test_choices():
     experiment = AssociativeRetrievalExperiment()
-    keys = [one.key for one in experiment.runs(Choice("smoke", models=("rmt",), seeds=2))]
+    keys = [one.key for one in experiment.runs(RunSelection("smoke", models=("rmt",), seeds=2))]
     assert keys == [f"rmt/{rule}/seed {seed}" for seed in (0, 1) for rule in ("rewrite", "remember")]
 
 
@@ -190,7 +190,7 @@ def test_the_table_puts_claims_beside_numbers():
         }
     ]
     records = {}
-    whole = AssociativeRetrievalExperiment().runs(Choice("cpu"))[0].configuration
+    whole = AssociativeRetrievalExperiment().runs(RunSelection("cpu"))[0].configuration
     for rule in ("rewrite", "remember"):
         for name, share in (("armt", 0.97), ("rmt", 0.5)):
             norms = {"norms": {"normaliser": {"1": 4.0}, "matrix": {"1": 9.0}} if name == "armt" else {}}
@@ -210,7 +210,7 @@ def test_the_table_puts_claims_beside_numbers():
 @pytest.mark.parametrize("budget", list(BUDGETS))
 def test_every_measured_length_exists(budget):
     """Remembered keys are all different: a model that stops at short keys cannot be asked for more pairs than those."""
-    for asked in [one.configuration for one in AssociativeRetrievalExperiment().runs(Choice(budget))]:
+    for asked in [one.configuration for one in AssociativeRetrievalExperiment().runs(RunSelection(budget))]:
         key_size = asked["curriculum"]["stages"][-1]["settings"][KEY_SIZE]
         assert asked["measured"]
         for pairs in asked["measured"]:

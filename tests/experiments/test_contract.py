@@ -7,7 +7,7 @@ import pytest
 
 from tessera.errors import TesseraError
 from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import BUDGETS, Choice
+from tessera.experiments.experiment import BUDGETS, RunSelection
 from tessera.experiments.results import ResultsFile
 from tessera.experiments.runner import reproduce
 
@@ -17,7 +17,7 @@ NAMES = list(EXPERIMENTS)
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_of_every_budget(name, budget):
-    runs = EXPERIMENTS[name].runs(Choice(budget))
+    runs = EXPERIMENTS[name].runs(RunSelection(budget))
     keys = [run.key for run in runs]
     assert runs
     assert len(set(keys)) == len(keys)
@@ -26,35 +26,35 @@ def test_runs_of_every_budget(name, budget):
         assert run.cost > 0
     configurations = [json.dumps(run.configuration, sort_keys=True) for run in runs]
     assert len(set(configurations)) == len(runs), "two runs are the same"
-    assert keys == [run.key for run in EXPERIMENTS[name].runs(Choice(budget))]
+    assert keys == [run.key for run in EXPERIMENTS[name].runs(RunSelection(budget))]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_choices_narrow_the_runs(name):
     experiment = EXPERIMENTS[name]
-    whole = {run.key for run in experiment.runs(Choice("cpu"))}
+    whole = {run.key for run in experiment.runs(RunSelection("cpu"))}
     for word, known in (("models", experiment.models), ("kernels", experiment.kernels)):
         for one in known:
-            some = {run.key for run in experiment.runs(replace(Choice("cpu"), **{word: (one,)}))}
+            some = {run.key for run in experiment.runs(replace(RunSelection("cpu"), **{word: (one,)}))}
             assert some, f"--{word} {one} leaves nothing to do"
         with pytest.raises(TesseraError, match=f"unknown {word[:-1]} 'nothing'" if known else "be left out"):
-            experiment.runs(replace(Choice("cpu"), **{word: ("nothing",)}))
-    fewer = {run.key for run in experiment.runs(Choice("cpu", seeds=1))}
+            experiment.runs(replace(RunSelection("cpu"), **{word: ("nothing",)}))
+    fewer = {run.key for run in experiment.runs(RunSelection("cpu", seeds=1))}
     assert fewer <= whole
     assert len(fewer) < len(whole) or all("seed 0" in key for key in whole)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_smoke_from_end_to_end(name, tmp_path):
-    def go(**choice):
+    def go(**selection):
         return reproduce(
-            name, Choice("smoke", **choice), output=tmp_path, checkpoints=tmp_path / "checkpoints", workers=1
+            name, RunSelection("smoke", **selection), output=tmp_path, checkpoints=tmp_path / "checkpoints", workers=1
         )
 
     table = go()
     results = ResultsFile(tmp_path, name, "smoke")
     records = results.read()
-    assert {run.key for run in EXPERIMENTS[name].runs(Choice("smoke"))} == set(records)
+    assert {run.key for run in EXPERIMENTS[name].runs(RunSelection("smoke"))} == set(records)
     assert results.path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert "|---" in table.read_text()
     written = results.path.read_bytes()

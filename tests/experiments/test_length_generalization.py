@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from tessera.experiments.experiment import Choice, Record
+from tessera.experiments.experiment import Record, RunSelection
 from tessera.experiments.length_generalization import published
 from tessera.experiments.length_generalization.evaluate import evaluate, sharper
 from tessera.experiments.length_generalization.experiment import KERNELS, LengthGeneralization, _setting_of
@@ -30,7 +30,7 @@ def test_published_numbers_have_their_places():
 
 
 def test_the_full_budget_is_table_6():
-    runs = {run.key: run.configuration for run in EXPERIMENT.runs(Choice("full"))}
+    runs = {run.key: run.configuration for run in EXPERIMENT.runs(RunSelection("full"))}
     assert len(runs) == 3 * 3 * (len(KERNELS) + 1)
     for task, steps in {"mqmtar": 195_312, "reverse": 117_187, "sort": 156_250}.items():
         setting = runs[f"{task}/biweight/seed 2"]["setting"]
@@ -95,7 +95,7 @@ def test_sharper_memories_at_the_longest_length_that_still_works():
 
 
 def record(task, name, seed, exact):
-    run = next(run for run in EXPERIMENT.runs(Choice("cpu", seeds=2)) if run.key == f"{task}/{name}/seed {seed}")
+    run = next(run for run in EXPERIMENT.runs(RunSelection("cpu", seeds=2)) if run.key == f"{task}/{name}/seed {seed}")
     scores = {f"{factor:g}": {"exact_match": [value, 0.01, 100]} for factor, value in exact.items()}
     return Record(json.loads(json.dumps(run.configuration)), {"scores": scores}, {})
 
@@ -126,14 +126,14 @@ def test_where_a_curve_falls_below_one_half():
 
 
 def test_kernels_alone_leave_the_transformer_out():
-    keys = {run.key for run in EXPERIMENT.runs(Choice("cpu", kernels=("biweight",)))}
+    keys = {run.key for run in EXPERIMENT.runs(RunSelection("cpu", kernels=("biweight",)))}
     assert keys == {f"{task}/biweight/seed 0" for task in (*published.FACTORS, "sort_long")}
-    keys = {run.key for run in EXPERIMENT.runs(Choice("cpu", models=("transformer",)))}
+    keys = {run.key for run in EXPERIMENT.runs(RunSelection("cpu", models=("transformer",)))}
     assert keys == {f"{task}/transformer/seed 0" for task in (*published.FACTORS, "sort_long")}
 
 
 @pytest.mark.parametrize("budget", list(SETTINGS))
 def test_a_run_is_of_the_task_in_its_key(budget):
     """A configuration holds no classes, and two tasks may have the same numbers in it."""
-    for run in EXPERIMENT.runs(Choice(budget)):
+    for run in EXPERIMENT.runs(RunSelection(budget)):
         assert _setting_of(run) is SETTINGS[budget][run.key.split("/")[0]]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tessera.errors import TesseraError
-from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Record
+from tessera.experiments.experiment import EXPERIMENTS, Record, RunContext, RunSelection
 from tessera.experiments.regbench.batches import Batches, mean_loss, scores_of
 from tessera.experiments.regbench.experiment import RegBenchExperiment
 from tessera.experiments.regbench.figure import draw
@@ -74,7 +74,7 @@ def test_scores_come_back_in_the_order_of_the_examples():
 
 
 def test_the_most_telling_runs_come_first():
-    runs = EXPERIMENT.runs(Choice("cpu"))
+    runs = EXPERIMENT.runs(RunSelection("cpu"))
     assert len({run.key for run in runs}) == 4 + 18 + 36 + 1
     yardsticks, short, longer = runs[:4], runs[4:22], [run.configuration for run in runs[22:58]]
     assert runs[58].key == "transformer, 16 epochs/2500/seed 0"
@@ -89,7 +89,7 @@ def test_the_most_telling_runs_come_first():
 
 
 def test_full_is_the_published_search():
-    runs = {run.key: run.configuration for run in EXPERIMENT.runs(Choice("full"))}
+    runs = {run.key: run.configuration for run in EXPERIMENT.runs(RunSelection("full"))}
     grid = [one for one in runs.values() if one["model"] == "mosaic" and one["problems"] == 1000]
     assert len([one for one in grid if one["kernel"] == "gaussian"]) == 2 * 3 * 3 * 4
     other = next(one for one in grid if one["kernel"] == "biweight")
@@ -100,23 +100,23 @@ def test_full_is_the_published_search():
 
 
 def test_choices_are_obeyed_or_refused():
-    runs = EXPERIMENT.runs(Choice("cpu", ("mosaic_v2", "lstm"), ("biweight",), 1))
+    runs = EXPERIMENT.runs(RunSelection("cpu", ("mosaic_v2", "lstm"), ("biweight",), 1))
     assert [run.key for run in runs] == [
         "mosaic_v2 biweight/1000/seed 0", "lstm/1000/seed 0",
         "mosaic_v2 biweight, 8 epochs/1000/seed 0", "lstm, 8 epochs/1000/seed 0",
         "mosaic_v2 biweight, 3 epochs/2500/seed 0", "lstm, 3 epochs/2500/seed 0",
     ]  # fmt: skip
     with pytest.raises(TesseraError, match="unknown model 'gru'"):
-        EXPERIMENT.runs(Choice("cpu", ("gru",)))
+        EXPERIMENT.runs(RunSelection("cpu", ("gru",)))
     with pytest.raises(TesseraError, match="Did you mean 'biweight'"):
-        EXPERIMENT.runs(Choice("cpu", kernels=("biwight",)))
+        EXPERIMENT.runs(RunSelection("cpu", kernels=("biwight",)))
 
 
 def test_a_run_trains_and_scores(tmp_path):
     records = {}
-    for run in EXPERIMENT.runs(Choice("smoke", models=("mosaic", "transformer", "counting"))):
+    for run in EXPERIMENT.runs(RunSelection("smoke", models=("mosaic", "transformer", "counting"))):
         json.dumps(run.configuration, allow_nan=False)
-        outcome = EXPERIMENT.execute(run, Context(tmp_path / run.key.replace("/", "_")))
+        outcome = EXPERIMENT.execute(run, RunContext(tmp_path / run.key.replace("/", "_")))
         assert json.loads(json.dumps(outcome, allow_nan=False)) == {
             **outcome, "training": json.loads(json.dumps(outcome["training"]))
         }  # fmt: skip
@@ -133,7 +133,9 @@ def test_a_run_trains_and_scores(tmp_path):
 
 
 def record(kernel, seed, accuracy, best=1.0, problems=1000):
-    run = next(r for r in EXPERIMENT.runs(Choice("cpu", ("mosaic",), (kernel,), seed + 1)) if f"seed {seed}" in r.key)
+    run = next(
+        r for r in EXPERIMENT.runs(RunSelection("cpu", ("mosaic",), (kernel,), seed + 1)) if f"seed {seed}" in r.key
+    )
     scores = {
         name: {"mean": value, "standard_error": 0.3, "count": 500}
         for name, value in {"accuracy": accuracy, "tvd": 20.0, "last_accuracy": 97.0}.items()

@@ -6,7 +6,7 @@ import pytest
 
 from tessera.errors import TesseraError
 from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import Choice
+from tessera.experiments.experiment import RunSelection
 from tessera.experiments.runner import reproduce
 from tests.experiments.toy import Toy
 
@@ -20,9 +20,9 @@ def toy(monkeypatch):
 
 @pytest.fixture
 def go(toy, tmp_path):
-    def call(budget="cpu", only=None, **choice):
+    def call(budget="cpu", only=None, **selection):
         places = {"output": tmp_path / "results", "checkpoints": tmp_path / "runs"}
-        return reproduce("toy", Choice(budget, **choice), workers=1, only=only, **places)
+        return reproduce("toy", RunSelection(budget, **selection), workers=1, only=only, **places)
 
     return call
 
@@ -76,7 +76,7 @@ def test_a_failure_keeps_what_is_done(go, toy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("choice", "message"),
+    ("selection", "message"),
     [
         ({"budget": "large"}, "reproduce toy: --budget must be one of smoke, cpu, full; got large."),
         ({"models": ("stepe",)}, "unknown model 'stepe'. Did you mean 'steep'?"),
@@ -84,16 +84,16 @@ def test_a_failure_keeps_what_is_done(go, toy, tmp_path):
         ({"seeds": 0}, "--seeds must be at least 1; got 0."),
     ],
 )
-def test_refusals(go, toy, choice, message):
+def test_refusals(go, toy, selection, message):
     with pytest.raises(TesseraError) as error:
-        go(**choice)
+        go(**selection)
     assert message in str(error.value)
     assert not toy.executed
 
 
 def test_unknown_experiment():
     with pytest.raises(TesseraError, match="unknown experiment 'regbnech'"):
-        reproduce("regbnech", Choice("smoke"))
+        reproduce("regbnech", RunSelection("smoke"))
 
 
 @pytest.mark.parametrize(

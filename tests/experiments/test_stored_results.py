@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import Choice, as_json
+from tessera.experiments.experiment import RunSelection, as_json
 from tessera.experiments.results import ResultsFile
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -29,7 +29,7 @@ def test_every_results_file_is_migrated(tmp_path):
 def test_every_run_of_the_budget_is_recognised(name):
     """A renamed field would orphan results that took hours."""
     records = ResultsFile(RESULTS, name, "cpu").read()
-    for run in EXPERIMENTS[name].runs(Choice("cpu")):
+    for run in EXPERIMENTS[name].runs(RunSelection("cpu")):
         assert records[run.key].configuration == as_json(run.configuration)
 
 

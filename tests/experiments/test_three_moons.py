@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tessera.errors import TesseraError
-from tessera.experiments.experiment import Choice, Context, Record
+from tessera.experiments.experiment import Record, RunContext, RunSelection
 from tessera.experiments.three_moons import continuations
 from tessera.experiments.three_moons import experiment as module
 from tessera.experiments.three_moons.disentangling import dedication, disentangled, gains, levels, weights
@@ -112,11 +112,11 @@ def test_an_error_that_explodes_early_is_no_yardstick():
 
 
 def test_smoke(tmp_path):
-    runs = EXPERIMENT.runs(Choice("smoke"))
+    runs = EXPERIMENT.runs(RunSelection("smoke"))
     assert [run.key for run in runs] == ["three_heads/seed 0", "one_head/seed 0"]
     records = {}
     for run in runs:
-        outcome = json.loads(json.dumps(EXPERIMENT.execute(run, Context(tmp_path / run.key))))
+        outcome = json.loads(json.dumps(EXPERIMENT.execute(run, RunContext(tmp_path / run.key))))
         assert outcome["steps"] == 6
         assert outcome["real_parameters"] == 54
         assert outcome["second_round"]["steps"] == 3
@@ -149,7 +149,7 @@ def record(seed, loss, disentangled):
     errors = {"training": {"periods": [1.5, 2.0, 3.0], "mean": [0.5] * 100 + [0.01] * 200}}
     first = {"loss": loss, "weights": found, "errors": errors}
     return Record(
-        {**EXPERIMENT.runs(Choice("cpu"))[0].configuration, "seed": seed}, {**first, "second_round": first}, {}
+        {**EXPERIMENT.runs(RunSelection("cpu"))[0].configuration, "seed": seed}, {**first, "second_round": first}, {}
     )
 
 
@@ -170,22 +170,22 @@ def test_a_run_is_a_function_of_its_configuration(tmp_path):
     setting = replace(module.SETTINGS["smoke"], steps=3, sequences=2, contexts=10, second_steps=2)
     run = module._run("one_head", 3, setting)
     torch.manual_seed(0)
-    first = EXPERIMENT.execute(run, Context(tmp_path / "a"))
+    first = EXPERIMENT.execute(run, RunContext(tmp_path / "a"))
     torch.manual_seed(1)
-    second = EXPERIMENT.execute(run, Context(tmp_path / "b"))
+    second = EXPERIMENT.execute(run, RunContext(tmp_path / "b"))
     assert first["errors"] == second["errors"]
     assert first["second_round"]["weights"] == second["second_round"]["weights"]
 
 
 def test_choices():
-    runs = EXPERIMENT.runs(Choice("cpu", models=("one_head",), seeds=2))
+    runs = EXPERIMENT.runs(RunSelection("cpu", models=("one_head",), seeds=2))
     assert [run.key for run in runs] == ["one_head/seed 0", "one_head/seed 1"]
-    assert len(EXPERIMENT.runs(Choice("cpu"))) == 10
-    corrected = [run.configuration["bias_correction"] for run in EXPERIMENT.runs(Choice("cpu"))]
+    assert len(EXPERIMENT.runs(RunSelection("cpu"))) == 10
+    corrected = [run.configuration["bias_correction"] for run in EXPERIMENT.runs(RunSelection("cpu"))]
     assert corrected == [False] * 10
-    asked = EXPERIMENT.runs(Choice("cpu", models=("three_heads_corrected",)))
+    asked = EXPERIMENT.runs(RunSelection("cpu", models=("three_heads_corrected",)))
     assert [run.configuration["bias_correction"] for run in asked] == [True] * 5
     with pytest.raises(TesseraError, match="unknown model 'two_heads'"):
-        EXPERIMENT.runs(Choice("cpu", models=("two_heads",)))
+        EXPERIMENT.runs(RunSelection("cpu", models=("two_heads",)))
     with pytest.raises(TesseraError, match="there is no such choice"):
-        EXPERIMENT.runs(Choice("cpu", kernels=("gaussian",)))
+        EXPERIMENT.runs(RunSelection("cpu", kernels=("gaussian",)))

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from tessera.errors import TesseraError
-from tessera.experiments.experiment import Experiment, Run, chosen
+from tessera.experiments.experiment import Experiment, Run, select_names
 from tessera.training.fit import FitOptions, fit
 
 
@@ -17,12 +17,12 @@ class Toy(Experiment):
     def __init__(self):
         self.executed, self.failing, self.steps = [], set(), 5
 
-    def runs(self, choice):
-        names = chosen("reproduce toy", "models", self.models, choice.models, self.models)
-        chosen("reproduce toy", "kernels", self.kernels, choice.kernels, ())
+    def runs(self, selection):
+        names = select_names("reproduce toy", "models", self.models, selection.models, self.models)
+        select_names("reproduce toy", "kernels", self.kernels, selection.kernels, ())
         return [
             Run(f"{name}/seed {seed}", {"model": name, "seed": seed, "steps": self.steps})
-            for seed in range(choice.seeds or 2)
+            for seed in range(selection.seeds or 2)
             for name in names
         ]
 

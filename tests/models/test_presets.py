@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tessera import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, TesseraError
-from tessera.models.presets import PRESETS, llama_twin, published_counts
+from tessera.models.presets import PRESETS, matching_llama_config, published_counts
 from tessera.models.sizes import count_parameters, flops_per_token, pairs_per_query
 
 
@@ -39,10 +39,10 @@ def test_an_equal_twin_has_as_many_parameters(long_term_memory):
         intermediate_size=200,
         long_term_memory=long_term_memory,
     )
-    twin = llama_twin(config, equal_parameters=True)
+    twin = matching_llama_config(config, equal_parameters=True)
     unit = 3 * 96 * 3  # one unit of the feed-forward width, in all layers
     assert abs(count_parameters(twin) - count_parameters(config)) <= unit / 2
-    assert llama_twin(config).intermediate_size == 200
+    assert matching_llama_config(config).intermediate_size == 200
 
 
 def test_only_the_short_term_memory_stops_growing():

@@ -34,16 +34,16 @@ def test_layout_of_mqmtar(task):
     for source, target in rows(task):
         context, queries = source[:-12], source[-12:]
         stored = {}
-        marks = [place for place, token in enumerate(context) if token == 1]
-        for mark in marks:
-            block = context[mark - 2 : mark + 4]
+        separators = [place for place, token in enumerate(context) if token == 1]
+        for separator in separators:
+            block = context[separator - 2 : separator + 4]
             assert tuple(block[:2]) in keys
             assert tuple(block[3:5]) in values
             assert block[5] == 0
             stored[tuple(block[:2])] = block[3:5]
-        assert len(stored) == len(marks) == int(0.8 * len(context) // 6)
-        assert len({tuple(value) for value in stored.values()}) == len(marks)
-        assert sum(token == 0 for token in context) == len(context) - 5 * len(marks)
+        assert len(stored) == len(separators) == int(0.8 * len(context) // 6)
+        assert len({tuple(value) for value in stored.values()}) == len(separators)
+        assert sum(token == 0 for token in context) == len(context) - 5 * len(separators)
         assert queries[::3] == [2] * 4
         assert target == [token for j in range(0, 12, 3) for token in (2, *stored[tuple(queries[j + 1 : j + 3])])]
 
@@ -52,9 +52,9 @@ def test_filler_and_queries_are_spread_evenly():
     task = replace(SMALL, length=30, spread=0)  # 4 pairs and 6 spare fillers
     first, asked, count = [], torch.zeros(4), 4000
     for source, _ in rows(task, count):
-        marks = [place for place, token in enumerate(source[:-12]) if token == 1]
-        first.append(marks[0] - 2)
-        keys = [tuple(source[mark - 2 : mark]) for mark in marks]
+        separators = [place for place, token in enumerate(source[:-12]) if token == 1]
+        first.append(separators[0] - 2)
+        keys = [tuple(source[separator - 2 : separator]) for separator in separators]
         for place in range(30, 42, 3):
             asked[keys.index(tuple(source[place + 1 : place + 3]))] += 1
     # 10 units in random order: 6 fillers fall into 5 gaps alike.

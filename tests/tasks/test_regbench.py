@@ -10,7 +10,7 @@ import torch
 from tessera.errors import TesseraError
 from tessera.tasks.regbench import RegBench
 from tessera.tasks.regbench.automaton import canonical, random_automaton
-from tessera.tasks.regbench.reference import counted
+from tessera.tasks.regbench.ngram_baseline import ngram_log_probabilities
 
 SMALL = RegBench.variants()[1]
 
@@ -157,14 +157,17 @@ def test_the_oracle_is_at_no_distance():
 def test_counting_in_the_context_by_hand():
     task = RegBench(states=(2, 2), alphabet=(2, 2), num_symbols=2, max_edges=1, strings=(2, 2), length=(2, 2))
     examples = task._examples((canonical([{0: 1, 1: 1}, {0: 0}]),), [[0, 0, 2, 1, 0]])
-    shares = counted(task, examples, 2).exp()[0, :, 0].tolist()
+    shares = ngram_log_probabilities(task, examples, 2).exp()[0, :, 0].tolist()
     # Nothing is known; 0 followed 0; the separator and 1 are new, and over all 0, then 0 and 1 came; 0 followed 0.
     assert shares == [0.5, 1.0, 1.0, 0.5, 1.0]
 
 
 def test_longer_contexts_know_more():
     task, examples = RegBench(), RegBench().sample(60, 0, "test")
-    shares = [task.scores(counted(task, examples, order), examples)["accuracy"].mean() for order in (0, 1, 2, 3)]
+    shares = [
+        task.scores(ngram_log_probabilities(task, examples, order), examples)["accuracy"].mean()
+        for order in (0, 1, 2, 3)
+    ]
     assert 0.4 < shares[0] < 0.6
     assert 0.75 < shares[1] < shares[2] < shares[3] < 0.97
 
@@ -176,7 +179,7 @@ def test_counting_without_a_context_is_how_often_each_symbol_occurred():
     # The first token of a text follows nothing.
     occurred = torch.nn.functional.one_hot(examples.tokens[:, 1 : place + 1], task.vocab_size).sum(1)
     expected = occurred[:, : task.num_symbols] / occurred[:, : task.num_symbols].sum(1, keepdim=True)
-    found = counted(task, examples, 0).exp()[:, place, : task.num_symbols]
+    found = ngram_log_probabilities(task, examples, 0).exp()[:, place, : task.num_symbols]
     torch.testing.assert_close(found, expected.double(), rtol=0, atol=1e-7)
 
 

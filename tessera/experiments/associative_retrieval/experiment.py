@@ -12,7 +12,7 @@ from tessera.experiments.associative_retrieval.budgets import BUDGETS, KEY_SIZE,
 from tessera.experiments.associative_retrieval.figure import draw
 from tessera.experiments.associative_retrieval.norms import memory_norms
 from tessera.experiments.associative_retrieval.table import table
-from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Experiment, Record, Run, chosen
+from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
 from tessera.tasks.associative_retrieval import RULES, AssociativeRetrieval, capacity, capacity_error
 from tessera.tasks.task import estimate, generator_of
 from tessera.training.curriculum import Curriculum, Stage, train_stages
@@ -31,20 +31,20 @@ class AssociativeRetrievalExperiment(Experiment):
     source = "Associative Recurrent Memory Transformer, section 3 and appendix A"
     models = MODELS
 
-    def runs(self, choice: Choice) -> list[Run]:
+    def runs(self, selection: RunSelection) -> list[Run]:
         """Rewrite first, seed by seed."""
-        budget = BUDGETS[choice.budget]
-        names = chosen("associative_retrieval", "models", self.models, choice.models, budget.models)
-        chosen("associative_retrieval", "kernels", self.kernels, choice.kernels, ())
+        budget = BUDGETS[selection.budget]
+        names = select_names("associative_retrieval", "models", self.models, selection.models, budget.models)
+        select_names("associative_retrieval", "kernels", self.kernels, selection.kernels, ())
         found = []
-        for seed in range(choice.seeds or budget.seeds):
+        for seed in range(selection.seeds or budget.seeds):
             for rule in reversed(RULES):
                 found += [_run(budget, name, rule, seed) for name in names]
             if "armt" in names:
                 found += [_run(budget, "armt", "rewrite", seed, label) for label in budget.ablation]
         return found
 
-    def execute(self, run: Run, context: Context) -> dict[str, Any]:
+    def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
         """Train through the curriculum, then measure."""
         given = run.configuration
         seed, rule = given["seed"], given["rule"]
@@ -118,7 +118,7 @@ def _exact_match(model, task: AssociativeRetrieval, contexts: int, asked: int, s
     return torch.cat(shares)
 
 
-def _measure(model, given: Mapping[str, Any], last: Stage, context: Context) -> dict[str, Any]:
+def _measure(model, given: Mapping[str, Any], last: Stage, context: RunContext) -> dict[str, Any]:
     """Exact match and capacity at every measured number of pairs, with standard errors over contexts."""
     found: dict[str, Any] = {"exact_match": {}, "capacity": {}, "trained_pairs": last.length}
     symbols = VOCABULARY - 3

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Experiment, Record, Run, chosen
+from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
 from tessera.experiments.language_models import named_kernel
 from tessera.experiments.length_generalization.evaluate import evaluate, sharper
 from tessera.experiments.length_generalization.settings import SEEDS, SETTINGS, Setting
@@ -40,16 +40,16 @@ class LengthGeneralization(Experiment):
     models = MODELS
     kernels = tuple(KERNELS)
 
-    def runs(self, choice: Choice) -> list[Run]:
+    def runs(self, selection: RunSelection) -> list[Run]:
         """Task by task, the mosaic's kernels first; seeds outside, so that the first seed is complete first."""
-        models = chosen("length_generalization", "models", MODELS, choice.models, MODELS)
-        budget = ("triweight",) if choice.budget == "smoke" else tuple(KERNELS)
-        kernels = chosen("length_generalization", "kernels", tuple(KERNELS), choice.kernels, budget)
-        if choice.kernels is not None and choice.models is None:
+        models = select_names("length_generalization", "models", MODELS, selection.models, MODELS)
+        budget = ("triweight",) if selection.budget == "smoke" else tuple(KERNELS)
+        kernels = select_names("length_generalization", "kernels", tuple(KERNELS), selection.kernels, budget)
+        if selection.kernels is not None and selection.models is None:
             models = ["mosaic"]  # the only one that has kernels
         names = [*(kernels if "mosaic" in models else ()), *(model for model in models if model != "mosaic")]
-        seeds = range(choice.seeds or SEEDS[choice.budget])
-        settings = SETTINGS[choice.budget]
+        seeds = range(selection.seeds or SEEDS[selection.budget])
+        settings = SETTINGS[selection.budget]
         return [self._run(name, task, settings[task], seed) for seed in seeds for task in settings for name in names]
 
     @staticmethod
@@ -65,7 +65,7 @@ class LengthGeneralization(Experiment):
         tokens = setting.options.steps * setting.batch * 3 * setting.task.length
         return Run(f"{task}/{name}/seed {seed}", configuration, float(tokens * setting.layers * setting.width))
 
-    def execute(self, run: Run, context: Context) -> dict[str, Any]:
+    def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
         """Train on examples that are new at every step, then test at every length."""
         setting, seed, device = _setting_of(run), run.configuration["seed"], context.device
         model = _model(run, setting).to(device)

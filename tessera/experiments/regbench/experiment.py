@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Experiment, Record, Run
+from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.experiments.language_models import LANGUAGE_MODELS, build_language_model, kernel_names
 from tessera.experiments.regbench.batches import Batches, mean_loss, scores_of
 from tessera.experiments.regbench.figure import draw
@@ -17,7 +17,7 @@ from tessera.experiments.regbench.settings import Setting
 from tessera.experiments.regbench.summary import points
 from tessera.experiments.regbench.table import table
 from tessera.tasks.regbench import RegBench
-from tessera.tasks.regbench.reference import counted
+from tessera.tasks.regbench.ngram_baseline import ngram_log_probabilities
 from tessera.tasks.task import TokenExamples, estimate
 from tessera.training.fit import fit
 
@@ -30,11 +30,11 @@ class RegBenchExperiment(Experiment):
     models = (*LANGUAGE_MODELS, COUNTING)
     kernels = tuple(kernel_names())
 
-    def runs(self, choice: Choice) -> list[Run]:
+    def runs(self, selection: RunSelection) -> list[Run]:
         """All kernels and the transformer at 1,000 problems first, then other seeds, then more problems."""
-        return runs_of(choice)
+        return runs_of(selection)
 
-    def execute(self, run: Run, context: Context) -> dict[str, Any]:
+    def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
         """Train on `problems` automata; score the best weights on held-out ones and on their fresh strings."""
         asked = run.configuration
         setting = Setting(**{field.name: asked[field.name] for field in fields(Setting)})
@@ -83,7 +83,7 @@ class RegBenchExperiment(Experiment):
 def _untrained(task: RegBench, setting: Setting, symbols: int) -> dict[str, Any]:
     """A yardstick: counts of what followed the last `symbols` symbols (or fewer) in the problem itself."""
     examples = task.sample(setting.test, 0, "test")
-    scores = _estimates(task.scores(counted(task, examples, symbols), examples))
+    scores = _estimates(task.scores(ngram_log_probabilities(task, examples, symbols), examples))
     none = {"best": 0.0, "steps": 0, "seconds": 0.0}
     return {"parameters": 0, "epochs": 0.0, "training": none, "held_out": scores, "in_distribution": None}
 

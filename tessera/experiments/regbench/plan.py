@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
-from tessera.experiments.experiment import Choice, Run, chosen
+from tessera.experiments.experiment import Run, RunSelection, select_names
 from tessera.experiments.language_models import LANGUAGE_MODELS, kernel_names
 from tessera.experiments.regbench.figure import COUNTING
 from tessera.experiments.regbench.published import SEARCH_GRID, SPARSE_SIZES
@@ -25,20 +25,22 @@ KERNELS = (
 )
 
 
-def runs_of(choice: Choice) -> list[Run]:
-    """The runs of a choice, the most telling first."""
-    where = "reproduce regbench"
-    models = chosen(where, "models", (*LANGUAGE_MODELS, COUNTING), choice.models, _default_models(choice.budget))
-    kernels = chosen(where, "kernels", tuple(kernel_names()), choice.kernels, ())
-    pairs = [
-        (model, kernel) for model in models if model != COUNTING for kernel in _kernels(model, kernels, choice.budget)
-    ]
-    yardstick = [_counts(SETTINGS[choice.budget], symbols) for symbols in CONTEXTS if COUNTING in models]
-    if choice.budget != "full":
-        setting, problems, seeds = SETTINGS[choice.budget], SIZES[choice.budget], choice.seeds or SEEDS[choice.budget]
+def runs_of(selection: RunSelection) -> list[Run]:
+    """The runs of a selection, the most telling first."""
+    where, budget = "reproduce regbench", selection.budget
+    models = select_names(where, "models", (*LANGUAGE_MODELS, COUNTING), selection.models, _default_models(budget))
+    kernels = select_names(where, "kernels", tuple(kernel_names()), selection.kernels, ())
+    pairs = [(model, kernel) for model in models if model != COUNTING for kernel in _kernels(model, kernels, budget)]
+    yardstick = [_counts(SETTINGS[budget], symbols) for symbols in CONTEXTS if COUNTING in models]
+    if budget != "full":
+        setting, problems, seeds = (
+            SETTINGS[budget],
+            SIZES[budget],
+            selection.seeds or SEEDS[budget],
+        )
         short = [_run(setting, *pair, problems, seed) for seed, pair in product(range(seeds), pairs)]
-        return yardstick + short + (longer_runs(pairs, seeds) if choice.budget == "cpu" else [])
-    order = product((100, *SPARSE_SIZES), range(choice.seeds or 1), pairs)
+        return yardstick + short + (longer_runs(pairs, seeds) if budget == "cpu" else [])
+    order = product((100, *SPARSE_SIZES), range(selection.seeds or 1), pairs)
     return yardstick + [
         _run(setting, *pair, problems, seed, searched=True)
         for problems, seed, pair in order

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessera.experiments.experiment import EXPERIMENTS, Choice, Context, Experiment, Record, Run, chosen
+from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
 from tessera.experiments.three_moons import figure, report
 from tessera.experiments.three_moons.continuations import continuation_errors
 from tessera.experiments.three_moons.disentangling import INVERSE_BANDWIDTH, weights
@@ -71,15 +71,15 @@ class ThreeMoonsExperiment(Experiment):
     source = "Memory Mosaics, section 5 and appendix A, figures 4, 5 and 10"
     models = tuple(MODELS)
 
-    def runs(self, choice: Choice) -> list[Run]:
-        where, setting = "reproduce three_moons", SETTINGS[choice.budget]
+    def runs(self, selection: RunSelection) -> list[Run]:
+        where, setting = "reproduce three_moons", SETTINGS[selection.budget]
         # The others are there for who asks for them: what they answer is about optimizers, not about memories.
-        names = chosen(where, "models", self.models, choice.models, self.models[:2])
-        chosen(where, "kernels", self.kernels, choice.kernels, ())
-        seeds = setting.seeds if choice.seeds is None else choice.seeds
+        names = select_names(where, "models", self.models, selection.models, self.models[:2])
+        select_names(where, "kernels", self.kernels, selection.kernels, ())
+        seeds = setting.seeds if selection.seeds is None else selection.seeds
         return [_run(name, seed, setting) for seed in range(seeds) for name in names]
 
-    def execute(self, run: Run, context: Context) -> dict[str, Any]:
+    def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
         configuration = run.configuration
         memory = build(configuration["heads"], configuration["seed"])
         first = _round(memory, configuration, "training", context)
@@ -95,7 +95,7 @@ class ThreeMoonsExperiment(Experiment):
 
 
 def _round(
-    memory: LinearContextualMemory, configuration: dict[str, Any], name: str, context: Context
+    memory: LinearContextualMemory, configuration: dict[str, Any], name: str, context: RunContext
 ) -> dict[str, Any]:
     """Train further and evaluate."""
     task = ThreeMoons(context=configuration["length"], horizon=1)
@@ -170,7 +170,7 @@ def uncorrected(betas: tuple[float, float], step: int) -> float:
     return first / second**0.5
 
 
-def evaluate(memory: LinearContextualMemory, options: dict[str, Any], context: Context) -> dict[str, dict[str, Any]]:
+def evaluate(memory: LinearContextualMemory, options: dict[str, Any], context: RunContext) -> dict[str, dict[str, Any]]:
     """Of each triple the mean error after every context length, and its standard error over sequences."""
     found = {}
     for place, (words, periods) in enumerate(options["triples"].items()):

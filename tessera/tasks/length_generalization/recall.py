@@ -126,6 +126,6 @@ class MultiQueryRecall(SourceTargetTask):
     def _parse(self, source: list[int]) -> tuple[dict[tuple[int, ...], tuple[int, ...]], list[tuple[int, ...]]]:
         """The stored values by key, and the queried keys."""
         context, asked = source[: -3 * self.num_queries], source[-3 * self.num_queries :]
-        marks = [place for place, token in enumerate(context) if token == PAIR_SEPARATOR]
-        stored = {tuple(context[m - 2 : m]): tuple(context[m + 1 : m + 3]) for m in marks}
+        separators = [place for place, token in enumerate(context) if token == PAIR_SEPARATOR]
+        stored = {tuple(context[i - 2 : i]): tuple(context[i + 1 : i + 3]) for i in separators}
         return stored, [tuple(asked[place + 1 : place + 3]) for place in range(0, len(asked), 3)]

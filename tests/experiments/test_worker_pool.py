@@ -10,7 +10,7 @@ import pytest
 
 from tessera.errors import TesseraError
 from tessera.experiments.experiment import Run
-from tessera.experiments.side_by_side import side_by_side
+from tessera.experiments.worker_pool import run_in_pool
 from tests.experiments.chores import Chores
 
 
@@ -24,7 +24,7 @@ def do(tmp_path):
 
     def call(*keys):
         # As in real runs, the configuration is a dictionary: a run cannot be the key of another one.
-        side_by_side(Chores(tmp_path), [Run(key, {"key": key}) for key in keys], 2, 1, finish, shown.append)
+        run_in_pool(Chores(tmp_path), [Run(key, {"key": key}) for key in keys], 2, 1, finish, shown.append)
 
     call.finished, call.shown = finished, shown
     return call
@@ -49,7 +49,7 @@ def test_a_failure_waits_for_no_other_and_ends_it(do, tmp_path):
 
 def test_a_finished_run_is_kept_although_another_failed_in_the_same_moment(do, monkeypatch):
     """Both are done when the parent looks: the good one is stored before the bad one is told."""
-    module = sys.modules[side_by_side.__module__]
+    module = sys.modules[run_in_pool.__module__]
     monkeypatch.setattr(module, "wait", lambda lines, timeout: [line for line in lines if line.poll(None) or True])
     with pytest.raises(TesseraError, match="fail: failed"):
         do("fail", "work")

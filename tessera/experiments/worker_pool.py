@@ -21,7 +21,7 @@ from tessera.experiments.progress import Progress
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def side_by_side(
+def run_in_pool(
     job: Job,
     pending: Sequence[Run],
     workers: int,

@@ -1,4 +1,4 @@
-"""What counting in the context alone achieves: the yardstick of in-context language learning."""
+"""An n-gram model of each problem by itself: what counting in the context achieves without training."""
 
 from collections import Counter, defaultdict
 
@@ -9,7 +9,7 @@ from tessera.tasks.regbench.task import RegBench
 from tessera.tasks.task import TokenExamples
 
 
-def counted(task: RegBench, examples: TokenExamples, order: int) -> Tensor:
+def ngram_log_probabilities(task: RegBench, examples: TokenExamples, order: int) -> Tensor:
     """Log-probabilities (B, T, V) of an n-gram model of each problem itself, which needs no training.
 
     At each position: how often each symbol has followed so far the longest context that has occurred before, of at
@@ -28,13 +28,13 @@ def counted(task: RegBench, examples: TokenExamples, order: int) -> Tensor:
 def _counts(task: RegBench, tokens: list[int], order: int) -> list[dict[int, int]]:
     """For each position, the counts of what has followed its longest known context; empty if nothing has."""
     counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
-    found, context = [], ()
+    following_counts, context = [], ()
     for token, following in zip(tokens, [*tokens[1:], task.separator], strict=True):
         context = (token,) if token == task.separator else (*context, token)
         context = context[max(0, len(context) - order) :]
         suffixes = [context[start:] for start in range(len(context) + 1)]
-        found.append(dict(next((counts[suffix] for suffix in suffixes if suffix in counts), {})))
+        following_counts.append(dict(next((counts[suffix] for suffix in suffixes if suffix in counts), {})))
         if following != task.separator:
             for suffix in suffixes:
                 counts[suffix][following] += 1
-    return found
+    return following_counts
