@@ -27,6 +27,16 @@ def model_folder(path: str | Path) -> Path:
     raise TesseraError(f"model {path}: must hold {WEIGHTS[0]} or a whole checkpoint; got neither.{damaged}{pickled}")
 
 
+def load_config(path: str | Path) -> "PreTrainedConfig":
+    """The configuration of the model in `path`."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(model_folder(path), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise TesseraError(f"model {path}: configuration cannot be read ({_first_line(error)}).") from error
+
+
 def load_model(path: str | Path, config: "PreTrainedConfig | None" = None) -> "PreTrainedModel":
     """The causal language model in `path`, in evaluation mode, float32.
 

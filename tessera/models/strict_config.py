@@ -2,36 +2,58 @@
 
 from dataclasses import fields
 
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from tessera.errors import TesseraError, did_you_mean
 
-# Keys that transformers itself writes into or passes with a configuration, beyond its dataclass fields.
+# What transformers and its companions write into a configuration, or pass with it, beyond its dataclass fields.
 _TRANSFORMERS_KEYS = {
     "_attn_implementation_internal",
     "_commit_hash",
     "_experts_implementation_internal",
     "_name_or_path",
+    "_pre_quantization_dtype",
     "attn_implementation",
     "auto_map",
+    "cls_token_id",
+    "custom_pipelines",
+    "decoder_start_token_id",
     "experts_implementation",
+    "is_decoder",
+    "mask_token_id",
     "model_type",
     "name_or_path",
     "num_labels",
     "output_attentions",
+    "per_layer_config",
+    "prefix",
     "quantization_config",
+    "sep_token_id",
+    "task_specific_params",
+    "tie_last_hidden_states",
+    "tokenizer_class",
     "torch_dtype",
+    "torchscript",
+    "unk_token_id",
     "use_return_dict",
 }
 
 
+def _keys_of_transformers() -> set[str]:
+    """`_TRANSFORMERS_KEYS` and the settings of `generate`, which older versions keep in the model's configuration."""
+    return _TRANSFORMERS_KEYS | set(GenerationConfig().to_dict())
+
+
 class StrictConfig(PreTrainedConfig):
-    """A `PreTrainedConfig` for which an unknown keyword is an error, and which checks itself (`problems`)."""
+    """A `PreTrainedConfig` for which an unknown keyword is an error, and which checks itself (`problems`).
+
+    Known are its fields and whatever transformers itself writes into a configuration.
+    """
 
     def __post_init__(self, **kwargs):
         known = {field.name for field in fields(self)}
         where = type(self).__name__
-        for key in kwargs.keys() - _TRANSFORMERS_KEYS - set(self.attribute_map):
+        for key in sorted(kwargs.keys() - _keys_of_transformers() - set(self.attribute_map)):
             raise TesseraError(f"{where}: unknown argument {key!r}. {did_you_mean(key, known)}")
         super().__post_init__(**kwargs)
         problems = self.problems()

@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from tessera.errors import TesseraError, did_you_mean
+from tessera.models.loading import load_config, load_model
 from tessera.models.transformer import context_limit, transformer_config
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def model_config(section: dict[str, Any], **defaults: Any) -> "PreTrainedConfig"
     Raises `TesseraError`, one line per problem, for unknown types, unknown fields and values the model refuses.
     """
     build, known = _builder(section["type"])
+    section = _with_base(section, build, defaults)
     problems = [f"model.{key} {message}" for key, message in _unknown(section, known)]
     if problems:
         raise TesseraError("\n".join(problems))
@@ -34,6 +36,10 @@ def model_problems(section: dict[str, Any]) -> list[str]:
         build, known = _builder(section["type"])
     except TesseraError as error:
         return [f"model.type must be a known model type: {error}"]
+    try:
+        section = _with_base(section, build, {})
+    except TesseraError as error:
+        return str(error).splitlines()
     problems = [f"model.{key} {message}" for key, message in _unknown(section, known)]
     own = section["type"].startswith(OWN_TYPES)
     try:
@@ -75,14 +81,50 @@ def config_for(
     return config
 
 
-def build_model(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
-    """A model of `config` with initial weights that depend on `seed` alone."""
+def build_model(config: "PreTrainedConfig", seed: int, base: str | None = None) -> "PreTrainedModel":
+    """A model of `config` with initial weights by `seed` alone; ARMT, RMT and PRMT may start on the model in `base`."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config)
+        if base is None:
+            return AutoModelForCausalLM.from_config(config)
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config, base=load_model(base))
+
+
+def base_folder(section: dict[str, Any]) -> str | None:
+    """The folder whose weights a segmented model starts from, if its section's `base` names one."""
+    base = section.get("base")
+    return base if isinstance(base, str) else None
+
+
+def _with_base(section: dict[str, Any], build: Callable, defaults: dict[str, Any]) -> dict[str, Any]:
+    """For ARMT, RMT, PRMT: `section` with its `base` as `base_config`.
+
+    `base` is a model section of its own (`base_config` with its `model_type` says the same), or a folder with a model.
+    """
+    from tessera.models.recurrence import SegmentedConfig
+
+    if not (isinstance(build, type) and issubclass(build, SegmentedConfig)):
+        return section
+    base = section.get("base", section.get("base_config"))
+    if isinstance(base, dict) and isinstance(base.get("type", base.get("model_type")), str):
+        fields_of_base = {key: value for key, value in base.items() if key != "model_type"}
+        sizes = [section.get(name, getattr(build, name)) for name in ("segment_size", "num_memory_tokens")]
+        positions = sizes[0] + 2 * sizes[1] if all(isinstance(size, int) for size in sizes) else 0
+        limits = {"max_positions": positions, "n_positions": positions}
+        try:
+            config = model_config({"type": base.get("model_type"), **fields_of_base}, **{**defaults, **limits})
+        except TesseraError as error:
+            lines = [line if line.startswith("model.") else line.split(": ", 1)[-1] for line in str(error).splitlines()]
+            raise TesseraError("\n".join(f"model.base.{line.removeprefix('model.')}" for line in lines)) from None
+    elif isinstance(base, str):
+        config = load_config(base)
+    else:
+        message = "must be a model section with its type, or a folder with a model"
+        raise TesseraError(f"model.base {message}; got {base!r}.")
+    return {**{key: value for key, value in section.items() if key != "base"}, "base_config": config}
 
 
 def _builder(name: str) -> tuple[Callable[..., "PreTrainedConfig"], set[str]]:

@@ -13,7 +13,7 @@ from tessera.models.loading import load_model, load_tokenizer
 from tessera.training.arguments import training_arguments
 from tessera.training.corpus import Corpus, open_corpus
 from tessera.training.folder import RunSummary, prepare_folder, publish_model
-from tessera.training.model_section import build_model, config_for
+from tessera.training.model_section import base_folder, build_model, config_for
 from tessera.training.sections import Recipe
 
 if TYPE_CHECKING:
@@ -77,8 +77,11 @@ def _prepare(recipe: Recipe, run: Path) -> Prepared:
     )
     start = recipe.training.initialize_from
     if start:
-        _require_same_tokens(start, corpus)
-    model = load_model(start, config) if start else build_model(config, recipe.seed)
+        _require_same_tokens("training.initialize_from", start, corpus)
+    base = base_folder(recipe.model)
+    if base:
+        _require_same_tokens("model.base", base, corpus)
+    model = load_model(start, config) if start else build_model(config, recipe.seed, base)
     _require_document_ids(model, recipe)
     _enable_checkpointing(model, recipe)
     return Prepared(corpus, model, training, validation)
@@ -115,11 +118,11 @@ def _checkpoint(run: Path) -> Path | None:
     return checkpoint
 
 
-def _require_same_tokens(start: str, corpus: Corpus) -> None:
+def _require_same_tokens(key: str, start: str, corpus: Corpus) -> None:
     """Weights mean nothing for a tokenizer that gives the same text other ids."""
     if load_tokenizer(start).get_vocab() != corpus.tokenizer.get_vocab():
         raise TesseraError(
-            f"training.initialize_from {start}: its tokenizer must be this recipe's; got other tokens. "
+            f"{key} {start}: its tokenizer must be this recipe's; got other tokens. "
             f"Use tokenizer: {{type: pretrained, path: {start}}}."
         )
 

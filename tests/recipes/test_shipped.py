@@ -13,6 +13,7 @@ SMALLER = {
     "memory_mosaic": ("hidden_size=16", "num_heads=2", "num_layers=2", "num_persistent_slots=8"),
     "memory_mosaic_v2": ("hidden_size=16", "num_heads=2", "num_layers=2", "intermediate_size=24"),
     "transformer": ("hidden_size=16", "num_heads=2", "num_layers=2"),
+    "armt": ("base.hidden_size=16", "segment_size=8"),
 }
 
 

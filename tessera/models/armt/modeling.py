@@ -94,5 +94,14 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
         if any(module is memory.value for memory in self.memories):
             init.zeros_(module.weight)
 
+    def _memory_flops_per_token(self) -> int:
+        """Per layer: a query and a reading for every position; key, value, strength and a writing for memory tokens."""
+        config = self.config
+        width, features = config.hidden_size, 2 * config.num_rolls * config.memory_dim
+        reading = 2 * config.memory_dim * width + 2 * features * (width + 1)
+        writing = 2 * width * (config.memory_dim + width + 1) + 4 * features * (width + 1)
+        size, tokens = config.segment_size, config.num_memory_tokens
+        return config.num_hidden_layers * (reading * (size + tokens) + writing * tokens) // size
+
     def _memory(self) -> SegmentMemory:
         return ARMTMemory(self.memories, self.memory_tokens)

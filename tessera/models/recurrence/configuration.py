@@ -21,6 +21,7 @@ class SegmentedConfig(StrictConfig):
         backprop_segments: gradients flow through the memory of this many last segments; None: of all.
         layers_path: attribute path of the base's list of decoder layers, such as "transformer.h"; None: found.
         use_cache: whether `generate` keeps the open segment's keys and values.
+        bos_token_id, eos_token_id, pad_token_id: None: those of the base.
     Raises:
         TesseraError: naming every argument that is unknown or impossible.
     """
@@ -37,6 +38,9 @@ class SegmentedConfig(StrictConfig):
     layers_path: str | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs):
         if isinstance(self.base_config, dict):
@@ -51,6 +55,10 @@ class SegmentedConfig(StrictConfig):
         for chosen in ("attn_implementation", "experts_implementation"):
             if kwargs.get(chosen) is None and isinstance(self.base_config, PreTrainedConfig):
                 kwargs[chosen] = getattr(self.base_config, f"_{chosen}", None)
+        if isinstance(self.base_config, PreTrainedConfig):
+            for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+                if getattr(self, name) is None:
+                    setattr(self, name, getattr(self.base_config, name, None))
         super().__post_init__(**kwargs)
 
     def problems(self) -> list[str]:

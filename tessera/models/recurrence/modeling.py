@@ -4,6 +4,7 @@ import copy
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -18,6 +19,7 @@ from tessera.models.recurrence.reading import ReadOptions, SegmentedOutput, read
 from tessera.models.recurrence.segment_runner import SegmentMemory, SegmentRunner
 from tessera.models.recurrence.segmented_input import SegmentedInput
 from tessera.models.recurrence.state import MemoryState
+from tessera.models.sizes import flops_per_token
 
 
 class SegmentedPreTrainedModel(PreTrainedModel):
@@ -165,6 +167,25 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
                 output.logits = text.restore(output.logits)[:, -logits_to_keep:]
         output.loss = None if loss is None else loss.value(num_items_in_batch)
         return output if return_dict is not False else output.to_tuple()
+
+    def parameters_by_part(self) -> dict[str, int]:
+        """Parameters of the base model and of the memory."""
+        base = sum(parameter.numel() for parameter in self.base.parameters())
+        return {"base": base, "memory": sum(parameter.numel() for parameter in self.parameters()) - base}
+
+    def flops_per_token(self, context: int) -> int:
+        """Of the last token of a segment: the base, its share of the memory tokens' cost, and the memory's own part."""
+        size, front = self.config.segment_size, self._memory().at_front * self.config.num_memory_tokens
+        positions = size + front + self.config.num_memory_tokens
+        base = flops_per_token(self.config.base_config, min(context, size) + front)
+        return base * positions // size + self._memory_flops_per_token()
+
+    def _memory_flops_per_token(self) -> int:
+        return 0
+
+    def state_bytes_per_token(self, dtype: torch.dtype) -> float:
+        """0: the memory does not grow with the text."""
+        return 0.0
 
     def _fitting(self, state: MemoryState, batch: int) -> MemoryState:
         """`state` for `batch` rows, checked."""

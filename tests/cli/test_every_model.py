@@ -1,0 +1,102 @@
+"""From a recipe alone: every model type is trained, described, evaluated and asked on the command line."""
+
+import json
+
+import pytest
+
+TRANSFORMER = {"type": "transformer", "hidden_size": 16, "num_layers": 1, "num_heads": 2}
+V1 = {"type": "memory_mosaic", "hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 8}
+V2 = {"type": "memory_mosaic_v2", "hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 24}
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2}
+SEGMENTED = {"segment_size": 8, "num_memory_tokens": 2}
+MODELS = {
+    "transformer": TRANSFORMER,
+    "memory_mosaic": V1,
+    "memory_mosaic_v2": {**V2, "short_term_span": 4, "long_term_delay": 4, "training_long_term_delay": [4, 4]},
+    "gpt_neox": {
+        "type": "gpt_neox",
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    },
+    "armt": {"type": "armt", "memory_dim": 4, "base": TRANSFORMER, **SEGMENTED},
+    "armt of a mosaic": {"type": "armt", "memory_dim": 4, "base": V1, **SEGMENTED},
+    "rmt": {"type": "rmt", "base": TRANSFORMER, **SEGMENTED},
+    "prmt": {"type": "prmt", "base_config": GPT2, **SEGMENTED},
+}
+OPTIONS = (
+    "data.context=16",
+    "training.steps=2",
+    "training.warmup_steps=1",
+    "training.batch_size=2",
+    "training.evaluate_sequences=2",
+    "training.precision=fp32",
+)
+
+
+def run_of(tessera, folder, corpus, model):
+    """Train in `folder`; returns it."""
+    section = f"model={json.dumps(model)}"
+    status, _, err = tessera("train", "tiny", section, f"data.source={corpus}", *OPTIONS, "--output", folder)
+    assert status == 0, err
+    return folder
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_train_info_eval_generate_memorize_ask(name, tessera, corpus, tmp_path):
+    run = run_of(tessera, tmp_path / "run", corpus, MODELS[name])
+    config = json.loads((run / "config.json").read_text())
+    assert config.get("base_config", config)["vocab_size"] == 258  # the byte tokenizer's
+    status, out, err = tessera("info", run)
+    assert status == 0, err
+    assert "parameters" in out
+    status, out, err = tessera("eval", run, "--json")
+    assert status == 0, err
+    assert json.loads(out)["loss"] > 0
+    status, _, err = tessera("generate", run, "--prompt", "Once", "--max-new-tokens", 8, "--temperature", 0)
+    assert status == 0, err
+    memory = tmp_path / "memory.safetensors"
+    status, out, err = tessera("memorize", run, corpus, "--out", memory)
+    if "segment_size" not in MODELS[name]:
+        assert status == 2
+        return
+    assert status == 0, err
+    assert "segments" in out
+    status, _, err = tessera("ask", run, "Who was", "--memory", memory, "--max-new-tokens", 4)
+    assert status == 0, err
+
+
+def test_a_segmented_model_starts_from_the_weights_of_its_base(tessera, corpus, tmp_path):
+    from safetensors.torch import load_file
+
+    base = run_of(tessera, tmp_path / "base", corpus, V1)
+    model = {"type": "armt", "memory_dim": 4, "base": str(base), **SEGMENTED}
+    section, options = f"model={json.dumps(model)}", [*OPTIONS, "training.learning_rate=1.0e-9", "training.steps=1"]
+    wrapped = tmp_path / "wrapped"
+    status, _, err = tessera("train", "tiny", section, f"data.source={corpus}", *options, "--output", wrapped)
+    assert status == 0, err
+    old, new = load_file(base / "model.safetensors"), load_file(wrapped / "model.safetensors")
+    for key, tensor in old.items():
+        name = f"base.{key}".replace(".layers.0.", ".layers.0.layer.")
+        assert (new[name] - tensor).abs().max() < 1e-6, key
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"type": "armt", "base": {"type": "transformer", "hidden_sise": 8}}, "model.base.hidden_sise is not"),
+        ({"type": "armt", "base": {**TRANSFORMER, "num_heads": 3}}, "model.base.num_heads must divide"),
+        ({"type": "armt", "base": {**V1, "num_heads": 3}}, "model.base.num_heads must divide"),
+        ({"type": "rmt", "base": 3}, "with its type, or a folder with a model; got 3"),
+        ({"type": "rmt"}, "model.base must be a model section"),
+        ({"type": "armt", "base": "/none"}, "/none: no such folder"),
+        ({"type": "armt", "base": TRANSFORMER, "segment_sise": 8}, "model.segment_sise is not a known key"),
+    ],
+)
+def test_impossible_bases_are_one_line(model, message, tessera, corpus, tmp_path):
+    section = f"model={json.dumps(model)}"
+    status, _, err = tessera("train", "tiny", section, f"data.source={corpus}", "--output", tmp_path / "run")
+    assert status == 2
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
