@@ -22,7 +22,40 @@ def halve_distances(stored: dict[str, Any]) -> None:
                     scores[f"{prefix}tvd"] = {**distance, **halved}
 
 
-RULES = (halve_distances,)
+# Fields of configurations that took the names of recipes and of Hugging Face.
+RENAMED = {
+    "batch": "batch_size",
+    "check_every": "evaluate_every",
+    "clip_norm": "clip",
+    "heads": "num_heads",
+    "layers": "num_layers",
+    "memory_tokens": "num_memory_tokens",
+    "memory_width": "memory_dim",
+    "scalar_scale": "scalar_learning_rate_scale",
+    "slots": "num_persistent_slots",
+    "start": "initializer_range",
+    "warmup": "warmup_ratio",
+    "width": "hidden_size",
+}
+
+
+def rename_fields(stored: dict[str, Any]) -> None:
+    """The configurations of every experiment's runs use one vocabulary."""
+    if "experiment" not in stored.get("header", {}):
+        return
+    for run in stored["runs"].values():
+        for holder in (run, run.get("provenance", {})):
+            if "configuration" in holder:
+                holder["configuration"] = _renamed(holder["configuration"])
+
+
+def _renamed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {RENAMED.get(name, name): _renamed(item) for name, item in value.items()}
+    return [_renamed(item) for item in value] if isinstance(value, list) else value
+
+
+RULES = (halve_distances, rename_fields)
 
 
 def migrate(folder: Path) -> list[Path]:

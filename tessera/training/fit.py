@@ -22,39 +22,36 @@ def unreported(share: float, note: str) -> None:
 
 @dataclass(frozen=True)
 class FitOptions:
-    """AdamW with warm-up and decay.
+    """AdamW with warm-up and decay; the names are those of a recipe's `TrainingSection`.
 
     Attributes:
-        steps, learning_rate, min_learning_rate, warmup: the rate rises over `warmup` of the steps (a share) to its peak
+        steps, learning_rate, min_learning_rate, warmup_ratio: the rate rises over this share of the steps to its peak
             and falls along `decay` ("cosine", "linear", "constant") to the minimum.
-        weight_decay: on matrices alone. betas: of AdamW. clip_norm, clip_value: of gradients; None is no clipping.
-        scalar_scale: factor of the rate for the per-head scalars that a model names in `scalar_parameter_names()`.
-        check_every: steps between validations. patience: stop after so many checks without a better one; None never.
+        weight_decay: on matrices alone. betas: of AdamW. clip, clip_value: the largest norm of the gradient, and the
+            largest absolute value in it; None is no clipping.
+        scalar_learning_rate_scale: factor of the rate for the per-head scalars that a model names in
+            `scalar_parameter_names()`.
+        evaluate_every: steps between validations. patience: stop after so many without a better one; None never.
         checkpoint_seconds: at least so long between checkpoints.
     """
 
     steps: int
     learning_rate: float
     min_learning_rate: float = 0.0
-    warmup: float = 0.1
+    warmup_ratio: float = 0.1
     decay: str = "cosine"
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
-    clip_norm: float | None = None
+    clip: float | None = None
     clip_value: float | None = None
-    scalar_scale: float = 1.0
-    check_every: int = 0
+    scalar_learning_rate_scale: float = 1.0
+    evaluate_every: int = 0
     patience: int | None = None
     checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         expect(self.steps >= 1, "fit", "steps", "be at least 1", self.steps, "The budget is too small.")
         expect(self.learning_rate > 0, "fit", "learning_rate", "be positive", self.learning_rate)
-
-    @property
-    def scalar_learning_rate_scale(self) -> float:
-        """The name that recipes have for it."""
-        return self.scalar_scale
 
 
 def fit(
@@ -98,7 +95,9 @@ def fit(
         now = time.perf_counter()
         progress.seconds = before + now - began
         last = progress.steps == options.steps
-        check = validate is not None and (last or (options.check_every and progress.steps % options.check_every == 0))
+        check = validate is not None and (
+            last or (options.evaluate_every and progress.steps % options.evaluate_every == 0)
+        )
         if check or last or progress.steps % 20 == 0:
             progress.loss = _finite(torch.stack(progress.recent).mean().item(), name, progress.steps)
             report(progress.steps / options.steps, f"{name} loss {progress.loss:.3f}")
@@ -143,7 +142,7 @@ def _set_rate(
 ) -> None:
     factor = learning_rate_factor(
         step,
-        warmup=max(1, round(options.warmup * options.steps)),
+        warmup=max(1, round(options.warmup_ratio * options.steps)),
         steps=options.steps,
         floor=options.min_learning_rate / options.learning_rate,
         decay=options.decay,
@@ -155,8 +154,8 @@ def _set_rate(
 
 
 def _clip(model: nn.Module, options: FitOptions) -> None:
-    if options.clip_norm is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), options.clip_norm)
+    if options.clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), options.clip)
     if options.clip_value is not None:
         nn.utils.clip_grad_value_(model.parameters(), options.clip_value)
 

@@ -21,7 +21,9 @@ from tessera.training.curriculum import Curriculum, train_stages
 from tessera.training.fit import FitOptions
 from tests.tasks.test_associative_retrieval import generator
 
-SIZES = models.Sizes(VOCABULARY, layers=1, width=16, heads=2, memory_tokens=2, memory_width=4, max_positions=64)
+SIZES = models.Sizes(
+    VOCABULARY, num_layers=1, hidden_size=16, num_heads=2, num_memory_tokens=2, memory_dim=4, max_positions=64
+)
 TASK = AssociativeRetrieval("rewrite", 3)
 
 
@@ -93,8 +95,8 @@ def test_models_start_from_their_seed_and_leave_the_global_state_alone():
 
 
 def test_impossible_heads_are_refused():
-    with pytest.raises(TesseraError, match=r"heads must divide width \(16\); got 3"):
-        models.build("armt", models.Sizes(VOCABULARY, width=16, heads=3), 0)
+    with pytest.raises(TesseraError, match=r"num_heads must divide hidden_size \(16\); got 3"):
+        models.build("armt", models.Sizes(VOCABULARY, hidden_size=16, num_heads=3), 0)
 
 
 def test_published_sizes_have_about_half_a_million_parameters():
@@ -106,7 +108,7 @@ def test_published_sizes_have_about_half_a_million_parameters():
 def test_armt_learns_one_pair(tmp_path):
     model = models.build("armt", SIZES, 0)
     curriculum = Curriculum((stage(1, 300, 0.9, 1e-2),))
-    options = FitOptions(steps=1, learning_rate=1.0, check_every=20)
+    options = FitOptions(steps=1, learning_rate=1.0, evaluate_every=20)
 
     def loss_at(stage, number, step):
         return asking.loss(model, *AssociativeRetrieval("rewrite", 1).sample_questions(16, 1, generator(step)), 4)

@@ -34,9 +34,9 @@ def test_the_full_budget_is_table_6():
     assert len(runs) == 3 * 3 * (len(KERNELS) + 1)
     for task, steps in {"mqmtar": 195_312, "reverse": 117_187, "sort": 156_250}.items():
         setting = runs[f"{task}/biweight/seed 2"]["setting"]
-        assert (setting["options"]["steps"], setting["batch"], setting["width"]) == (steps, 256, 512)
+        assert (setting["options"]["steps"], setting["batch_size"], setting["hidden_size"]) == (steps, 256, 512)
         assert (setting["task"]["length"], setting["task"]["spread"], setting["test_length"]) == (48, 16, 64)
-    assert runs["sort/gaussian/seed 0"]["setting"]["layers"] == 2
+    assert runs["sort/gaussian/seed 0"]["setting"]["num_layers"] == 2
 
 
 class Knowing(torch.nn.Module):

@@ -93,7 +93,7 @@ def test_full_is_the_published_search():
     grid = [one for one in runs.values() if one["model"] == "mosaic" and one["problems"] == 1000]
     assert len([one for one in grid if one["kernel"] == "gaussian"]) == 2 * 3 * 3 * 4
     other = next(one for one in grid if one["kernel"] == "biweight")
-    shape = ("num_layers", "num_heads", "hidden_size", "weight_decay", "batch", "epochs", "learning_rate")
+    shape = ("num_layers", "num_heads", "hidden_size", "weight_decay", "batch_size", "epochs", "learning_rate")
     assert tuple(other[name] for name in shape) == (2, 8, 128, 0.01, 32, 200, 5e-4)
     assert other["fit"]["steps"] == 200 * 31
     assert {one["problems"] for one in runs.values()} == {0, 100, 1000, 2500, 5000, 10000, 20000, 40000}

@@ -44,3 +44,11 @@ def test_distances_are_halved_once(tmp_path):
     scores = json.loads(path.read_text())["runs"]["a"]["outcome"]["held_out"]
     assert scores == {"accuracy": score, "tvd": halved, "last_tvd": halved}
     assert MIGRATE["migrate"](tmp_path) == []
+
+
+def test_fields_are_renamed_in_configurations_alone():
+    old = {"batch": 4, "stages": [{"warmup": 0.1}], "fit": {"clip_norm": 1.0}}
+    stored = {"header": {"experiment": "toy"}, "runs": {"a": {"configuration": old, "outcome": {"batch": 1}}}}
+    MIGRATE["rename_fields"](stored)
+    new = {"batch_size": 4, "stages": [{"warmup_ratio": 0.1}], "fit": {"clip": 1.0}}
+    assert stored["runs"]["a"] == {"configuration": new, "outcome": {"batch": 1}}

@@ -132,7 +132,7 @@ def test_smoke(tmp_path):
 
 def test_the_loss_is_clipped_and_counts_from_where_it_is_told():
     memory = module.build(3, 0)
-    configuration = {"seed": 2, "batch": 3, "first_step": 40, "loss_from": 12}
+    configuration = {"seed": 2, "batch_size": 3, "first_step": 40, "loss_from": 12}
     task = ThreeMoons(context=30, horizon=1)
     found = module.batch_loss(memory, task, configuration, 5)
     examples = task.sample(3, 2_000_045)

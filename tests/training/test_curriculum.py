@@ -91,7 +91,7 @@ def trained(folder, stages, report=lambda share, note: None):
         seen.append((number, step))
         return -model.weight
 
-    options = FitOptions(steps=1, learning_rate=1.0, warmup=0.0, decay="constant", check_every=1)
+    options = FitOptions(steps=1, learning_rate=1.0, warmup_ratio=0.0, decay="constant", evaluate_every=1)
     score = lambda stage: min(1.0, model.weight.item() / stage.length)  # noqa: E731
     records = train_stages(model, Curriculum(stages), options, folder, loss_at, score, report)
     return model, records, seen

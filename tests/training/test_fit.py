@@ -10,7 +10,7 @@ from torch import nn
 from tessera.errors import TesseraError
 from tessera.training.fit import FitOptions, fit
 
-OPTIONS = FitOptions(steps=30, learning_rate=0.05, weight_decay=0.1, check_every=4, checkpoint_seconds=0.0)
+OPTIONS = FitOptions(steps=30, learning_rate=0.05, weight_decay=0.1, evaluate_every=4, checkpoint_seconds=0.0)
 
 
 class Killed(Exception):
@@ -91,7 +91,7 @@ def test_a_target_and_patience_end_it_early_for_good(tmp_path):
     values = iter([3.0, 2.0, 0.5])
     assert train(net, tmp_path / "target", validate=lambda: next(values), target=0.5).steps == 12
     assert train(net, tmp_path / "target", kill_at=12, validate=lambda: 9.0, target=0.5).steps == 12
-    impatient = FitOptions(steps=30, learning_rate=0.05, check_every=4, patience=2)
+    impatient = FitOptions(steps=30, learning_rate=0.05, evaluate_every=4, patience=2)
     values = iter([1.0, 2.0, 3.0, 0.0])
     assert train(net, tmp_path / "patience", impatient, validate=lambda: next(values)).steps == 12
 
@@ -113,7 +113,7 @@ def test_decay_is_on_matrices_alone_and_rates_follow_the_plan(tmp_path):
     net = nn.Linear(2, 2)
     nn.init.ones_(net.weight)
     nn.init.ones_(net.bias)
-    options = FitOptions(steps=1, learning_rate=0.1, weight_decay=0.5, warmup=0.0)
+    options = FitOptions(steps=1, learning_rate=0.1, weight_decay=0.5, warmup_ratio=0.0)
     fit(net, lambda step: sum(p.sum() * 0 for p in net.parameters()), options, tmp_path)
     torch.testing.assert_close(net.weight, torch.full((2, 2), 1 - 0.1 * 0.5))
     torch.testing.assert_close(net.bias, torch.ones(2))
@@ -129,7 +129,7 @@ def test_schedule(tmp_path, decay, last):
         places.append(net.weight.item())
         return net.weight.sum()  # gradient 1: Adam moves by the rate
 
-    fit(net, loss_at, FitOptions(10, 1.0, warmup=0.2, decay=decay, betas=(0.0, 0.0)), tmp_path)
+    fit(net, loss_at, FitOptions(10, 1.0, warmup_ratio=0.2, decay=decay, betas=(0.0, 0.0)), tmp_path)
     moves = [a - b for a, b in zip(places, [*places[1:], net.weight.item()])]
     assert moves[:3] == pytest.approx([0.5, 1.0, 1.0], abs=1e-4)
     expected = last if last is not None else 0.5 * (1 + math.cos(math.pi * 7 / 8))

@@ -23,7 +23,8 @@ class Budget:
     """One of `--budget`.
 
     Attributes:
-        curricula: by rule. batch, questions: contexts per step, and questions to each of them. options: of all stages.
+        curricula: by rule. batch_size, questions: contexts per step, and questions to each of them.
+        options: of all stages.
         measured: numbers of pairs by rule. contexts: held-out contexts per measured number of at most 10 pairs, a
             quarter of them for more; each is asked `asked` questions. check_contexts: of a validation.
         left_out: how many of the last stages a model goes without, being too slow for them.
@@ -32,7 +33,7 @@ class Budget:
 
     sizes: Sizes
     curricula: dict[str, Curriculum]
-    batch: int
+    batch_size: int
     questions: int
     options: FitOptions
     measured: dict[str, tuple[int, ...]]
@@ -57,26 +58,26 @@ class Budget:
 
 
 # Published (ARMT, appendix A and the scripts of its repository): AdamW, weight decay 1e-3, gradients clipped by value.
-PUBLISHED = {"weight_decay": 1e-3, "clip_value": 1.0, "warmup": 0.1, "decay": "linear"}
+PUBLISHED = {"weight_decay": 1e-3, "clip_value": 1.0, "warmup_ratio": 0.1, "decay": "linear"}
 
 SMOKE = Budget(
-    Sizes(VOCABULARY, layers=2, width=16, heads=2, memory_tokens=2, memory_width=4, max_positions=64),
+    Sizes(VOCABULARY, num_layers=2, hidden_size=16, num_heads=2, num_memory_tokens=2, memory_dim=4, max_positions=64),
     {
         "rewrite": Curriculum((stage(1, 4, 0.9, 1e-3), stage(2, 4, 0.99, 1e-3))),
         "remember": Curriculum((stage(1, 4, 0.9, 1e-3), stage(2, 4, 0.99, 1e-3, key_size=2))),
     },
-    batch=4,
+    batch_size=4,
     questions=2,
-    options=FitOptions(steps=1, learning_rate=1e-3, check_every=4, **PUBLISHED),
+    options=FitOptions(steps=1, learning_rate=1e-3, evaluate_every=4, **PUBLISHED),
     measured={"rewrite": (1, 4), "remember": (1, 4)},
     contexts=6,
     seeds=1,
     asked=4,
     check_contexts=4,
-    ablation={"memory_tokens": {"memory_tokens": 1}},
+    ablation={"num_memory_tokens": {"num_memory_tokens": 1}},
 )
 CPU = Budget(
-    Sizes(VOCABULARY, start=0.05, max_positions=1024),
+    Sizes(VOCABULARY, initializer_range=0.05, max_positions=1024),
     {
         "rewrite": Curriculum(
             (
@@ -95,9 +96,9 @@ CPU = Budget(
             )
         ),
     },
-    batch=16,
+    batch_size=16,
     questions=8,
-    options=FitOptions(steps=1, learning_rate=1e-3, check_every=50, **PUBLISHED),
+    options=FitOptions(steps=1, learning_rate=1e-3, evaluate_every=50, **PUBLISHED),
     measured={"rewrite": (1, 3, 5, 10, 20, 50, 100, 200, 500), "remember": (1, 3, 5, 10, 20, 40, 60, 100)},
     contexts=192,
     seeds=1,
@@ -105,7 +106,7 @@ CPU = Budget(
 )
 _LONG = ((1, 1, 2000), (2, 1, 10_000), (3, 1, 10_000), (5, 1, 10_000), (10, 1, 10_000))
 FULL = Budget(
-    Sizes(VOCABULARY, start=0.02, max_positions=4096),
+    Sizes(VOCABULARY, initializer_range=0.02, max_positions=4096),
     {
         "rewrite": Curriculum(
             tuple(
@@ -124,9 +125,9 @@ FULL = Budget(
             )
         ),
     },
-    batch=512,
+    batch_size=512,
     questions=1,
-    options=FitOptions(steps=1, learning_rate=3e-4, check_every=250, **PUBLISHED),
+    options=FitOptions(steps=1, learning_rate=3e-4, evaluate_every=250, **PUBLISHED),
     measured={
         "rewrite": (1, 2, 5, 10, 20, 50, 100, 200, 500),
         "remember": (1, 2, 5, 10, 20, 50, 100, 200, 300, 400),
@@ -135,10 +136,10 @@ FULL = Budget(
     seeds=3,
     check_contexts=64,
     ablation={
-        "1 memory token": {"memory_tokens": 1},
-        "10 memory tokens": {"memory_tokens": 10},
-        "memory width 8": {"memory_width": 8},
-        "memory width 64": {"memory_width": 64},
+        "1 memory token": {"num_memory_tokens": 1},
+        "10 memory tokens": {"num_memory_tokens": 10},
+        "memory width 8": {"memory_dim": 8},
+        "memory width 64": {"memory_dim": 64},
     },
 )
 BUDGETS = {"smoke": SMOKE, "cpu": CPU, "full": FULL}

@@ -53,7 +53,7 @@ class AssociativeRetrievalExperiment(Experiment):
         def loss_at(stage: Stage, number: int, step: int) -> torch.Tensor:
             task = _task(rule, stage.length_at(step, seed), stage.settings[KEY_SIZE])
             generator = generator_of(task, (seed * 100 + number) * 1_000_000 + step, "train")
-            batch = task.sample_questions(given["batch"], given["questions"], generator)
+            batch = task.sample_questions(given["batch_size"], given["questions"], generator)
             return asking.loss(model, *batch, task.segment_size)
 
         def score(stage: Stage) -> float:
@@ -91,7 +91,7 @@ def _run(budget: Budget, name: str, rule: str, seed: int, ablation: str | None =
             "sizes": asdict(sizes),
             "curriculum": curriculum.to_dict(),
             "options": asdict(budget.options),
-            "batch": budget.batch,
+            "batch_size": budget.batch_size,
             "questions": budget.questions,
             "measured": budget.measured_by(name, rule),
             "contexts": budget.contexts,

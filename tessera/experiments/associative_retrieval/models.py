@@ -15,16 +15,16 @@ class Sizes:
     """Of a model: layers and width of the base, its heads, tokens and width of the memory, and its vocabulary.
 
     Attributes:
-        memory_width: before the feature map (ARMT alone). start: standard deviation of the base's weights.
+        memory_dim: before the feature map (ARMT alone). initializer_range: standard deviation of the base's weights.
     """
 
     vocab_size: int
-    layers: int = 4
-    width: int = 128
-    heads: int = 4
-    memory_tokens: int = 4
-    memory_width: int = 32
-    start: float = 0.05
+    num_layers: int = 4
+    hidden_size: int = 128
+    num_heads: int = 4
+    num_memory_tokens: int = 4
+    memory_dim: int = 32
+    initializer_range: float = 0.05
     max_positions: int = 1024
 
 
@@ -34,7 +34,13 @@ MODELS: Registry[Callable[[Sizes, int], nn.Module]] = Registry("model")
 def build(name: str, sizes: Sizes, seed: int) -> nn.Module:
     """The model called `name`, initialised from `seed`; global random state is left alone."""
     make = MODELS[name]
-    expect(sizes.width % sizes.heads == 0, name, "heads", f"divide width ({sizes.width})", sizes.heads)
+    expect(
+        sizes.hidden_size % sizes.num_heads == 0,
+        name,
+        "num_heads",
+        f"divide hidden_size ({sizes.hidden_size})",
+        sizes.num_heads,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make(sizes, seed)
@@ -50,13 +56,13 @@ def _base(sizes: Sizes) -> nn.Module:
     return GPTNeoXForCausalLM(
         GPTNeoXConfig(
             vocab_size=sizes.vocab_size,
-            hidden_size=sizes.width,
-            num_hidden_layers=sizes.layers,
-            num_attention_heads=sizes.heads,
-            intermediate_size=sizes.width,
+            hidden_size=sizes.hidden_size,
+            num_hidden_layers=sizes.num_layers,
+            num_attention_heads=sizes.num_heads,
+            intermediate_size=sizes.hidden_size,
             max_position_embeddings=64,
             rotary_pct=0.25,
-            initializer_range=sizes.start,
+            initializer_range=sizes.initializer_range,
             bos_token_id=None,
             eos_token_id=None,
         )
@@ -67,7 +73,7 @@ def _armt(sizes: Sizes, correction: bool) -> nn.Module:
     import tessera.armt as armt
 
     # The segment size is set anew for every text: one pair.
-    return armt.wrap(_base(sizes), 4, sizes.memory_tokens, memory_dim=sizes.memory_width, correction=correction)
+    return armt.wrap(_base(sizes), 4, sizes.num_memory_tokens, memory_dim=sizes.memory_dim, correction=correction)
 
 
 @MODELS.register("armt")
@@ -87,7 +93,7 @@ def rmt(sizes: Sizes, seed: int) -> nn.Module:
     """The last layer's memory tokens are carried on."""
     import tessera.armt as armt
 
-    return armt.wrap_rmt(_base(sizes), 4, sizes.memory_tokens)
+    return armt.wrap_rmt(_base(sizes), 4, sizes.num_memory_tokens)
 
 
 @MODELS.register("prmt")
@@ -95,20 +101,20 @@ def prmt(sizes: Sizes, seed: int) -> nn.Module:
     """Every layer's memory tokens are carried on."""
     import tessera.armt as armt
 
-    return armt.wrap_prmt(_base(sizes), 4, sizes.memory_tokens)
+    return armt.wrap_prmt(_base(sizes), 4, sizes.num_memory_tokens)
 
 
 def _whole_text(name: str, sizes: Sizes, seed: int) -> nn.Module:
     """A language model of the library of about as many parameters: half the layers, of 9/8 the width."""
     from tessera.experiments.language_models import build_language_model
 
-    width = round(sizes.width * 9 / 8 / sizes.heads) * sizes.heads
+    width = round(sizes.hidden_size * 9 / 8 / sizes.num_heads) * sizes.num_heads
     return build_language_model(
         name,
         vocab_size=sizes.vocab_size,
         hidden_size=width,
-        num_layers=max(1, sizes.layers // 2),
-        num_heads=sizes.heads,
+        num_layers=max(1, sizes.num_layers // 2),
+        num_heads=sizes.num_heads,
         seed=seed,
         max_positions=sizes.max_positions,
     )

@@ -42,15 +42,14 @@ def _setting(runs: Mapping[str, Record]) -> list[str]:
     rates = " to ".join(f"{rate:g}" for rate in sorted({stage["learning_rate"] for stage in stages}))
     steps = max(sum(one["steps"] for one in run.configuration["curriculum"]["stages"]) for run in runs.values())
     seeds = len({run.configuration["seed"] for run in runs.values()})
-    shape = (
-        f"{sizes['layers']} layers of width {sizes['width']} around GPT-NeoX, {sizes['memory_tokens']} memory tokens"
-    )
+    shape = f"{sizes['num_layers']} layers of width {sizes['hidden_size']} around GPT-NeoX"
+    shape += f", {sizes['num_memory_tokens']} memory tokens"
     published = f"{SETTING['layers']} of {SETTING['width']}, {SETTING['memory_tokens']}, {SETTING['memory_width']}"
     return [
-        f"Segmented models: {shape}, memory width {sizes['memory_width']} (published: {published}). Batches of "
-        f"{given['batch']} contexts with {given['questions']} questions to each ({SETTING['batch']} with "
+        f"Segmented models: {shape}, memory width {sizes['memory_dim']} (published: {published}). Batches of "
+        f"{given['batch_size']} contexts with {given['questions']} questions to each ({SETTING['batch']} with "
         f"{SETTING['questions']}), peak learning rate {rates} ({SETTING['learning_rate']:g}), weights drawn with "
-        f"standard deviation {sizes['start']} ({SETTING['start']}), at most {steps:,} steps in all "
+        f"standard deviation {sizes['initializer_range']} ({SETTING['start']}), at most {steps:,} steps in all "
         f"({SETTING['steps']}), seeds: {seeds} ({SETTING['seeds']}).",
         "",
         "A stage ends at its target or after its steps, and the next starts from its best weights. ± is the standard "

@@ -62,8 +62,10 @@ class LengthGeneralization(Experiment):
             "seed": seed,
             "setting": asdict(setting),
         }
-        tokens = setting.options.steps * setting.batch * 3 * setting.task.length
-        return Run(f"{task}/{name}/seed {seed}", configuration, float(tokens * setting.layers * setting.width))
+        tokens = setting.options.steps * setting.batch_size * 3 * setting.task.length
+        return Run(
+            f"{task}/{name}/seed {seed}", configuration, float(tokens * setting.num_layers * setting.hidden_size)
+        )
 
     def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
         """Train on examples that are new at every step, then test at every length."""
@@ -71,7 +73,7 @@ class LengthGeneralization(Experiment):
         model = _model(run, setting).to(device)
 
         def loss_at(step: int) -> torch.Tensor:
-            examples = setting.task.sample(setting.batch, seed * 10_000_019 + step)
+            examples = setting.task.sample(setting.batch_size, seed * 10_000_019 + step)
             with autocast(setting.precision, device):
                 return model(input_ids=examples.tokens.to(device), labels=examples.labels.to(device)).loss
 
@@ -111,13 +113,13 @@ def _model(run: Run, setting: Setting) -> nn.Module:
 
     shape = {
         "vocab_size": setting.task.vocab_size,
-        "hidden_size": setting.width,
-        "num_layers": setting.layers,
-        "num_heads": setting.heads,
+        "hidden_size": setting.hidden_size,
+        "num_layers": setting.num_layers,
+        "num_heads": setting.num_heads,
     }
     if run.configuration["model"] == "mosaic":
         kernel = named_kernel(run.configuration["kernel"]).to_config()
-        config = MemoryMosaicConfig(**shape, kernel=kernel, num_persistent_slots=setting.slots)
+        config = MemoryMosaicConfig(**shape, kernel=kernel, num_persistent_slots=setting.num_persistent_slots)
     else:
         config = transformer_config(positions="rope", **shape)
         config.loss_type = "ForCausalLM"  # what it takes anyway, with a warning

@@ -13,19 +13,19 @@ class Setting:
     """One task of one budget.
 
     Attributes:
-        task: what is trained on. width, layers, heads: of the model. slots: per head of each persistent memory of a
-            mosaic; published: 7/2 of the width. batch, options: of the training.
+        task: what is trained on. hidden_size, num_layers, num_heads: of the model. num_persistent_slots: per head of
+            each persistent memory of a mosaic; published: 7/2 of the width. batch_size, options: of the training.
         test_length, factors: sources of the tests are `test_length * factor` long.
         test_tokens: as many examples are tested at a length as this holds, within `test_examples` (fewest, most).
         precision: "bf16" (autocast on GPUs) or "fp32".
     """
 
     task: SourceTargetTask
-    width: int
-    layers: int
-    heads: int
-    slots: int
-    batch: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_persistent_slots: int
+    batch_size: int
     options: FitOptions
     factors: tuple[float, ...]
     test_length: int = published.TEST_LENGTH
@@ -36,7 +36,7 @@ class Setting:
     @property
     def examples(self) -> int:
         """Training examples in all, each seen once."""
-        return self.options.steps * self.batch
+        return self.options.steps * self.batch_size
 
     def task_at(self, factor: float) -> SourceTargetTask:
         """The task at `factor` times the test length."""
@@ -55,19 +55,19 @@ def _full(name: str) -> Setting:
     options = FitOptions(
         published.EXAMPLES[name] // published.BATCH,
         published.LEARNING_RATE,
-        warmup=published.WARMUP,
+        warmup_ratio=published.WARMUP,
         weight_decay=published.WEIGHT_DECAY,
-        clip_norm=1.0,
-        scalar_scale=10.0,
+        clip=1.0,
+        scalar_learning_rate_scale=10.0,
     )
-    sizes = {"width": published.WIDTH, "layers": published.DEPTH[name], "heads": published.HEADS}
-    sizes["slots"] = 7 * published.WIDTH // 2
+    sizes = {"hidden_size": published.WIDTH, "num_layers": published.DEPTH[name], "num_heads": published.HEADS}
+    sizes["num_persistent_slots"] = 7 * published.WIDTH // 2
     tests = {"factors": published.FACTORS[name], "test_examples": (1000, 1000)}
-    return Setting(TASKS[name], **sizes, batch=published.BATCH, options=options, **tests, precision="bf16")
+    return Setting(TASKS[name], **sizes, batch_size=published.BATCH, options=options, **tests, precision="bf16")
 
 
 def _cpu(name: str, steps: int, **changes: Any) -> Setting:
-    options = FitOptions(steps, 3e-3, warmup=0.05, weight_decay=0.1, clip_norm=1.0, scalar_scale=10.0)
+    options = FitOptions(steps, 3e-3, warmup_ratio=0.05, weight_decay=0.1, clip=1.0, scalar_learning_rate_scale=10.0)
     setting = Setting(TASKS[name], 64, published.DEPTH[name], 4, 0, 32, options, published.FACTORS[name])
     return replace(setting, **changes)
 
@@ -75,7 +75,7 @@ def _cpu(name: str, steps: int, **changes: Any) -> Setting:
 def _smoke(name: str) -> Setting:
     words = {"num_words": 40, "num_queries": 1} if name == "mqmtar" else {}
     task = replace(TASKS[name], length=10, spread=2, num_symbols=8, **words)
-    options = FitOptions(20, 3e-3, warmup=0.05, clip_norm=1.0, scalar_scale=10.0)
+    options = FitOptions(20, 3e-3, warmup_ratio=0.05, clip=1.0, scalar_learning_rate_scale=10.0)
     return Setting(task, 16, 1, 2, 8, 16, options, (1, 2), test_length=12, test_tokens=800, test_examples=(4, 20))
 
 

@@ -68,16 +68,16 @@ def _setting(runs: Mapping[str, Record], task: str) -> str:
     """What was trained, and in brackets what the paper trained."""
     record = next(record for record in runs.values() if record.configuration["task"] == task)
     setting, options = record.configuration["setting"], record.configuration["setting"]["options"]
-    rule, width, slots = setting["task"], setting["width"], setting["slots"]
+    rule, width, slots = setting["task"], setting["hidden_size"], setting["num_persistent_slots"]
     shortest, longest = rule["length"] - rule["spread"], rule["length"] + rule["spread"]
     task = _published_task(task)
-    examples, symbols = options["steps"] * setting["batch"], SYMBOLS[task]
+    examples, symbols = options["steps"] * setting["batch_size"], SYMBOLS[task]
     queries = f" {rule['num_queries']} queries (4)," if task == "mqmtar" else ""
     return (
-        f"{setting['layers']} layers ({published.DEPTH[task]}) of width {width} ({published.WIDTH}) with "
-        f"{setting['heads']} heads ({published.HEADS}), {slots or 'no'} persistent slots; {examples:,} examples "
+        f"{setting['num_layers']} layers ({published.DEPTH[task]}) of width {width} ({published.WIDTH}) with "
+        f"{setting['num_heads']} heads ({published.HEADS}), {slots or 'no'} persistent slots; {examples:,} examples "
         f"({published.EXAMPLES[task]:,}) of {shortest} to {longest} source tokens (32 to 64),{queries} "
-        f"{rule['num_symbols']} symbols ({symbols}); {options['steps']:,} steps of {setting['batch']} "
+        f"{rule['num_symbols']} symbols ({symbols}); {options['steps']:,} steps of {setting['batch_size']} "
         f"({published.BATCH}), peak learning rate {options['learning_rate']:g} ({published.LEARNING_RATE:g}); "
         f"1x is {setting['test_length']} source tokens ({published.TEST_LENGTH}). In brackets: the paper's setting."
     )

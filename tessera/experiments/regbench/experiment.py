@@ -53,7 +53,7 @@ class RegBenchExperiment(Experiment):
             seed=asked["seed"],
             max_positions=task.max_tokens,
         ).to(context.device)
-        batches = Batches(train, setting.batch, asked["seed"], context.device)
+        batches = Batches(train, setting.batch_size, asked["seed"], context.device)
         options = setting.options(asked["problems"])
         done = fit(
             model,

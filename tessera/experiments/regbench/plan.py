@@ -105,5 +105,5 @@ def _run(
     if label:
         configuration["label"] = label
     slow = 2.0 if "knn" in kernel else 1.0
-    cost = slow * options.steps * setting.batch * setting.hidden_size * setting.num_layers
+    cost = slow * options.steps * setting.batch_size * setting.hidden_size * setting.num_layers
     return Run(f"{name}/{problems}/{grid * searched}seed {seed}", configuration, float(cost))

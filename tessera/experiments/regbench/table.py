@@ -41,13 +41,13 @@ def _setting(records: list[Record]) -> str:
     spread += " epoch" if spread == "1" else " epochs"
     return (
         f"Ours: width {say('hidden_size')}, {say('num_layers')} layers, {say('num_heads')} heads, batch "
-        f"{say('batch')}, {spread}, peak learning rate {say('learning_rate')} (per-head scalars "
-        f"{say('scalar_scale')} times that), weight decay {say('weight_decay')}, best of {say('checks')} checks on "
-        f"{say('validation')} validation problems, tested on {say('test')} problems of automata that are in no other "
-        "split. Published: width 128, 2 layers, 8 heads, batch 32, up to 200 epochs, learning rate 5e-4, tested on "
-        "1,000 problems. Numbers are per cent; ± standard error over seeds ± over test problems. TVD: total variation "
-        "distance, half the sum of absolute differences. In distribution: fresh strings of "
-        "training automata."
+        f"{say('batch_size')}, {spread}, peak learning rate {say('learning_rate')} (per-head scalars "
+        f"{say('scalar_learning_rate_scale')} times that), weight decay {say('weight_decay')}, best of "
+        f"{say('checks')} checks on {say('validation')} validation problems, tested on {say('test')} problems of "
+        "automata that are in no other split. Published: width 128, 2 layers, 8 heads, batch 32, up to 200 epochs, "
+        "learning rate 5e-4, tested on 1,000 problems. Numbers are per cent; ± standard error over seeds ± over test "
+        "problems. TVD: total variation distance, half the sum of absolute differences. In distribution: fresh strings "
+        "of training automata."
     )
 
 

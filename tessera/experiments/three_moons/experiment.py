@@ -32,14 +32,14 @@ SECOND_RATE, SECOND_BATCH = 5e-2, 8
 
 @dataclass(frozen=True)
 class Setting:
-    """One budget: `batch` sequences of `length` observations at each of `steps`, and what is evaluated.
+    """One budget: `batch_size` sequences of `length` observations at each of `steps`, and what is evaluated.
 
     The `second_*` are those of the second round, which is ours (see `ThreeMoonsExperiment`).
     """
 
     seeds: int
     steps: int = 500
-    batch: int = 64
+    batch_size: int = 64
     length: int = 800
     learning_rate: float = 1e-2
     sequences: int = 512
@@ -51,7 +51,9 @@ class Setting:
 
 
 SETTINGS = {
-    "smoke": Setting(1, 6, batch=4, length=60, sequences=4, contexts=60, horizon=5, second_steps=3, second_from=20),
+    "smoke": Setting(
+        1, 6, batch_size=4, length=60, sequences=4, contexts=60, horizon=5, second_steps=3, second_from=20
+    ),
     "cpu": Setting(seeds=5),
     "full": Setting(seeds=10),
 }
@@ -81,7 +83,7 @@ class ThreeMoonsExperiment(Experiment):
 
     def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
         configuration = run.configuration
-        memory = build(configuration["heads"], configuration["seed"])
+        memory = build(configuration["num_heads"], configuration["seed"])
         first = _round(memory, configuration, "training", context)
         second = _round(memory, {**configuration, **configuration["second_round"]}, "second round", context)
         parameters = sum(torch.view_as_real(weight).numel() for weight in memory.parameters())
@@ -109,8 +111,8 @@ def _round(
 
 def _run(name: str, seed: int, setting: Setting) -> Run:
     heads, corrected, share = MODELS[name]
-    options = FitOptions(setting.steps, setting.learning_rate * share, 5e-6, warmup=0.0, decay="linear")
-    second = FitOptions(setting.second_steps, SECOND_RATE, 5e-6, warmup=0.0, decay="linear")
+    options = FitOptions(setting.steps, setting.learning_rate * share, 5e-6, warmup_ratio=0.0, decay="linear")
+    second = FitOptions(setting.second_steps, SECOND_RATE, 5e-6, warmup_ratio=0.0, decay="linear")
     evaluation = {
         "sequences": setting.sequences,
         "contexts": setting.contexts,
@@ -118,9 +120,9 @@ def _run(name: str, seed: int, setting: Setting) -> Run:
         "triples": {"training": list(SEEN), "held out": list(HELD_OUT[0])},
     }
     configuration = {
-        "heads": heads,
+        "num_heads": heads,
         "seed": seed,
-        "batch": setting.batch,
+        "batch_size": setting.batch_size,
         "length": setting.length,
         "inverse_bandwidth": INVERSE_BANDWIDTH,
         "loss_from": 0,
@@ -129,7 +131,7 @@ def _run(name: str, seed: int, setting: Setting) -> Run:
         "bias_correction": corrected,
         "evaluation": evaluation,
         "second_round": {
-            "batch": SECOND_BATCH,
+            "batch_size": SECOND_BATCH,
             "loss_from": setting.second_from,
             "first_step": setting.steps,
             "fit": asdict(second),
@@ -153,7 +155,7 @@ def batch_loss(memory: LinearContextualMemory, task: ThreeMoons, configuration: 
     Clipped, because an almost empty memory cannot predict and training must not try.
     """
     place = configuration["seed"] * 1_000_000 + configuration["first_step"] + step
-    examples = task.sample(configuration["batch"], place)
+    examples = task.sample(configuration["batch_size"], place)
     x = torch.cat([examples.observations, examples.future], 1)
     predictions, _ = memory(x[:, :-1])
     error = (predictions - x[:, 1:])[:, configuration["loss_from"] :]

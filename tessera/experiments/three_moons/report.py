@@ -39,12 +39,13 @@ def _setting(runs: Mapping[str, Record]) -> str:
     made = next(iter(runs.values())).configuration
     asked, second = made["evaluation"], made["second_round"]
     return (
-        f"Each memory has 54 real parameters. *As published*: {made['fit']['steps']} steps of {made['batch']} "
+        f"Each memory has 54 real parameters. *As published*: {made['fit']['steps']} steps of {made['batch_size']} "
         f"sequences of {made['length']} observations with AdamW. The published framework's AdamW does not correct the "
         "bias of its averages, so that its first steps are up to 6.6 times as long; it is used here unless a row says "
         f"otherwise. *Second round* (ours): {second['fit']['steps']} more steps of "
-        f"{second['batch']} sequences with a fresh optimizer at a peak rate of {second['fit']['learning_rate']:g}, "
-        f"the loss counting from observation {second['loss_from']} on. Error: mean absolute deviation of "
+        f"{second['batch_size']} sequences with a fresh optimizer at a peak rate of "
+        f"{second['fit']['learning_rate']:g}, the loss counting from observation {second['loss_from']} on. "
+        f"Error: mean absolute deviation of "
         f"{asked['horizon']} auto-regressive predictions, after every context length up to {asked['contexts']}, over "
         f"{asked['sequences']} sequences of a triple ({second['evaluation']['sequences']} after the second round). "
         "*Early* is the mean up to the shortest period. max(p) and lcm are the longest and the common period in "
