@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tessera.errors import TesseraError, expect
 from tessera.training.fit import FitOptions, Report, fit, unreported
-from tessera.training.typed import read_dataclass
+from tessera.typed import from_json
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,9 @@ class Curriculum:
         Raises:
             TesseraError: one line per problem: unknown or missing keys, wrong types, impossible values.
         """
-        right = isinstance(mapping, dict) and list(mapping) == ["stages"] and isinstance(mapping["stages"], list)
-        expect(right and mapping["stages"], where, "file", "hold `stages:` and a list of them", repr(mapping)[:60])
-        problems: list[str] = []
-
-        def report(key: str, message: str) -> None:
-            problems.append(f"{where}: {key} {message}")
-
-        stages = [read_dataclass(Stage, one, report, f"stages[{i}].") for i, one in enumerate(mapping["stages"])]
-        if problems:
-            raise TesseraError("\n".join(problems))
-        return cls(tuple(stages))
+        has_stages = isinstance(mapping, dict) and list(mapping) == ["stages"] and isinstance(mapping["stages"], list)
+        expect(has_stages and mapping["stages"], where, "file", "hold `stages:` and a list of them", repr(mapping)[:60])
+        return from_json(cls, mapping, where)
 
     @classmethod
     def read(cls, path: str | Path) -> "Curriculum":

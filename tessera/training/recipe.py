@@ -11,7 +11,7 @@ import tessera
 from tessera.errors import TesseraError, did_you_mean
 from tessera.training.model_section import model_problems
 from tessera.training.sections import Recipe
-from tessera.training.typed import read_dataclass
+from tessera.typed import read_dataclass
 
 SHIPPED = Path(tessera.__file__).parent / "recipes"
 COMMAND_LINE = "command line"
