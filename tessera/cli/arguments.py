@@ -58,6 +58,7 @@ seed = integer(0, LARGEST_SEED)
 positive_float = real(0, above=True)
 temperature = real(0)
 probability = real(0, 1, above=True)
+decay = real(0, 1)
 
 
 def _short(text: str, number: int | None = None) -> str:

@@ -1,151 +1,117 @@
-"""Loss of a model on text: nats per token, perplexity, bits per byte, and loss by position in the context.
+"""Evaluate models: their loss on text, or their scores on a task.
 
---data is what a recipe's data.source can be: stories (their validation book), a text file, a folder, a glob, or a
-Hugging Face dataset. A run folder is evaluated on its own recipe's validation text when --data is left out.
+On text: nats per token, perplexity, bits per byte, and loss by position in the context. --data is what a recipe's
+data.source can be: stories, a text file, a folder, a glob, or a Hugging Face dataset. Without it a run folder is
+evaluated on its own validation text. Several models are set side by side, and drawn together by --plot.
+
+On a task (`tessera tasks` lists them): the scores on examples of its test split, at each of --lengths, for example
+  tessera eval runs/a runs/b --task mqmtar --lengths 64 128 256
 """
 
 import argparse
-import json
-from dataclasses import replace
 from pathlib import Path
 
-from tessera.cli.arguments import context_length, image_file, positive_int
+from tessera.cli.arguments import context_length, decay, image_file, positive_int, seed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera eval`."""
-    parser.add_argument("model", help="folder of the model")
-    parser.add_argument("--data", nargs="+", help="text to evaluate on (default: the run's validation text)")
-    parser.add_argument("--context", type=context_length, help="tokens per sequence (default: the run's, else 512)")
-    parser.add_argument(
-        "--sequences", type=positive_int, help="evaluate at most so many, spread over the text (default: all)"
-    )
+    parser.add_argument("models", nargs="+", metavar="model", help="folder of a model")
     parser.add_argument("--batch-size", type=positive_int, default=8, help="sequences per forward pass (default: 8)")
     parser.add_argument("--precision", choices=("auto", "bf16", "fp32"), default="fp32", help="default: fp32")
     parser.add_argument(
         "--without-long-term-memory", action="store_true", help="switch the long-term memories off (v2 models)"
     )
-    parser.add_argument("--split", help="split of stories or of a dataset (default: validation)")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON, with provenance")
-    parser.add_argument("--plot", type=image_file, metavar="FILE", help="draw loss by position into this image file")
+    parser.add_argument("--json", action="store_true", help="print as JSON, with provenance; several models: a list")
+    text = parser.add_argument_group("on text")
+    text.add_argument("--data", nargs="+", help="text to evaluate on (default: the run's validation text)")
+    text.add_argument("--split", help="split of stories or of a dataset (default: validation)")
+    text.add_argument("--context", type=context_length, help="tokens per sequence (default: the run's, else 512)")
+    text.add_argument(
+        "--sequences", type=positive_int, help="evaluate at most so many, spread over the text (default: all)"
+    )
+    text.add_argument("--plot", type=image_file, metavar="FILE", help="draw loss by position into this image file")
+    text.add_argument(
+        "--average",
+        type=decay,
+        metavar="DECAY",
+        help="draw the exponential moving average of the loss over positions, with this decay, such as 0.99",
+    )
+    task = parser.add_argument_group("on a task")
+    task.add_argument("--task", metavar="NAME", help="score the models on this task instead of a text")
+    task.add_argument("--lengths", nargs="+", type=positive_int, help="lengths of the examples (default: the task's)")
+    task.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the task")
+    task.add_argument("--examples", type=positive_int, default=256, help="examples per length (default: 256)")
+    task.add_argument("--seed", type=seed, default=0, help="seed of the examples (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Evaluate and print."""
-    from tessera.evaluation.figures import position_curves
+    """Evaluate all models, then print and draw."""
+    from tessera.errors import expect
+    from tessera.evaluation.report import print_task_reports, print_text_reports
 
-    report = evaluate(arguments)
-    if arguments.plot:
-        position_curves(arguments.plot, {Path(arguments.model).name: report["loss_by_position"]}, "Loss by position")
-    if arguments.json:
-        print(json.dumps(report, indent=1, allow_nan=False))
+    of_text = ("data", "split", "context", "sequences", "plot", "average")
+    of_task = ("lengths", "set")
+    for option in of_text if arguments.task else of_task:
+        where = "with --task" if arguments.task else "without --task"
+        value = getattr(arguments, option)
+        expect(value in (None, []), "eval", f"--{option}", f"be left out {where}", value)
+    expect(arguments.average is None or arguments.plot, "eval", "--plot", "name a file for --average", None)
+    if arguments.task:
+        print_task_reports([_on_task(model, arguments) for model in arguments.models], arguments.json)
     else:
-        _print(report)
+        reports = [_on_text(model, arguments) for model in arguments.models]
+        if arguments.plot:
+            _plot(reports, arguments)
+        print_text_reports(reports, arguments.json)
     return 0
 
 
-def evaluate(arguments: argparse.Namespace) -> dict:
-    """All numbers as a JSON-ready record. `loss_by_position[t]` is about tokens with t + 1 tokens before them."""
-    import math
-    import tempfile
-    import time
-    from functools import partial
-
-    from tessera.data.windows import ValidationWindows
+def _model(folder: str, arguments: argparse.Namespace):
+    """(the model, whether long-term memories take part: None for models that have no such thing)."""
     from tessera.errors import TesseraError
-    from tessera.evaluation.loss import bits_per_byte, loss_by_position, perplexity
-    from tessera.evaluation.provenance import provenance
-    from tessera.models.loading import load_model, load_tokenizer
-    from tessera.models.precision import autocast, resolve_precision
-    from tessera.models.transformer import context_limit
+    from tessera.models.loading import load_model
 
-    began = time.time()
-    model, tokenizer = load_model(arguments.model), load_tokenizer(arguments.model)
-    if arguments.without_long_term_memory:
-        if not getattr(model.config, "long_term_memory", False):
-            raise TesseraError(f"eval: --without-long-term-memory must be left out; {arguments.model} has none.")
-        model.disable_long_term_memory()
-    data = _data(arguments)
-    with tempfile.TemporaryDirectory() as cache:
-        split = _split(data, arguments, tokenizer, Path(cache))
-        largest, size = split.store.description.largest_token, model.config.vocab_size
-        if largest >= size:
-            raise TesseraError(f"eval: the tokenizer must fit the model (vocab_size {size}); got token id {largest}.")
-        longest = context_limit(model.config)
-        if longest is not None and data.context > longest:
-            raise TesseraError(f"eval: --context must be at most {longest} for this model; got {data.context}.")
-        windows = ValidationWindows(split, data.context, arguments.sequences, data.document_ids)
-        context = partial(autocast, resolve_precision(arguments.precision), model.device.type)
-        result = loss_by_position(model, windows, max(1, arguments.batch_size), context=context)
-        ratio = split.tokens_per_byte
-    return {
-        "model": str(arguments.model),
-        "long_term_memory": _long_term_memory(model, arguments),
-        "data": data.source,
-        "context": data.context,
-        "sequences": len(windows),
-        "tokens": int(result.count.sum()),
-        "loss": result.mean,
-        "perplexity": perplexity(result.mean),
-        "bits_per_byte": bits_per_byte(result.mean, ratio),
-        "loss_by_position": [None if math.isnan(value) else value for value in result.by_position().tolist()],
-        "provenance": provenance(configuration=model.config.to_diff_dict(), wall_seconds=time.time() - began),
-    }
-
-
-def _long_term_memory(model, arguments: argparse.Namespace) -> bool | None:
-    """Whether long-term memories took part; None for models that have no such thing."""
+    model = load_model(folder)
     present = getattr(model.config, "long_term_memory", None)
-    return present if present is None else present and not arguments.without_long_term_memory
+    if not arguments.without_long_term_memory:
+        return model, present
+    if not present:
+        raise TesseraError(f"eval: --without-long-term-memory must be left out; {folder} has none.")
+    model.disable_long_term_memory()
+    return model, False
 
 
-def _data(arguments: argparse.Namespace):
-    """The data section to evaluate with: the run's own, changed by the arguments."""
-    import yaml
+def _on_text(folder: str, arguments: argparse.Namespace) -> dict:
+    from tessera.evaluation.text import evaluate_text
+    from tessera.models.loading import load_tokenizer
+    from tessera.models.transformer import context_limit
+    from tessera.training.evaluation_text import evaluation_text
 
-    from tessera.errors import TesseraError
-    from tessera.training.sections import DataSection
-
-    saved = Path(arguments.model) / "recipe.yaml"
-    section = DataSection(**yaml.safe_load(saved.read_text())["data"]) if saved.is_file() else None
-    if arguments.data:
-        source = arguments.data[0] if len(arguments.data) == 1 else arguments.data
-        section = replace(section or DataSection(), source=source, validation=source)
-    if section is None:
-        raise TesseraError(
-            f"eval: --data must name text; {arguments.model} is not a run folder with a recipe of its own."
-        )
-    section = replace(section, context=arguments.context or section.context)
-    problems = [f"eval: data.{name} {message}" for name, message in section.problems()]
-    if problems:
-        raise TesseraError("\n".join(problems))
-    return section
+    model, long_term_memory = _model(folder, arguments)
+    longest = context_limit(model.config)
+    text = evaluation_text(folder, arguments.data, split=arguments.split, context=arguments.context, longest=longest)
+    options = {"sequences": arguments.sequences, "batch_size": arguments.batch_size, "precision": arguments.precision}
+    report = evaluate_text(model, load_tokenizer(folder), text, **options)
+    return {"model": str(folder), "long_term_memory": long_term_memory, **report}
 
 
-def _split(data, arguments: argparse.Namespace, tokenizer, cache: Path):
-    """The tokens to evaluate on. A run without validation text of its own held out the end of its training text."""
-    from tessera.data.sources import text_source
-    from tessera.data.store import open_or_build
-    from tessera.data.windows import Split
+def _on_task(folder: str, arguments: argparse.Namespace) -> dict:
+    from tessera.evaluation.task import make_task, task_report
 
-    split = arguments.split or data.validation_split
-    source = text_source(data.validation if data.validation is not None else data.source, split, **data.text_options)
-    held_out = data.validation is None and not source.has_splits
-    store = open_or_build(source, tokenizer, cache, begin_token=data.begin_token, end_token=data.end_token)
-    whole = Split.whole(store)
-    return whole.divided(data.validation_fraction)[1] if held_out else whole
+    task = make_task(arguments.task, arguments.set)
+    model, long_term_memory = _model(folder, arguments)
+    options = {name: getattr(arguments, name) for name in ("examples", "batch_size", "seed", "precision")}
+    report = task_report(model, arguments.task, task, arguments.lengths, **options)
+    return {"model": str(folder), "long_term_memory": long_term_memory, **report}
 
 
-def _print(report: dict) -> None:
-    import numpy as np
+def _plot(reports: list[dict], arguments: argparse.Namespace) -> None:
+    from tessera.evaluation.figures import position_curves
+    from tessera.evaluation.report import short_names
 
-    from tessera.evaluation.figures import binned
-
-    print(f"{report['tokens']:,} tokens of {report['data']} in {report['sequences']} sequences of {report['context']}")
-    print(f"loss           {report['loss']:.4f} nats/token")
-    print(f"perplexity     {report['perplexity']:.2f}")
-    print(f"bits per byte  {report['bits_per_byte']:.4f}")
-    print("loss by position (tokens of context: nats/token)")
-    curve = np.array([np.nan if value is None else value for value in report["loss_by_position"]])
-    for place, loss in zip(*binned(curve, per_octave=1)):
-        print(f"  {place:8.0f}: {loss:.4f}")
+    names = short_names([report["model"] for report in reports])
+    curves = {name: report["loss_by_position"] for name, report in zip(names, reports)}
+    texts = sorted({f"{report['data']} ({report['part']})" for report in reports})
+    title = f"Loss by position: {texts[0]}" if len(texts) == 1 else "Loss by position"
+    position_curves(Path(arguments.plot), curves, title, average=arguments.average)

@@ -46,17 +46,41 @@ def _validation(records: Sequence[Mapping[str, Any]]) -> list[tuple[float, float
     ]
 
 
-def position_curves(path: Path, losses: Mapping[str, Sequence[float]], title: str = "") -> None:
-    """Draw loss over position in the context (log scale) of each named curve into `path`, averaged in narrow bins."""
+def position_curves(
+    path: Path, losses: Mapping[str, Sequence[float | None]], title: str = "", average: float | None = None
+) -> None:
+    """Draw loss over position in the context (log scale) of each named curve into `path`.
+
+    Losses are averaged in narrow bins; with `average`, they are `moving_average`s of that decay instead.
+    """
     figure, axes = _canvas("tokens of context before the predicted one", "loss, nats per token", title)
     for (name, curve), colour in zip(losses.items(), _colours(len(losses))):
-        places, means = binned(np.asarray(curve, dtype=float))
+        numbers = np.asarray(curve, dtype=float)
+        if average is None:
+            places, means = binned(numbers)
+        else:
+            places, means = np.arange(1, len(numbers) + 1), moving_average(numbers, average)
         axes.plot(places, means, color=colour, linewidth=2, label=name)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if len(losses) > 1:
         axes.legend(frameon=False)
     _save(figure, path)
+
+
+def moving_average(curve: np.ndarray, decay: float) -> np.ndarray:
+    """The exponential moving average over positions: `a_t = sum_s decay^(t-s) x_s / sum_s decay^(t-s)`, s <= t.
+
+    Positions that are NaN are left out of both sums. The division keeps the first positions unbiased.
+    """
+    averages, total, weight = np.full(len(curve), np.nan), 0.0, 0.0
+    for place, value in enumerate(curve):
+        total, weight = decay * total, decay * weight
+        if np.isfinite(value):
+            total, weight = total + value, weight + 1.0
+        if weight > 0:
+            averages[place] = total / weight
+    return averages
 
 
 def binned(curve: np.ndarray, per_octave: int = 8) -> tuple[np.ndarray, np.ndarray]:

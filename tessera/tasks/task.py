@@ -2,8 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -50,11 +50,16 @@ class Task(ABC):
     summary: ClassVar[str]
     source: ClassVar[str]
     main_score: ClassVar[str]
+    length_setting: ClassVar[str] = "length"
 
     @classmethod
     def variants(cls) -> "list[Task]":
         """Small settings that cover what the task can be; the contract tests run on each."""
         return [cls()]
+
+    def at_length(self, length: int) -> Self:
+        """The same task with examples of another length, which is counted as the setting `length_setting` counts."""
+        return replace(self, **{self.length_setting: length})
 
     @abstractmethod
     def sample(self, count: int, seed: int, split: str = "train") -> Any:

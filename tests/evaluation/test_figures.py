@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tessera.evaluation.figures import _validation, binned, position_curves, training_curves
+from tessera.evaluation.figures import _validation, binned, moving_average, position_curves, training_curves
 
 
 def test_bins_average_every_value_once():
@@ -46,3 +46,13 @@ def test_validation_losses_between_logged_steps_keep_their_place():
         {"step": 3, "validation_loss": 4.2},
     ]
     assert _validation(records) == [(2.0, 4.5), (3.0, 4.2)]
+
+
+def test_a_moving_average_is_its_formula():
+    curve, decay = np.array([4.0, np.nan, 1.0, 2.0]), 0.5
+    expected = []
+    for place in range(4):
+        weights = decay ** np.arange(place, -1, -1.0) * np.isfinite(curve[: place + 1])
+        expected.append((weights * np.nan_to_num(curve[: place + 1])).sum() / weights.sum())
+    np.testing.assert_allclose(moving_average(curve, decay), expected)
+    assert np.isnan(moving_average(np.array([np.nan, 1.0]), decay)[0])

@@ -33,6 +33,7 @@ class AssociativeRetrieval(Task):
     summary = "the latest value of a key among pairs that were read once, some rewritten (remember, rewrite)"
     source = "Associative Recurrent Memory Transformer, section 3"
     main_score = "exact_match"
+    length_setting = "num_pairs"
 
     def __post_init__(self) -> None:
         where = type(self).__name__

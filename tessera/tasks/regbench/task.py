@@ -1,7 +1,7 @@
 """RegBench as a task: in-context learning of random regular languages."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class RegBench(Task):
     summary = "next symbols of regular languages that only the context shows"
     source = "Akyurek et al. 2024; Memory Mosaics, section 7; Sparse Attention as Compact Kernel Regression, table 1"
     main_score = "accuracy"
+    length_setting = "strings"
 
     states: tuple[int, int] = (4, 12)
     alphabet: tuple[int, int] = (4, 18)
@@ -57,6 +58,10 @@ class RegBench(Task):
     def variants(cls) -> list["RegBench"]:
         """The published setting, and a small one."""
         return [cls(), cls(states=(3, 6), alphabet=(3, 6), num_symbols=8, max_edges=2, strings=(2, 4), length=(2, 8))]
+
+    def at_length(self, length: int) -> "RegBench":
+        """Problems of exactly `length` strings."""
+        return replace(self, strings=(length, length))
 
     @property
     def separator(self) -> int:

@@ -53,6 +53,7 @@ class ThreeMoons(Task):
     summary = "continue the positions of three moons whose periods were never seen together"
     source = "Memory Mosaics, section 5 and appendix A"
     main_score = "skill"
+    length_setting = "context"
 
     def __post_init__(self) -> None:
         where = "ThreeMoons"

@@ -1,0 +1,95 @@
+"""What `tessera eval` prints: one model in full, several models in a table, all of it as JSON."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tessera.evaluation.figures import binned
+
+Report = dict[str, Any]
+
+
+def short_names(folders: Sequence[str]) -> list[str]:
+    """The last parts of folders' names, as many as tell them apart.
+
+    >>> short_names(["runs/a/model", "runs/b/model"])
+    ['a/model', 'b/model']
+    """
+    parts = [Path(folder).resolve().parts for folder in folders]
+    for depth in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(set(parts)):
+            break
+    return names
+
+
+def print_text_reports(reports: Sequence[Report], as_json: bool) -> None:
+    """Reports of `evaluate_text`, with "model"."""
+    if as_json:
+        _print_json(reports)
+    elif len(reports) == 1:
+        _print_text(reports[0])
+    else:
+        columns = ("nats/token", "perplexity", "bits/byte", "tokens", "text")
+        rows = [
+            (f"{r['loss']:.4f}", f"{r['perplexity']:.2f}", f"{r['bits_per_byte']:.4f}", f"{r['tokens']:,}", _text(r))
+            for r in reports
+        ]
+        _print_table(columns, short_names([r["model"] for r in reports]), rows)
+
+
+def print_task_reports(reports: Sequence[Report], as_json: bool) -> None:
+    """Reports of `task_report`, with "model": a table for each model."""
+    if as_json:
+        _print_json(reports)
+        return
+    for name, report in zip(short_names([report["model"] for report in reports]), reports):
+        print(f"{name}: {report['task']}, {report['examples']} examples per length (mean, standard error)")
+        columns = tuple(next(iter(report["scores"].values())))
+        rows = [
+            tuple(f"{score['mean']:.4f} {score['standard_error']:.4f}" for score in scores.values())
+            for scores in report["scores"].values()
+        ]
+        lengths = [f"{report['length_setting']} {length}" for length in report["scores"]]
+        _print_table(columns, lengths, rows)
+
+
+def _print_json(reports: Sequence[Report]) -> None:
+    content = _finite(reports[0] if len(reports) == 1 else list(reports))
+    print(json.dumps(content, indent=1, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: null instead, such as for the standard error of one example."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _print_text(report: Report) -> None:
+    print(f"{report['tokens']:,} tokens of {_text(report)} in {report['sequences']} sequences of {report['context']}")
+    print(f"loss           {report['loss']:.4f} nats/token")
+    print(f"perplexity     {report['perplexity']:.2f}")
+    print(f"bits per byte  {report['bits_per_byte']:.4f}")
+    print("loss by position (tokens of context: nats/token)")
+    curve = np.array([np.nan if value is None else value for value in report["loss_by_position"]])
+    for place, loss in zip(*binned(curve, per_octave=1)):
+        print(f"  {place:8.0f}: {loss:.4f}")
+
+
+def _text(report: Report) -> str:
+    return f"{report['data']} ({report['part']})"
+
+
+def _print_table(columns: Sequence[str], names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Right-aligned columns under their headings; the last may be longer than the line."""
+    first = max(map(len, names))
+    widths = [max(len(column), *(len(row[i]) for row in rows)) for i, column in enumerate(columns)]
+    for name, row in [("", columns), *zip(names, rows)]:
+        print("  ".join([f"{name:<{first}}", *(f"{cell:>{width}}" for cell, width in zip(row, widths))]).rstrip())

@@ -1,0 +1,107 @@
+"""Scores of a language model on a task of the library, through the interface that every task has."""
+
+import time
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+
+from tessera.errors import TesseraError, did_you_mean, expect
+from tessera.evaluation.provenance import provenance
+from tessera.models.precision import autocast, resolve_precision
+from tessera.models.transformer import context_limit
+from tessera.tasks.catalogue import TASKS
+from tessera.tasks.task import Estimate, Task, TokenExamples, estimate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def make_task(name: str, settings: list[str]) -> Task:
+    """The task `name` with settings "key=value" (values in YAML) in the place of its defaults.
+
+    Raises:
+        TesseraError: an unknown task or setting, or a value that the task refuses.
+    """
+    cls = TASKS[name]
+    known = {field.name: field for field in fields(cls)}
+    values = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        expect(bool(equals), "eval", "--set", "be key=value", repr(setting))
+        if key not in known:
+            raise TesseraError(f"eval: task {name} has no setting {key!r}. {did_you_mean(key, known)}")
+        try:
+            number = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise TesseraError(f"eval: --set {key} must be a YAML value; got {value!r}.") from None
+        values[key] = tuple(number) if isinstance(number, list) else number
+    try:
+        return cls(**values)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, TesseraError):
+            raise
+        raise TesseraError(f"eval: task {name} refuses its settings ({' '.join(str(error).split())}).") from None
+
+
+def score_task(
+    model: "PreTrainedModel",
+    task: Task,
+    *,
+    examples: int = 256,
+    batch_size: int = 8,
+    seed: int = 0,
+    precision: str = "fp32",
+) -> dict[str, Estimate]:
+    """Each score of `task` on `examples` examples of its test split: mean and standard error.
+
+    The task's tokens are the first ids of the model's vocabulary, and predictions are made among them alone.
+
+    Raises:
+        TesseraError: a task that is not about tokens, a vocabulary smaller than the task's, or examples longer than the
+            model's positions.
+    """
+    size, needed = model.config.get_text_config().vocab_size, getattr(task, "vocab_size", None)
+    name, values = type(task).__name__, {}
+    expect(needed is not None, "eval", "--task", "be about tokens, which language models predict", name)
+    expect(needed <= size, "eval", "the model", f"know {name}'s {needed} tokens", f"vocab_size {size}")
+    for first in range(0, examples, batch_size):
+        batch = task.sample(min(batch_size, examples - first), seed * 1_000_000 + first, "test")
+        expect(isinstance(batch, TokenExamples), "eval", "--task", "be about tokens", name)
+        for score, numbers in task.scores(_logits(model, batch, precision)[..., :needed], batch).items():
+            values.setdefault(score, []).append(numbers)
+    return {score: estimate(torch.cat(numbers)) for score, numbers in values.items()}
+
+
+def task_report(
+    model: "PreTrainedModel", name: str, task: Task, lengths: list[int] | None, **options: Any
+) -> dict[str, Any]:
+    """`score_task` at each of `lengths`, counted as the task does (None: at its own), as a JSON-ready record."""
+    began, setting = time.time(), task.length_setting
+    tasks = {getattr(task, setting): task} if lengths is None else {n: task.at_length(n) for n in lengths}
+    scores = {length: score_task(model, task, **options) for length, task in tasks.items()}
+    settings = {key: value for key, value in asdict(task).items() if key != setting}
+    configuration = {"model": model.config.to_diff_dict(), "task": settings, "options": options}
+    return {
+        "task": name,
+        "main_score": task.main_score,
+        "examples": options["examples"],
+        "length_setting": setting,
+        "scores": {str(length): {key: one._asdict() for key, one in row.items()} for length, row in scores.items()},
+        "provenance": provenance(configuration=configuration, seed=options["seed"], wall_seconds=time.time() - began),
+    }
+
+
+@torch.no_grad()
+def _logits(model: "PreTrainedModel", examples: TokenExamples, precision: str) -> torch.Tensor:
+    longest, length = context_limit(model.config), examples.tokens.shape[1]
+    expect(
+        longest is None or length <= longest,
+        "eval",
+        "--lengths",
+        f"make examples of at most {longest} tokens, the positions that this model has learned",
+        f"{length} tokens",
+    )
+    with autocast(resolve_precision(precision), model.device.type):
+        return model(examples.tokens.to(model.device), use_cache=False).logits.float().cpu()

@@ -1,0 +1,72 @@
+"""The text that a run, or any model, is evaluated on."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from tessera.data.sources import text_source
+from tessera.errors import TesseraError
+from tessera.evaluation.text import EvaluationText
+from tessera.training.folder import RECIPE
+from tessera.training.sections import DataSection
+
+
+def evaluation_text(
+    folder: str | Path,
+    data: list[str] | None = None,
+    *,
+    split: str | None = None,
+    context: int | None = None,
+    longest: int | None = None,
+) -> EvaluationText:
+    """The text `data`, or by default the validation text of the run in `folder`, cut as the run cuts it.
+
+    Args:
+        data: what a recipe's data.source can be. split: of stories or a dataset (default: its validation split).
+        context: tokens per sequence (default: the run's, else 512, or `longest` where that is less).
+    Raises:
+        TesseraError: no such text, or a folder without a recipe when `data` is None.
+    """
+    recipe = Path(folder) / RECIPE
+    section = None
+    if recipe.is_file():
+        try:
+            section = DataSection(**yaml.safe_load(recipe.read_text(encoding="utf-8"))["data"])
+        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+            raise TesseraError(
+                f"{recipe}: cannot be read as a recipe ({' '.join(str(error).split())[:200]})."
+            ) from None
+    if section is None and data is None:
+        raise TesseraError(f"eval: --data must name text; {folder} is not a run folder with a recipe of its own.")
+    if section is None:
+        section = DataSection(context=min(longest or 512, 512))
+    if data is not None:
+        section = replace(section, source=data[0] if len(data) == 1 else data, validation=None)
+    section = replace(section, context=context or section.context)
+    problems = [f"eval: data.{name} {message}" for name, message in section.problems()]
+    if problems:
+        raise TesseraError("\n".join(problems))
+    return _text(section, split or section.validation_split, hold_out=data is None)
+
+
+def _text(section: DataSection, split: str, hold_out: bool) -> EvaluationText:
+    """A run without validation text of its own held out the end of its training text."""
+    validation = section.source if section.validation is None else section.validation
+    source = text_source(validation, split, **section.text_options)
+    held_out = hold_out and section.validation is None and not source.has_splits
+    return EvaluationText(
+        source,
+        part=_part(source.has_splits, split, section.validation_fraction if held_out else None),
+        held_out=section.validation_fraction if held_out else 1.0,
+        context=section.context,
+        document_ids=section.document_ids,
+        begin_token=section.begin_token,
+        end_token=section.end_token,
+    )
+
+
+def _part(has_splits: bool, split: str, fraction: float | None) -> str:
+    if has_splits:
+        return f"{split} split"
+    return "all of it" if fraction is None else f"the last {100 * fraction:g} % of its tokens"

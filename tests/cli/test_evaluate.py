@@ -1,0 +1,112 @@
+"""`tessera eval`: which text is meant, several models beside each other, tasks."""
+
+import json
+
+import pytest
+import torch
+
+import tessera as library
+from tessera.models.loading import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def transformer(run_folder, tmp_path_factory):
+    """A transformer with 32 learned positions and the run's tokenizer, in a folder that is no run's."""
+    from transformers import AutoModelForCausalLM
+
+    from tessera.models.transformer import transformer_config
+
+    folder = tmp_path_factory.mktemp("models") / "gpt"
+    sizes = {"vocab_size": 258, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "max_positions": 32}
+    AutoModelForCausalLM.from_config(transformer_config(**sizes)).save_pretrained(folder)
+    load_tokenizer(run_folder).save_pretrained(folder)
+    return folder
+
+
+def test_the_text_that_is_named_is_the_text_that_is_read(tessera, run_folder, corpus, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("A prince went into the dark wood and met a fox. " * 20)
+    report = json.loads(tessera("eval", run_folder, "--json")[1])
+    assert (report["data"], report["part"]) == (str(corpus), "the last 5 % of its tokens")
+    held_out = report["tokens"]
+    report = json.loads(tessera("eval", run_folder, "--json", "--data", corpus)[1])
+    assert (report["data"], report["part"]) == (str(corpus), "all of it")
+    assert report["tokens"] > 10 * held_out
+    report = json.loads(tessera("eval", run_folder, "--json", "--data", other)[1])
+    assert (report["data"], report["part"]) == (str(other), "all of it")
+    recipe = (run_folder / "recipe.yaml").read_text()
+    (tmp_path / "run").mkdir()
+    for file in run_folder.iterdir():
+        if file.is_file():
+            (tmp_path / "run" / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "run" / "recipe.yaml").write_text(recipe.replace("validation: null", f"validation: {other}"))
+    status, out, _ = tessera("eval", tmp_path / "run")
+    assert status == 0
+    assert f"tokens of {other} (all of it) in" in out
+    status, out, _ = tessera("eval", run_folder, "--data", "stories", "--sequences", 2, "--context", 16)
+    assert "tokens of stories (validation split) in 2 sequences of 16" in out
+
+
+def test_several_models_in_one_table_and_one_figure(tessera, run_folder, transformer, corpus, tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr("tessera.evaluation.figures._save", lambda figure, path: drawn.update({str(path): figure}))
+    figure = tmp_path / "both.png"
+    options = ("--data", corpus, "--context", 16, "--sequences", 3, "--plot", figure)
+    status, out, err = tessera("eval", run_folder, transformer, *options, "--average", 0.9)
+    assert status == 0, err
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["tiny", "gpt"]
+    curves = {line.get_label(): line.get_ydata() for line in drawn[str(figure)].axes[0].lines}
+    assert list(curves) == ["tiny", "gpt"]
+    reports = json.loads(tessera("eval", run_folder, transformer, *options[:-2], "--json")[1])
+    for report, curve in zip(reports, curves.values()):
+        averages, total, weight = [], 0.0, 0.0
+        for loss in report["loss_by_position"]:
+            total, weight = 0.9 * total + loss, 0.9 * weight + 1
+            averages.append(total / weight)
+        assert curve.tolist() == pytest.approx(averages)
+
+
+def test_a_context_beyond_the_positions_says_what_works(tessera, transformer, corpus):
+    status, _, err = tessera("eval", transformer, "--data", corpus, "--context", 64)
+    assert status == 2
+    assert "--context must be at most 32, the positions that this gpt2 has learned; got 64. Use --context 32." in err
+    status, out, _ = tessera("eval", transformer, "--data", corpus, "--sequences", 2)  # no context given: what works
+    assert status == 0
+    assert "2 sequences of 32" in out
+
+
+def test_models_are_scored_on_tasks(tessera, tmp_path):
+    torch.manual_seed(0)
+    config = library.MemoryMosaicConfig(vocab_size=24, hidden_size=8, num_layers=1, num_heads=2, num_persistent_slots=4)
+    for name in ("a", "b"):
+        library.MemoryMosaicForCausalLM(config).save_pretrained(tmp_path / name)
+    options = ("--task", "associative_retrieval", "--lengths", 2, 4, "--examples", 8)
+    status, out, err = tessera("eval", tmp_path / "a", tmp_path / "b", *options)
+    assert status == 0, err
+    assert out.count("num_pairs 2") == out.count("num_pairs 4") == 2
+    reports = json.loads(tessera("eval", tmp_path / "a", tmp_path / "b", *options, "--json")[1])
+    assert [report["scores"]["4"]["exact_match"]["count"] for report in reports] == [8, 8]
+    assert reports[0]["model"] == str(tmp_path / "a")
+    for more, message in (
+        (("--plot", "x.png"), "--plot must be left out with --task; got x.png."),
+        (("--set", "num_symbols=64"), "know AssociativeRetrieval's 67 tokens; got vocab_size 24."),
+    ):
+        status, _, err = tessera("eval", tmp_path / "a", *options, *more)
+        assert status == 2
+        assert message in err
+    assert tessera("eval", tmp_path / "a", "--lengths", 3)[0] == 2
+
+
+def test_a_model_of_no_number_is_said(tessera, run_folder, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    for file in run_folder.iterdir():
+        if file.is_file():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["lm_head.weight" if "lm_head.weight" in weights else next(iter(weights))].fill_(float("nan"))
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    status, _, err = tessera("eval", tmp_path, "--sequences", 1)
+    assert status == 2
+    assert "the model's loss must be finite; got nan." in err

@@ -1,0 +1,92 @@
+"""Any checkpoint is scored on any task of tokens: the oracle scores 1, lengths are lengths, refusals are said."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tessera.errors import TesseraError
+from tessera.evaluation.task import make_task, score_task, task_report
+from tessera.tasks.catalogue import TASKS
+from tessera.tasks.task import TokenExamples
+
+TOKEN_TASKS = [name for name, task in TASKS.items() if hasattr(task, "vocab_size")]
+
+
+class Oracle:
+    """A model that answers as the task's oracle does, with a vocabulary larger than the task's."""
+
+    def __init__(self, task, extra=3):
+        self.task, self.extra, self.calls = task, extra, []
+        self.config = SimpleNamespace(model_type="oracle", to_diff_dict=dict)
+        self.config.get_text_config = lambda: SimpleNamespace(vocab_size=task.vocab_size + extra)
+        self.device = torch.device("cpu")
+
+    def __call__(self, tokens, use_cache):
+        self.calls.append(tokens)
+        logits = self.task.oracle(self.examples)
+        above = torch.full((*logits.shape[:2], self.extra), 1e9)  # tokens that the task does not have do not count
+        return SimpleNamespace(logits=torch.cat([logits, above.to(logits)], -1))
+
+
+@pytest.mark.parametrize("name", TOKEN_TASKS)
+def test_an_oracle_scores_one(name, monkeypatch):
+    task = TASKS[name].variants()[-1]
+    model, sample = Oracle(task), type(task).sample
+
+    def remember(self, *arguments):
+        model.examples = sample(self, *arguments)
+        return model.examples
+
+    monkeypatch.setattr(type(task), "sample", remember)
+    scores = score_task(model, task, examples=5, batch_size=2)
+    assert scores[task.main_score].mean == 1
+    assert scores[task.main_score].count == 5
+    assert [len(tokens) for tokens in model.calls] == [2, 2, 1]
+    assert not torch.equal(model.calls[0], model.calls[1])
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_longer_is_longer(name):
+    def size(length):
+        examples = TASKS[name]().at_length(length).sample(2, 0, "test")
+        return (examples.tokens if isinstance(examples, TokenExamples) else examples.observations).shape[1]
+
+    assert size(40) > size(20)
+
+
+def test_settings_are_yaml_and_checked():
+    task = make_task("associative_retrieval", ["rule=remember", "num_pairs=3"])
+    assert (task.rule, task.num_pairs) == ("remember", 3)
+    assert make_task("regbench", ["strings=[2, 3]"]).strings == (2, 3)
+    for name, settings, message in (
+        ("associative_retrieval", ["num_pair=3"], "no setting 'num_pair'. Did you mean 'num_pairs'?"),
+        ("associative_retrieval", ["num_pairs"], "--set must be key=value; got 'num_pairs'."),
+        ("associative_retrieval", ["num_pairs=0"], "num_pairs must be at least 1; got 0."),
+        ("associative_retrieval", ["num_pairs=a"], "refuses its settings"),
+        ("associative_retrieval", ["num_pairs=[1"], "must be a YAML value"),
+        ("asociative_retrieval", [], "Did you mean 'associative_retrieval'?"),
+    ):
+        with pytest.raises(TesseraError) as caught:
+            make_task(name, settings)
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_scored_is_said():
+    task = make_task("associative_retrieval", [])
+    with pytest.raises(TesseraError, match=r"know AssociativeRetrieval's 19 tokens; got vocab_size 18\."):
+        score_task(Oracle(task, extra=-1), task)
+    with pytest.raises(TesseraError, match="--task must be about tokens"):
+        score_task(Oracle(task), TASKS["three_moons"]())
+
+
+def test_a_report_has_a_row_per_length(monkeypatch):
+    task = make_task("associative_retrieval", [])
+    monkeypatch.setattr("tessera.evaluation.task._logits", lambda model, batch, precision: task.guess(batch, 0))
+    options = {"examples": 2, "batch_size": 2, "seed": 0, "precision": "fp32"}
+    report = task_report(Oracle(task), "associative_retrieval", task, [3, 5], **options)
+    assert list(report["scores"]) == ["3", "5"]
+    assert report["length_setting"] == "num_pairs"
+    assert report["provenance"]["configuration"]["task"] == {"rule": "rewrite", "key_size": 1, "num_symbols": 16}
+    assert list(task_report(Oracle(task), "associative_retrieval", task, None, **options)["scores"]) == ["10"]
