@@ -69,9 +69,8 @@ def text_source(
         return TextSource(*dataset_source(spec.removeprefix(HUB_PREFIX), subset, split, text_column), has_splits=True)
     if isinstance(spec, str) and _is_hub_name(spec):
         return TextSource(*dataset_source(spec, subset, split, text_column), has_splits=True)
-    names = [spec] if isinstance(spec, str) else list(spec)
-    files = [file for name in names for file in _files(name)]
-    return _file_source(", ".join(names), files, separator, text_column if format == "json_lines" else None)
+    name = spec if isinstance(spec, str) else ", ".join(spec)
+    return _file_source(name, text_files(spec), separator, text_column if format == "json_lines" else None)
 
 
 def story_files(split: str) -> list[Path]:
@@ -80,6 +79,16 @@ def story_files(split: str) -> list[Path]:
         raise TesseraError(f"stories: split must be train or validation; got {split!r}.")
     books = sorted(STORIES.glob("*.txt"))
     return [book for book in books if (book.name in VALIDATION_STORIES) == (split == "validation")]
+
+
+def text_files(source: str | Sequence[str]) -> list[Path]:
+    """The text files that `source` names: "stories" (all bundled books), a file, a folder, a glob, or a list of those.
+
+    Raises `TesseraError` for a name without a file.
+    """
+    if source == "stories":
+        return sorted(STORIES.glob("*.txt"))
+    return [file for name in ([source] if isinstance(source, str) else source) for file in _files(name)]
 
 
 def _file_source(name: str, files: list[Path], separator: str | None, json_column: str | None = None) -> TextSource:

@@ -1,0 +1,175 @@
+"""BABILong: answer a question about facts that are hidden in books."""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tessera.data.sources import text_files
+from tessera.errors import expect
+from tessera.tasks.babilong.noise import Book, books_of
+from tessera.tasks.babilong.sample import RESERVED, Sample, fits, hide
+from tessera.tasks.babilong.scorer import published_match
+from tessera.tasks.babilong.solver import answer, world_after
+from tessera.tasks.babilong.stories import LENGTHS, Story, generate, labels, read_stories
+from tessera.tasks.babilong.vocabulary import END, GENERATE, PAD, decode, encode, vocabulary_of
+from tessera.tasks.task import IGNORE, SPLITS, TASKS, Task, TokenExamples
+
+SPLIT_TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
+
+
+@TASKS.register("babilong")
+@dataclass(frozen=True)
+class BABILong(Task):
+    """A story's facts between sentences of books, then `question <generate> answer <end>` (Kuratov et al. 2024).
+
+    Attributes:
+        kind: "qa1" (where is somebody), "qa2" (where is a thing), "qa3" (where was it before), "qa4" (what lies beside
+            what), "qa5" (who gave what to whom).
+        length: tokens of a sample, questions and answer included.
+        noise: the books: "stories" (bundled), a file, a folder, a glob, or several of them. Splits share no book.
+        stories: None, to write them by a grammar, or a folder of bAbI's files `qa1_*_train.txt`, `qa1_*_test.txt`.
+            Splits share no story: the share of a generated one follows from its facts; of the files' training stories
+            a ninth is for validation.
+        vocab_size: words with a token of their own.
+    Raises:
+        TesseraError: an unknown kind, a sample too short for a story, missing files.
+    """
+
+    kind: str = "qa1"
+    length: int = 256
+    noise: str | tuple[str, ...] = "stories"
+    stories: str | None = None
+    vocab_size: int = 2000
+
+    summary = "a question about facts that lie anywhere between the sentences of a book (BABILong, QA1 to QA5)"
+    source = "Associative Recurrent Memory Transformer, section 4; BABILong, Kuratov et al. 2024"
+    main_score = "exact_match"
+
+    def __post_init__(self) -> None:
+        where = type(self).__name__
+        expect(self.kind in LENGTHS, where, "kind", f"be one of {', '.join(LENGTHS)}", repr(self.kind))
+        expect(self.length >= 5 * RESERVED, where, "length", f"be at least {5 * RESERVED} tokens", self.length)
+        expect(self.vocab_size >= 200, where, "vocab_size", "be at least 200", self.vocab_size)
+
+    @classmethod
+    def variants(cls) -> "list[Task]":
+        """Every kind of question."""
+        return [cls(kind, length=128 if kind in ("qa1", "qa4") else 300, vocab_size=250) for kind in LENGTHS]
+
+    @property
+    def vocabulary(self) -> Tokenizer:
+        """Words to tokens."""
+        return vocabulary_of(self.noise, self.vocab_size)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The answers there are."""
+        return labels(self.kind)
+
+    def samples(self, seed: int, split: str = "train") -> Iterator[Sample]:
+        """Samples without end; the same seed and split give the same ones."""
+        expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
+        random = Random(f"{self} {seed} {split}")
+        books = books_of(self.noise, split, self.vocab_size)
+        while True:
+            yield self._sample(random, books, split)
+
+    def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
+        """`count` samples in a row each: context, question, `<generate>`, answer, `<end>`, padding; T = `length`."""
+        stream = self.samples(seed, split)
+        samples = [next(stream) for _ in range(count)]
+        tokens = torch.full((count, self.length), self.vocabulary.token_to_id(PAD))
+        target = torch.full((count, self.length), IGNORE)
+        for row, sample in enumerate(samples):
+            ids = np.concatenate([sample.context.tokens(), self.question_tokens(sample.question.text)])
+            ending = self.answer_tokens(sample.question.answer)
+            tokens[row, : len(ids) + 2] = torch.from_numpy(np.concatenate([ids, ending]).astype(np.int64))
+            target[row, len(ids) : len(ids) + 2] = torch.from_numpy(ending.astype(np.int64))
+        return TokenExamples(tokens, target, tuple(samples))
+
+    def question_tokens(self, question: str) -> np.ndarray:
+        """The question and `<generate>`: what comes behind the context."""
+        return np.array([*encode(self.vocabulary, [question])[0], self.vocabulary.token_to_id(GENERATE)], np.int32)
+
+    def answer_tokens(self, word: str) -> np.ndarray:
+        """The answer and `<end>`: what is to be generated."""
+        return np.array([self.vocabulary.token_to_id(word), self.vocabulary.token_to_id(END)], np.int32)
+
+    def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
+        """`exact_match` (B,): the answer is the likeliest word; `published_match`: the public benchmark's rule."""
+        place = (examples.labels != IGNORE).int().argmax(1)
+        rows = torch.arange(len(examples))
+        words = predictions[rows, place - 1].argmax(-1).cpu()
+        right = words == examples.tokens[rows, place]
+        texts = [self.vocabulary.id_to_token(int(word)) for word in words]
+        asked = [sample.question for sample in examples.details]
+        published = [published_match(text, one.text, one.answer, self.labels) for text, one in zip(texts, asked)]
+        return {"exact_match": right.double(), "published_match": torch.tensor(published, dtype=torch.double)}
+
+    def oracle(self, examples: TokenExamples) -> Tensor:
+        """Reads the tokens as words, finds the facts among the sentences, and follows the rules."""
+        logits = torch.zeros(*examples.tokens.shape, self.vocabulary.get_vocab_size())
+        for row, place in enumerate((examples.labels != IGNORE).int().argmax(1)):
+            sentences = decode(self.vocabulary, examples.tokens[row, : place - 1]).replace("?", ".").split(" . ")
+            *context, question = [sentence.strip(" .") for sentence in sentences]
+            world = world_after(_suffixes(context))
+            word = next(filter(None, (answer(world, suffix) for suffix in _suffixes([question]))))
+            logits[row, place - 1, self.vocabulary.token_to_id(word)] = 1.0
+        return logits
+
+    def guess(self, examples: TokenExamples, seed: int) -> Tensor:
+        """Any of the answers."""
+        logits = torch.zeros(*examples.tokens.shape, self.vocabulary.get_vocab_size())
+        random = torch.Generator().manual_seed(seed)
+        for row, place in enumerate((examples.labels != IGNORE).int().argmax(1)):
+            word = self.labels[int(torch.randint(len(self.labels), (), generator=random))]
+            logits[row, place - 1, self.vocabulary.token_to_id(word)] = 1.0
+        return logits
+
+    def chance(self, examples: TokenExamples) -> float:
+        """One over the number of answers."""
+        return 1 / len(self.labels)
+
+    def held_apart(self, examples: TokenExamples) -> set[Hashable]:
+        """Stories and books."""
+        stories = {sample.story.facts for sample in examples.details}
+        return stories | {span.book.name for sample in examples.details for span in sample.context.spans}
+
+    def _sample(self, random: Random, books: Sequence[Book], split: str) -> Sample:
+        while True:
+            story = self._story(random, split)
+            facts = [np.array(ids, np.int32) for ids in encode(self.vocabulary, story.facts)]
+            if fits(facts, self.length):
+                return Sample(hide(facts, books, self.length, random), story, random.choice(story.questions))
+
+    def _story(self, random: Random, split: str) -> Story:
+        if self.stories is not None:
+            return random.choice(_stories_of(self.stories, self.kind, split))
+        while True:
+            story = generate(self.kind, random)
+            if Random(" ".join(story.facts)).randrange(10) in SPLIT_TENTHS[split]:
+                return story
+
+
+def _suffixes(sentences: Sequence[str]) -> Iterator[str]:
+    """Each sentence from every word on: the noise before a fact or a question may have been cut without a stop."""
+    for sentence in sentences:
+        words = sentence.split()
+        yield from (" ".join(words[begin:]) for begin in range(len(words)))
+
+
+@lru_cache(maxsize=16)
+def _stories_of(folder: str, kind: str, split: str) -> tuple[Story, ...]:
+    files = text_files(str(Path(folder) / f"{kind}_*_{'test' if split == 'test' else 'train'}.txt"))
+    stories = [story for file in files for story in read_stories(file)]
+    if split == "test":
+        return tuple(stories)
+    validation = {story.facts[0:2] for story in stories if Random(" ".join(story.facts[:2])).randrange(9) == 0}
+    return tuple(story for story in stories if (story.facts[:2] in validation) == (split == "validation"))

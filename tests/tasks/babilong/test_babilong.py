@@ -1,0 +1,156 @@
+"""BABILong: its stories against bAbI's own, where facts lie, what splits share, long samples, both scorers."""
+
+import json
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from tessera.errors import TesseraError
+from tessera.tasks.babilong import BABILong
+from tessera.tasks.babilong.noise import SHORTEST, books_of, draw_noise
+from tessera.tasks.babilong.public_files import read_samples
+from tessera.tasks.babilong.sample import RESERVED
+from tessera.tasks.babilong.scorer import exact_match, published_match
+from tessera.tasks.babilong.solver import answer, world_after
+from tessera.tasks.babilong.stories import LENGTHS, generate, labels, read_stories
+from tessera.tasks.babilong.vocabulary import decode
+
+BABI = Path(__file__).parent / "data"
+SMALL = {"length": 300, "vocab_size": 250}
+
+
+@pytest.mark.parametrize("file", sorted(BABI.glob("*.txt")), ids=lambda file: file.name[:8])
+def test_the_rules_are_those_of_the_public_generator(file):
+    stories = read_stories(file)
+    assert len(stories) >= 5
+    for story in stories:
+        (question,) = story.questions
+        assert answer(world_after(story.facts), question.text) == question.answer, story
+
+
+@pytest.mark.parametrize(
+    ("facts", "question", "expected"),
+    [
+        (["Mary picked up the milk there.", "Mary went back to the garden."], "Where is the milk?", "garden"),
+        (["Mary got the milk.", "Mary discarded the milk.", "Mary moved to the park."], "Where is the milk?", None),
+        (["Fred handed the milk to Bill.", "Bill passed Jeff the milk."], "Who gave the milk to Jeff?", "bill"),
+        (["The garden is north of the park."], "What is the garden south of?", None),
+        (["Mary moved to the park."], "How is Mary?", None),
+    ],
+)
+def test_published_wordings_and_questions_without_an_answer(facts, question, expected):
+    assert answer(world_after(facts), question) == expected
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_generated_stories(kind):
+    random = Random(0)
+    stories = [generate(kind, random) for _ in range(50)]
+    assert len({story.facts for story in stories}) > 40
+    answers = {question.answer for story in stories for question in story.questions}
+    assert len(answers) >= 6
+    assert answers <= set(labels(kind))
+
+
+def test_a_fact_comes_before_the_sentence_of_its_place():
+    task = BABILong("qa1", **SMALL)
+    for sample in islice(task.samples(3), 20):
+        context = sample.context
+        words = decode(task.vocabulary, context.tokens())
+        place = 0
+        for fact in sample.story.facts:
+            place = words.index(fact[:-1].lower() + " .", place) + 1
+        noise = np.concatenate([span.tokens(0, span.num_sentences) for span in context.spans])
+        assert len(noise) + sum(map(len, context.facts)) == len(context.tokens()) == task.length - RESERVED
+        ends = np.cumsum([len(piece) for piece in context.pieces()])
+        starts = {0, *ends.tolist()}
+        boundaries = np.cumsum(
+            [0, *(len(span.tokens(i, i + 1)) for span in context.spans for i in range(span.num_sentences))]
+        )
+        shifted = 0
+        for position, fact in zip(context.positions, context.facts):
+            assert int(boundaries[position]) + shifted in starts
+            shifted += len(fact)
+
+
+def test_noise_is_consecutive_and_cut_to_length():
+    books = books_of("stories", "train", 250)
+    random = Random(1)
+    for length in (1, 40, 333, 5000):
+        spans = draw_noise(books, length, random)
+        assert sum(len(span.tokens(0, span.num_sentences)) for span in spans) == length
+    assert min(np.diff(book.starts).min() for book in books) >= SHORTEST
+
+
+def test_a_book_that_ends_is_followed_by_another():
+    books = books_of("stories", "validation", 250)
+    length = int(3.5 * len(books[0].tokens))
+    spans = draw_noise(books, length, Random(0))
+    assert len(spans) > 3
+    assert sum(len(span.tokens(0, span.num_sentences)) for span in spans) == length
+
+
+def test_a_million_tokens_are_pieces_of_books():
+    task = BABILong("qa1", length=1_000_000, vocab_size=250)
+    context = next(task.samples(0, "test")).context
+    pieces = list(context.pieces())
+    assert sum(map(len, pieces)) == context.length == 1_000_000 - RESERVED
+    owned = sum(piece.nbytes for piece in pieces if piece.base is None)
+    assert owned < 10_000, "the noise is copied"
+
+
+def test_splits_share_no_book_and_no_story_of_files():
+    task = BABILong("qa1", stories=str(BABI), **SMALL)
+    parts = {split: task.sample(12, 0, split) for split in ("train", "validation", "test")}
+    shared = [
+        task.held_apart(one) & task.held_apart(other)
+        for one in parts.values()
+        for other in parts.values()
+        if one is not other
+    ]
+    assert not any(shared)
+
+
+def test_errors():
+    with pytest.raises(TesseraError, match="kind must be one of qa1"):
+        BABILong("qa6")
+    with pytest.raises(TesseraError, match="no such text file"):
+        BABILong(noise="nowhere.txt").sample(1, 0)
+    with pytest.raises(TesseraError, match="at least three books"):
+        BABILong(noise=str(BABI / "qa1_single-supporting-fact_train.txt"), vocab_size=250).sample(1, 0)
+
+
+def test_stories_of_the_wrong_format(tmp_path):
+    (tmp_path / "qa1_x_train.txt").write_text("Mary went home.\n")
+    with pytest.raises(TesseraError, match="line 1 must be"):
+        BABILong(stories=str(tmp_path), **SMALL).sample(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("output", "right", "published"),
+    [
+        (" Garden ", True, True),
+        ("garden. then the kitchen", False, True),
+        ("The garden or the kitchen", False, False),
+        ("the office", False, False),
+        ("between the hallway and the garden", False, True),
+    ],
+)
+def test_both_scorers(output, right, published):
+    question = "What is north of the hallway?"
+    assert exact_match(output, "garden") == right
+    assert published_match(output, question, "garden", labels("qa4")) == published
+
+
+def test_public_files(tmp_path):
+    rows = [{"input": "a b", "question": "q?", "target": "t"}] * 2
+    (tmp_path / "list.json").write_text(json.dumps(rows))
+    (tmp_path / "lines.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    for name in ("list.json", "lines.json"):
+        assert [(one.input, one.target) for one in read_samples(tmp_path / name)] == [("a b", "t")] * 2
+    (tmp_path / "bad.json").write_text('[{"input": "a"}]')
+    with pytest.raises(TesseraError, match="row 1 must hold"):
+        list(read_samples(tmp_path / "bad.json"))
