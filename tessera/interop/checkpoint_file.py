@@ -1,0 +1,81 @@
+"""Files of published weights, read without running code in them."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from tessera.errors import TesseraError
+from tessera.interop import from_reference, recognised_source
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Where training scripts put the weights and the constructor's arguments in their checkpoint files.
+WEIGHTS = ("model", "state_dict", "model_state_dict")
+ARGUMENTS = ("model_args", "constructor")
+
+
+def convert_checkpoint(
+    checkpoint: Path, output: Path, *, source: str | None = None, arguments: Path | None = None, dtype: str = "float32"
+) -> "PreTrainedModel":
+    """Rebuild the published weights in file `checkpoint` and save them in folder `output`; returns the model.
+
+    Args:
+        source: a name of `REFERENCES`; None: recognised. arguments: JSON file of the published constructor's arguments,
+            where the checkpoint does not hold them. dtype: of the saved weights.
+    Raises:
+        TesseraError: an unreadable file, an output that is in use, or what `from_reference` refuses.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise TesseraError(f"{output}: already exists and is not an empty folder. Choose another output.")
+    weights, constructor = read_checkpoint(checkpoint)
+    if arguments is not None:
+        constructor = read_arguments(arguments)
+    if constructor is None:
+        raise TesseraError(f"{checkpoint}: it holds no model_args; give the constructor's with --arguments.")
+    model = from_reference(source or recognised_source(weights, constructor), weights, constructor)
+    model = model.to(getattr(torch, dtype))
+    try:
+        model.save_pretrained(output)
+    except OSError as error:
+        raise TesseraError(f"{output}: cannot be written: {error.strerror or error}") from None
+    return model
+
+
+def read_checkpoint(path: Path) -> tuple[dict, dict | None]:
+    """The tensors by published name, and the constructor's arguments if the file holds them."""
+    if not path.is_file():
+        raise TesseraError(f"{path}: no such file.")
+    try:
+        content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise TesseraError(
+            f"{path}: it holds Python objects other than tensors, which are never unpickled here. "
+            "Save its state_dict() alone, as a .safetensors file or with torch.save."
+        ) from None
+    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise TesseraError(f"{path}: cannot be read as weights (truncated, or not such a file?): {error}") from None
+    constructor = next((content[key] for key in ARGUMENTS if isinstance(content.get(key), dict)), None)
+    weights = next((content[key] for key in WEIGHTS if isinstance(content.get(key), dict)), content)
+    tensors = {name.removeprefix("param/"): tensor for name, tensor in weights.items() if torch.is_tensor(tensor)}
+    if not tensors:
+        raise TesseraError(f"{path}: it holds no tensors.")
+    return tensors, constructor
+
+
+def read_arguments(path: Path) -> dict:
+    """The constructor's arguments from a JSON file, which may hold them under "constructor"."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise TesseraError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise TesseraError(f"{path}: must hold an object of arguments; got {type(content).__name__}.")
+    if "constructor" not in content:
+        return content
+    return {**content["constructor"], **{key: content[key] for key in ("base_model",) if key in content}}
