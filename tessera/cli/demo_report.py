@@ -1,6 +1,5 @@
 """What the demo leaves behind: a figure, samples, a table, and a story as it is generated."""
 
-import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +13,8 @@ SAMPLES, SAMPLE_TOKENS, STREAM_TOKENS = 3, 160, 160
 
 def write_report(summaries: "dict[str, RunSummary]", output: Path, prompt: str) -> None:
     """Write loss.png, samples.txt and demo.json into `output`; print the table; stream the first model's story."""
-    from tessera.cli.generate import stream
     from tessera.evaluation.figures import training_curves
+    from tessera.generation.sampling import Sampling, continuation
     from tessera.models.loading import load_model, load_tokenizer
     from tessera.models.transformer import context_limit
     from tessera.training.metrics import MetricsFile
@@ -35,7 +34,7 @@ def write_report(summaries: "dict[str, RunSummary]", output: Path, prompt: str) 
     print("\n" + table(summaries) + f"\n\nfigure, samples, checkpoints and metrics are in {output}\n")
     name, model = next(iter(models.items()))
     print(f"{name}:", flush=True)
-    stream(model, tokenizer, _options(prompt, STREAM_TOKENS))
+    continuation(model, tokenizer, prompt, Sampling(STREAM_TOKENS, seed=1), stream=True)
 
 
 def table(summaries: "dict[str, RunSummary]") -> str:
@@ -58,9 +57,3 @@ def _samples(name: str, model, tokenizer, prompt: str, tokens: int) -> str:
     ids = model.generate(**inputs, pad_token_id=tokenizer.pad_token_id, **options)
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
     return "\n".join([f"=== {name} ===", *(f"{text}\n---" for text in texts), ""])
-
-
-def _options(prompt: str, tokens: int) -> argparse.Namespace:
-    return argparse.Namespace(
-        prompt=prompt, max_new_tokens=tokens, temperature=0.8, top_k=50, top_p=1.0, num_beams=1, seed=1
-    )

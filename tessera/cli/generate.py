@@ -1,20 +1,42 @@
-"""Continue a prompt, printing tokens as they are generated.
+"""Continue a prompt, printing tokens as they are generated; or many prompts by several models, as a table.
 
 MODEL is a run folder, a checkpoint or any folder that save_pretrained wrote. The default samples at temperature 0.8
-among the 50 likeliest tokens; --temperature 0 takes the likeliest token each time.
+among the 50 likeliest tokens; --temperature 0 takes the likeliest token each time. With --prompts, or several models,
+a Markdown table comes out, with a row for each prompt and a column for each model; --prompts stories continues the 24
+prompts of the papers, for example
+  tessera generate runs/a runs/b --prompts stories --num-beams 2 --max-new-tokens 30
 """
 
 import argparse
+from pathlib import Path
 
 from tessera.cli.arguments import positive_int, probability, seed, temperature, whole_number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera generate`."""
-    parser.add_argument("model", help="folder of the model")
-    parser.add_argument("--prompt", required=True, help="text to continue")
-    parser.add_argument("--max-new-tokens", type=positive_int, default=200, help="stop after so many (default: 200)")
-    parser.add_argument("--temperature", type=temperature, default=0.8, help="0: the likeliest token (default: 0.8)")
+    parser.add_argument("models", nargs="+", metavar="model", help="folder of a model")
+    prompts = parser.add_mutually_exclusive_group(required=True)
+    prompts.add_argument("--prompt", help="text to continue")
+    prompts.add_argument("--prompts", metavar="FILE", help='text file with a prompt in each line, or "stories"')
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table into this new file too")
+    add_sampling(parser, max_new_tokens=200, default_temperature=0.8)
+
+
+def add_sampling(parser: argparse.ArgumentParser, max_new_tokens: int, default_temperature: float) -> None:
+    """How tokens are chosen: the fields of `Sampling`."""
+    parser.add_argument(
+        "--max-new-tokens",
+        type=positive_int,
+        default=max_new_tokens,
+        help=f"stop after so many (default: {max_new_tokens})",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=temperature,
+        default=default_temperature,
+        help=f"0: the likeliest token (default: {default_temperature:g})",
+    )
     parser.add_argument(
         "--top-k", type=whole_number, default=50, help="sample among the k likeliest; 0: all (default: 50)"
     )
@@ -27,52 +49,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=seed, default=0, help="seed of the sampling (default: 0)")
 
 
+def sampling_of(arguments: argparse.Namespace):
+    """The `Sampling` that the arguments of `add_sampling` describe."""
+    from dataclasses import fields
+
+    from tessera.generation.sampling import Sampling
+
+    return Sampling(**{field.name: getattr(arguments, field.name) for field in fields(Sampling)})
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Load the model and print prompt and continuation."""
+    """Load the models; print prompt and continuation, or the table."""
+    from tessera.errors import TesseraError
+    from tessera.generation.prompts import continuations, markdown_table, read_prompts
+    from tessera.generation.sampling import continuation
     from tessera.models.loading import load_model, load_tokenizer
 
-    tokenizer = load_tokenizer(arguments.model)
-    model = load_model(arguments.model)
-    stream(model, tokenizer, arguments)
+    if arguments.out is not None and arguments.out.exists():
+        raise TesseraError(f"generate: --out must be a new file; got {arguments.out}, which exists.")
+    prompts = [arguments.prompt] if arguments.prompts is None else read_prompts(arguments.prompts)
+    models = {folder: (load_model(folder), load_tokenizer(folder)) for folder in dict.fromkeys(arguments.models)}
+    if arguments.prompts is None and len(models) == 1 and arguments.out is None:
+        continuation(*next(iter(models.values())), arguments.prompt, sampling_of(arguments), stream=True)
+        return 0
+    table = markdown_table(prompts, continuations(models, prompts, sampling_of(arguments)))
+    print(table)
+    if arguments.out is not None:
+        arguments.out.write_text(table + "\n", encoding="utf-8")
     return 0
-
-
-def stream(model, tokenizer, options: argparse.Namespace) -> None:
-    """Print the prompt and its continuation; `options` are those of `tessera generate`."""
-    import torch
-    from transformers import TextStreamer
-
-    from tessera.errors import TesseraError, expect
-    from tessera.models.transformer import context_limit
-
-    for name, low in (("max_new_tokens", 1), ("num_beams", 1), ("top_k", 0), ("temperature", 0)):
-        value = getattr(options, name)
-        expect(value >= low, "generate", f"--{name.replace('_', '-')}", f"be at least {low}", value)
-    expect(0 < options.top_p <= 1, "generate", "--top-p", "lie in (0, 1]", options.top_p)
-    inputs = tokenizer(options.prompt, return_tensors="pt", add_special_tokens=False)
-    if not inputs["input_ids"].numel():
-        raise TesseraError("generate: --prompt must hold at least one token; got an empty text.")
-    largest, size = int(inputs["input_ids"].max()), model.config.vocab_size
-    if largest >= size:
-        raise TesseraError(
-            f"generate: the tokenizer must fit the model (vocab_size {size}); got token id {largest}. "
-            "The folder holds another model's tokenizer."
-        )
-    length, longest = inputs["input_ids"].shape[1] + options.max_new_tokens, context_limit(model.config)
-    if longest is not None and length > longest:
-        raise TesseraError(f"generate: prompt and new tokens must fit {longest} positions of this model; got {length}.")
-    torch.manual_seed(options.seed)
-    sampling = {"do_sample": options.temperature > 0 and options.num_beams == 1, "num_beams": options.num_beams}
-    if sampling["do_sample"]:
-        sampling |= {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
-    streamer = TextStreamer(tokenizer, skip_special_tokens=True) if options.num_beams == 1 else None
-    tokens = model.generate(
-        input_ids=inputs["input_ids"].to(model.device),
-        attention_mask=inputs["attention_mask"].to(model.device),
-        max_new_tokens=options.max_new_tokens,
-        pad_token_id=tokenizer.pad_token_id,
-        streamer=streamer,
-        **sampling,
-    )
-    if streamer is None:
-        print(tokenizer.decode(tokens[0], skip_special_tokens=True))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tessera.armt as armt
-from tessera.cli.memorize import PIECE, token_stream
+from tessera.generation.memory import PIECE, token_stream
 from tessera.models.armt import ARMTState
 from tessera.models.loading import load_model, load_tokenizer
 
@@ -47,7 +47,7 @@ def test_a_text_is_read_in_parts_and_asked(tessera, wrapped, tmp_path):
 
 def test_pieces_have_the_tokens_of_the_whole(run_folder):
     tokenizer = load_tokenizer(run_folder)
-    for text in ("word " * (PIECE // 4), "x" * (PIECE + 5), "a\n\nb  c ", ""):
+    for text in ("word " * (PIECE // 4), "x" * (PIECE + 5), "a\n\nb  c "):
         found = list(token_stream(io.StringIO(text), tokenizer))
         assert found == tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -55,19 +55,49 @@ def test_pieces_have_the_tokens_of_the_whole(run_folder):
 def test_mistakes_are_one_line(tessera, wrapped, run_folder, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("a king")
-    memory = tmp_path / "memory"
+    memory, new = tmp_path / "memory", tmp_path / "new"
     assert tessera("memorize", wrapped, text, "--out", memory)[0] == 0
+    stored = memory.read_bytes()
+    (tmp_path / "empty.txt").write_text("")
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xff")
     for arguments, message in [
-        (("memorize", wrapped, tmp_path / "none.txt", "--out", memory), "does not exist"),
+        (("memorize", wrapped, tmp_path / "none.txt", "--out", new), "does not exist"),
         (("memorize", wrapped, text, "--out", tmp_path / "no" / "memory"), "existing folder"),
-        (("memorize", wrapped, tmp_path / "bytes.txt", "--out", memory), "text in UTF-8"),
-        (("memorize", run_folder, text, "--out", memory), "must be an ARMT, RMT or PRMT model"),
+        (("memorize", wrapped, tmp_path / "bytes.txt", "--out", new), "text in UTF-8"),
+        (("memorize", run_folder, text, "--out", new), "must be an ARMT, RMT or PRMT model"),
+        (("memorize", wrapped, tmp_path / "empty.txt", "--out", new), "FILE must hold text; got an empty one."),
+        (("memorize", wrapped, text, "--out", text), "got '{text}', which exists and is no stored memory"),
+        (("memorize", wrapped, text, "--out", text, "--overwrite"), "which exists and is no stored memory"),
+        (("memorize", wrapped, text, "--out", memory), "a stored memory. Use --overwrite."),
+        (("ask", wrapped, "--memory", memory), "QUESTION must be given, or --interactive, and not both"),
+        (("ask", wrapped, "Who?", "--memory", memory, "--interactive"), "and not both; got 1 questions"),
         (("ask", wrapped, "Who?", "--memory", text), "must be a stored memory"),
         (("ask", wrapped, "", "--memory", memory), "at least one token"),
         (("ask", wrapped, "Who?", "--memory", memory, "--max-new-tokens", 0), "at least 1"),
     ]:
         status, _, err = tessera(*arguments)
         assert status == 2
-        assert message in err
+        assert message.format(text=text) in err
         assert len(err.strip().splitlines()) == 1
+    assert text.read_text() == "a king"
+    assert memory.read_bytes() == stored
+    assert not new.exists()
+    text.write_text("a king and a queen")
+    assert tessera("memorize", wrapped, text, "--out", memory, "--overwrite")[0] == 0
+    assert memory.read_bytes() != stored
+
+
+def test_questions_share_a_memory_and_no_answers(tessera, wrapped, tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("Once upon a time there was a king with a crown.")
+    tessera("memorize", wrapped, tmp_path / "text.txt", "--out", tmp_path / "memory")
+    options = ("--memory", tmp_path / "memory", "--max-new-tokens", 4)
+    alone = [tessera("ask", wrapped, question, *options)[1] for question in ("Who was", "And then")]
+    status, out, _ = tessera("ask", wrapped, "Who was", "And then", *options)
+    assert status == 0
+    assert out == f"> Who was\n{alone[0]}> And then\n{alone[1]}"
+    monkeypatch.setattr("sys.stdin", io.StringIO("Who was\n\nAnd then"))
+    status, out, _ = tessera("ask", wrapped, "--interactive", *options)
+    assert (status, out) == (0, "".join(alone))
+    sampled = [tessera("ask", wrapped, "Who was", *options, "--temperature", 3, "--seed", n)[1] for n in (0, 0, 1, 2)]
+    assert sampled[0] == sampled[1]
+    assert len(set(sampled)) > 1

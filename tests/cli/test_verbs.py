@@ -92,7 +92,7 @@ def test_info_of_a_recipe_and_of_a_folder(tessera, run_folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["generate", "{run}", "--prompt", ""], "--prompt must hold at least one token"),
+        (["generate", "{run}", "--prompt", ""], "the prompt must hold at least one token"),
         (["generate", "{run}", "--prompt", "a", "--top-p", "0"], "--top-p must lie in (0, 1]"),
         (["generate", "{run}", "--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
         (["generate", "nowhere", "--prompt", "a"], "nowhere: no such folder"),

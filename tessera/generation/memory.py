@@ -1,0 +1,86 @@
+"""Texts read into the memory of a model that reads in segments, and questions asked of a stored memory."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
+
+from tessera.errors import TesseraError
+from tessera.models.loading import load_model
+from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+PIECE = 1 << 16  # characters tokenized at once
+
+
+def segmented_model(folder: str, where: str) -> SegmentedForCausalLM:
+    """The model in `folder`, which must read in segments."""
+    model = load_model(folder)
+    if not isinstance(model, SegmentedForCausalLM):
+        kind = model.config.model_type
+        raise TesseraError(f"{where}: MODEL must be an ARMT, RMT or PRMT model; got {kind!r} in {folder!r}.")
+    return model
+
+
+def stored_memory(model: SegmentedForCausalLM, path: str, where: str) -> MemoryState:
+    """The memory in file `path`, which must be one of this model's."""
+    state = model.state_class.load(path)
+    state.expect_fits(model.empty_memory(1), where)
+    return state
+
+
+def require_place(out: Path, overwrite: bool) -> None:
+    """Raise `TesseraError` unless a memory can be stored in `out`: before a long text is read, not after it.
+
+    A file that exists is replaced if it is a stored memory and `overwrite` says so; no other file ever is.
+    """
+    folder = out.resolve().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise TesseraError(f"memorize: --out must lie in an existing folder that can be written; got {str(out)!r}.")
+    if not out.exists():
+        return
+    if not is_stored_memory(out):
+        raise TesseraError(
+            f"memorize: --out must be a new file; got {str(out)!r}, which exists and is no stored memory."
+        )
+    if not overwrite:
+        raise TesseraError(f"memorize: --out must be a new file; got {str(out)!r}, a stored memory. Use --overwrite.")
+
+
+def is_stored_memory(path: Path) -> bool:
+    """Whether `path` is a file that `MemoryState.save` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return "tessera_memory" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
+def token_stream(file: IO[str], tokenizer: "PreTrainedTokenizerFast") -> Iterator[int]:
+    """Tokens of a text, which is cut at white space into pieces that are tokenized one by one.
+
+    Raises:
+        TesseraError: when the first token is asked for and there is none.
+    """
+    tokens = _pieces(file, tokenizer)
+    first = next(tokens, None)
+    if first is None:
+        raise TesseraError("memorize: FILE must hold text; got an empty one.")
+    yield first
+    yield from tokens
+
+
+def _pieces(file: IO[str], tokenizer: "PreTrainedTokenizerFast") -> Iterator[int]:
+    rest = ""
+    while piece := file.read(PIECE):
+        rest += piece
+        cut = max(rest.rfind(" "), rest.rfind("\n"))
+        if cut > 0:  # the white space goes with the word behind it, as byte-level tokenizers have it
+            yield from tokenizer(rest[:cut], add_special_tokens=False)["input_ids"]
+            rest = rest[cut:]
+    if rest:
+        yield from tokenizer(rest, add_special_tokens=False)["input_ids"]

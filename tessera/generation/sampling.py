@@ -1,0 +1,93 @@
+"""Continuations of a text by a model: sampled, the likeliest token each time, or by beam search."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import TextStreamer
+
+from tessera.errors import expect
+from tessera.models.transformer import context_limit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen.
+
+    max_new_tokens : stop after so many. temperature : of the softmax; 0 takes the likeliest token. top_k : sample among
+    the k likeliest (0: all). top_p : among the likeliest of this total probability. num_beams : beam search of this
+    width (1: none), which takes no samples. seed : of the samples.
+    """
+
+    max_new_tokens: int = 200
+    temperature: float = 0.8
+    top_k: int = 50
+    top_p: float = 1.0
+    num_beams: int = 1
+    seed: int = 0
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keywords of `generate`."""
+        samples = self.temperature > 0 and self.num_beams == 1
+        chosen = {"do_sample": samples, "num_beams": self.num_beams, "max_new_tokens": self.max_new_tokens}
+        if samples:
+            chosen |= {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        return chosen
+
+
+def prompt_tokens(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", prompt: str, max_new_tokens: int, where: str
+) -> Tensor:
+    """Token ids (1, T) of a prompt that `model` can read and continue by so many tokens.
+
+    Raises:
+        TesseraError: no tokens, tokens that the model does not know, or more than its positions hold.
+    """
+    ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"].long()
+    expect(ids.numel() > 0, where, "the prompt", "hold at least one token", "an empty text")
+    largest, size = int(ids.max()), model.config.get_text_config().vocab_size
+    advice = "The folder holds another model's tokenizer."
+    expect(largest < size, where, "the tokenizer", f"fit the model (vocab_size {size})", f"token id {largest}", advice)
+    longest, length = context_limit(model.config), ids.shape[1]
+    if longest is not None:
+        room = longest - length
+        advice = f"Use --max-new-tokens {room}." if room > 0 else "Use a shorter prompt."
+        rule = f"fit the {longest} positions that this {model.config.model_type} has learned"
+        total = f"{length} + {max_new_tokens}"
+        expect(max_new_tokens <= room, where, "tokens of the prompt and new ones", rule, total, advice)
+    return ids.to(model.device)
+
+
+def continuation(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerFast",
+    prompt: str,
+    sampling: Sampling,
+    *,
+    stream: bool = False,
+    where: str = "generate",
+    **inputs: Any,
+) -> str:
+    """What `model` writes after `prompt`; `inputs` are further arguments of the model, such as `memory_state`.
+
+    With `stream`, prompt and continuation are printed, token by token where no beam search chooses at the end.
+    """
+    ids = prompt_tokens(model, tokenizer, prompt, sampling.max_new_tokens, where)
+    streamer = TextStreamer(tokenizer, skip_special_tokens=True) if stream and sampling.num_beams == 1 else None
+    torch.manual_seed(sampling.seed)
+    tokens = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        pad_token_id=tokenizer.pad_token_id,
+        streamer=streamer,
+        **sampling.arguments,
+        **inputs,
+    )
+    if stream and streamer is None:
+        print(tokenizer.decode(tokens[0], skip_special_tokens=True))
+    return tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)

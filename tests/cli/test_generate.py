@@ -1,0 +1,78 @@
+"""`tessera generate` with several models and many prompts: a table that shows what each model writes."""
+
+import pytest
+import torch
+
+from tessera.generation.prompts import markdown_table, read_prompts
+from tessera.models.loading import load_model
+
+
+@pytest.fixture(scope="module")
+def two_models(run_folder, tmp_path_factory):
+    """The run, and a copy of it with other weights."""
+    other = tmp_path_factory.mktemp("models") / "other"
+    other.mkdir()
+    for file in run_folder.iterdir():
+        if file.is_file():
+            (other / file.name).write_bytes(file.read_bytes())
+    torch.manual_seed(1)
+    model = load_model(run_folder)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.normal_()
+    model.save_pretrained(other)
+    return run_folder, other
+
+
+def greedy(folder, prompt, tokens):
+    ids = torch.tensor([list(prompt.encode())])
+    found = load_model(folder).generate(ids, max_new_tokens=tokens, num_beams=2, do_sample=False)[0, ids.shape[1] :]
+    return bytes(token for token in found.tolist() if token < 256).decode(errors="replace")
+
+
+def test_a_table_of_models_and_prompts(tessera, two_models, tmp_path):
+    prompts = ["Once upon", "The king"]
+    (tmp_path / "prompts.txt").write_text("Once upon\n\nThe king\n")
+    options = ("--prompts", tmp_path / "prompts.txt", "--num-beams", 2, "--max-new-tokens", 4)
+    status, out, err = tessera("generate", *two_models, *options, "--out", tmp_path / "table.md")
+    assert status == 0, err
+    columns = {str(folder): [greedy(folder, prompt, 4) for prompt in prompts] for folder in two_models}
+    assert columns[str(two_models[0])] != columns[str(two_models[1])]
+    assert out == markdown_table(prompts, columns) + "\n"
+    assert (tmp_path / "table.md").read_text() == out
+    status, _, err = tessera("generate", *two_models, *options, "--out", tmp_path / "table.md")
+    assert status == 2
+    assert "--out must be a new file" in err
+
+
+def test_the_story_prompts_are_24_and_begin_as_printed():
+    prompts = read_prompts("stories")
+    assert len(prompts) == len(set(prompts)) == 24
+    assert prompts[0] == "Alice was so tired when she got back home so she went"
+    assert prompts[-1].endswith('She asked the squirrel, "Would you happen')
+    assert all(prompt == prompt.strip() and " ." not in prompt and " ," not in prompt for prompt in prompts)
+
+
+def test_text_in_a_table_cannot_break_it():
+    table = markdown_table(["a|b\nc"], {"m": ["<script>*x*</script>`|"]})
+    row = table.splitlines()[2]
+    assert row == "| a\\|b c | &lt;script&gt;\\*x\\*&lt;/script&gt;\\`\\| |"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"\xff\xfe", "(not UTF-8)"), (b"\n \n", "which holds none"), (None, "(No such file or directory)")],
+)
+def test_prompts_that_cannot_be_read(tessera, run_folder, tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "prompts.txt").write_bytes(content)
+    status, _, err = tessera("generate", run_folder, "--prompts", tmp_path / "prompts.txt")
+    assert status == 2
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_prompt_is_needed_once(tessera, run_folder):
+    for options in ((), ("--prompt", "a", "--prompts", "stories")):
+        status, _, err = tessera("generate", run_folder, *options)
+        assert status == 2
+        assert len(err.splitlines()) == 1
