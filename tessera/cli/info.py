@@ -68,7 +68,9 @@ def _configuration(arguments: argparse.Namespace):
             raise TesseraError(f"{folder}: configuration cannot be read ({str(error).splitlines()[0]}).") from error
     recipe = read_recipe(arguments.what, arguments.overrides)
     context = recipe.data.context
-    sizes = {"vocab_size": vocabulary_size(recipe.tokenizer), "max_positions": context, "n_positions": context}
+    sizes = {"max_positions": context, "n_positions": context}
+    if "vocab_size" not in recipe.model:  # the tokenizer may not be there
+        sizes["vocab_size"] = vocabulary_size(recipe.tokenizer)
     return model_config(recipe.model, **sizes), context
 
 

@@ -20,11 +20,12 @@ COMMAND_LINE = "command line"
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in `path` (a YAML file, or the name of a shipped one) changed by `key=value` overrides.
 
-    Keys are dotted (`training.steps=10`), values are YAML. Raises one `TesseraError` with a line for every problem,
-    each naming the file (or the command line), the key, what was found and what is allowed.
+    Keys are dotted (`training.steps=10`), values are YAML. A recipe may begin with `extends: NAME`: then it holds what
+    differs from that recipe (a file beside it, or one that `path` could name). Raises one `TesseraError` with a line
+    for every problem, each naming the file (or the command line), the key, what was found and what is allowed.
     """
     file = find_recipe(path)
-    mapping = _load(file)
+    mapping = _with_base(file, _load(file), ())
     problems: list[str] = []
     overridden = _apply(mapping, overrides, problems)
 
@@ -62,6 +63,33 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     plain = asdict(recipe)
     plain["training"]["betas"] = list(recipe.training.betas)
     return plain
+
+
+def _with_base(file: Path, mapping: dict[str, Any], above: tuple[Path, ...]) -> dict[str, Any]:
+    """`mapping` over the recipe that its `extends` names; a file is looked for beside this one first."""
+    name = mapping.pop("extends", None)
+    if name is None:
+        return mapping
+    if not isinstance(name, str):
+        raise TesseraError(f"{file}: extends must name a recipe; got {name!r}.")
+    beside = file.parent / f"{name}.yaml"
+    base = beside if beside.is_file() else find_recipe(name)
+    if base.resolve() in (*above, file.resolve()):
+        raise TesseraError(f"{file}: extends must not lead back to a recipe that extends this one; got {name!r}.")
+    inherited = _with_base(base, _load(base), (*above, file.resolve()))
+    inherited.pop("name", None)
+    return _merged(inherited, mapping)
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes`, section by section; one of another `type` or `name` replaces the base's."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = base.get(key)
+        is_section = isinstance(old, dict) and isinstance(value, dict)
+        is_same = is_section and all(name not in value or value[name] == old.get(name) for name in ("type", "name"))
+        result[key] = _merged(old, value) if is_same else value
+    return result
 
 
 def _load(file: Path) -> dict[str, Any]:

@@ -4,16 +4,26 @@ import pytest
 
 from tessera.data.tokenizers import vocabulary_size
 from tessera.evaluation.accounting import account
+from tessera.models.presets import PRESETS
 from tessera.training.model_section import model_config
 from tessera.training.recipe import SHIPPED, read_recipe
 from tessera.training.run import train
 
 NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+SMALL_SEGMENTS = ("segment_size=8", "num_memory_tokens=2")
 SMALLER = {
     "memory_mosaic": ("hidden_size=16", "num_heads=2", "num_layers=2", "num_persistent_slots=8"),
     "memory_mosaic_v2": ("hidden_size=16", "num_heads=2", "num_layers=2", "intermediate_size=24"),
     "transformer": ("hidden_size=16", "num_heads=2", "num_layers=2"),
-    "armt": ("base.hidden_size=16", "segment_size=8"),
+    "armt": ("base.hidden_size=16", "base.num_heads=2", "base.num_layers=2", "memory_dim=4", *SMALL_SEGMENTS),
+    "rmt": ("base.hidden_size=16", "base.num_heads=2", "base.num_layers=2", *SMALL_SEGMENTS),
+    "llama": (
+        "hidden_size=16",
+        "num_attention_heads=2",
+        "num_key_value_heads=2",
+        "num_hidden_layers=2",
+        "intermediate_size=24",
+    ),
 }
 
 
@@ -24,6 +34,7 @@ def test_two_steps_made_small(name, tmp_path):
     recipe = read_recipe(name)
     overrides = [
         *(f"model.{change}" for change in SMALLER[recipe.model["type"]]),
+        *(["model.vocab_size=258"] if "vocab_size" in recipe.model else []),
         "tokenizer={type: byte}",
         "data.context=32",
         "training.steps=2",
@@ -65,3 +76,55 @@ def test_the_demo_models_are_equally_large_and_see_the_same_batches():
     assert recipes[0].seed == recipes[1].seed
     assert recipes[0].training.steps == recipes[1].training.steps
     assert recipes[0].training.batch_size == recipes[1].training.batch_size
+
+
+@pytest.mark.parametrize("blocks", [1, 4, 8, 12, 18])
+def test_the_babistories_runs_are_the_published_ones(blocks):
+    mosaic, transformer = read_recipe(f"babistories-{blocks}"), read_recipe(f"babistories-transformer-{blocks}")
+    assert (mosaic.model["num_layers"], transformer.model["num_layers"]) == (blocks, blocks)
+    assert (mosaic.data, mosaic.training) == (transformer.data, transformer.training)
+    training = mosaic.training
+    assert (training.learning_rate, training.min_learning_rate, training.warmup_steps) == (5e-3, 1e-4, 2000)
+    assert (training.betas, training.weight_decay, training.clip) == ((0.9, 0.95), 0.1, 1.0)
+    config = model_config(mosaic.model)
+    assert config.initialization == "fan_in"
+    assert config.logit_scale == pytest.approx(768**-0.5, rel=1e-15)
+    assert (config.weight_dropout, config.residual_dropout) == (0.05, 0.05)  # two places, and
+    assert (config.contextual_weight_dropout, config.head_dropout) == (0.0, 0.0)  # no others
+    baseline = model_config(transformer.model)
+    assert {baseline.attn_pdrop, baseline.resid_pdrop, baseline.embd_pdrop} == {0.05}
+
+
+@pytest.mark.parametrize(("layers", "rate", "least"), [(1, 5e-3, 1e-4), (8, 5e-3, 1e-4), (12, 1e-3, 5e-5)])
+def test_compact_kernels_have_their_own_rates(layers, rate, least):
+    recipe = read_recipe(f"babistories-kernels-{layers}")
+    assert (recipe.model["num_layers"], recipe.model["kernel"]) == (layers, "epanechnikov")
+    assert (recipe.training.learning_rate, recipe.training.min_learning_rate) == (rate, least)
+
+
+@pytest.mark.parametrize(("size", "rate", "tokens"), [("small", 3e-4, 200e9), ("large", 1e-3, 1000e9)])
+def test_v2_and_its_transformer_as_trained(size, rate, tokens):
+    mosaic, llama = read_recipe(f"mosaic-v2-{size}-4k"), read_recipe(f"llama-{size}-4k")
+    assert model_config(mosaic.model).to_dict() == PRESETS[f"mosaic-v2-{size}"]().to_dict()
+    assert (
+        model_config(llama.model, bos_token_id=None, eos_token_id=None).to_dict()
+        == PRESETS[f"llama-{size}"]().to_dict()
+    )
+    assert mosaic.training == llama.training
+    training = mosaic.training
+    assert training.steps * training.batch_size * mosaic.data.context == pytest.approx(tokens, rel=1e-5)
+    assert (training.batch_size, mosaic.data.context, training.warmup_steps) == (1024, 4096, 2000)
+    assert training.learning_rate == rate
+    assert training.min_learning_rate == pytest.approx(rate / 100)
+    assert mosaic.data.document_ids
+    assert not llama.data.document_ids
+
+
+@pytest.mark.parametrize("name", ["mosaic-v2-small", "mosaic-v2-large", "llama-small", "llama-large"])
+def test_continuations_start_from_the_shorter_run_with_as_many_tokens_per_step(name):
+    short, long = read_recipe(f"{name}-4k"), read_recipe(f"{name}-32k")
+    assert long.model == short.model
+    assert long.tokenizer == short.tokenizer
+    assert long.training.initialize_from == f"runs/{name}-4k"
+    assert long.data.context == 32_768
+    assert long.training.batch_size * long.data.context == short.training.batch_size * short.data.context

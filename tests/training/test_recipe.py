@@ -142,3 +142,37 @@ def test_a_recipe_that_is_not_text(tmp_path):
 def test_a_missing_recipe_is_named():
     with pytest.raises(TesseraError, match="recipe demo-mosiac: no such file. Did you mean 'demo-mosaic'"):
         read_recipe("demo-mosiac")
+
+
+def test_a_recipe_may_extend_another(recipe, tmp_path):
+    kernel = {"name": "knn", "base": "gaussian", "k": 3}
+    base = with_(
+        seed=3, name="base", training={"steps": 200, "clip": 2.0}, tokenizer={"type": "bpe", "vocab_size": 300}
+    )
+    base["model"] = {**base["model"], "kernel": kernel}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
+    extended = recipe({"extends": "base", "model": {"num_layers": 2, "kernel": {"k": 4}}, "training": {"steps": 300}})
+    assert (extended.name, extended.seed) == ("r", 3)
+    assert extended.model == {**MINIMAL["model"], "num_layers": 2, "kernel": {**kernel, "k": 4}}
+    assert (extended.training.steps, extended.training.clip) == (300, 2.0)
+    # A section of another kind keeps nothing of the base's.
+    other = recipe({"extends": "base", "model": {"kernel": {"name": "relumax"}}, "tokenizer": {"type": "byte"}})
+    assert other.model["kernel"] == {"name": "relumax"}
+    assert other.tokenizer.type == "byte"
+    assert recipe({"extends": "base", "model": {"type": "transformer"}}).model == {"type": "transformer"}
+    assert recipe({"extends": "tiny"}, ["training.steps=7"]).training.steps == 7  # a shipped one
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"extends": "r"}, "extends must not lead back to a recipe that extends this one; got 'r'"),
+        ({"extends": "circle"}, "extends must not lead back to a recipe that extends this one; got 'r'"),
+        ({"extends": ["tiny"]}, r"extends must name a recipe; got \['tiny'\]"),
+        ({"extends": "tinny"}, "no such file. Did you mean 'tiny'"),
+    ],
+)
+def test_a_base_that_cannot_be(recipe, tmp_path, content, message):
+    (tmp_path / "circle.yaml").write_text("extends: r")
+    with pytest.raises(TesseraError, match=message):
+        recipe(content)

@@ -1,0 +1,34 @@
+"""tessera/recipes/README.md: one row for each recipe, with what it costs."""
+
+import re
+
+from tessera.data.tokenizers import vocabulary_size
+from tessera.evaluation.accounting import account
+from tessera.training.model_section import model_config
+from tessera.training.recipe import SHIPPED, read_recipe
+
+ROW = re.compile(r"^\| `([\w-]+)` \| .* \| ([^|]+ \| [^|]+ \| [^|]+) \|$", re.MULTILINE)
+
+
+def cost(name: str) -> str:
+    """`parameters | tokens | FLOPs` of a recipe: forward and backward, the full context before each token."""
+    recipe = read_recipe(name)
+    context = recipe.data.context
+    sizes = {"max_positions": context, "n_positions": context}
+    if "vocab_size" not in recipe.model:
+        sizes["vocab_size"] = vocabulary_size(recipe.tokenizer)
+    counted = account(model_config(recipe.model, **sizes), context)
+    tokens = recipe.training.steps * recipe.training.batch_size * context
+    return f"{_short(counted.parameters)} | {_short(tokens)} | {3 * counted.flops_per_token * tokens:.1e}"
+
+
+def _short(number: int) -> str:
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number)
+
+
+def test_every_recipe_has_a_row_with_its_costs():
+    rows = dict(ROW.findall((SHIPPED / "README.md").read_text()))
+    assert rows == {path.stem: cost(path.stem) for path in SHIPPED.glob("*.yaml")}
