@@ -44,9 +44,8 @@ def rename_fields(stored: dict[str, Any]) -> None:
     if "experiment" not in stored.get("header", {}):
         return
     for run in stored["runs"].values():
-        for holder in (run, run.get("provenance", {})):
-            if "configuration" in holder:
-                holder["configuration"] = _renamed(holder["configuration"])
+        if "configuration" in run:
+            run["configuration"] = _renamed(run["configuration"])
 
 
 def _renamed(value: Any) -> Any:
@@ -55,7 +54,16 @@ def _renamed(value: Any) -> Any:
     return [_renamed(item) for item in value] if isinstance(value, list) else value
 
 
-RULES = (halve_distances, rename_fields)
+def complete_sizes(stored: dict[str, Any]) -> None:
+    """The sizes of associative retrieval's models are all fields of `ModelSize`."""
+    if stored.get("header", {}).get("experiment") != "associative_retrieval":
+        return
+    for run in stored["runs"].values():
+        run["configuration"]["sizes"].setdefault("kernel", "gaussian")
+        run["configuration"]["sizes"].setdefault("num_persistent_slots", None)
+
+
+RULES = (halve_distances, rename_fields, complete_sizes)
 
 
 def migrate(folder: Path) -> list[Path]:

@@ -15,13 +15,14 @@ from tessera.experiments.associative_retrieval.findings import findings, unfinis
 from tessera.experiments.associative_retrieval.norms import memory_norms
 from tessera.experiments.associative_retrieval.table import table
 from tessera.experiments.experiment import Record, RunSelection
+from tessera.models.small_models import ModelSize
 from tessera.tasks.associative_retrieval import AssociativeRetrieval, capacity
 from tessera.tasks.task import generator_of
 from tessera.training.curriculum import Curriculum, train_stages
 from tessera.training.fit import FitOptions
 from tests.tasks.test_associative_retrieval import generator
 
-SIZES = models.Sizes(
+SIZES = ModelSize(
     VOCABULARY, num_layers=1, hidden_size=16, num_heads=2, num_memory_tokens=2, memory_dim=4, max_positions=64
 )
 TASK = AssociativeRetrieval("rewrite", 3)
@@ -96,7 +97,7 @@ def test_models_start_from_their_seed_and_leave_the_global_state_alone():
 
 def test_impossible_heads_are_refused():
     with pytest.raises(TesseraError, match=r"num_heads must divide hidden_size \(16\); got 3"):
-        models.build("armt", models.Sizes(VOCABULARY, hidden_size=16, num_heads=3), 0)
+        models.build("armt", ModelSize(VOCABULARY, hidden_size=16, num_heads=3), 0)
 
 
 def test_published_sizes_have_about_half_a_million_parameters():

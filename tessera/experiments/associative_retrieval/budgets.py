@@ -3,13 +3,13 @@
 import math
 from dataclasses import dataclass, field
 
-from tessera.experiments.associative_retrieval.models import Sizes
+from tessera.experiments.associative_retrieval.models import MODELS
+from tessera.models.small_models import ModelSize
 from tessera.tasks.associative_retrieval import AssociativeRetrieval
 from tessera.training.curriculum import Curriculum, Stage
 from tessera.training.fit import FitOptions
 
 VOCABULARY = AssociativeRetrieval().vocab_size
-MODELS = ("armt", "armt_no_correction", "rmt", "prmt", "mamba", "mosaic")
 KEY_SIZE = "key_size"
 
 
@@ -31,7 +31,7 @@ class Budget:
         ablation: variants of ARMT's sizes, trained on rewrite alone.
     """
 
-    sizes: Sizes
+    sizes: ModelSize
     curricula: dict[str, Curriculum]
     batch_size: int
     questions: int
@@ -61,7 +61,9 @@ class Budget:
 PUBLISHED = {"weight_decay": 1e-3, "clip_value": 1.0, "warmup_ratio": 0.1, "decay": "linear"}
 
 SMOKE = Budget(
-    Sizes(VOCABULARY, num_layers=2, hidden_size=16, num_heads=2, num_memory_tokens=2, memory_dim=4, max_positions=64),
+    ModelSize(
+        VOCABULARY, num_layers=2, hidden_size=16, num_heads=2, num_memory_tokens=2, memory_dim=4, max_positions=64
+    ),
     {
         "rewrite": Curriculum((stage(1, 4, 0.9, 1e-3), stage(2, 4, 0.99, 1e-3))),
         "remember": Curriculum((stage(1, 4, 0.9, 1e-3), stage(2, 4, 0.99, 1e-3, key_size=2))),
@@ -77,7 +79,7 @@ SMOKE = Budget(
     ablation={"num_memory_tokens": {"num_memory_tokens": 1}},
 )
 CPU = Budget(
-    Sizes(VOCABULARY, initializer_range=0.05, max_positions=1024),
+    ModelSize(VOCABULARY, initializer_range=0.05, max_positions=1024),
     {
         "rewrite": Curriculum(
             (
@@ -106,7 +108,7 @@ CPU = Budget(
 )
 _LONG = ((1, 1, 2000), (2, 1, 10_000), (3, 1, 10_000), (5, 1, 10_000), (10, 1, 10_000))
 FULL = Budget(
-    Sizes(VOCABULARY, initializer_range=0.02, max_positions=4096),
+    ModelSize(VOCABULARY, initializer_range=0.02, max_positions=4096),
     {
         "rewrite": Curriculum(
             tuple(

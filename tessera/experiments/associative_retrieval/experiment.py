@@ -13,6 +13,7 @@ from tessera.experiments.associative_retrieval.figure import draw
 from tessera.experiments.associative_retrieval.norms import memory_norms
 from tessera.experiments.associative_retrieval.table import table
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
+from tessera.models.small_models import ModelSize
 from tessera.tasks.associative_retrieval import RULES, AssociativeRetrieval, capacity, capacity_error
 from tessera.tasks.task import estimate, generator_of
 from tessera.training.curriculum import Curriculum, Stage, train_stages
@@ -48,7 +49,7 @@ class AssociativeRetrievalExperiment(Experiment):
         """Train through the curriculum, then measure."""
         given = run.configuration
         seed, rule = given["seed"], given["rule"]
-        model = models.build(given["model"], models.Sizes(**given["sizes"]), seed).to(context.device)
+        model = models.build(given["model"], ModelSize(**given["sizes"]), seed).to(context.device)
 
         def loss_at(stage: Stage, number: int, step: int) -> torch.Tensor:
             task = _task(rule, stage.length_at(step, seed), stage.settings[KEY_SIZE])

@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
-from tessera.experiments.language_models import named_kernel
 from tessera.experiments.length_generalization.evaluate import evaluate, sharper
 from tessera.experiments.length_generalization.settings import SEEDS, SETTINGS, Setting
 from tessera.experiments.length_generalization.table import curves, table
-from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.models.precision import autocast
+from tessera.models.small_models import build_small_model
 from tessera.training.fit import fit
 
 KERNELS: dict[str, Any] = {
@@ -107,22 +106,14 @@ def _setting_of(run: Run) -> Setting:
 
 def _model(run: Run, setting: Setting) -> nn.Module:
     """The mosaic with the kernel asked for, or a transformer with rotary positions (learned ones end with training)."""
-    from transformers import AutoModelForCausalLM
-
-    from tessera.models.transformer import transformer_config
-
-    shape = {
-        "vocab_size": setting.task.vocab_size,
-        "hidden_size": setting.hidden_size,
-        "num_layers": setting.num_layers,
-        "num_heads": setting.num_heads,
-    }
-    if run.configuration["model"] == "mosaic":
-        kernel = named_kernel(run.configuration["kernel"]).to_config()
-        config = MemoryMosaicConfig(**shape, kernel=kernel, num_persistent_slots=setting.num_persistent_slots)
-    else:
-        config = transformer_config(positions="rope", **shape)
-        config.loss_type = "ForCausalLM"  # what it takes anyway, with a warning
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(run.configuration["seed"])
-        return AutoModelForCausalLM.from_config(config)
+    is_mosaic = run.configuration["model"] == "mosaic"
+    return build_small_model(
+        "mosaic" if is_mosaic else "transformer_rope",
+        run.configuration["seed"],
+        vocab_size=setting.task.vocab_size,
+        hidden_size=setting.hidden_size,
+        num_layers=setting.num_layers,
+        num_heads=setting.num_heads,
+        kernel=run.configuration["kernel"] or "gaussian",
+        num_persistent_slots=setting.num_persistent_slots,
+    )

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
-from tessera.experiments.language_models import LANGUAGE_MODELS, build_language_model, kernel_names
 from tessera.experiments.regbench.batches import Batches, mean_loss, scores_of
 from tessera.experiments.regbench.figure import draw
-from tessera.experiments.regbench.plan import COUNTING, runs_of
+from tessera.experiments.regbench.plan import COUNTING, MODELS, runs_of
 from tessera.experiments.regbench.settings import Setting
 from tessera.experiments.regbench.summary import points
 from tessera.experiments.regbench.table import table
+from tessera.models.small_models import build_small_model, kernel_names
 from tessera.tasks.regbench import RegBench
 from tessera.tasks.regbench.ngram_baseline import ngram_log_probabilities
 from tessera.tasks.task import TokenExamples, estimate
@@ -27,7 +27,7 @@ class RegBenchExperiment(Experiment):
 
     title = "RegBench: in-context learning of regular languages"
     source = "Sparse Attention as Compact Kernel Regression, table 1; Memory Mosaics, section 7 and table 3"
-    models = (*LANGUAGE_MODELS, COUNTING)
+    models = (*MODELS, COUNTING)
     kernels = tuple(kernel_names())
 
     def runs(self, selection: RunSelection) -> list[Run]:
@@ -43,7 +43,7 @@ class RegBenchExperiment(Experiment):
             return _untrained(task, setting, asked["symbols"])
         train = task.sample(asked["problems"], asked["seed"])
         validation = task.sample(setting.validation, 0, "validation")
-        model = build_language_model(
+        model = build_small_model(
             asked["model"],
             vocab_size=task.vocab_size,
             hidden_size=setting.hidden_size,

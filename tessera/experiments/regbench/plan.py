@@ -5,12 +5,13 @@ from itertools import product
 from typing import Any
 
 from tessera.experiments.experiment import Run, RunSelection, select_names
-from tessera.experiments.language_models import LANGUAGE_MODELS, kernel_names
 from tessera.experiments.regbench.figure import COUNTING
 from tessera.experiments.regbench.published import SEARCH_GRID, SPARSE_SIZES
 from tessera.experiments.regbench.settings import FULL, LONGER, LONGEST, SEEDS, SETTINGS, SIZES, Setting
+from tessera.models.small_models import kernel_names
 
 MOSAICS = ("mosaic", "mosaic_v2")
+MODELS = (*MOSAICS, "transformer", "lstm", "mamba")
 HEADLESS = ("lstm", "mamba")
 CONTEXTS = (0, 1, 2, 3)
 KERNELS = (
@@ -28,7 +29,7 @@ KERNELS = (
 def runs_of(selection: RunSelection) -> list[Run]:
     """The runs of a selection, the most telling first."""
     where, budget = "reproduce regbench", selection.budget
-    models = select_names(where, "models", (*LANGUAGE_MODELS, COUNTING), selection.models, _default_models(budget))
+    models = select_names(where, "models", (*MODELS, COUNTING), selection.models, _default_models(budget))
     kernels = select_names(where, "kernels", tuple(kernel_names()), selection.kernels, ())
     pairs = [(model, kernel) for model in models if model != COUNTING for kernel in _kernels(model, kernels, budget)]
     yardstick = [_counts(SETTINGS[budget], symbols) for symbols in CONTEXTS if COUNTING in models]
@@ -65,7 +66,7 @@ def _counts(setting: Setting, symbols: int) -> Run:
 
 
 def _default_models(budget: str) -> tuple[str, ...]:
-    return (COUNTING, "mosaic", "transformer") if budget == "cpu" else (COUNTING, *LANGUAGE_MODELS)
+    return (COUNTING, "mosaic", "transformer") if budget == "cpu" else (COUNTING, *MODELS)
 
 
 def _kernels(model: str, asked: list[str], budget: str) -> list[str]:

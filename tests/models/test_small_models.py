@@ -4,18 +4,21 @@ import pytest
 import torch
 
 from tessera.errors import TesseraError
-from tessera.experiments.language_models import LANGUAGE_MODELS, Shape, build_language_model, kernel_names, named_kernel
+from tessera.models.small_models import SMALL_MODELS, ModelSize, build_small_model, kernel_names, named_kernel
 
 SIZES = {"vocab_size": 20, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_positions": 32}
+
+SEGMENTED = ("armt", "armt_no_correction", "rmt", "prmt")
+WHOLE_TEXT = [name for name in SMALL_MODELS if name not in SEGMENTED]
 
 
 def tokens(seed: int = 0) -> torch.Tensor:
     return torch.randint(20, (2, 24), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+@pytest.mark.parametrize("name", SMALL_MODELS)
 def test_every_model_learns_from_a_loss_over_shifted_labels(name):
-    model, ids = build_language_model(name, **SIZES).eval(), tokens()
+    model, ids = build_small_model(name, **SIZES).eval(), tokens()
     labels = ids.clone()
     labels[:, :5] = -100
     out = model(input_ids=ids, labels=labels)
@@ -25,9 +28,9 @@ def test_every_model_learns_from_a_loss_over_shifted_labels(name):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+@pytest.mark.parametrize("name", SMALL_MODELS)
 def test_no_model_sees_what_it_predicts(name):
-    model, ids = build_language_model(name, **SIZES).eval(), tokens()
+    model, ids = build_small_model(name, **SIZES).eval(), tokens()
     other = ids.clone()
     other[:, 12:] = (other[:, 12:] + 1) % 20
     with torch.no_grad():
@@ -36,21 +39,21 @@ def test_no_model_sees_what_it_predicts(name):
     assert not torch.allclose(one[:, 12:], two[:, 12:], atol=1e-3)
 
 
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+@pytest.mark.parametrize("name", WHOLE_TEXT)
 @pytest.mark.parametrize("width", [64, 128])
 def test_every_model_has_the_size_of_the_transformer(name, width):
     sizes = {**SIZES, "hidden_size": width}
-    count = sum(parameter.numel() for parameter in build_language_model(name, **sizes).parameters())
+    count = sum(parameter.numel() for parameter in build_small_model(name, **sizes).parameters())
     if name == "transformer":
         count -= SIZES["max_positions"] * width
-    target = Shape(20, width, 2, 4, named_kernel("gaussian"), 32).num_parameters
+    target = ModelSize(20, width, 2, 4, 32).num_parameters
     assert abs(count / target - 1) < 0.03
 
 
 @pytest.mark.parametrize("kernel", [*kernel_names(), {"name": "knn", "base": "uniform", "k": 4}])
 @pytest.mark.parametrize("name", ["mosaic", "mosaic_v2"])
 def test_mosaics_take_every_kernel(name, kernel):
-    model = build_language_model(name, **SIZES, kernel=kernel)
+    model = build_small_model(name, **SIZES, kernel=kernel)
     assert model.config.kernel == named_kernel(kernel).to_config()
     assert model(input_ids=tokens(), labels=tokens()).loss.isfinite()
 
@@ -58,10 +61,10 @@ def test_mosaics_take_every_kernel(name, kernel):
 def test_seed_decides_and_the_global_state_does_not():
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    one = build_language_model("mosaic", **SIZES, seed=3)
+    one = build_small_model("mosaic", **SIZES, seed=3)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    two, three = build_language_model("mosaic", **SIZES, seed=3), build_language_model("mosaic", **SIZES, seed=4)
+    two, three = build_small_model("mosaic", **SIZES, seed=3), build_small_model("mosaic", **SIZES, seed=4)
     weights = [model.model.embed_tokens.weight for model in (one, two, three)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
@@ -80,12 +83,12 @@ def test_seed_decides_and_the_global_state_does_not():
 )
 def test_a_mistake_is_one_clear_line(name, changes, words):
     with pytest.raises(TesseraError, match=words.replace("?", r"\?").replace(".", r"\.")) as error:
-        build_language_model(name, **{**SIZES, **changes})
+        build_small_model(name, **{**SIZES, **changes})
     assert "\n" not in str(error.value)
 
 
 def test_the_lstm_refuses_padding_before_tokens():
-    model, mask = build_language_model("lstm", **SIZES), torch.ones(2, 24)
+    model, mask = build_small_model("lstm", **SIZES), torch.ones(2, 24)
     mask[:, 0] = 0
     with pytest.raises(TesseraError, match="padding must follow the tokens"):
         model(input_ids=tokens(), attention_mask=mask)

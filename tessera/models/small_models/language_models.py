@@ -1,0 +1,132 @@
+"""Language models that read a text as a whole, all of the size of one transformer."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from tessera.models.small_models.table import SMALL_MODELS, ModelSize, named_kernel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def _build(config: "PreTrainedConfig") -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(config)
+    model.loss_type = model.loss_type or "ForCausalLM"  # what GPT-2 and GPT-NeoX take anyway, but with a warning
+    return model
+
+
+def _transformer_of(size: ModelSize, **positions: Any) -> nn.Module:
+    from tessera.models.transformer import transformer_config
+
+    return _build(
+        transformer_config(
+            vocab_size=size.vocab_size,
+            hidden_size=size.hidden_size,
+            num_layers=size.num_layers,
+            num_heads=size.num_heads,
+            **positions,
+        )
+    )
+
+
+@SMALL_MODELS.register("mosaic")
+def _mosaic(size: ModelSize) -> nn.Module:
+    """Slots of 7/2 the width make the two memories' 12 width^2: three matrices, two, and the slots' keys and values."""
+    from tessera.models.memory_mosaic import MemoryMosaicConfig
+
+    slots = size.num_persistent_slots
+    return _build(
+        MemoryMosaicConfig(
+            vocab_size=size.vocab_size,
+            hidden_size=size.hidden_size,
+            num_layers=size.num_layers,
+            num_heads=size.num_heads,
+            kernel=named_kernel(size.kernel).to_config(),
+            num_persistent_slots=7 * size.hidden_size // 2 if slots is None else slots,
+        )
+    )
+
+
+@SMALL_MODELS.register("mosaic_v2")
+def _mosaic_v2(size: ModelSize) -> nn.Module:
+    """Published proportions at context 4,096: short term 256, delay 64 and, in training, 64 to 256."""
+    from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
+
+    width, heads = size.hidden_size, size.num_heads
+    span = max(4, size.max_positions // 16)
+    # Each of the two memories: keys, values, output, and two numbers per head from the input; SwiGLU: three matrices.
+    inner = round((12 * width**2 - 2 * (3 * width**2 + 2 * width * heads)) / (3 * width))
+    config = MemoryMosaicV2Config(
+        vocab_size=size.vocab_size,
+        hidden_size=width,
+        num_layers=size.num_layers,
+        num_heads=heads,
+        kernel=named_kernel(size.kernel).to_config(),
+        intermediate_size=max(1, inner),
+        short_term_span=span,
+        long_term_delay=span // 4,
+        training_long_term_delay=(span // 4, span),
+        tie_word_embeddings=True,
+    )
+    return _build(config)
+
+
+@SMALL_MODELS.register("transformer")
+def _transformer(size: ModelSize) -> nn.Module:
+    """GPT-2: learned absolute positions."""
+    return _transformer_of(size, max_positions=size.max_positions)
+
+
+@SMALL_MODELS.register("transformer_rope")
+def _transformer_rope(size: ModelSize) -> nn.Module:
+    """GPT-NeoX with rotary positions, which do not end with the trained length."""
+    return _transformer_of(size, positions="rope")
+
+
+@SMALL_MODELS.register("lstm")
+def _lstm(size: ModelSize) -> nn.Module:
+    """As many layers, of the width whose 8 width^2 per layer come closest to the transformer's parameters."""
+    from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
+
+    def count(width: int) -> int:
+        return size.vocab_size * width + size.num_layers * (8 * width**2 + 8 * width) + 2 * width
+
+    width = _closest(count, size.num_parameters, step=1)
+    return LSTMForCausalLM(LSTMConfig(vocab_size=size.vocab_size, hidden_size=width, num_layers=size.num_layers))
+
+
+@SMALL_MODELS.register("mamba")
+def _mamba(size: ModelSize) -> nn.Module:
+    """Two Mamba blocks for a transformer's layer, as published (Gu and Dao 2023), of the width that equals its size."""
+    from transformers import MambaConfig
+
+    layers = 2 * size.num_layers
+
+    def count(width: int) -> int:
+        inner, rank = 2 * width, -(-width // 16)
+        block = 3 * inner * width + inner * (4 + 1) + inner * (rank + 32) + rank * inner + inner + inner * 17 + width
+        return size.vocab_size * width + layers * block + width
+
+    width = _closest(count, size.num_parameters, step=2)
+    config = MambaConfig(
+        vocab_size=size.vocab_size,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        state_size=16,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    return _build(config)
+
+
+def _closest(count: Callable[[int], int], target: int, step: int) -> int:
+    """The multiple of `step` whose (growing) `count` comes closest to `target`."""
+    width = step
+    while count(width + step) < target:
+        width += step
+    return min(width, width + step, key=lambda candidate: abs(count(candidate) - target))

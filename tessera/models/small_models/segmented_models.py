@@ -1,0 +1,67 @@
+"""Models that read a text segment by segment into a memory, around the base of the published scripts."""
+
+from typing import Any
+
+from torch import nn
+
+from tessera.models.armt import ARMTConfig, ARMTForCausalLM
+from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
+from tessera.models.rmt import RMTConfig, RMTForCausalLM
+from tessera.models.small_models.table import SMALL_MODELS, ModelSize
+
+SEGMENT_SIZE = 4  # to begin with: whoever reads a text says its segments
+
+
+def _base(size: ModelSize) -> nn.Module:
+    """GPT-NeoX, a quarter of each head rotated, inner width equal to the width, untied.
+
+    Positions that are learned and added, as in GPT-2, end up in the memory's keys and hold training on a plateau.
+    """
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    return GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            vocab_size=size.vocab_size,
+            hidden_size=size.hidden_size,
+            num_hidden_layers=size.num_layers,
+            num_attention_heads=size.num_heads,
+            intermediate_size=size.hidden_size,
+            max_position_embeddings=64,
+            rotary_pct=0.25,
+            initializer_range=size.initializer_range,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+
+
+def _wrapped(config_class: type, model_class: type, size: ModelSize, **options: Any) -> nn.Module:
+    base = _base(size)
+    config = config_class(
+        base_config=base.config, segment_size=SEGMENT_SIZE, num_memory_tokens=size.num_memory_tokens, **options
+    )
+    return model_class(config, base=base)
+
+
+@SMALL_MODELS.register("armt")
+def _armt(size: ModelSize) -> nn.Module:
+    """ARMT as published."""
+    return _wrapped(ARMTConfig, ARMTForCausalLM, size, memory_dim=size.memory_dim)
+
+
+@SMALL_MODELS.register("armt_no_correction")
+def _armt_no_correction(size: ModelSize) -> nn.Module:
+    """ARMT with gamma = 1: the ablation."""
+    return _wrapped(ARMTConfig, ARMTForCausalLM, size, memory_dim=size.memory_dim, correction=False)
+
+
+@SMALL_MODELS.register("rmt")
+def _rmt(size: ModelSize) -> nn.Module:
+    """The last layer's memory tokens are handed on."""
+    return _wrapped(RMTConfig, RMTForCausalLM, size)
+
+
+@SMALL_MODELS.register("prmt")
+def _prmt(size: ModelSize) -> nn.Module:
+    """Every layer's memory tokens are handed on."""
+    return _wrapped(PRMTConfig, PRMTForCausalLM, size)

@@ -1,0 +1,95 @@
+"""The table of small models: a name, and what builds it at a given size."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tessera.errors import TesseraError, did_you_mean, expect
+from tessera.kernels import KERNELS, Kernel, kernel_from_config
+from tessera.registry import Registry
+
+# The kernels of the papers' tables, by the names used there, beside all of the registry.
+KERNEL_ALIASES: dict[str, Any] = {
+    "sparsemax": "epanechnikov",
+    "gaussian_knn": {"name": "knn", "base": "gaussian"},
+    "uniform_knn": {"name": "knn", "base": "uniform"},
+}
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Sizes of the transformer that a model is to equal, in the words of configurations and recipes.
+
+    Attributes:
+        max_positions: the longest sequence that will be read. `transformer` has so many learned positions; v2's short
+            term and its delays are to it as published: 1/16 and 1/64.
+        kernel: of the mosaics' memories, the persistent ones of v1 excepted, as published: a name of `KERNELS`, one of
+            `KERNEL_ALIASES`, or a mapping such as `{"name": "knn", "k": 32}`. Other models have none.
+        num_persistent_slots: per head of each persistent memory of `mosaic`; None: as many as make the sizes equal.
+        num_memory_tokens, memory_dim: of the segmented models (`memory_dim`: of ARMT alone, before the feature map).
+        initializer_range: standard deviation of the segmented models' bases.
+    """
+
+    vocab_size: int
+    hidden_size: int = 128
+    num_layers: int = 4
+    num_heads: int = 4
+    max_positions: int = 1024
+    kernel: Any = "gaussian"
+    num_persistent_slots: int | None = None
+    num_memory_tokens: int = 4
+    memory_dim: int = 32
+    initializer_range: float = 0.05
+
+    def __post_init__(self) -> None:
+        where = "build_small_model"
+        for name, value in asdict(self).items():
+            if name in ("kernel", "initializer_range") or value is None:
+                continue
+            least = 0 if name == "num_persistent_slots" else 1
+            is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
+            expect(is_count, where, name, "be a positive integer", repr(value))
+        divides = self.hidden_size % self.num_heads == 0
+        expect(divides, where, "num_heads", f"divide hidden_size ({self.hidden_size})", self.num_heads)
+        named_kernel(self.kernel)
+
+    @property
+    def num_parameters(self) -> int:
+        """Tied embedding and 12 width^2 per layer: a transformer's without positions, biases and norms."""
+        return self.vocab_size * self.hidden_size + 12 * self.num_layers * self.hidden_size**2
+
+
+SMALL_MODELS: Registry[Callable[[ModelSize], nn.Module]] = Registry("model")
+
+
+def build_small_model(name: str, seed: int = 0, **size: Any) -> nn.Module:
+    """The model called `name` in `SMALL_MODELS`, in float32, initialised from `seed`; `size`: fields of `ModelSize`.
+
+    The language models have about the parameters of a transformer of this width and depth
+    (`ModelSize.num_parameters`, to within 3 % from width 64 on); the segmented ones have the published base, whose
+    feed-forward network is as narrow as the model. Global random state is left alone.
+
+    Raises:
+        TesseraError: an unknown model or kernel, or impossible sizes.
+    """
+    make, shape = SMALL_MODELS[name], ModelSize(**size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make(shape)
+
+
+def named_kernel(kernel: Any) -> Kernel:
+    """The kernel that a name, an alias or a mapping stands for; see `ModelSize`."""
+    if not isinstance(kernel, str):
+        return kernel_from_config(kernel)
+    if kernel not in kernel_names():
+        raise TesseraError(f"unknown kernel {kernel!r}. {did_you_mean(kernel, kernel_names())}")
+    return kernel_from_config(KERNEL_ALIASES.get(kernel, kernel))
+
+
+def kernel_names() -> list[str]:
+    """Every name that `ModelSize` knows a kernel by."""
+    return [*KERNELS, *KERNEL_ALIASES]
