@@ -76,7 +76,7 @@ def pretend_hopper() -> None:
 
 def gpu_backend(call, backend=None):
     """PyTorch's attention where it needs no mask, else Triton."""
-    fits = kernel_regression.fused.refuse(call) is None and not kernel_regression.fused.needs_mask(call)
+    fits = kernel_regression.fused.unsupported_reason(call) is None and not kernel_regression.fused.needs_mask(call)
     return kernel_regression.fused if fits else kernel_regression.triton
 
 

@@ -7,9 +7,9 @@ import torch
 
 from benchmarks.gpu_stages.settings import Settings
 from benchmarks.gpu_stages.timing import ceilings, milliseconds
-from tessera.ops import triton_recurrence
 from tessera.ops.gated_average import gated_average
 from tessera.ops.leaky_average import leaky_average
+from tessera.ops.linear_recurrence import triton_launch
 
 # Tensors of the size of x that must move at least: x, y forward; the gradient, y and dx backward, and x for the gates.
 STREAMS = {"leaky": 5, "gated": 6}
@@ -55,9 +55,9 @@ def with_programs(count: int, run: Callable[[], object]) -> Callable[[], None]:
     """`run` with another number of programs below which time is cut into segments, for tuning."""
 
     def changed() -> None:
-        usual, triton_recurrence.PROGRAMS = triton_recurrence.PROGRAMS, count
+        usual, triton_launch.PROGRAMS = triton_launch.PROGRAMS, count
         run()
-        triton_recurrence.PROGRAMS = usual
+        triton_launch.PROGRAMS = usual
 
     return changed
 

@@ -9,7 +9,7 @@ from torch import Tensor
 INSTALLED = importlib.util.find_spec("triton") is not None
 
 
-def refuse_device(x: Tensor) -> str | None:
+def unsupported_device(x: Tensor) -> str | None:
     """Why Triton kernels cannot work on `x`, or None: they need CUDA, or the interpreter for tensors on the CPU."""
     if torch.autograd.forward_ad._current_level >= 0:  # PyTorch would take their derivative to be 0, without a word
         return "the Triton kernels have no forward-mode derivative"

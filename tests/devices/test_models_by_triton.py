@@ -136,7 +136,7 @@ def test_compiled_in_one_graph(monkeypatch, name):
         # The compiler's own tensors say where they are, so the choice by device is made here.
         chosen = {False: "triton", True: "fused"}
         choose = lambda backend, call: backend == chosen[call.kernel == Gaussian()]  # noqa: E731
-        monkeypatch.setattr(kernel_regression, "_volunteers", choose)
+        monkeypatch.setattr(kernel_regression, "_is_preferred", choose)
     model, ids = model.to(device), torch.randint(1, 20, (1, 14), device=device)
     outputs, gradients = step(model, ids)
     found, found_gradients = step(torch.compile(model, fullgraph=True), ids)

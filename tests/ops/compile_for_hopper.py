@@ -19,11 +19,12 @@ from benchmarks.hopper_driver import HopperDriver
 from tessera.kernels import Biweight, Gaussian, NormalizedReLU, ReLUmax
 from tessera.ops.association_matrix import ReadCall, WriteCall
 from tessera.ops.association_matrix import triton as association
-from tessera.ops.gated_average import GatedAverageState
+from tessera.ops.gated_average import GatedAverageCall, GatedAverageState
 from tessera.ops.gated_average import triton as gated
 from tessera.ops.kernel_regression import Call, Window
 from tessera.ops.kernel_regression import triton as regression
-from tessera.ops.leaky_average import triton as leaky
+from tessera.ops.linear_recurrence import RecurrenceCall
+from tessera.ops.linear_recurrence import triton as recurrence
 
 
 def compile_instead(found: list[dict]):
@@ -55,14 +56,14 @@ def call_everything(dtype: torch.dtype, width: int):
     for kernel in (Gaussian(), Biweight(), ReLUmax(), NormalizedReLU()):
         call = Call(x, x, x, kernel, torch.ones(4, 1), torch.ones(4, 1), window=Window())
         differentiate([regression.run(call)], [x])
-    differentiate([leaky.run(x, torch.ones(4), None, None)], [x])
+    differentiate([recurrence.run(RecurrenceCall(x, torch.ones(1, 4, 1024)))[0]], [x])
     gates = torch.zeros(2, 4, 1024).requires_grad_()
-    differentiate([gated.run(x, gates, gates, GatedAverageState.empty(x), None)[0]], [x])
+    differentiate([gated.run(GatedAverageCall(x, gates, gates, GatedAverageState.empty(x)))[0]], [x])
     matrix, normaliser = torch.zeros(2, 384, 256), torch.zeros(2, 384)  # float32 also under autocast
-    association.read(ReadCall(matrix, normaliser, torch.zeros(2, 522, 384, dtype=dtype), 1e-5))
+    association.run(ReadCall(matrix, normaliser, torch.zeros(2, 522, 384, dtype=dtype), 1e-5))
     key, value = torch.zeros(2, 10, 384, dtype=dtype), torch.zeros(2, 10, 256, dtype=dtype)
     empty = torch.zeros(2, dtype=torch.bool)
-    association.write(WriteCall(matrix, normaliser, key, value, key[..., 0], empty, True, "parallel", 1e-5))
+    association.run(WriteCall(matrix, normaliser, key, value, key[..., 0], empty, True, "parallel", 1e-5))
 
 
 if __name__ == "__main__":

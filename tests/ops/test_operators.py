@@ -15,7 +15,7 @@ from tessera.ops.kernel_regression import Call, Window, kernel_regression
 from tessera.ops.kernel_regression.triton import plan_of
 from tessera.ops.kernel_regression.triton_op import regress
 from tessera.ops.leaky_average import leaky_average
-from tessera.ops.linear_recurrence import linear_recurrence
+from tessera.ops.linear_recurrence.triton import recur
 
 FAMILIES = pytest.mark.parametrize(
     "kernel", [Gaussian(), Biweight(), ReLUmax(), NormalizedReLU()], ids=lambda kernel: kernel.name
@@ -47,9 +47,9 @@ def test_linear_recurrence(triton_device, gated):
     x, initial = drawn(triton_device, 2, 2, 9, 3), torch.randn(2, 2, 3, device=triton_device, requires_grad=True)
     new = torch.rand(2, 2, 9, device=triton_device)
     if gated:
-        opcheck(linear_recurrence, (x, new.clone().requires_grad_(), 1 - new, initial))
+        opcheck(recur, (x, new.clone().requires_grad_(), 1 - new, initial))
     else:
-        opcheck(linear_recurrence, (x, None, new.requires_grad_(), initial))
+        opcheck(recur, (x, None, new.requires_grad_(), initial))
 
 
 def test_gate_shares(triton_device):

@@ -6,7 +6,7 @@ from tessera.ops.association_matrix import reference, triton
 from tessera.ops.association_matrix.call import UPDATE_ORDERS, ReadCall, WriteCall
 from tessera.ops.backends import Backends
 
-# In order of preference: the first that does not refuse the call runs it.
+# In order of preference: the first that supports the call runs it.
 BACKENDS = Backends("association_matrix")
 BACKENDS.add("triton", triton)
 BACKENDS.add("reference", reference)
@@ -20,14 +20,14 @@ def read_association(
     Args:
         matrix: A (B, P, V). normaliser: z (B, P). query: features phi(q) >= 0 (B, T, P).
         epsilon: eps, which also makes an empty memory (A = 0, z = 0) answer exactly 0.
-        backend: one of `BACKENDS`; None takes the first that does not refuse the call.
+        backend: one of `BACKENDS`; None takes the first that supports the call.
     Returns:
         (B, T, V). Cost: 2 T P V multiplications and no memory beyond the answer.
     Raises:
         TesseraError: shapes that do not fit, or a `backend` that cannot run this call.
     """
     call = ReadCall(matrix, normaliser, query, epsilon)
-    return BACKENDS.choose(call, backend).read(call)
+    return BACKENDS.choose(call, backend).run(call)
 
 
 def write_association(
@@ -60,7 +60,7 @@ def write_association(
         TesseraError: shapes that do not fit, an unknown order, or a `backend` that cannot run this call.
     """
     call = WriteCall(matrix, normaliser, key, value, strength, empty, correction, order, epsilon)
-    return BACKENDS.choose(call, backend).write(call)
+    return BACKENDS.choose(call, backend).run(call)
 
 
 __all__ = [

@@ -6,13 +6,23 @@ from torch import Tensor
 from tessera.ops.association_matrix.call import ReadCall, WriteCall
 
 
-def read(call: ReadCall) -> Tensor:
+def unsupported_reason(call: ReadCall | WriteCall) -> str | None:
+    """The reference takes every call."""
+    return None
+
+
+def run(call: ReadCall | WriteCall) -> Tensor | tuple[Tensor, Tensor]:
+    """What a reading answers, or the memory that a writing leaves."""
+    return _read(call) if isinstance(call, ReadCall) else _write(call)
+
+
+def _read(call: ReadCall) -> Tensor:
     """`A^T phi(q) / (z . phi(q) + eps)` for every query."""
     query = call.query
     return (query @ call.matrix.to(query.dtype)) / denominator(query, call.normaliser, call.epsilon)
 
 
-def write(call: WriteCall) -> tuple[Tensor, Tensor]:
+def _write(call: WriteCall) -> tuple[Tensor, Tensor]:
     """The new A and z, all pairs at once or one after the other."""
     if call.order == "parallel":
         return _write_together(call, call.matrix, call.normaliser, call.empty, slice(None))
@@ -21,11 +31,6 @@ def write(call: WriteCall) -> tuple[Tensor, Tensor]:
         matrix, normaliser = _write_together(call, matrix, normaliser, empty, slice(i, i + 1))
         empty = torch.zeros_like(empty)
     return matrix, normaliser
-
-
-def refuse(call: ReadCall | WriteCall) -> str | None:
-    """The reference takes every call."""
-    return None
 
 
 def _write_together(

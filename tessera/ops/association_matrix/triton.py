@@ -9,12 +9,12 @@ from torch import Tensor
 
 from tessera.ops.association_matrix.call import ReadCall, WriteCall
 from tessera.ops.association_matrix.triton_op import read_op, write_op
-from tessera.ops.triton_device import refuse_device
+from tessera.ops.triton_device import unsupported_device
 
 MOST_PAIRS = 128
 
 
-def refuse(call: ReadCall | WriteCall) -> str | None:
+def unsupported_reason(call: ReadCall | WriteCall) -> str | None:
     """Why this call cannot run here, or None."""
     written = isinstance(call, WriteCall)
     tensors = (call.key, call.value, call.strength) if written else (call.query,)
@@ -30,15 +30,12 @@ def refuse(call: ReadCall | WriteCall) -> str | None:
         return f"at most {MOST_PAIRS} pairs fit in registers; got {call.key.shape[1]}"
     if 0 in call.matrix.shape or 0 in tensors[0].shape:
         return "an empty tensor has nothing to compute"
-    return refuse_device(call.matrix)
+    return unsupported_device(call.matrix)
 
 
-def read(call: ReadCall) -> Tensor:
-    """`A^T phi(q) / (z . phi(q) + eps)` for every query."""
-    return read_op(call.matrix, call.normaliser, call.query, call.epsilon)
-
-
-def write(call: WriteCall) -> tuple[Tensor, Tensor]:
-    """The new A and z, all pairs at once."""
+def run(call: ReadCall | WriteCall) -> Tensor | tuple[Tensor, Tensor]:
+    """What a reading answers, or the memory that a writing of all pairs at once leaves."""
+    if isinstance(call, ReadCall):
+        return read_op(call.matrix, call.normaliser, call.query, call.epsilon)
     pairs = (call.key, call.value, call.strength)
     return write_op(call.matrix, call.normaliser, *pairs, call.empty, call.correction, call.epsilon)

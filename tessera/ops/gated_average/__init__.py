@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
-from tessera.errors import expect
 from tessera.ops.backends import Backends
 from tessera.ops.gated_average import chunked, reference, triton
+from tessera.ops.gated_average.call import GatedAverageCall
 from tessera.ops.gated_average.state import GatedAverageState
+from tessera.ops.linear_recurrence.call import document_starts, expect_sequence
 
-# In order of preference: the first that does not refuse runs.
+# In order of preference: the first that supports the call runs it.
 BACKENDS = Backends("gated_average")
 BACKENDS.add("triton", triton)
 BACKENDS.add("chunked", chunked)
@@ -35,20 +36,19 @@ def gated_average(
         initial_state: what an earlier call returned; None: nothing has been averaged yet.
         documents: integers (B, T); the average restarts wherever the document changes. The first step continues from
             `initial_state`: empty it (`GatedAverageState.kept`) where a new document begins.
-        backend: one of `BACKENDS`; None takes the first that does not refuse.
+        backend: one of `BACKENDS`; None takes the first that supports the call.
     Returns:
         y (B, H, T, K) in the dtype of x, and the state after step T. O(T) memory, forward and backward.
+    Raises:
+        TesseraError: shapes that do not fit, or a `backend` that cannot run this call.
     """
-    where = "gated_average"
-    expect(x.dim() == 4 and x.shape[2] > 0, where, "x", "be (B, H, T, K) with T >= 1", tuple(x.shape))
-    for name, scalar in (("log_gate", log_gate), ("log_decay", log_decay)):
-        expect(scalar.shape == x.shape[:3], where, name, f"have shape {tuple(x.shape[:3])}", tuple(scalar.shape))
+    expect_sequence("gated_average", x)
+    starts = document_starts("gated_average", x, documents)
+    if starts is not None and log_decay.shape == x.shape[:3]:
+        log_decay = log_decay.masked_fill(starts[:, None], -torch.inf)
     state = GatedAverageState.empty(x) if initial_state is None else initial_state
-    starts = None
-    if documents is not None:
-        starts = torch.zeros_like(documents, dtype=torch.bool)
-        starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return BACKENDS.choose(x, backend).run(x, log_gate, log_decay, state, starts)
+    call = GatedAverageCall(x, log_gate, log_decay, state)
+    return BACKENDS.choose(call, backend).run(call)
 
 
-__all__ = ["BACKENDS", "GatedAverageState", "gated_average"]
+__all__ = ["BACKENDS", "GatedAverageCall", "GatedAverageState", "gated_average"]

@@ -4,33 +4,30 @@ import torch
 from torch import Tensor
 
 from tessera.ops.gated_average import chunked
+from tessera.ops.gated_average.call import GatedAverageCall
 from tessera.ops.gated_average.state import GatedAverageState
-from tessera.ops.leaky_average import triton as leaky_average_triton
-from tessera.ops.linear_recurrence import linear_recurrence, linear_recurrence_backward
+from tessera.ops.linear_recurrence import RecurrenceCall
+from tessera.ops.linear_recurrence import triton as recurrence
 
 CHUNK = 512
 
 
-def refuse(x: Tensor) -> str | None:
+def unsupported_reason(call: GatedAverageCall) -> str | None:
     """Why this call cannot run here, or None."""
-    return leaky_average_triton.refuse(x)
+    return recurrence.unsupported_reason(RecurrenceCall(call.x, call.log_decay))
 
 
-def run(
-    x: Tensor, log_gate: Tensor, log_decay: Tensor, state: GatedAverageState, starts: Tensor | None
-) -> tuple[Tensor, GatedAverageState]:
-    """`y_t = a_t x_t + (1 - a_t) y_{t-1}` with `a_t = exp(g_t - s_t)`, restarted where `starts` (B, T) holds.
+def run(call: GatedAverageCall) -> tuple[Tensor, GatedAverageState]:
+    """`y_t = a_t x_t + (1 - a_t) y_{t-1}` with `a_t = exp(g_t - s_t)`.
 
     Log-weights are float32 here (they lie between the gates and their largest plus log T): a gate of 100 is known to
     1e-5, and so are its weights.
     """
-    if x.shape[2] == 1:  # decoding: a few numbers need no kernel of their own
-        return chunked.run(x, log_gate, log_decay, state, starts)
-    if starts is not None:
-        log_decay = log_decay.masked_fill(starts[:, None], -torch.inf)
-    new, keep, log_weight = gate_shares(log_gate, log_decay, state.log_weight)
-    y, last = linear_recurrence(x, new, keep, state.average)
-    return y, GatedAverageState(last.to(state.average.dtype), log_weight.double())
+    if call.x.shape[2] == 1:  # decoding: a few numbers need no kernel of their own
+        return chunked.run(call)
+    new, keep, log_weight = gate_shares(call.log_gate, call.log_decay, call.state.log_weight)
+    y, average = recurrence.run(RecurrenceCall(call.x, keep, new, call.state.average))
+    return y, GatedAverageState(average, log_weight.double())
 
 
 @torch.library.custom_op("tessera::gate_shares", mutates_args=())
@@ -74,13 +71,13 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, grad_new, _, grad_weight):
-    new, keep = ctx.saved_tensors
-    # y_t depends on g_t - d_t - s_{t-1} through a_t alone, whose derivative is a (1 - a).
-    pull = grad_new * new * keep
-    toward = torch.cat([-pull[:, :, 1:], grad_weight.unsqueeze(2)], dim=2)[..., None]
-    weight = linear_recurrence_backward(toward, toward, toward, None, keep, None, None)[0][..., 0]
-    d_gate, d_decay = pull + new * weight, keep * weight - pull
-    return tuple(x.to(dtype) for x, dtype in zip((d_gate, d_decay, d_decay[:, :, 0]), ctx.dtypes, strict=True))
+    gradients = chunked.share_gradients(*ctx.saved_tensors, grad_new, grad_weight, _total)
+    return tuple(x.to(dtype) for x, dtype in zip(gradients, ctx.dtypes, strict=True))
+
+
+def _total(grad: Tensor, keep: Tensor) -> Tensor:
+    x = grad[..., None]
+    return recurrence.recur_backward(x, x, x, None, keep, None, None)[0][..., 0]
 
 
 gate_shares.register_autograd(_gradients, setup_context=_save)

@@ -11,7 +11,7 @@ from tessera.ops.kernel_regression import chunked, fused, narrow, reference, tri
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.window import Window
 
-# In order of preference: the first that does not refuse the call runs it.
+# In order of preference: the first that supports the call runs it.
 BACKENDS = Backends("kernel_regression")
 BACKENDS.add("narrow", narrow)
 BACKENDS.add("fused", fused)
@@ -51,7 +51,7 @@ def kernel_regression(
         query_offset: query j stands at position `query_offset + j`, pair i at position i.
         query_documents, pair_documents: integers (B, T) and (B, N); a negative pair document means "not stored".
         dropout: probability of dropping a weight (kept ones are scaled up).
-        backend: one of `BACKENDS`; None takes the first that does not refuse the call.
+        backend: one of `BACKENDS`; None takes the first that supports the call.
     Returns:
         (B, H, T, V), in the dtype of the inputs.
     Raises:
@@ -65,16 +65,22 @@ def kernel_regression(
 
 def choose_backend(call: Call, backend: str | None = None) -> ModuleType:
     """The implementation that runs `call`: the forced one, or the first of `BACKENDS` that takes it."""
-    single = call.query.shape[2] == 1 and (call.query.device.type == "cpu" or fused.refuse(call) is not None)
+    single = call.query.shape[2] == 1 and (
+        call.query.device.type == "cpu" or fused.unsupported_reason(call) is not None
+    )
     if backend is None and single:
         # One query against N pairs is a matrix-vector product: nothing to fuse, to tile or to save. But on a GPU the
         # search for a threshold waits after each of its sweeps, and Triton's is one launch.
-        short = call.query.is_cuda and call.key.shape[2] <= LONGEST_TRITON_SINGLE and triton.refuse(call) is None
+        short = (
+            call.query.is_cuda
+            and call.key.shape[2] <= LONGEST_TRITON_SINGLE
+            and triton.unsupported_reason(call) is None
+        )
         return triton if short else reference
-    return BACKENDS.choose(call, backend, _volunteers)
+    return BACKENDS.choose(call, backend, _is_preferred)
 
 
-def _volunteers(name: str, call: Call) -> bool:
+def _is_preferred(name: str, call: Call) -> bool:
     """Whether an implementation that can run `call` should do so unasked."""
     if name == "fused":
         # Fused attention sums w_i g_i and each g_i in different orders in its backward pass, and the rounding that
@@ -84,7 +90,7 @@ def _volunteers(name: str, call: Call) -> bool:
         exact = call.query.dtype == torch.float64 or (on_cpu and call.largest_slope() > LARGEST_FUSED_SLOPE)
         # It reads a mask of O(T N) bytes where the others skip what the mask hides.
         other = triton if call.query.is_cuda else chunked
-        return not exact and not (fused.needs_mask(call) and other.refuse(call) is None)
+        return not exact and not (fused.needs_mask(call) and other.unsupported_reason(call) is None)
     # On the CPU Triton runs in its interpreter only, which is for tests.
     return name != "triton" or call.query.is_cuda
 

@@ -16,7 +16,7 @@ from tessera.ops.kernel_regression.strips import Strip, strips
 NARROW_WIDTH = 8
 
 
-def refuse(call: Call) -> str | None:
+def unsupported_reason(call: Call) -> str | None:
     """Why this call cannot run here, or None."""
     if not isinstance(call.kernel, RowKernel):
         return f"the kernel {call.kernel.name!r} has no `fit` and `pull_back` (it is not a RowKernel)"

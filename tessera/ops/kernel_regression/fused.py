@@ -8,7 +8,7 @@ from tessera.kernels.gaussian import Gaussian
 from tessera.ops.kernel_regression.call import Call
 
 
-def refuse(call: Call) -> str | None:
+def unsupported_reason(call: Call) -> str | None:
     """Why this call cannot run here, or None."""
     if type(call.kernel) is not Gaussian:
         return f"PyTorch's fused attention computes the gaussian kernel only, not {call.kernel.name!r}"

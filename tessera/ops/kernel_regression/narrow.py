@@ -21,7 +21,7 @@ UNMASKED_QUERIES = 512
 LARGEST_SLOPE = 64.0
 
 
-def refuse(call: Call) -> str | None:
+def unsupported_reason(call: Call) -> str | None:
     """Why this call cannot run here, or None."""
     if type(call.kernel) is not Gaussian:
         return f"it computes the gaussian kernel only, not {call.kernel.name!r}"

@@ -21,6 +21,6 @@ def weights(call: Call) -> Tensor:
     return torch.dropout(result, call.dropout, train=True) if call.dropout else result
 
 
-def refuse(call: Call) -> str | None:
+def unsupported_reason(call: Call) -> str | None:
     """The reference takes every call."""
     return None

@@ -13,13 +13,14 @@ from tessera.kernels.normalized_relu import NormalizedReLU
 from tessera.kernels.rectified_polynomial import AdaptivePolynomial
 from tessera.kernels.relumax import ReLUmax
 from tessera.ops.kernel_regression.call import Call
-from tessera.ops.kernel_regression.triton_op import Plan, regress
-from tessera.ops.triton_device import refuse_device
+from tessera.ops.kernel_regression.triton_op import regress
+from tessera.ops.kernel_regression.triton_plan import Plan
+from tessera.ops.triton_device import unsupported_device
 
 WIDEST = 256
 
 
-def refuse(call: Call) -> str | None:
+def unsupported_reason(call: Call) -> str | None:
     """Why this call cannot run here, or None."""
     q, k, v = call.query, call.key, call.value
     if family_of(call.kernel) is None:
@@ -34,7 +35,7 @@ def refuse(call: Call) -> str | None:
         return f"heads may be at most {WIDEST} wide; got {q.shape[-1]} and {v.shape[-1]}"
     if q.shape[0] * q.shape[1] > 65535:
         return f"batch times heads may be at most 65535; got {q.shape[0] * q.shape[1]}"
-    return refuse_device(q)
+    return unsupported_device(q)
 
 
 def run(call: Call, **tiles: list[int]) -> Tensor:

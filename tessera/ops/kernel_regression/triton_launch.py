@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from tessera.ops.kernel_regression import triton_backward, triton_forward, triton_threshold
-from tessera.ops.kernel_regression.triton_op import Plan, unwritten_gradients, unwritten_results
+from tessera.ops.kernel_regression.triton_plan import Plan, unwritten_gradients, unwritten_results
 from tessera.ops.kernel_regression.triton_tiles import Matrix, Scope
 from tessera.ops.triton_product import INTERPRETED, dot_precision
 

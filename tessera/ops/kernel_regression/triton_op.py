@@ -1,37 +1,12 @@
-"""Kernel regression by Triton as an operator that PyTorch knows: its plan, its shapes, its gradient.
+"""Kernel regression by Triton as an operator that PyTorch knows, with its gradient.
 
 Being a registered operator, `torch.compile` takes it as one step of its graph, and tensors without data (meta, fake)
 pass through it. Nothing here needs triton itself.
 """
 
-from typing import NamedTuple
-
 import torch
-from torch import Tensor
 
-from tessera.ops.interleaved import interleaved
-
-
-class Plan(NamedTuple):
-    """What the kernels must compute, apart from the differentiable tensors, in the types of an operator's schema.
-
-    family: see `triton_forward`. offset: position of the first query. delay: None: without a window, or with one delay
-    per sequence, `delays` (B,). Documents: see `kernel_regression`. tiles: queries and pairs per tile, warps per
-    program, depth of the software pipeline; None: `tiles_of` chooses.
-    """
-
-    family: str
-    order: float
-    margin: float
-    offset: int
-    delay: int | None
-    span: int | None
-    delays: Tensor | None
-    query_documents: Tensor | None
-    pair_documents: Tensor | None
-    forward_tiles: list[int] | None = None
-    backward_tiles: list[int] | None = None
-
+from tessera.ops.kernel_regression.triton_plan import Plan, unwritten_gradients, unwritten_results
 
 _PLAN = (
     "str family, float order, float margin, SymInt offset, SymInt? delay, SymInt? span, Tensor? delays, "
@@ -62,15 +37,6 @@ def _(query, key, value, slope, intercept, save, *plan):
     return unwritten_results(query, value, Plan(*plan).family, save)
 
 
-def unwritten_results(query: Tensor, value: Tensor, family: str, save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Memory for what `regress` returns."""
-    shape, width = query.shape[:3], value.shape[-1]
-    statistics = query.new_empty(3, *shape, dtype=torch.float32)
-    best = query.new_empty(shape if family == "anchored" else (0,), dtype=torch.int32)
-    smooth = interleaved(query, width) if family == "adaptive" and save else query.new_empty(0)
-    return interleaved(query, width), statistics, best, smooth
-
-
 @torch.library.custom_op(
     "tessera::kernel_regression_backward",
     mutates_args=(),
@@ -88,13 +54,6 @@ def regress_backward(grad, query, key, value, slope, statistics, best, product, 
 @regress_backward.register_fake
 def _(grad, query, key, value, slope, statistics, best, product, *plan):
     return unwritten_gradients(query, key, value)
-
-
-def unwritten_gradients(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-    """Memory for what `regress_backward` returns."""
-    d_slope = query.new_empty(query.shape[:3], dtype=torch.float32)
-    d_query, d_key = interleaved(query, query.shape[-1]), interleaved(key, key.shape[-1])
-    return d_query, d_key, interleaved(value, value.shape[-1]), d_slope, torch.empty_like(d_slope)
 
 
 def _save(ctx, inputs, output) -> None:

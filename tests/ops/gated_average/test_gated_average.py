@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from tessera.errors import TesseraError
-from tessera.ops.gated_average import BACKENDS, GatedAverageState, gated_average
+from tessera.ops.gated_average import GatedAverageState, gated_average
 from tessera.ops.unit_norm import unit_norm
 
 BATCH, HEADS, WIDTH = 2, 3, 4
-FAST = [name for name, module in BACKENDS.items() if name != "reference" and module.refuse(torch.zeros(1)) is None]
+FAST = ["chunked"]  # Triton's has tests of its own
 RUNNABLE = [*FAST, "reference"]
 # Both sides are float64; the issue asks for 1e-9, and weights spread over exp(+-100) lose a few digits.
 TOLERANCE = {"rtol": 0, "atol": 1e-9}
@@ -121,10 +121,15 @@ def test_shifting_all_gates_changes_nothing():
 
 def test_nothing_but_the_inputs_and_the_result_is_kept_for_the_gradient():
     x, gate, decay = inputs(512, dtype=torch.float32)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+    kept = {}  # by address: a tensor that two functions keep counts once
+
+    def keep(tensor):
+        kept[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         gated_average(x, gate, decay)
-    assert sum(kept) <= 3 * x.numel()  # a (T, T) matrix would be 32 times that
+    assert sum(kept.values()) <= 3 * x.numel()  # a (T, T) matrix would be 32 times that
 
 
 @pytest.mark.parametrize(

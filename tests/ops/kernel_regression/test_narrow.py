@@ -84,7 +84,7 @@ def test_what_it_is_not_for_it_refuses_with_the_reason():
 
     def reason(dtype=torch.bfloat16, slope=3.0, **changes):
         tensors = [query.to(dtype)] * 3
-        return narrow.refuse(Call(*tensors, Gaussian(), torch.tensor(slope), window=Window(), **changes))
+        return narrow.unsupported_reason(Call(*tensors, Gaussian(), torch.tensor(slope), window=Window(), **changes))
 
     assert reason() is None
     assert "bfloat16 on a CPU" in reason(torch.float32)

@@ -165,7 +165,7 @@ def test_cpu_tensors_are_refused_without_the_interpreter(monkeypatch):
         choose_backend(Call(three, three, three, Biweight(), torch.ones(())), "triton")
 
 
-def test_the_interpreter_never_volunteers(triton_device):
+def test_the_interpreter_is_never_preferred(triton_device):
     three = torch.zeros(1, 1, 3, 4)
     chosen = choose_backend(Call(three, three, three, Biweight(), torch.ones(()), window=Window()))
     assert chosen.__name__.endswith("chunked")

@@ -1,13 +1,13 @@
-"""Launching the kernels of `triton_scan`: segments, and the recurrence forward and backward."""
+"""Launching the kernels of `triton_kernels`: segments, and the recurrence forward and backward."""
 
 import torch
 import triton
 from torch import Tensor
 
-from tessera.ops import triton_scan
 from tessera.ops.interleaved import interleaved
+from tessera.ops.linear_recurrence import triton_kernels
+from tessera.ops.linear_recurrence.triton_kernels import Series
 from tessera.ops.triton_product import INTERPRETED
-from tessera.ops.triton_scan import Series
 
 # Programs that keep the memory of a Hopper GPU busy when each has BYTES_IN_FLIGHT under way (benchmarks/gpu-notes.md).
 # With fewer heads of sequences than that, time is cut, at the price of reading x once more.
@@ -32,9 +32,9 @@ class _Layout:
     def __init__(self, x: Tensor, backward: bool = False) -> None:
         batch, self.heads, self.steps, self.width = x.shape
         self.series = batch * self.heads
-        wanted = 3 if INTERPRETED else PROGRAMS // self.series
+        most = 3 if INTERPRETED else PROGRAMS // self.series
         shortest = 8 if INTERPRETED else SHORTEST_SEGMENT
-        segments = max(1, min(wanted, self.steps // shortest))
+        segments = max(1, min(most, self.steps // shortest))
         # Backward, two or three tensors are under way at once.
         row_bytes = self.width * x.element_size() * (2 if backward else 1)
         self.unrolled = 4 if INTERPRETED else min(32, max(8, triton.next_power_of_2(BYTES_IN_FLIGHT // row_bytes)))
@@ -58,7 +58,7 @@ class _Layout:
 
     def close_segments(self, x: Tensor, new: Tensor | None, keep: Tensor, reverse: bool) -> None:
         if self.segments > 1:
-            triton_scan.segment_ends[self.grid](
+            triton_kernels.segment_ends[self.grid](
                 series(x), series(keep if new is None else new), series(keep), self.ends, self.shrinks, *self.sizes(),
                 REVERSE=reverse, **self.constants(new is not None)
             )  # fmt: skip
@@ -75,7 +75,7 @@ def forward(x: Tensor, new: Tensor | None, keep: Tensor, initial: Tensor | None)
     first = x.new_zeros(layout.series, layout.width) if initial is None else initial.contiguous()
     last = torch.empty(layout.series, layout.width, dtype=torch.float32, device=x.device)
     layout.close_segments(x, new, keep, reverse=False)
-    triton_scan.scan[layout.grid](
+    triton_kernels.scan[layout.grid](
         series(x), series(keep if new is None else new), series(keep), first, layout.ends, layout.shrinks, series(y),
         last, *layout.sizes(), **layout.constants(new is not None)
     )  # fmt: skip
@@ -98,7 +98,7 @@ def backward(
     pulls = torch.empty(x.shape[:3], dtype=torch.float32, device=x.device)
     last = torch.empty(layout.series, layout.width, dtype=torch.float32, device=x.device)
     layout.close_segments(grad, None, keep, reverse=True)
-    triton_scan.scan_backward[layout.grid](
+    triton_kernels.scan_backward[layout.grid](
         series(grad), series(x), series(y), series(keep if new is None else new), series(keep), enters, first,
         layout.ends, layout.shrinks, series(dx), pulls, last, *layout.sizes(), **layout.constants(new is not None)
     )  # fmt: skip

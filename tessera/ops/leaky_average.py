@@ -1,0 +1,36 @@
+"""Leaky average over time, restarted at document borders, with its state passed in and returned."""
+
+from torch import Tensor
+
+from tessera.ops.linear_recurrence import linear_recurrence
+from tessera.ops.linear_recurrence.call import document_starts, expect_sequence, expect_shape
+
+
+def leaky_average(
+    x: Tensor,
+    decay: Tensor,
+    initial_state: Tensor | None = None,
+    documents: Tensor | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`y_T = x_T + lambda y_{T-1}` per head (Memory Mosaics, equation 6, without the constant that Norm removes).
+
+    Args:
+        x: (B, H, T, K). decay: lambda (H,), in (0, 1], best in float64: it is raised to high powers.
+        initial_state: y_0 (B, H, K); None is zero.
+        documents: integers (B, T); the average restarts wherever the document changes. The first step continues from
+            `initial_state`: pass None there when a new document begins.
+        backend: one of those of `linear_recurrence`; None takes the first that supports the call.
+    Returns:
+        y (B, H, T, K) and the state y_T (B, H, K) to continue from. O(T) memory, forward and backward.
+    Raises:
+        TesseraError: shapes that do not fit, or a `backend` that cannot run this call.
+    """
+    expect_sequence("leaky_average", x)
+    expect_shape("leaky_average", "decay", decay, (x.shape[1],))
+    keep = decay[None, :, None].expand(1, -1, x.shape[2])
+    starts = document_starts("leaky_average", x, documents)
+    if starts is not None:
+        keep = keep.masked_fill(starts[:, None], 0.0)
+    y, _ = linear_recurrence(x, keep, initial=initial_state, backend=backend)
+    return y, y[:, :, -1]
