@@ -30,7 +30,7 @@ class Bandwidth(nn.Module):
             if self.intercept is not None:
                 self.intercept.zero_()
 
-    def forward(self, kernel: Kernel) -> tuple[Tensor, Tensor | None]:
-        """Slope and intercept (H, 1) of the scores, for every step alike."""
+    def forward(self, kernel: Kernel, num_pairs: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Slope and intercept (H, 1) of the scores, for every step alike, whatever the number of pairs."""
         slope, intercept = kernel.affine(self.log_inverse_bandwidth.exp()[:, None])
         return slope, intercept if self.intercept is None else self.intercept[:, None]

@@ -9,11 +9,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tessera.ops.gated_average import GatedAverageState
+
 
 class Continues(Protocol):
     """What a state tells about where its sequence stands."""
 
-    carry: Tensor  # the key extractor's average (B, H, K)
+    carry: Tensor | GatedAverageState  # the key extractor's average
     document: Tensor | None  # (B, 1)
 
 
@@ -29,12 +31,14 @@ def continued_documents(x: Tensor, state: Continues | None, documents: Tensor | 
     return documents
 
 
-def continued_carry(state: Continues | None, documents: Tensor | None) -> Tensor | None:
-    """The average to continue from: zero where a new document begins, None without a state."""
+def continued_carry(state: Continues | None, documents: Tensor | None) -> Tensor | GatedAverageState | None:
+    """The average to continue from: empty where a new document begins, None without a state."""
     if state is None or documents is None:
         return None if state is None else state.carry
-    continues = documents[:, :1] == last_document(state, documents)
-    return torch.where(continues[:, :, None], state.carry, 0.0)
+    continues = (documents[:, :1] == last_document(state, documents))[:, 0]
+    if isinstance(state.carry, GatedAverageState):
+        return state.carry.kept(continues)
+    return torch.where(continues[:, None, None], state.carry, 0.0)
 
 
 def stored_documents(previous: Tensor) -> Tensor:

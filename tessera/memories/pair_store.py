@@ -69,6 +69,14 @@ class PairStore(State):
         store.tip.used = end
         return replace(store, length=end)
 
+    def newest(self, count: int) -> Self:
+        """A store of the last `count` pairs, or this one while it has at most twice as many: O(1) copied per pair."""
+        if self.length <= 2 * count + 1:
+            return self
+        last = slice(self.length - count, None)
+        documents = None if self.documents is None else self.documents[:, last].clone()
+        return self.of(self.keys[:, :, last].clone(), self.values[:, :, last].clone(), documents)
+
     def map(self, function) -> Self:
         """The same pairs, compacted, with `function` applied to every tensor."""
         documents = None if self.document_buffer is None else function(self.documents)

@@ -6,6 +6,7 @@ import torch
 from tessera.kernels import kernel_from_config
 from tessera.memories.long_term import LongTermMemory
 from tessera.ops.kernel_regression import Window
+from tests.memories.whole_mask import expect_the_whole_mask
 from tests.tolerances import REORDERED_FLOAT64
 
 
@@ -17,25 +18,12 @@ def memory(kernel="gaussian"):
 @pytest.mark.parametrize("kernel", ["gaussian", "normalized_relu"])
 @pytest.mark.parametrize("delay", [1, 2, 7, 20, 25, torch.tensor([1, 1]), torch.tensor([3, 8]), torch.tensor([25, 2])])
 @pytest.mark.parametrize("packed", [False, True])
-def test_shifted_queries_equal_the_window(monkeypatch, kernel, delay, packed):
+def test_the_window_is_that_of_the_whole_mask(kernel, delay, packed):
     """Forward and gradients, against one kernel regression with the whole T x T mask."""
     layer, x = memory(kernel), torch.randn(2, 20, 16, dtype=torch.float64, requires_grad=True)
     documents = torch.tensor([[-1] * 4 + [0] * 3 + [1] * 13, [0] * 15 + [1] * 5]) if packed else None
-
-    def whole(reading, delay):
-        return reading.regress(layer.kernel, Window(delay=delay))
-
-    results = []
-    for recall in (layer.recall, whole):
-        monkeypatch.setattr(layer, "recall", recall)
-        y, _ = layer(x, documents=documents, delay=delay)
-        probe = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(4))
-        gradients = torch.autograd.grad(
-            (y * probe).sum() + x.sum() * 0, (x, layer.bandwidth.log_slope), allow_unused=True
-        )
-        results.append((y, gradients[0], torch.zeros(2).double() if gradients[1] is None else gradients[1]))
-    for ours, theirs in zip(*results):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=REORDERED_FLOAT64)
+    leaves = (x, layer.bandwidth.log_slope)
+    expect_the_whole_mask(lambda: layer(x, documents=documents, delay=delay)[0], leaves, Window(delay))
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "normalized_relu"])
@@ -50,11 +38,10 @@ def test_an_empty_window_still_gives_every_parameter_a_gradient(kernel):
 @pytest.mark.parametrize("delay", [1, 3, torch.tensor([2, 9])])
 def test_counts_are_what_is_seen(delay):
     """num_pairs against counting the pairs old enough, one by one."""
-    layer = memory()
     positions = torch.arange(1, 13)[None].expand(2, -1)
     ages = torch.arange(12)[:, None] - torch.arange(12)
     limits = delay.view(-1, 1, 1) if isinstance(delay, torch.Tensor) else delay
-    assert torch.equal(layer.num_pairs(positions, delay), (ages >= limits).expand(2, -1, -1).sum(-1))
+    assert torch.equal(Window(delay).num_pairs(positions), (ages >= limits).expand(2, -1, -1).sum(-1))
 
 
 @torch.no_grad()

@@ -12,7 +12,8 @@ from tessera.layers.bandwidth import Bandwidth
 from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
 from tessera.layers.scaled_output import ScaledOutput
 from tessera.layers.value_extractors import MixedValueExtractor
-from tessera.memories.contextual import ContextualMemory, ContextualState
+from tessera.memories.contextual import ContextualMemory
+from tessera.memories.pair_memory import PairMemoryState
 from tessera.memories.persistent import PersistentMemory, PersistentState
 from tessera.models.memory_mosaic.configuration import MemoryMosaicConfig
 from tessera.models.stack import StackForCausalLM, StackModel, StackPreTrainedModel
@@ -56,11 +57,11 @@ class MemoryMosaicLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden: Tensor,
-        state: "tuple[ContextualState, PersistentState | None] | None" = None,
+        state: "tuple[PairMemoryState, PersistentState | None] | None" = None,
         documents: Tensor | None = None,
         keep_state: bool = False,
-    ) -> tuple[Tensor, tuple[ContextualState, PersistentState | None] | None]:
-        """One layer over `hidden` (B, T, hidden); see `ContextualMemory.forward` for the other arguments."""
+    ) -> tuple[Tensor, tuple[PairMemoryState, PersistentState | None] | None]:
+        """One layer over `hidden` (B, T, hidden); see `PairMemory.forward` for the other arguments."""
         contextual, persistent = (None, None) if state is None else state
         hidden, contextual = self._add(hidden, self.contextual_norm, self.contextual, contextual, documents, keep_state)
         if self.persistent is not None:

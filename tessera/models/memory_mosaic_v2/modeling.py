@@ -12,14 +12,14 @@ from tessera.kernels import kernel_from_config
 from tessera.layers.adaptive_bandwidth import AdaptiveBandwidth
 from tessera.layers.swiglu import SwiGLU
 from tessera.layers.value_extractors import MixedValueExtractor
-from tessera.memories.gated import GatedState
 from tessera.memories.long_term import LongTermMemory
+from tessera.memories.pair_memory import PairMemoryState
 from tessera.memories.short_term import ShortTermMemory
 from tessera.models.memory_mosaic_v2.configuration import MemoryMosaicV2Config
 from tessera.models.sizes import flops_per_token
 from tessera.models.stack import StackForCausalLM, StackModel, StackPreTrainedModel
 
-LayerState = tuple[GatedState, GatedState | None]
+LayerState = tuple[PairMemoryState, PairMemoryState | None]
 
 
 class MemoryMosaicV2Layer(GradientCheckpointingLayer):
@@ -43,7 +43,7 @@ class MemoryMosaicV2Layer(GradientCheckpointingLayer):
         keep_state: bool = False,
         long_term_delay: int | Tensor = 1,
     ) -> tuple[Tensor, LayerState | None]:
-        """One layer over `hidden` (B, T, hidden); see `GatedMemory.forward` for the other arguments."""
+        """One layer over `hidden` (B, T, hidden); see `PairMemory.forward` for the other arguments."""
         short, long = (None, None) if state is None else state
         read = self.memory_norm(hidden)
         recalled, short = self.short_term(read, short, documents, keep_state)

@@ -60,11 +60,14 @@ def kernel_regression(
     call = Call(
         query, key, value, kernel, slope, intercept, window, query_offset, query_documents, pair_documents, dropout
     )
+    call = call.trimmed()
     return choose_backend(call, backend).run(call)
 
 
 def choose_backend(call: Call, backend: str | None = None) -> ModuleType:
     """The implementation that runs `call`: the forced one, or the first of `BACKENDS` that takes it."""
+    if backend is None and 0 in (*call.query.shape, *call.value.shape):
+        return reference  # nothing to compute
     single = call.query.shape[2] == 1 and (
         call.query.device.type == "cpu" or fused.unsupported_reason(call) is not None
     )

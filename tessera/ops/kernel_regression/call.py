@@ -1,6 +1,7 @@
 """The arguments of one kernel regression, checked once and handed to whichever implementation runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -36,17 +37,32 @@ class Call:
             expect(False, "kernel_regression", "query_documents and pair_documents", "be given together", "only one")
         expect(0.0 <= self.dropout < 1.0, "kernel_regression", "dropout", "lie in [0, 1)", self.dropout)
 
-    def sees_everything(self) -> bool:
-        """Whether every query sees every pair: as in decoding, where the one query stands behind all pairs."""
-        if self.pair_documents is not None or self.window is None:
-            return self.pair_documents is None
-        plain = self.window.span is None and isinstance(self.window.delay, int)
-        return plain and self.query_offset - self.window.delay >= self.key.shape[2] - 1
+    def trimmed(self) -> Self:
+        """The same call over the pairs that the window leaves to any query, without it where it hides none of them."""
+        window, steps, pairs = self.window, self.query.shape[2], self.key.shape[2]
+        if window is None:
+            return self
+        start = 0 if window.span is None else min(pairs, max(0, self.query_offset - window.span + 1))
+        youngest = window.delay if isinstance(window.delay, int) else 1
+        stop = max(start, min(pairs, self.query_offset + steps - youngest))
+        offset, kept = self.query_offset - start, slice(start, stop)
+        # The first query sees the newest pair, the last one the oldest.
+        newest = isinstance(window.delay, int) and offset - window.delay >= stop - start - 1
+        hides_nothing = newest and (window.span is None or offset + steps - 1 < window.span)
+        if stop - start == pairs and not hides_nothing:
+            return self
+        documents = None if self.pair_documents is None else self.pair_documents[:, kept]
+        return replace(
+            self,
+            key=self.key[:, :, kept],
+            value=self.value[:, :, kept],
+            window=None if hides_nothing else window,
+            query_offset=offset,
+            pair_documents=documents,
+        )
 
     def visible(self) -> Tensor | None:
         """The dense mask, broadcastable to (B, H, T, N); None when every query sees every pair."""
-        if self.sees_everything():
-            return None
         return visible_pairs(
             self.window,
             self.query.shape[2],
@@ -56,11 +72,6 @@ class Call:
             self.pair_documents,
             self.query.device,
         )
-
-    def sees_past_only(self) -> bool:
-        """Whether the window is the contextual one over aligned queries and pairs, and nothing else masks."""
-        contextual = self.window is not None and self.window.span is None and isinstance(self.window.delay, int)
-        return contextual and self.window.delay == 1 and self.pair_documents is None
 
     def largest_slope(self) -> float:
         """The sharpest kernel of the call."""

@@ -17,43 +17,64 @@ def unsupported_reason(call: Call) -> str | None:
 
 def needs_mask(call: Call) -> bool:
     """Whether `run` hands PyTorch a mask of O(T N) bytes, instead of its causal or unmasked attention."""
-    num_queries, num_pairs = call.query.shape[2], call.key.shape[2]
-    aligned = call.query_offset == 0 and num_pairs in (num_queries, num_queries - 1)
-    newest = num_queries == 1 and call.query_offset == num_pairs > 0
-    free = call.window is None and call.pair_documents is None
-    return not free and not (call.sees_past_only() and (aligned or newest))
+    return not _sees_everything(call) and not _is_shifted_past(call)
 
 
 def run(call: Call) -> Tensor:
     """Softmax attention with `slope * query` as queries and scale 1.
 
-    The strict past (delay 1, queries aligned with pairs) is ordinary causal attention of queries 2..T over pairs
-    1..T-1; y_1 = 0 since the memory is empty. Anything else goes through a boolean mask, which PyTorch
-    materialises: O(T N) bytes.
+    The past from a delay on, with queries aligned with pairs, is ordinary causal attention of late queries over early
+    pairs, whatever the delay, and also with one delay per sequence. Anything else goes through a boolean mask, which
+    PyTorch materialises: O(T N) bytes.
     """
     query = call.query * call.per_query(call.slope)
-    num_queries, num_pairs = query.shape[2], call.key.shape[2]
-    if call.window is None and call.pair_documents is None:
-        return scaled_dot_product_attention(query, call.key, call.value, dropout_p=call.dropout, scale=1.0)
-    if call.sees_past_only() and call.query_offset == 0 and num_pairs in (num_queries, num_queries - 1):
-        if num_queries == 1:
-            return query.new_zeros(*query.shape[:3], call.value.shape[-1])
-        last = num_queries - 1
-        past = scaled_dot_product_attention(
-            query[:, :, 1:],
-            call.key[:, :, :last],
-            call.value[:, :, :last],
-            dropout_p=call.dropout,
-            is_causal=True,
-            scale=1.0,
-        )
-        return pad(past, (0, 0, 1, 0))
-    if call.sees_past_only() and num_queries == 1 and call.query_offset == num_pairs > 0:
-        return scaled_dot_product_attention(query, call.key, call.value, dropout_p=call.dropout, scale=1.0)
-    if num_pairs == 0:
-        return query.new_zeros(*query.shape[:3], call.value.shape[-1])
+    if call.key.shape[2] == 0:  # zeros that still depend on all three, for gradients
+        return (query @ call.key.mT) @ call.value
+    if _sees_everything(call):
+        return _attention(call, query, call.key, call.value)
+    if _is_shifted_past(call):
+        return _past(call, query) if isinstance(call.window.delay, int) else _past_of_each(call, query)
     visible = call.visible()
     empty = ~visible.any(dim=-1, keepdim=True)
     mask = (visible | empty).expand(query.shape[0], visible.shape[1] if visible.dim() == 4 else 1, -1, -1)
-    found = scaled_dot_product_attention(query, call.key, call.value, attn_mask=mask, dropout_p=call.dropout, scale=1.0)
-    return torch.where(empty, 0.0, found)
+    return torch.where(empty, 0.0, _attention(call, query, call.key, call.value, attn_mask=mask))
+
+
+def _sees_everything(call: Call) -> bool:
+    return call.window is None and call.pair_documents is None
+
+
+def _is_shifted_past(call: Call) -> bool:
+    """Whether query j sees the pairs 0 .. j - delay, and all of these are there."""
+    if call.window is None or call.window.span is not None or call.pair_documents is not None or call.query_offset:
+        return False
+    youngest = call.window.delay if isinstance(call.window.delay, int) else 1
+    return call.key.shape[2] >= call.query.shape[2] - youngest
+
+
+def _past(call: Call, query: Tensor, delay: int | None = None) -> Tensor:
+    """Queries from `delay` on are causal over the pairs from the first on; those before see nothing."""
+    delay = call.window.delay if delay is None else delay
+    pairs = slice(0, max(0, query.shape[2] - delay))
+    key, value = call.key[:, :, pairs], call.value[:, :, pairs]
+    if pairs.stop == 0:
+        return (query @ key.mT) @ value
+    return pad(_attention(call, query[:, :, delay:], key, value, is_causal=True), (0, 0, delay, 0))
+
+
+def _past_of_each(call: Call, query: Tensor) -> Tensor:
+    """One delay per sequence: each one's queries are moved so that all have the delay 1, and the answers back."""
+    steps = torch.arange(query.shape[2], device=query.device)
+    shift = call.window.delay.to(query.device)[:, None] - 1
+    # Past the end any query will do: its answer is not read. The first sees nothing and answers for all that do so.
+    late = _take(query, (steps + shift).clamp(max=steps.shape[0] - 1))
+    return _take(_past(call, late, delay=1), (steps - shift).clamp(min=0))
+
+
+def _take(tensor: Tensor, index: Tensor) -> Tensor:
+    """Steps `index` (B, T) of a tensor (B, H, T, width)."""
+    return tensor.gather(2, index[:, None, :, None].expand(-1, tensor.shape[1], -1, tensor.shape[3]))
+
+
+def _attention(call: Call, query: Tensor, key: Tensor, value: Tensor, **masks) -> Tensor:
+    return scaled_dot_product_attention(query, key, value, dropout_p=call.dropout, scale=1.0, **masks)

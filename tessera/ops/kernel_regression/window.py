@@ -27,6 +27,12 @@ class Window:
             if self.span is not None:
                 expect(self.span > self.delay, "Window", "span", f"exceed delay ({self.delay})", self.span)
 
+    def num_pairs(self, positions: Tensor) -> Tensor:
+        """How many pairs are seen at `positions` (B, T), counted from 1 within their document."""
+        delay = self.delay if isinstance(self.delay, int) else self.delay.to(positions.device)[:, None]
+        newest = positions if self.span is None else positions.clamp(max=self.span)
+        return (newest - delay).clamp(min=0)
+
     def visible(self, query_positions: Tensor, pair_positions: Tensor) -> Tensor:
         """Bool (T, N), or (B, 1, T, N) when the delay is per sequence, for integer positions (T,) and (N,)."""
         age = query_positions[:, None] - pair_positions[None, :]

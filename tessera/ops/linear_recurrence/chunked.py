@@ -105,7 +105,7 @@ def scan(x: Tensor, log_keep: Tensor, carry: Tensor | None = None, reverse: bool
         y = _within_chunks(reach, x.dtype, reverse) @ x
     entering, weight = _between_chunks(y, log_keep, reach, carry, reverse)
     if entering is not None:
-        y = torch.addcmul(y, weight.to(_precise(x.dtype)).exp2().to(x.dtype)[..., None], entering.unsqueeze(3))
+        y = torch.addcmul(y, weight.exp2().to(x.dtype)[..., None], entering.unsqueeze(3))
     return y.flatten(2, 3)[:, :, :steps]
 
 
@@ -113,7 +113,7 @@ def _within_chunks(reach: Tensor, dtype: torch.dtype, reverse: bool) -> Tensor:
     """What step j of a chunk adds to step i: `2^(L_i - L_j)` for j <= i, with the sums L = `reach` of log_keep;
     reverse: the transpose."""
     between = reach[..., :, None] - reach[..., None, :]
-    matrix = between.to(_precise(dtype)).exp2_().tril_().to(dtype)
+    matrix = between.exp2_().tril_().to(dtype)
     return matrix.mT if reverse else matrix
 
 
@@ -136,7 +136,3 @@ def _between_chunks(
     ends = scan(y[..., -1, :], reach[..., -1].clamp(min=LOG2_ZERO), carry)[:, :, :-1]
     first = torch.zeros_like(ends[:, :, :1]) if carry is None else carry.to(y.dtype).unsqueeze(2)
     return torch.cat([first, ends], dim=2), reach
-
-
-def _precise(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

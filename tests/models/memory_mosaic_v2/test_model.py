@@ -77,7 +77,8 @@ def test_how_far_each_memory_sees():
             read = [model.model.layers[0].memory_norm(model.model.embed_tokens(i)) for i in (ids, changed)]
             # Keys of later steps carry the change along; cut that off to see the pairs alone.
             module.key_extractor.decay.weight.fill_(0.0).add_(read[0][0, 11] * 1e6)
-            before, after = (module(r, delay=4)[0] for r in read)
+            delay = {"delay": 4} if memory == "long_term" else {}
+            before, after = (module(r, **delay)[0] for r in read)
         steps = (before != after).any(dim=-1)[0].nonzero()[:, 0]
         return int(steps[0]), int(steps[-1])
 

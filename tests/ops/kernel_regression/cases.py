@@ -63,6 +63,8 @@ CASES = [
     *(Case(length) for length in (1, 63, 129)),
     Case(130, window=Window(delay=40)),
     Case(130, window=Window(delay=200)),
+    Case(130, pairs=129, window=Window(delay=40)),
+    Case(130, pairs=129, window=Window(delay=torch.tensor([3, 140]))),
     Case(300, window=Window(span=20)),
     Case(129, window=Window(delay=3, span=150)),
     Case(300, window=Window(delay=2, span=140)),

@@ -6,6 +6,7 @@ import torch
 from tessera.errors import TesseraError
 from tessera.kernels import Biweight, Gaussian, NearestNeighbours, NormalizedReLU, ReLUmax, Triweight
 from tessera.ops.kernel_regression import BACKENDS, Call, Window, choose_backend, kernel_regression
+from tessera.ops.kernel_regression.strips import QUERIES, strips
 from tests.kernels.contract import all_kernels, identifier
 from tests.ops.kernel_regression.cases import CASES, Case, perturbed, regress, rounded
 from tests.tolerances import REORDERED_FLOAT64
@@ -151,6 +152,30 @@ def test_a_batch_equals_its_sequences():
             backend="chunked",
         )
         torch.testing.assert_close(alone, together[one], rtol=0, atol=REORDERED_FLOAT64)
+
+
+def test_the_cost_of_a_span_is_linear_in_the_length():
+    query = torch.zeros(1, 1, 40 * QUERIES, 1)
+    call = Call(query, query, query, Gaussian(), torch.ones(()), window=Window(span=100))
+    scores = sum((s.queries.stop - s.queries.start) * (s.pairs.stop - s.pairs.start) for s in strips(call))
+    assert scores <= 40 * QUERIES * (QUERIES + 100)  # all pairs would be 20 times as many
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_trimming_leaves_out_what_no_query_sees(case):
+    tensors = case.tensors()
+    arguments = {"kernel": Biweight(), "slope": tensors["beta"], **case.masks()}
+    call = Call(tensors["query"], tensors["key"], tensors["value"], **arguments)
+    trimmed = call.trimmed()
+    torch.testing.assert_close(
+        BACKENDS["reference"].run(trimmed), BACKENDS["reference"].run(call), rtol=0, atol=REORDERED_FLOAT64
+    )
+    if case.window and isinstance(case.window.delay, int) and call.query.numel() and not case.documents:
+        seen = call.visible().expand(1, 1, case.queries, call.key.shape[2])[0, 0]
+        assert trimmed.key.shape[2] == seen.any(0).sum()
+        assert trimmed.window is not None or seen[:, seen.any(0)].all()
+        if trimmed.key.shape[2]:
+            assert trimmed.window is None or not seen[:, seen.any(0)].all()
 
 
 def example_call(kernel, **changes):

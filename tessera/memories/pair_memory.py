@@ -1,0 +1,124 @@
+"""The memory of pairs that contextual, short-term and long-term memories are: one algorithm, one state."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from tessera.kernels import Kernel
+from tessera.memories.documents import continued_carry, continued_documents, last_document
+from tessera.memories.pair_store import PairStore
+from tessera.memories.pending import completed_pairs
+from tessera.ops.gated_average import GatedAverageState
+from tessera.ops.kernel_regression import Window, kernel_regression
+from tessera.state import State
+
+
+@dataclass(frozen=True)
+class PairMemoryState(State):
+    """After step T: the finished pairs that may still be recalled, and the pair T whose value waits for x_{T+1}."""
+
+    pairs: PairStore
+    carry: Tensor | GatedAverageState  # the key extractor's average
+    pending_key: Tensor  # k_T (B, H, 1, K)
+    pending_value: Tensor  # now_T (B, H, 1, V): what v_T owes to x_T
+    document: Tensor | None  # document of step T (B, 1); None: all steps so far belong to one
+    position: Tensor  # how many steps of its document have been read (B,)
+
+
+class PairMemory(nn.Module):
+    """`y_T = sum_i w_i v_i` per head over the pairs of a window of the past, then the output layer over the heads.
+
+    Keys summarise the steps so far, values look one step ahead, and the weights are those of `kernel`. Cost of a whole
+    sequence: that of the kernel regression, O(T^2) time or O(T span), O(T) memory; of one more token: one query over
+    the pairs of the window. A subclass says which layers it is made of:
+
+    Args:
+        key_extractor: `(x, carry, documents) -> keys (B, H, T, K), carry`. value_extractor: `x -> now, next`, of which
+            `v_T = Norm(now_T + next_{T+1})`. bandwidth: `(kernel, number of pairs (B, T)) -> slope, intercept` of the
+            scores. output: from the heads' answers to (B, T, hidden).
+        window: the pairs that a query sees. norm_eps: `v / (|v| + norm_eps)`. weight_dropout: of the weights.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        window: Window,
+        *,
+        key_extractor: nn.Module,
+        value_extractor: nn.Module,
+        bandwidth: nn.Module,
+        output: nn.Module,
+        norm_eps: float = 0.0,
+        weight_dropout: float = 0.0,
+    ):
+        super().__init__()
+        self.kernel = kernel
+        self.window = window
+        self.norm_eps = norm_eps
+        self.weight_dropout = weight_dropout
+        self.key_extractor = key_extractor
+        self.value_extractor = value_extractor
+        self.bandwidth = bandwidth
+        self.output = output
+
+    def combine(self, recalled: Tensor) -> Tensor:
+        """(B, T, hidden) of the heads' answers (B, H, T, V)."""
+        return self.output(recalled.transpose(1, 2).flatten(2))
+
+    def forward(
+        self,
+        x: Tensor,
+        state: PairMemoryState | None = None,
+        documents: Tensor | None = None,
+        keep_state: bool = False,
+        window: Window | None = None,
+    ) -> tuple[Tensor, PairMemoryState | None]:
+        """What the memory recalls at each step of `x` (B, T, hidden): (B, T, hidden), and the state after the last.
+
+        `state` continues an earlier call. `documents` (B, T): pairs are recalled within their document only, and
+        steps of negative documents (padding) store nothing; a document's steps are contiguous. `window` takes the
+        place of the memory's own for this call. The state is returned when `keep_state` is set.
+        """
+        window = self.window if window is None else window
+        documents = continued_documents(x, state, documents)
+        keys, carry = self.key_extractor(x, continued_carry(state, documents), documents)
+        now, next_ = self.value_extractor(x)
+        pairs = completed_pairs(keys, now, next_, state, documents, self.norm_eps)
+        positions = steps_in_document(x, state, documents)
+        num_pairs = window.num_pairs(positions)
+        slope, intercept = self.bandwidth(self.kernel, num_pairs if documents is None else num_pairs * (documents >= 0))
+        recalled = kernel_regression(
+            keys,
+            pairs.keys,
+            pairs.values,
+            kernel=self.kernel,
+            slope=slope,
+            intercept=intercept,
+            window=window,
+            query_offset=0 if state is None else state.pairs.length + 1,
+            query_documents=documents,
+            pair_documents=pairs.documents,
+            dropout=self.weight_dropout if self.training else 0.0,
+        )
+        output = self.combine(recalled)
+        if not keep_state:
+            return output, None
+        kept = pairs if self.window.span is None else pairs.newest(self.window.span - 1)
+        document = None if documents is None else documents[:, -1:]
+        position = positions[:, -1].expand(x.shape[0])
+        return output, PairMemoryState(kept, carry, keys[:, :, -1:], now[:, :, -1:], document, position)
+
+
+def steps_in_document(x: Tensor, state: PairMemoryState | None, documents: Tensor | None) -> Tensor:
+    """Steps counted from 1 within their document: (B, T), or (1, T) when all sequences agree."""
+    steps = torch.arange(1, x.shape[1] + 1, device=x.device)[None]
+    before = 0 if state is None else state.position[:, None]
+    if documents is None:
+        return steps + before
+    changes = documents[:, 1:] != documents[:, :-1]
+    if state is not None:
+        before = before * (documents[:, :1] == last_document(state, documents))
+    start = pad(changes * steps[:, :-1], (1, 0)).cummax(dim=1).values
+    return steps - start + before * (start == 0)
