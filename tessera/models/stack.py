@@ -1,41 +1,23 @@
 """What all of the library's language models share: a stack of layers with memories, as Hugging Face models."""
 
-from dataclasses import dataclass
+import inspect
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from tessera.errors import TesseraError, expect
+from tessera.models.forward_arguments import (
+    REASONS,
+    check_labels,
+    is_plain_linear,
+    kept_steps,
+    refuse_keywords,
+)
+from tessera.models.stack_state import StackState, last_document, read_documents
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
-from tessera.state import State
-
-
-@dataclass(frozen=True)
-class StackState(State):
-    """The states of all layers after `length` steps: what `past_key_values` is for these models."""
-
-    layers: tuple[State, ...]
-    length: int
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Steps read so far, padding included (the name transformers asks for)."""
-        return self.length
-
-
-def documents_of(attention_mask: Tensor | None, document_ids: Tensor | None, steps: int) -> Tensor | None:
-    """Documents (B, T) of the last `steps` steps: `document_ids`, and -1 (padding) where the mask is zero.
-
-    None when nothing distinguishes the steps, so that the memories need no mask.
-    """
-    if attention_mask is None:
-        return document_ids
-    expect(attention_mask.dim() == 2, "forward", "attention_mask", "be (B, T) of zeros and ones", attention_mask.shape)
-    real = attention_mask[:, -steps:].bool()
-    if document_ids is None:
-        return None if bool(real.all()) else torch.where(real, 0, -1)
-    return torch.where(real, document_ids, -1)
 
 
 class StackPreTrainedModel(PreTrainedModel):
@@ -83,42 +65,52 @@ class StackModel(StackPreTrainedModel):
         past_key_values: StackState | None = None,
         use_cache: bool | None = None,
         document_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache_position: Tensor | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        **keywords: object,
     ) -> BaseModelOutputWithPast:
         """Hidden states (B, T, hidden) of `input_ids` (B, T); `past_key_values` is the state of an earlier call.
 
-        `attention_mask` (B, past + T) marks padding with zeros, on either side. `document_ids` (B, T) separates
-        documents that are packed into one sequence: memories never see a pair of another document.
+        `attention_mask` (B, past + T) marks padding with zeros, anywhere. `document_ids` (B, T) separates documents
+        that are packed into one sequence: memories never see a pair of another document. `position_ids` (B or 1, T)
+        say the same: a document begins where they do not count on. `output_hidden_states`: also the input of every
+        layer and the output of the last norm. Further keywords of transformers are refused by name.
         """
         where = type(self).__name__
-        expect(
-            (input_ids is None) != (inputs_embeds is None),
-            where,
-            "input_ids or inputs_embeds",
-            "be given",
-            "both or neither",
-        )
+        refuse_keywords(where, keywords, REASONS, _arguments(self))
+        is_one = (input_ids is None) != (inputs_embeds is None)
+        expect(is_one, where, "input_ids or inputs_embeds", "be given", "both or neither")
+        past = past_key_values
+        is_state = past is None or isinstance(past, StackState)
+        advice = "Leave it out: these models keep memories, no keys and values that could be cropped."
+        expect(is_state, where, "past_key_values", "be what an earlier call returned", type(past).__name__, advice)
         hidden = self._embed(input_ids) if inputs_embeds is None else inputs_embeds
+        expect(hidden.dim() == 3, where, "input_ids", "be (B, T) (inputs_embeds (B, T, hidden))", tuple(hidden.shape))
         expect(hidden.shape[1] > 0, where, "the prompt", "hold at least one token", "none")
         use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
-        past = past_key_values
-        documents = None
-        if past is None or document_ids is not None:
-            documents = documents_of(attention_mask, document_ids, hidden.shape[1])
+        documents = read_documents(
+            where, hidden.shape[:2], past, attention_mask, document_ids, position_ids, cache_position
+        )
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         extra = self.layer_arguments(hidden)
-        states, seen = [], [hidden] if output_hidden_states else None
+        states, inputs = [], []
         for index, layer in enumerate(self.layers):
+            inputs.append(hidden)
             state = None if past is None else past.layers[index]
             hidden, state = layer(hidden, state=state, documents=documents, keep_state=bool(use_cache), **extra)
             states.append(state)
-            if seen is not None:
-                seen.append(hidden)
-        state = StackState(tuple(states), hidden.shape[1] + (0 if past is None else past.length)) if use_cache else None
+        hidden = self.norm(hidden)
+        state = None
+        if use_cache:
+            length = hidden.shape[1] + (0 if past is None else past.length)
+            state = StackState(tuple(states), length, last_document(past, documents))
         output = BaseModelOutputWithPast(
-            last_hidden_state=self.norm(hidden),
+            last_hidden_state=hidden,
             past_key_values=state,
-            hidden_states=None if seen is None else tuple(seen),
+            hidden_states=(*inputs, hidden) if output_hidden_states else None,
         )
         return output if return_dict is not False else output.to_tuple()
 
@@ -158,18 +150,22 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         document_ids: Tensor | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         skip_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        **keywords: object,
     ) -> CausalLMOutputWithPast:
         """Logits (B, T, V) of the next token at each step, and with `labels` (B, T) the mean loss in nats per token.
 
-        Labels are shifted inside, -100 is left out, and the loss is divided by `num_items_in_batch` when given
-        (gradient accumulation). `skip_logits` (default: while training with labels) leaves the logits out, so that
-        they are made a block at a time and dropped. `logits_to_keep` computes only the last so many.
+        Labels are shifted inside; left out are -100, padding, and what would be predicted from padding or from another
+        document. The loss is divided by `num_items_in_batch` when given (gradient accumulation). `skip_logits`
+        (default: while training with labels) leaves the logits out, so that they are made a block at a time and
+        dropped. `logits_to_keep` computes only the last so many, or those of the steps in a 1-d tensor.
         """
+        where = type(self).__name__
+        kept = kept_steps(where, logits_to_keep)
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -178,13 +174,20 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             document_ids=document_ids,
             output_hidden_states=output_hidden_states,
+            **keywords,
         )
         hidden = outputs.last_hidden_state
-        loss = None if labels is None else self._loss(hidden, labels, document_ids, num_items_in_batch)
+        loss = None
+        if labels is not None:
+            check_labels(where, labels, hidden.shape[:2], self.config.vocab_size)
+            positions = keywords.get("position_ids")
+            documents = read_documents(
+                where, hidden.shape[:2], past_key_values, attention_mask, document_ids, positions
+            )
+            loss = self._loss(hidden, labels, documents, num_items_in_batch)
         logits = None
         if not (self.training and labels is not None if skip_logits is None else skip_logits):
-            logits = self.lm_head(hidden[:, -logits_to_keep:] if logits_to_keep else hidden)
-            logits = logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
+            logits = self._logits(hidden[:, kept])
         output = CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -193,21 +196,29 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         )
         return output if return_dict is not False else output.to_tuple()
 
-    def _loss(self, hidden: Tensor, labels: Tensor, document_ids: Tensor | None, num_items) -> Tensor:
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self.lm_head(hidden)
+        return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
+
+    def _loss(self, hidden: Tensor, labels: Tensor, documents: Tensor | None, num_items) -> Tensor:
         targets = labels[:, 1:]
-        size = self.config.vocab_size
-        # Looking at the labels would cost a GPU a wait, and a compiled step a break in its graph.
-        can_look = targets.device.type == "cpu" and not torch.compiler.is_compiling()
-        if can_look and targets.numel() and int(targets.max()) >= size:
-            raise TesseraError(
-                f"{type(self).__name__}: labels must lie below vocab_size ({size}); got {int(targets.max())}."
-            )
-        if document_ids is not None:
-            targets = torch.where(document_ids[:, 1:] == document_ids[:, :-1], targets, IGNORED)
-        total = linear_cross_entropy(
-            hidden[:, :-1].flatten(0, 1), self.lm_head.weight, targets.flatten(), self.config.logit_scale
-        )
-        return total / ((targets != IGNORED).sum() if num_items is None else num_items)
+        if documents is not None:
+            is_inside = (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)
+            targets = torch.where(is_inside, targets, IGNORED)
+        count = (targets != IGNORED).sum() if num_items is None else num_items
+        hidden, targets = hidden[:, :-1].flatten(0, 1), targets.flatten()
+        if is_plain_linear(self.lm_head):
+            total = linear_cross_entropy(hidden, self.lm_head.weight, targets, self.config.logit_scale)
+        else:  # what adapters, quantisation and hooks make of it is the module's business
+            logits = self._logits(hidden)
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            total = cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+        return total / count
 
     def _reorder_cache(self, past_key_values: StackState, beam_idx: Tensor) -> StackState:
         return past_key_values.select_batch(beam_idx)
+
+
+def _arguments(model: nn.Module) -> list[str]:
+    """The names that its `forward` takes."""
+    return [name for name in inspect.signature(model.forward).parameters if name != "keywords"]

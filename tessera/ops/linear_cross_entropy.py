@@ -15,7 +15,8 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, scale: 
     """Sum of `-log softmax(scale * hidden weight^T)[label]` over the labels that are not -100, in nats.
 
     Args:
-        hidden: (N, D). weight: (V, D). labels: integers (N,).
+        hidden: (N, D). weight: (V, D). labels: integers (N,) in 0..V - 1 or -100;
+            others are an error of the device (`gather`), which is not waited for.
     Returns:
         A scalar in float32 (float64 for float64 inputs). Under autocast the products run in its dtype.
     Cost: O(N V) time; beyond inputs and their gradients, the logits of 256 rows at a time (on a GPU of as many as
@@ -70,7 +71,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _block(logits: Tensor, labels: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
     """Summed loss of one block, and its gradient with respect to the logits (written over them)."""
     counted = labels != IGNORED
-    index = labels.clamp(min=0)[:, None]
+    index = torch.where(counted, labels, 0)[:, None]  # another negative label is out of range for `gather`
     chosen = logits.gather(1, index).squeeze(1)
     normaliser = torch.logsumexp(logits, dim=1)
     loss = torch.where(counted, normaliser - chosen, 0.0).sum()

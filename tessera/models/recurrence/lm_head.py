@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 from transformers import PreTrainedModel
 
+from tessera.models.forward_arguments import is_plain_linear
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
 # Families whose logits are their output embedding of the last hidden state and nothing else (no cap, no scale).
@@ -13,14 +14,9 @@ MANY = 1 << 18  # logits from which a loss without holding them is faster too
 
 
 def plain_lm_head(base: PreTrainedModel) -> nn.Linear | None:
-    """The base's output embedding where its logits are `weight @ last hidden state` and nothing more, else None.
-
-    Adapters, quantised layers and hooks make it something more.
-    """
+    """The base's output embedding where its logits are `weight @ last hidden state` and nothing more, else None."""
     head = base.get_output_embeddings()
-    plain = base.config.model_type in PLAIN and type(head) is nn.Linear and head.bias is None
-    hooked = plain and (head._forward_hooks or head._forward_pre_hooks)
-    return head if plain and not hooked else None
+    return head if base.config.model_type in PLAIN and is_plain_linear(head) else None
 
 
 class LogitsWriter:

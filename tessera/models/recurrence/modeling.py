@@ -1,6 +1,7 @@
 """The common part of ARMT, RMT and PRMT as a Hugging Face model."""
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tessera.errors import expect
+from tessera.models.forward_arguments import REASONS, check_labels, demand, kept_steps, refuse_keywords
 from tessera.models.recurrence.base import expect_positions, fuse_activations, layer_list, widen_positions
 from tessera.models.recurrence.cache import GroupedCache, SegmentCache
 from tessera.models.recurrence.configuration import SegmentedConfig
@@ -20,6 +22,14 @@ from tessera.models.recurrence.segment_runner import SegmentMemory, SegmentRunne
 from tessera.models.recurrence.segmented_input import SegmentedInput
 from tessera.models.recurrence.state import MemoryState
 from tessera.models.sizes import flops_per_token
+
+REFUSED = {
+    **REASONS,
+    "position_ids": "positions are counted within each segment",
+    "cache_position": "the cache knows its place",
+    "document_ids": "the memory is carried through the whole row; give every document a row",
+    "labels_mask": "it is called loss_mask",
+}
 
 
 class SegmentedPreTrainedModel(PreTrainedModel):
@@ -130,13 +140,15 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         skip_logits: bool | None = None,
         output_segment_states: bool = False,
         num_items_in_batch: Tensor | int | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        **keywords: object,
     ) -> SegmentedOutput:
         """Read `input_ids` (B, T), any number of segments, after what `memory_state` (default: nothing) remembers.
 
         Args:
             attention_mask: (B, T); zeros at a row's ends are padding: its text is shorter (the result is that of the
-                row alone); zeros inside hide a position. With a cache it was read already.
+                row alone); zeros inside hide a position. With a cache (B, T before + T), ones for new tokens.
             labels: (B, T), shifted inside once across the whole text, -100 left out. loss_mask: booleans (B, T),
                 whether position t, which predicts label t + 1, counts.
             memory_state: of B rows, or of one row for all.
@@ -145,16 +157,31 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
             extend_segment: never close the open segment while tokens are added to a cache (the published `generate`).
             logits_to_keep: compute only the last so many; 0: all. skip_logits: leave them out of the result (default:
                 while training with labels, a block of them at a time).
-            output_segment_states: also return the memory after every segment.
+            output_segment_states: also return the memory after every segment. output_hidden_states: also return the
+                base's hidden states of the ordinary tokens, (B, T, hidden) for its embeddings and each of its layers.
             num_items_in_batch: divide the summed loss by this in place of the number of counted positions.
         Raises:
-            TesseraError: inputs that do not fit each other or the model.
+            TesseraError: inputs that do not fit each other or the model, and other keywords of transformers, by name.
         """
-        cache = past_key_values
+        where, cache = type(self).__name__, past_key_values
+        refuse_keywords(where, keywords, REFUSED, inspect.signature(self.forward).parameters)
+        is_cache = cache is None or isinstance(cache, (SegmentCache, GroupedCache))
+        expect(is_cache, where, "past_key_values", "be what an earlier call returned", type(cache).__name__)
+        expect(
+            kept_steps(where, logits_to_keep) is not logits_to_keep, where, "logits_to_keep", "be a number", "a tensor"
+        )
         mask = attention_mask if cache is None else None
         text = SegmentedInput.of(self.get_input_embeddings(), input_ids, inputs_embeds, mask, labels, loss_mask)
         skip = (self.training and labels is not None) if skip_logits is None else skip_logits
-        options = ReadOptions(use_cache, extend_segment, logits_to_keep, skip, output_segment_states)
+        if labels is not None:
+            check_labels(where, labels, text.shape, self.config.vocab_size)
+        if cache is not None and attention_mask is not None:
+            _check_continued_mask(where, attention_mask, cache.total, text.shape)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        options = ReadOptions(
+            use_cache, extend_segment, logits_to_keep, skip, output_segment_states, bool(output_hidden_states)
+        )
         state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
         loss = None if text.labels is None else ShiftedLoss(text.labels, text.loss_mask)
         runner = self.segment_runner()
@@ -165,6 +192,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
             output = read_text(runner, text, state, cache, inner, loss)
             if text.uneven and output.logits is not None:
                 output.logits = text.restore(output.logits)[:, -logits_to_keep:]
+            if output.hidden_states is not None:
+                output.hidden_states = tuple(text.restore(hidden) for hidden in output.hidden_states)
         output.loss = None if loss is None else loss.value(num_items_in_batch)
         return output if return_dict is not False else output.to_tuple()
 
@@ -195,6 +224,14 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         return state if state.batch_size == batch else state.repeat_batch(batch)
 
 
+def _check_continued_mask(where: str, attention_mask: Tensor, before: int, shape: tuple[int, int]) -> None:
+    """After a cache a mask has a column per token since the start, and ones for the new ones."""
+    got, needed = tuple(attention_mask.shape), (shape[0], before + shape[1])
+    expect(got == needed, where, "attention_mask", f"be {needed} of zeros and ones, one per token since the start", got)
+    new = attention_mask[:, before:].bool()
+    demand(new.all(), where, "attention_mask", "be one for tokens after a cache", lambda: "zeros")
+
+
 def _needs_groups(runner: SegmentRunner, text: SegmentedInput, use_cache: bool) -> bool:
     """Whether rows of different lengths must be read apart."""
     apart = use_cache or not runner.takes_positions or runner.config.segment_alignment != "left"
@@ -203,7 +240,9 @@ def _needs_groups(runner: SegmentRunner, text: SegmentedInput, use_cache: bool) 
 
 def _read_groups(runner, text, state, cache, options: ReadOptions, loss: ShiftedLoss | None) -> SegmentedOutput:
     """Rows that are not equally far: logits (all of them, where padding must be put back first) and the loss."""
-    expect(not options.segment_states, "forward", "output_segment_states", "be False for rows of unequal length", True)
+    for name in ("segment_states", "hidden_states"):
+        is_off = not getattr(options, name)
+        expect(is_off, "forward", f"output_{name}", "be False for rows of unequal length read apart", True)
     inner = options
     if cache is None:
         inner = replace(options, logits_to_keep=0, skip_logits=options.skip_logits and loss is None)

@@ -23,6 +23,7 @@ class SegmentedOutput(ModelOutput):
         past_key_values: a `SegmentCache`, when `use_cache`: the memory and the open segment.
         memory_state: the memory after the last closed segment.
         segment_states: the memory after every segment, when `output_segment_states`.
+        hidden_states: the base's, of the ordinary tokens, when `output_hidden_states`.
     """
 
     loss: Tensor | None = None
@@ -30,6 +31,7 @@ class SegmentedOutput(ModelOutput):
     past_key_values: SegmentCache | GroupedCache | None = None
     memory_state: MemoryState | None = None
     segment_states: tuple[MemoryState, ...] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class ReadOptions:
     logits_to_keep: int = 0
     skip_logits: bool = False
     segment_states: bool = False
+    hidden_states: bool = False
 
 
 def read_text(
@@ -56,7 +59,7 @@ def read_text(
     state, cache = _make_room(runner, state, cache, options)
     borders = _borders(runner.config, steps, cache, options)
     first_kept = max(0, steps - options.logits_to_keep) if options.logits_to_keep else 0
-    head, states = plain_lm_head(runner.base), []
+    head, states, hidden_states = plain_lm_head(runner.base), [], []
     logits = LogitsWriter(steps - first_kept)
     truncated = len(borders) - (runner.config.backprop_segments or len(borders))
     for number, (start, end) in enumerate(borders):
@@ -64,8 +67,9 @@ def read_text(
         in_loss = loss is not None and loss.counts(start, end)
         is_kept = not options.skip_logits and end > first_kept
         result = "nothing" if not (is_kept or in_loss) else "logits" if head is None else "hidden"
-        segment = _segment(text, start, end, cache, close, result)
-        output, new_state, attention = runner.run(segment, state)
+        segment = _segment(text, start, end, cache, close, result, options.hidden_states)
+        output, new_state, attention, hidden = runner.run(segment, state)
+        hidden_states.append(hidden)
         scores = logits.add(output[:, max(first_kept - start, 0) :], head) if is_kept else None
         if in_loss and scores is not None and start >= first_kept:
             loss.add(scores, start)
@@ -83,6 +87,7 @@ def read_text(
         past_key_values=cache if options.use_cache else None,
         memory_state=state,
         segment_states=tuple(states) if options.segment_states else None,
+        hidden_states=tuple(torch.cat(layer, 1) for layer in zip(*hidden_states)) if options.hidden_states else None,
     )
 
 
@@ -148,7 +153,13 @@ def _borders(config, steps: int, cache: SegmentCache | None, options: ReadOption
 
 
 def _segment(
-    text: SegmentedInput, start: int, end: int, cache: SegmentCache | None, close: bool, result: str
+    text: SegmentedInput,
+    start: int,
+    end: int,
+    cache: SegmentCache | None,
+    close: bool,
+    result: str,
+    hidden_states: bool,
 ) -> Segment:
     visible = text.visible(start, end)
     before, attention = 0, None
@@ -159,4 +170,4 @@ def _segment(
             old = ones.expand(-1, before) if cache.visible is None else cache.visible
             visible = torch.cat([old, ones.expand(-1, end - start) if visible is None else visible], 1)
     embeddings, lengths = text.embeddings(start, end), text.lengths(start, end)
-    return Segment(embeddings, before, close, not close, attention, visible, lengths, result)
+    return Segment(embeddings, before, close, not close, attention, visible, lengths, result, hidden_states)

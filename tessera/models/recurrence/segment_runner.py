@@ -26,7 +26,8 @@ class Segment:
         close: whether the segment ends here, so that its memory tokens follow. keep_cache: whether the base's cache is
             returned. cache: the base's cache of the part before. visible: booleans (B, before + n) or None. lengths:
             how many tokens of the segment exist in each row (B,), or None for all. result: what to compute for the
-            ordinary tokens: "logits", "hidden" (the input of the head), or "nothing".
+            ordinary tokens: "logits", "hidden" (the input of the head), or "nothing". hidden_states: whether the
+            base's hidden states after each layer are returned.
     """
 
     embeddings: Tensor
@@ -37,6 +38,7 @@ class Segment:
     visible: Tensor | None = None
     lengths: Tensor | None = None
     result: str = "logits"
+    hidden_states: bool = False
 
     @property
     def steps(self) -> int:
@@ -50,6 +52,7 @@ class SegmentResult(NamedTuple):
     result: Tensor | None
     memory: MemoryState | None
     cache: Any
+    hidden_states: tuple[Tensor, ...] = ()
 
 
 class SegmentMemory(ABC):
@@ -97,11 +100,14 @@ class SegmentRunner:
         parts = [tokens if front else None, segment.embeddings, tokens if back else None]
         output = self.call_base(torch.cat([part for part in parts if part is not None], 1), segment, hooks)
         result = {"logits": output.get("logits"), "hidden": hooks.last_hidden, "nothing": None}[segment.result]
-        result = None if result is None else result[:, front : front + segment.steps]
+        ordinary = slice(front, front + segment.steps)
+        result = None if result is None else result[:, ordinary]
+        hidden_states = output.hidden_states if segment.hidden_states else ()
+        hidden_states = tuple(hidden[:, ordinary] for hidden in hidden_states)
         if segment.close:
             read = segment.before + segment.steps if segment.lengths is None else segment.lengths
-            return SegmentResult(result, state.after(self.memory.next_layers(hooks, state), read), None)
-        return SegmentResult(result, None if is_empty else state, output.past_key_values)
+            return SegmentResult(result, state.after(self.memory.next_layers(hooks, state), read), None, hidden_states)
+        return SegmentResult(result, None if is_empty else state, output.past_key_values, hidden_states)
 
     def call_base(self, embeddings: Tensor, segment: Segment, hooks: LayerHooks) -> Any:
         """The base model's output for `embeddings` (B, front + n + back, hidden) of `segment` and its memory tokens."""
@@ -115,6 +121,8 @@ class SegmentRunner:
             visible = embeddings.new_ones(embeddings.shape[0], steps, dtype=torch.long)
         if visible is not None:
             arguments["attention_mask"] = visible
+        if segment.hidden_states:
+            arguments["output_hidden_states"] = True
         if self.takes_positions:
             arguments["position_ids"] = self._positions(segment, hooks.front, hooks.back)
         with hooks.active():

@@ -116,16 +116,19 @@ class SegmentedInput:
         both = (input_ids is None) == (inputs_embeds is None)
         expect(not both, "forward", "input_ids or inputs_embeds", "be given", "both or neither")
         tokens = inputs_embeds if input_ids is None else input_ids
-        batch, steps = tokens.shape[:2]
+        sizes, dims = tuple(tokens.shape), 2 if inputs_embeds is None else 3
+        expect(len(sizes) == dims, "forward", "input_ids", "be (B, T) (inputs_embeds (B, T, hidden))", sizes)
+        batch, steps = sizes[:2]
         expect(batch > 0 and steps > 0, "forward", "input_ids", "hold at least one token per row", (batch, steps))
         for name, rows in (("labels", labels), ("loss_mask", loss_mask)):
-            fits = rows is None or rows.shape == tokens.shape[:2]
-            expect(fits, "forward", name, f"be {(batch, steps)}", None if rows is None else tuple(rows.shape))
+            got = sizes[:2] if rows is None else tuple(rows.shape)
+            expect(got == sizes[:2], "forward", name, f"be {(batch, steps)}", got)
         text = cls(tokens, embed, Padding.of(attention_mask, batch, steps), labels, loss_mask)
-        if text.padding is None or not bool(text.padding.shift.any()):
-            return text
-        rows = {name: getattr(text, name) for name in ("tokens", "labels", "loss_mask")}
-        return replace(text, **{k: None if v is None else roll_rows(v, text.padding.shift) for k, v in rows.items()})
+        if text.padding is not None and bool(text.padding.shift.any()):
+            rows = {name: getattr(text, name) for name in ("tokens", "labels", "loss_mask")}
+            rows = {k: None if v is None else roll_rows(v, text.padding.shift) for k, v in rows.items()}
+            return replace(text, **rows)
+        return text
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -72,7 +72,8 @@ class MemoryState(State):
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file; `load` inverts it exactly."""
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors().items()}
+        # Copies: an empty memory's tensors share their storage, which safetensors refuses.
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors().items()}
         save_file(tensors, path, metadata={"format": "pt", "tessera_memory": self.kind})
 
     @classmethod

@@ -1,0 +1,96 @@
+"""Arguments that transformers' models take in `forward`: checked here, or refused by name with the reason."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from tessera.errors import TesseraError, did_you_mean, expect
+from tessera.ops.linear_cross_entropy import IGNORED
+
+_PACKED = "say which steps are of one document by document_ids"
+REASONS = {
+    "output_attentions": "the weights of all pairs are never held at once",
+    "output_router_logits": "there are no experts",
+    "token_type_ids": "tokens have no types",
+    "head_mask": "heads cannot be switched off",
+    "encoder_hidden_states": "there is no encoder",
+    "encoder_attention_mask": "there is no encoder",
+    "cu_seq_lens_q": _PACKED,
+    "cu_seq_lens_k": _PACKED,
+    "max_length_q": _PACKED,
+    "max_length_k": _PACKED,
+    "seq_idx": _PACKED,
+}
+
+
+def refuse_keywords(where: str, keywords: Mapping, reasons: Mapping[str, str], known: Iterable[str]) -> None:
+    """Raise `TesseraError` for each of transformers' keywords that cannot be honoured, and for unknown ones.
+
+    `reasons` says why a keyword must be left out; None and False ask for nothing. `known`: what `forward` takes.
+    """
+    for name, value in keywords.items():
+        if name == "is_causal":
+            expect(value in (None, True), where, name, "be True", value, "Every token sees those before it alone.")
+        elif name == "tokenizer":
+            continue  # of `generate`'s stop_strings, which transformers passes on
+        elif name not in reasons:
+            raise TesseraError(f"{where}: unknown argument {name!r}. {did_you_mean(name, {*known, *reasons})}")
+        elif value is not None and value is not False:
+            raise TesseraError(f"{where}: {name} must be left out: {reasons[name]}.")
+
+
+def demand(condition: Tensor, where: str, argument: str, requirement: str, got: Callable[[], object]) -> None:
+    """`expect` for a condition on values, without a wait: on a GPU the device itself asserts it.
+
+    Compiled graphs leave it out.
+    """
+    if torch.compiler.is_compiling():
+        return
+    if condition.device.type == "cpu":
+        if not bool(condition):
+            expect(False, where, argument, requirement, got())
+    elif condition.is_cuda:
+        torch._assert_async(condition, f"{where}: {argument} must {requirement}.")
+
+
+def check_labels(where: str, labels: Tensor, shape: tuple[int, int], vocab_size: int) -> None:
+    """Raise `TesseraError` unless labels are (B, T) token indices or -100.
+
+    Values are looked at on a CPU alone; on a GPU the loss's own kernel asserts them.
+    """
+    expect(tuple(labels.shape) == tuple(shape), where, "labels", f"be {tuple(shape)}", tuple(labels.shape))
+    is_integer = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    expect(is_integer, where, "labels", "be integers", labels.dtype)
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+        wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= vocab_size))]
+        value = int(wrong[0]) if wrong.numel() else 0
+        expect(not wrong.numel(), where, "labels", f"lie in 0..{vocab_size - 1} (vocab_size) or be {IGNORED}", value)
+
+
+def kept_steps(where: str, logits_to_keep: int | Tensor) -> slice | Tensor:
+    """The index of the steps whose logits are computed: the last so many (0: all), or those of a 1-d tensor."""
+    if isinstance(logits_to_keep, Tensor):
+        is_index = logits_to_keep.dim() == 1
+        expect(is_index, where, "logits_to_keep", "be a number or a 1-d tensor", tuple(logits_to_keep.shape))
+        return logits_to_keep
+    is_count = isinstance(logits_to_keep, int) and logits_to_keep >= 0
+    expect(is_count, where, "logits_to_keep", "be 0 (all) or positive", logits_to_keep)
+    return slice(-logits_to_keep if logits_to_keep else None, None)
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether calling `module` is a product with its weight and nothing more.
+
+    Adapters, quantised layers, parametrizations, hooks and replaced methods make it something more.
+    """
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return (
+        type(module) is nn.Linear
+        and module.bias is None
+        and module.weight.is_floating_point()
+        and not is_traceable_wrapper_subclass(module.weight)
+        and "forward" not in vars(module)
+        and not any(getattr(module, name) for name in hooks)
+    )

@@ -1,0 +1,88 @@
+"""Where a stack of memories stands in a sequence: its state, and which document each new step belongs to."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tessera.errors import expect
+from tessera.models.forward_arguments import demand
+from tessera.state import State
+
+
+@dataclass(frozen=True)
+class StackState(State):
+    """The states of all layers after `length` steps: what `past_key_values` is for these models.
+
+    Attributes:
+        document: of the last step that is no padding (B, 1); None while nothing distinguishes the steps.
+    """
+
+    layers: tuple[State, ...]
+    length: int
+    document: Tensor | None = None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Steps read so far, padding included (the name transformers asks for)."""
+        return self.length
+
+
+def read_documents(
+    where: str,
+    shape: tuple[int, int],
+    past: StackState | None,
+    attention_mask: Tensor | None,
+    document_ids: Tensor | None,
+    position_ids: Tensor | None = None,
+    cache_position: Tensor | None = None,
+) -> Tensor | None:
+    """Documents (B, T) of the steps read now, -1 for padding; None when nothing distinguishes them."""
+    batch, steps = tuple(shape)
+    before = 0 if past is None else past.length
+    last = None if past is None else past.document
+    if cache_position is not None:
+        expected = torch.arange(before, before + steps, device=cache_position.device)
+        is_same = cache_position.shape == expected.shape and (cache_position == expected).all()
+        is_same = torch.as_tensor(is_same, device=cache_position.device)
+        demand(is_same, where, "cache_position", f"count on from {before}", cache_position.tolist)
+    documents = None if last is None else last.expand(-1, steps)
+    if document_ids is not None:
+        got = tuple(document_ids.shape)
+        expect(got == (batch, steps), where, "document_ids", f"be {(batch, steps)}, one per step read now", got)
+        documents = document_ids
+    elif position_ids is not None:
+        documents = _documents_by_position(where, (batch, steps), position_ids, last)
+    if attention_mask is None:
+        return documents
+    got, needed = tuple(attention_mask.shape), (batch, before + steps)
+    expect(got == needed, where, "attention_mask", f"be {needed} of zeros and ones, one per step since the start", got)
+    real = attention_mask[:, before:].bool()
+    if documents is None and not torch.compiler.is_compiling():
+        if past is not None and real.is_cuda:
+            # Looking would cost every decoded token a wait.
+            demand(real.all(), where, "attention_mask", "be one for new steps after steps without padding", str)
+            return None
+        if bool(real.all()):
+            return None
+    return torch.where(real, 0 if documents is None else documents, -1)
+
+
+def _documents_by_position(where: str, shape: tuple[int, int], position_ids: Tensor, last: Tensor | None):
+    """A document begins where positions do not count on; the first step goes on with the `last` document."""
+    got = tuple(position_ids.shape)
+    expect(got in (shape, (1, shape[1])), where, "position_ids", f"be {shape} or {(1, shape[1])}", got)
+    begins = torch.zeros_like(position_ids)
+    begins[:, 1:] = position_ids[:, 1:] != position_ids[:, :-1] + 1
+    if last is None and begins.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(begins.any()):
+        return None
+    return begins.cumsum(1).expand(shape) + (0 if last is None else last)
+
+
+def last_document(past: StackState | None, documents: Tensor | None) -> Tensor | None:
+    """The document (B, 1) of the last step that is no padding; 0 where there is none yet."""
+    if documents is None:
+        return None if past is None else past.document
+    steps = torch.arange(documents.shape[1], device=documents.device)
+    latest = torch.where(documents >= 0, steps, -1).amax(1, keepdim=True)
+    before = torch.zeros_like(latest) if past is None or past.document is None else past.document
+    return torch.where(latest >= 0, documents.gather(1, latest.clamp(min=0)), before)
