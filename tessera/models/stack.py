@@ -83,9 +83,6 @@ class StackModel(StackPreTrainedModel):
         is_one = (input_ids is None) != (inputs_embeds is None)
         expect(is_one, where, "input_ids or inputs_embeds", "be given", "both or neither")
         past = past_key_values
-        is_state = past is None or isinstance(past, StackState)
-        advice = "Leave it out: these models keep memories, no keys and values that could be cropped."
-        expect(is_state, where, "past_key_values", "be what an earlier call returned", type(past).__name__, advice)
         hidden = self._embed(input_ids) if inputs_embeds is None else inputs_embeds
         expect(hidden.dim() == 3, where, "input_ids", "be (B, T) (inputs_embeds (B, T, hidden))", tuple(hidden.shape))
         expect(hidden.shape[1] > 0, where, "the prompt", "hold at least one token", "none")
@@ -166,6 +163,12 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         """
         where = type(self).__name__
         kept = kept_steps(where, logits_to_keep)
+        tokens = inputs_embeds if input_ids is None else input_ids
+        if labels is not None and tokens is not None:
+            check_labels(where, labels, tokens.shape[:2], self.config.vocab_size)
+            places = [keywords.pop(name, None) for name in ("position_ids", "cache_position")]
+            masks = (attention_mask, document_ids, *places)
+            attention_mask, document_ids = None, read_documents(where, tokens.shape[:2], past_key_values, *masks)
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -179,12 +182,7 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         hidden = outputs.last_hidden_state
         loss = None
         if labels is not None:
-            check_labels(where, labels, hidden.shape[:2], self.config.vocab_size)
-            positions = keywords.get("position_ids")
-            documents = read_documents(
-                where, hidden.shape[:2], past_key_values, attention_mask, document_ids, positions
-            )
-            loss = self._loss(hidden, labels, documents, num_items_in_batch)
+            loss = self._loss(hidden, labels, document_ids, num_items_in_batch)
         logits = None
         if not (self.training and labels is not None if skip_logits is None else skip_logits):
             logits = self._logits(hidden[:, kept])

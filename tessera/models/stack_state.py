@@ -38,6 +38,9 @@ def read_documents(
 ) -> Tensor | None:
     """Documents (B, T) of the steps read now, -1 for padding; None when nothing distinguishes them."""
     batch, steps = tuple(shape)
+    is_state = past is None or isinstance(past, StackState)
+    advice = "Leave it out: these models keep memories, no keys and values that could be cropped."
+    expect(is_state, where, "past_key_values", "be what an earlier call returned", type(past).__name__, advice)
     before = 0 if past is None else past.length
     last = None if past is None else past.document
     if cache_position is not None:
