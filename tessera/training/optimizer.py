@@ -1,13 +1,16 @@
 """AdamW groups and the learning-rate schedule."""
 
 import math
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from tessera.errors import TesseraError, did_you_mean
 from tessera.training.sections import TrainingSection
 
 
@@ -19,31 +22,45 @@ class Rates(Protocol):
     scalar_learning_rate_scale: float
 
 
-def parameter_groups(model: nn.Module, section: Rates) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: nn.Module, section: Rates, scales: Mapping[str, float] = MappingProxyType({})
+) -> list[dict[str, Any]]:
     """Matrices with weight decay, vectors without, and per-head scalars with their own learning rate.
 
     A matrix is a parameter of two or more dimensions; norms and biases have one. Per-head scalars are the
-    one-dimensional parameters that the model names in `scalar_parameter_names()`, if it has that method.
+    one-dimensional parameters that the model names in `scalar_parameter_names()`, if it has that method. `scales` maps
+    last parts of their names, such as "mix", to factors of the learning rate in place of the section's. Raises
+    `TesseraError` for a name in `scales` that none of the model's scalars has.
     """
-    named = getattr(model, "scalar_parameter_names", list)()
-    scalars = set(named) if section.scalar_learning_rate_scale != 1.0 else set()
-    matrices, vectors, scaled = [], [], []
+    scalars = set(getattr(model, "scalar_parameter_names", list)())
+    unused, last_parts = set(scales), set()
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {(section.weight_decay, 1.0): [], (0.0, 1.0): []}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            is_scalar = name in scalars and parameter.dim() <= 1
-            (scaled if is_scalar else matrices if parameter.dim() >= 2 else vectors).append(parameter)
-    rate = section.learning_rate
-    groups = [
-        {"params": matrices, "weight_decay": section.weight_decay, "lr": rate},
-        {"params": vectors, "weight_decay": 0.0, "lr": rate},
-        {"params": scaled, "weight_decay": 0.0, "lr": rate * section.scalar_learning_rate_scale},
+        if not parameter.requires_grad:
+            continue
+        scale, last = 1.0, name.rpartition(".")[2]
+        if name in scalars and parameter.dim() <= 1:
+            scale = scales.get(last, section.scalar_learning_rate_scale)
+            unused.discard(last)
+            last_parts.add(last)
+        decay = section.weight_decay if parameter.dim() >= 2 else 0.0
+        groups.setdefault((decay, scale), []).append(parameter)
+    for name in sorted(unused) if last_parts else ():  # a transformer has no scalars
+        raise TesseraError(
+            f"training.scalar_learning_rate_scales: {name!r} must name a scalar of this model. "
+            f"{did_you_mean(name, last_parts)}"
+        )
+    return [
+        {"params": parameters, "weight_decay": decay, "lr": section.learning_rate * scale}
+        for (decay, scale), parameters in groups.items()
+        if parameters
     ]
-    return [group for group in groups if group["params"]]
 
 
 def make_optimizer(model: nn.Module, section: TrainingSection) -> torch.optim.AdamW:
     """AdamW over `parameter_groups`."""
-    return torch.optim.AdamW(parameter_groups(model, section), lr=section.learning_rate, betas=section.betas)
+    groups = parameter_groups(model, section, section.scalar_learning_rate_scales)
+    return torch.optim.AdamW(groups, lr=section.learning_rate, betas=section.betas)
 
 
 def learning_rate_factor(step: int, *, warmup: int, steps: int, floor: float, decay: str = "cosine") -> float:

@@ -79,7 +79,8 @@ class TrainingSection:
     micro_batch_size : sequences per process and forward pass; None: no accumulation.
     learning_rate, min_learning_rate, warmup_steps : linear warm-up, then a cosine down to the minimum at `steps`.
     weight_decay : on matrices only. clip : largest gradient norm (0: none).
-    scalar_learning_rate_scale : multiplies the learning rate of per-head scalars.
+    scalar_learning_rate_scale : multiplies the learning rate of per-head scalars. scalar_learning_rate_scales : in its
+        place for scalars of some names (the last part of the parameter's name, such as mix).
     precision : auto (bf16 where the hardware has it), bf16 (autocast, weights in float32) or fp32.
     gradient_checkpointing : recompute the layers' activations in the backward pass instead of keeping them; of every
         `checkpoint_layers_every` layers one is recomputed (1: all of them).
@@ -102,6 +103,7 @@ class TrainingSection:
     weight_decay: float = 0.1
     clip: float = 1.0
     scalar_learning_rate_scale: float = 1.0
+    scalar_learning_rate_scales: dict[str, float] = field(default_factory=dict)
     precision: str = "auto"
     compile: bool = False
     gradient_checkpointing: bool = False
@@ -147,6 +149,9 @@ class TrainingSection:
         for name in ("weight_decay", "clip", "scalar_learning_rate_scale"):
             if not getattr(self, name) >= 0:
                 found.append((name, f"must not be negative; got {getattr(self, name)}."))
+        for name, scale in self.scalar_learning_rate_scales.items():
+            if not scale >= 0:
+                found.append((f"scalar_learning_rate_scales.{name}", f"must not be negative; got {scale}."))
         for name, allowed in (("precision", PRECISIONS), ("on_nonfinite", ON_NONFINITE)):
             if getattr(self, name) not in allowed:
                 found.append((name, f"must be one of {', '.join(allowed)}; got {getattr(self, name)!r}."))

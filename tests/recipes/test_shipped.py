@@ -86,6 +86,13 @@ def test_the_babistories_runs_are_the_published_ones(blocks):
     training = mosaic.training
     assert (training.learning_rate, training.min_learning_rate, training.warmup_steps) == (5e-3, 1e-4, 2000)
     assert (training.betas, training.weight_decay, training.clip) == ((0.9, 0.95), 0.1, 1.0)
+    # Learned at the one published rate: p with leak 10 |p|, scale exp(10 p), beta exp(20 p), mix p.
+    assert training.scalar_learning_rate_scales == {
+        "decay_rate": 10.0,
+        "log_scale": 10.0,
+        "log_inverse_bandwidth": 20.0,
+        "mix": 1.0,
+    }
     config = model_config(mosaic.model)
     assert config.initialization == "fan_in"
     assert config.logit_scale == pytest.approx(768**-0.5, rel=1e-15)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, TesseraError
 from tessera.training.optimizer import make_optimizer, make_scheduler, parameter_groups
 from tessera.training.sections import TrainingSection
 
@@ -47,6 +48,20 @@ def test_scalars_can_learn_faster():
     found = groups_by_name(TrainingSection(learning_rate=0.5, scalar_learning_rate_scale=10.0))
     assert {name for name, (_, rate) in found.items() if rate == 5.0} == {"rates"}
     assert {rate for name, (_, rate) in found.items() if name != "rates"} == {0.5}
+
+
+def test_scalars_of_some_names_have_their_own_rates():
+    config = MemoryMosaicConfig(vocab_size=9, hidden_size=8, num_layers=1, num_heads=2, num_persistent_slots=2)
+    model = MemoryMosaicForCausalLM(config)
+    section = TrainingSection(
+        learning_rate=0.5, scalar_learning_rate_scale=10.0, scalar_learning_rate_scales={"mix": 1.0, "log_scale": 4.0}
+    )
+    names = {id(parameter): name.rpartition(".")[2] for name, parameter in model.named_parameters()}
+    groups = make_optimizer(model, section).param_groups
+    rates = {names[id(p)]: group["lr"] for group in groups for p in group["params"] if p.dim() == 1}
+    assert rates == {"weight": 0.5, "mix": 0.5, "log_scale": 2.0, "decay_rate": 5.0, "log_inverse_bandwidth": 5.0}
+    with pytest.raises(TesseraError, match="'mixes' must name a scalar of this model. Did you mean 'mix'"):
+        make_optimizer(model, TrainingSection(scalar_learning_rate_scales={"mixes": 1.0}))
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 4])
