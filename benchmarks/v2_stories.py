@@ -75,8 +75,8 @@ def recipe(name: str, steps: int) -> Recipe:
 
 def measure(model, store, sequences: int) -> dict:
     """Validation loss at the trained context, and by position up to eight times that."""
-    near = loss_by_position(model, ValidationWindows(Split.whole(store), CONTEXT, 4 * sequences, False), 8)
-    far = loss_by_position(model, ValidationWindows(Split.whole(store), LONGEST, sequences, False), 2)
+    near = loss_by_position(model, ValidationWindows(Split.of(store), CONTEXT, 4 * sequences, False), 8)
+    far = loss_by_position(model, ValidationWindows(Split.of(store), LONGEST, sequences, False), 2)
     return {"loss": near.mean, "loss_at_longest": far.mean, "loss_by_position": far.by_position().tolist()}
 
 

@@ -1,7 +1,8 @@
-"""Checkpoints that are whole or do not exist.
+"""Checkpoints that are complete or do not exist.
 
-A checkpoint is written in a draft folder, sealed with a list of its files (sizes and checksums), and renamed. A kill
-at any moment leaves the earlier checkpoints and at most a draft; damage done later is seen by the seal.
+A checkpoint is written into a temporary folder, gets a manifest of its files (sizes and checksums), and is renamed. A
+kill at any moment leaves the earlier checkpoints and at most a temporary folder; damage done later is seen by the
+manifest. Checksums are CRC-32: they find flipped bits and truncation at about 1 GB/s, but people can forge them.
 """
 
 import json
@@ -10,52 +11,71 @@ import re
 import shutil
 import zlib
 from pathlib import Path
+from typing import Any
 
-FOLDER, DRAFT, SEAL = "checkpoints", "draft.tmp", "complete.json"
+from tessera.files import remove, sync
+
+FOLDER, TEMPORARY, MANIFEST = "checkpoints", "draft.tmp", "complete.json"
 _NAME = re.compile(r"checkpoint-(\d+)$")
 
 
-def seal(folder: Path) -> None:
-    """Write the seal: every file's size and checksum, after all of them have reached the disk."""
+def write_manifest(folder: Path) -> None:
+    """Write every file's size and checksum, after all of them have reached the disk."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
-        _sync(path)
-    record = {str(path.relative_to(folder)): [path.stat().st_size, _checksum(path)] for path in files}
-    (folder / SEAL).write_text(json.dumps(record, indent=1) + "\n")
-    _sync(folder / SEAL)
+        sync(path)
+    (folder / MANIFEST).write_text(json.dumps(describe(folder, files), indent=1) + "\n")
+    sync(folder / MANIFEST)
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, in a few words; None for a whole one."""
+def describe(folder: Path, files: list[Path]) -> dict[str, list[int]]:
+    """`{name: [size, checksum]}` of `files`, which lie in `folder`."""
+    return {path.relative_to(folder).as_posix(): [path.stat().st_size, checksum(path)] for path in files}
+
+
+def verify(folder: Path) -> str | None:
+    """What is wrong with a folder that has a manifest, in a few words; None when it is complete."""
     try:
-        record = json.loads((folder / SEAL).read_text())
+        record = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return f"no readable {SEAL}"
-    for name, (size, checksum) in record.items():
+        return f"no readable {MANIFEST}"
+    return differences(folder, record)
+
+
+def differences(folder: Path, record: Any) -> str | None:
+    """How the files in `folder` differ from what `describe` recorded, in a few words; None when they do not."""
+    if not isinstance(record, dict) or not record:
+        return f"no readable {MANIFEST}"
+    for name, entry in record.items():
         path = folder / name
-        if not path.is_file():
+        if not (isinstance(entry, list) and len(entry) == 2):
+            return f"no readable {MANIFEST}"
+        try:
+            size = path.stat().st_size
+            if size != entry[0]:
+                return f"{name} has {size} of {entry[0]} bytes"
+            if checksum(path) != entry[1]:
+                return f"{name} was changed"
+        except FileNotFoundError:
             return f"{name} is missing"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size} of {size} bytes"
-        if _checksum(path) != checksum:
-            return f"{name} was changed"
+        except (OSError, ValueError) as error:
+            return f"{name} cannot be read ({error})"
     return None
 
 
-def publish(draft: Path, final: Path) -> None:
-    """Seal `draft` and give it its final name, replacing a damaged checkpoint of that name."""
-    seal(draft)
-    if final.exists():
-        shutil.rmtree(final)
+def publish(temporary: Path, final: Path) -> None:
+    """Add the manifest to `temporary` and give it its final name, replacing a damaged checkpoint of that name."""
+    write_manifest(temporary)
+    remove(final)
     final.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(draft, final)
-    _sync(final.parent)
+    os.replace(temporary, final)
+    sync(final.parent)
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """All checkpoint folders of a run, the latest first, whole or not."""
-    found = [path for path in (run / FOLDER).glob("checkpoint-*") if _NAME.search(path.name)]
-    return sorted(found, key=step_of, reverse=True)
+    """All checkpoint folders of a run, the latest first, complete or not."""
+    folders = [path for path in (run / FOLDER).glob("checkpoint-*") if _NAME.search(path.name)]
+    return sorted(folders, key=step_of, reverse=True)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -63,11 +83,11 @@ def step_of(checkpoint: Path) -> int:
     return int(_NAME.search(checkpoint.name).group(1))
 
 
-def latest_whole(run: Path) -> tuple[Path | None, list[str]]:
-    """The latest whole checkpoint of a run, and a line for each damaged one that was passed over."""
+def latest_complete(run: Path) -> tuple[Path | None, list[str]]:
+    """The latest complete checkpoint of a run, and a line for each damaged one that was passed over."""
     passed = []
     for checkpoint in checkpoints(run):
-        reason = damage(checkpoint)
+        reason = verify(checkpoint)
         if reason is None:
             return checkpoint, passed
         passed.append(f"{checkpoint}: passed over, {reason}")
@@ -80,17 +100,10 @@ def prune(run: Path, keep: int) -> None:
         shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def _checksum(path: Path) -> int:
+def checksum(path: Path) -> int:
+    """CRC-32 of a file's bytes."""
     value = 0
     with open(path, "rb") as file:
         while block := file.read(1 << 22):
             value = zlib.crc32(block, value)
     return value
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

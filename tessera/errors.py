@@ -20,6 +20,12 @@ def expect(condition: bool, where: str, argument: str, rule: str, got: object, a
         raise TesseraError(f"{where}: {argument} must {rule}; got {got}." + (f" {advice}" if advice else ""))
 
 
+def first_line(error: Exception) -> str:
+    """What another library's exception says, in one line without its full stop; its name when it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'?` when some known name is close to `name`, and the list of known names in any case."""
     known = sorted(known)

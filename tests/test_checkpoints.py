@@ -2,7 +2,7 @@
 
 import pytest
 
-from tessera.checkpoints import checkpoints, damage, latest_whole, prune, publish
+from tessera.checkpoints import checkpoints, latest_complete, prune, publish, verify
 from tessera.training.metrics import MetricsFile
 
 
@@ -18,7 +18,7 @@ def run(tmp_path):
 
 
 def test_the_latest_is_found_by_number(run):
-    found, passed = latest_whole(run)
+    found, passed = latest_complete(run)
     assert (found.name, passed) == ("checkpoint-100", [])
     assert [path.name for path in checkpoints(run)] == ["checkpoint-100", "checkpoint-20", "checkpoint-5"]
 
@@ -36,8 +36,8 @@ def flip(path):
 def test_damage_to_any_file_is_seen_and_passed_over(run, harm, name):
     latest = run / "checkpoints" / "checkpoint-100"
     harm(latest / name)
-    assert damage(latest)
-    found, (line,) = latest_whole(run)
+    assert verify(latest)
+    found, (line,) = latest_complete(run)
     assert found.name == "checkpoint-20"
     assert "checkpoint-100: passed over" in line
 
@@ -46,7 +46,7 @@ def test_a_draft_is_no_checkpoint(run):
     draft = run / "checkpoints" / "draft.tmp" / "checkpoint-900"
     draft.mkdir(parents=True)
     (draft / "model.safetensors").write_bytes(b"half")
-    assert latest_whole(run)[0].name == "checkpoint-100"
+    assert latest_complete(run)[0].name == "checkpoint-100"
 
 
 def test_publishing_replaces_a_damaged_checkpoint(run):
@@ -55,7 +55,7 @@ def test_publishing_replaces_a_damaged_checkpoint(run):
     draft.mkdir()
     (draft / "model.safetensors").write_bytes(b"again")
     publish(draft, run / "checkpoints" / "checkpoint-100")
-    assert damage(run / "checkpoints" / "checkpoint-100") is None
+    assert verify(run / "checkpoints" / "checkpoint-100") is None
 
 
 def test_pruning_keeps_the_latest(run):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tessera.training.folder import RunSummary
+    from tessera.training.result import RunSummary
 
 SAMPLES, SAMPLE_TOKENS, STREAM_TOKENS = 3, 160, 160
 

@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", type=Path, help="folder of the run (default: runs/<name of the recipe>)")
     parser.add_argument(
-        "--resume", action="store_true", help="continue from the last whole checkpoint; same weights as without a stop"
+        "--resume",
+        action="store_true",
+        help="continue from the last complete checkpoint; same weights as without a stop",
     )
     parser.add_argument("--overwrite", action="store_true", help="delete the run that the folder holds and start again")
 

@@ -23,7 +23,7 @@ class Split:
     stop: int
 
     @classmethod
-    def whole(cls, store: TokenStore) -> "Split":
+    def of(cls, store: TokenStore) -> "Split":
         """All of a store."""
         return cls(store, 0, store.description.num_tokens)
 

@@ -41,7 +41,7 @@ class EvaluationText:
     def windows(self, tokenizer: "PreTrainedTokenizerFast", limit: int | None, cache: Path) -> ValidationWindows:
         """At most `limit` sequences; the tokens are stored in `cache`."""
         marks = {"begin_token": self.begin_token, "end_token": self.end_token}
-        split = Split.whole(open_or_build(self.source, tokenizer, cache, **marks))
+        split = Split.of(open_or_build(self.source, tokenizer, cache, **marks))
         if self.held_out < 1:
             split = split.divided(self.held_out)[1]
         return ValidationWindows(split, self.context, limit, self.document_ids)

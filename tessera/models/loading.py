@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tessera.checkpoints import latest_whole
+from tessera.checkpoints import latest_complete
 from tessera.errors import TesseraError
 
 if TYPE_CHECKING:
@@ -13,18 +13,18 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def model_folder(path: str | Path) -> Path:
-    """The folder with weights that `path` means: itself, or the latest whole checkpoint of an unfinished run."""
+    """The folder with weights that `path` means: itself, or the latest complete checkpoint of an unfinished run."""
     folder = Path(path)
     if not folder.is_dir():
         raise TesseraError(f"model {path}: no such folder. Train one with: tessera train RECIPE.")
     if any((folder / name).is_file() for name in WEIGHTS):
         return folder
-    checkpoint, passed = latest_whole(folder)
+    checkpoint, passed = latest_complete(folder)
     if checkpoint is not None:
         return checkpoint
     damaged = " Damaged: " + "; ".join(passed) + "." if passed else ""
     pickled = " Pickled weights are not read: convert them to safetensors." if list(folder.glob("*.bin")) else ""
-    raise TesseraError(f"model {path}: must hold {WEIGHTS[0]} or a whole checkpoint; got neither.{damaged}{pickled}")
+    raise TesseraError(f"model {path}: must hold {WEIGHTS[0]} or a complete checkpoint; got neither.{damaged}{pickled}")
 
 
 def load_config(path: str | Path) -> "PreTrainedConfig":

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from typing import NoReturn
 
 import torch
 from torch.nn.utils import get_total_norm
@@ -57,11 +58,11 @@ class NonFiniteGuard(TrainerCallback):
     """Before each update: stop, or skip and count, when a gradient is not finite.
 
     A loss that is not finite makes its gradients so. All processes decide together. Weights are never touched by such
-    a step, so the last checkpoint is a good one.
+    a step, and checkpoints of weights that are not finite are not written, so the last checkpoint is a good one.
     """
 
-    def __init__(self, mode: str, skipped: int = 0) -> None:
-        self.mode, self.skipped = mode, skipped
+    def __init__(self, mode: str) -> None:
+        self.mode, self.skipped = mode, 0
         self.all_finite = lambda finite: finite  # the trainer replaces it where there are several processes
         self.last_checkpoint = lambda: None
 
@@ -70,15 +71,23 @@ class NonFiniteGuard(TrainerCallback):
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         if self.all_finite(bool(torch.isfinite(get_total_norm(gradients)))):
             return
-        step = state.global_step + 1
         if self.mode == "skip":
             self.skipped += 1
             model.zero_grad(set_to_none=True)
             return
+        self._stop("loss and gradients", "at", state.global_step + 1)
+
+    def require_finite_weights(self, model: torch.nn.Module, step: int) -> None:
+        """Raise `TesseraError` when an update has made a weight infinite or NaN: before it is stored."""
+        local = [getattr(parameter, "_local_tensor", parameter) for parameter in model.parameters()]
+        if not self.all_finite(all(bool(torch.isfinite(tensor).all()) for tensor in local)):
+            self._stop("weights", "after", step)
+
+    def _stop(self, what: str, when: str, step: int) -> NoReturn:
         checkpoint = self.last_checkpoint()
         kept = f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint had been written yet"
         raise TesseraError(
-            f"training: loss and gradients must be finite; got NaN or infinity at step {step}. Stopped: {kept}. "
+            f"training: {what} must be finite; got NaN or infinity {when} step {step}. Stopped: {kept}. "
             "Lower training.learning_rate, or set training.on_nonfinite=skip to leave such steps out."
         )
 

@@ -3,16 +3,17 @@
 import hashlib
 import json
 import os
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tessera.checkpoints import publish, verify
 from tessera.data.sources import TextSource, text_source
-from tessera.data.store import open_or_build
+from tessera.data.store import open_or_build, working_in
 from tessera.data.tokenizers import build_tokenizer
 from tessera.data.windows import Split
-from tessera.errors import TesseraError
+from tessera.errors import TesseraError, first_line
+from tessera.files import remove, writing
 from tessera.training.sections import DataSection, Recipe
 
 if TYPE_CHECKING:
@@ -35,21 +36,25 @@ class Corpus:
         return max(split.store.description.largest_token for split in (self.training, self.validation))
 
 
-def open_corpus(recipe: Recipe, run: Path) -> Corpus:
-    """Tokenise what is not tokenised yet; the tokenizer is also saved in `run`.
+def open_corpus(recipe: Recipe, run: Path, *, saved_tokenizer: bool = True) -> Corpus:
+    """Tokenise what is not tokenised yet. Writes nothing into `run`.
 
     Stores and trained tokenizers live in `stores/` beside the run and are shared by all runs there that read the same
-    text in the same way. Raises `TesseraError` for text that is missing, empty, not UTF-8 or shorter than a context.
+    text in the same way. With `saved_tokenizer`, the tokenizer that `run` holds already is used, if it holds one.
+    Raises `TesseraError` for text that is missing, empty, not UTF-8 or shorter than a context.
     """
     cache = run.resolve().parent / STORES
     training, validation = _sources(recipe.data)
-    tokenizer = _tokenizer(recipe, training, cache, run)
-    marks = {"begin_token": recipe.data.begin_token, "end_token": recipe.data.end_token}
-    whole = Split.whole(open_or_build(training, tokenizer, cache, **marks))
-    if validation is None:
-        parts = whole.divided(recipe.data.validation_fraction)
+    if saved_tokenizer and (run / "tokenizer.json").is_file():
+        tokenizer = load_saved_tokenizer(run)
     else:
-        parts = whole, Split.whole(open_or_build(validation, tokenizer, cache, **marks))
+        tokenizer = _new_tokenizer(recipe, training, cache)
+    marks = {"begin_token": recipe.data.begin_token, "end_token": recipe.data.end_token}
+    everything = Split.of(open_or_build(training, tokenizer, cache, **marks))
+    if validation is None:
+        parts = everything.divided(recipe.data.validation_fraction)
+    else:
+        parts = everything, Split.of(open_or_build(validation, tokenizer, cache, **marks))
     corpus = Corpus(tokenizer, *parts)
     corpus.training.require(recipe.data.context, "the training text")
     corpus.validation.require(recipe.data.context, "the validation text")
@@ -66,41 +71,32 @@ def _sources(data: DataSection) -> tuple[TextSource, TextSource | None]:
     return training, None
 
 
-def _tokenizer(recipe: Recipe, text: TextSource, cache: Path, run: Path) -> "PreTrainedTokenizerFast":
-    """The run's own tokenizer if it has one; else a trained one from the cache; else a new one."""
+def _new_tokenizer(recipe: Recipe, text: TextSource, cache: Path) -> "PreTrainedTokenizerFast":
+    """A tokenizer as the recipe says; one that is trained on the text is kept in the cache."""
     spec = recipe.tokenizer
-    if (run / "tokenizer.json").is_file():
-        return _load(run)
+    if spec.type != "bpe":
+        return build_tokenizer(spec)
     name = hashlib.sha256(json.dumps([asdict(spec), text.identity]).encode()).hexdigest()[:16]
     trained = cache / f"tokenizer-{name}"
-    if spec.type != "bpe":
-        tokenizer = build_tokenizer(spec)
-    elif trained.is_dir():
-        tokenizer = _load(trained)
-    else:
-        tokenizer = build_tokenizer(spec, text.pieces())
-        _save(tokenizer, trained)
-    tokenizer.save_pretrained(run)
+    if verify(trained) is None:
+        return load_saved_tokenizer(trained)
+    tokenizer = build_tokenizer(spec, text.pieces())
+    with writing(trained), working_in(cache):
+        temporary = trained.with_name(f"{trained.name}.{os.getpid()}.tmp")
+        try:
+            tokenizer.save_pretrained(temporary)
+            if verify(trained) is not None:  # no other process has put it there meanwhile
+                publish(temporary, trained)
+        finally:
+            remove(temporary)
     return tokenizer
 
 
-def _load(folder: Path) -> "PreTrainedTokenizerFast":
+def load_saved_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
+    """What `save_pretrained` wrote into `folder`. Raises `TesseraError` when it cannot be read."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise TesseraError(f"{folder}: the saved tokenizer cannot be read ({error}).") from error
-
-
-def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
-    """Write under another name, then rename: a folder with the right name is whole."""
-    draft = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
-    try:
-        tokenizer.save_pretrained(draft)
-        if not folder.exists():
-            os.replace(draft, folder)
-    except OSError as error:
-        raise TesseraError(f"{folder}: cannot be written ({error.strerror}).") from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers and tokenizers raise anything for damaged files
+        raise TesseraError(f"{folder}: the saved tokenizer cannot be read ({first_line(error)}).") from error

@@ -1,135 +1,161 @@
-"""A run's folder: whose it is, and what it holds in the end.
+"""A run's folder: whose it is, and who works in it.
 
-recipe.yaml (every setting), tokenizer files, metrics.jsonl, checkpoints/, and once training is over config.json,
-model.safetensors, generation_config.json and, written last, run.json (results and provenance).
+recipe.yaml (every setting), inputs.json (checksums of tokenizer and tokens), tokenizer files, metrics.jsonl,
+checkpoints/, run.lock (which process works here), and once training is over config.json, model.safetensors,
+generation_config.json and, written last, run.json (results and provenance).
 """
 
-import json
-import os
-import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from tessera.checkpoints import MANIFEST, checkpoints
 from tessera.errors import TesseraError
-from tessera.evaluation.provenance import provenance
+from tessera.files import write_text_atomically, writing
+from tessera.locks import held, is_lock_file
 from tessera.training.corpus import Corpus
-from tessera.training.recipe import recipe_to_dict
+from tessera.training.inputs import (
+    TOKENIZER,
+    require_same_inputs,
+    require_same_tokenizer,
+    write_inputs,
+    write_tokenizer,
+)
+from tessera.training.model_section import base_folder
+from tessera.training.replacing import (
+    LITTER,
+    METRICS,
+    OURS,
+    REPLACED,
+    RESULT,
+    holds_replaced,
+    matching,
+    move_aside,
+    recover,
+)
+from tessera.training.saved_recipe import RECIPE, is_saved_recipe, is_untouched, require_same, saved_text
 from tessera.training.sections import Recipe
 
-if TYPE_CHECKING:
-    from tessera.training.trainer import RecipeTrainer
-
-RECIPE, RESULT = "recipe.yaml", "run.json"
+LOCK = "run.lock"
+OUTPUT, ADVICE = "output folder", "Use --output."
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """What came out of a run. Losses in nats per token; speed is the median over the log lines."""
+@dataclass
+class Claim:
+    """The right to write a run into `run`, as long as the context lasts that gave it."""
 
-    name: str
-    folder: str
-    parameters: int
-    steps: int
-    tokens: int
-    skipped_steps: int
-    validation_loss: float
-    validation_bits_per_byte: float
-    tokens_per_second: float | None
+    run: Path
+    recipe: Recipe
+    resume: bool
+    begun: bool = False
+
+    def begin(self, corpus: Corpus) -> None:
+        """Move the run aside that is replaced, if any, and note recipe, tokenizer and checksums of the tokens.
+
+        Call it when nothing can be refused any more. Raises `TesseraError` when a run that is resumed began with
+        other tokens.
+        """
+        saved = (self.run / RECIPE).exists()
+        if self.resume:
+            require_same_inputs(self.run, corpus)
+        self.begun = True
+        with writing(self.run, OUTPUT, ADVICE):
+            if saved and not self.resume:
+                move_aside(self.run)
+            if not (saved and self.resume):
+                write_text_atomically(self.run / RECIPE, saved_text(self.recipe))
+            if not (self.resume and (self.run / TOKENIZER).exists()):
+                write_tokenizer(self.run, corpus.tokenizer)
+            write_inputs(self.run, corpus)
 
 
-def prepare_folder(recipe: Recipe, run: Path, *, resume: bool, overwrite: bool) -> None:
-    """Make sure that `run` is this recipe's to write, and note the recipe in it.
+@contextmanager
+def claimed(recipe: Recipe, run: Path, *, resume: bool, overwrite: bool) -> Iterator[Claim]:
+    """Make sure that `run` is this recipe's to write, and keep other processes out of it.
 
-    Raises `TesseraError` when the folder cannot be written, holds another recipe's run, holds a run and neither
-    `resume` nor `overwrite` is given, or holds other files.
+    What fails before `Claim.begin` leaves everything as it was. Raises `TesseraError` when the folder cannot be
+    written, is in use, holds another recipe's run, holds a run and neither `resume` nor `overwrite` is said, or holds
+    other files.
     """
-    if overwrite and (run / RECIPE).is_file():
-        shutil.rmtree(run)
-    mine = recipe_to_dict(recipe)
+    claim = Claim(run, recipe, resume)
+    with ExitStack() as stack:
+        with writing(run, OUTPUT, ADVICE):
+            _require_run_or_nothing(run)
+            if overwrite:
+                _require_outside(recipe, run)
+            for folder in _make_folders(run):
+                stack.callback(_unless_begun, claim, folder.rmdir)
+            is_new = not (run / LOCK).exists()
+            stack.enter_context(held(run / LOCK, "Wait for it, or use another --output."))
+            if is_new:
+                stack.callback(_unless_begun, claim, (run / LOCK).unlink)
+            recover(run)
+        if (run / RECIPE).exists():
+            _require_mine(recipe, run, resume, overwrite)
+        yield claim
+
+
+def _require_run_or_nothing(run: Path) -> None:
+    if not run.exists() or is_run(run) or holds_replaced(run):
+        return
+    strange = {path.name for path in run.iterdir()} - {path.name for path in matching(run, LITTER)} - {LOCK}
+    if strange:
+        hint = f" Its {RECIPE} is damaged." if is_lock_file(run / LOCK) and RECIPE in strange else ""
+        raise TesseraError(f"{run}: must be a new or empty folder, or a run's; got a folder with other files.{hint}")
+
+
+def is_run(run: Path) -> bool:
+    """Did a training run write this folder? A recipe alone, or among other files, does not make it one."""
+    if not is_saved_recipe(run / RECIPE):
+        return False
+    if is_lock_file(run / LOCK) or (run / RESULT).is_file():
+        return True
+    if any((path / MANIFEST).is_file() for path in checkpoints(run)) or (run / METRICS).is_file():
+        return True
+    return len(matching(run, [*OURS, *LITTER])) == len(list(run.iterdir()))  # before locks, and before its first step
+
+
+def _require_mine(recipe: Recipe, run: Path, resume: bool, overwrite: bool) -> None:
+    """Raise unless the run in the folder may be continued, or replaced, as was said."""
+    kept = f" The run it was to replace is kept in {run / REPLACED}." if holds_replaced(run) else ""
+    if overwrite:
+        if not is_untouched(run / RECIPE):
+            raise TesseraError(
+                f"{run}: --overwrite must name a run's folder; got one whose {RECIPE} a person has written or changed. "
+                "Use another --output, or delete the folder yourself."
+            )
+        return
     try:
-        if (run / RECIPE).is_file():
-            theirs = yaml.safe_load((run / RECIPE).read_text(encoding="utf-8"))
-            _require_same(run, theirs, mine)
-            if not resume:
-                raise TesseraError(f"{run}: holds a run of this recipe already. Use --resume, --overwrite or --output.")
-        elif run.is_dir() and any(run.iterdir()):
-            raise TesseraError(f"{run}: must be a new or empty folder, or a run's; got a folder with other files.")
-        run.mkdir(parents=True, exist_ok=True)
-        draft = run / (RECIPE + ".tmp")
-        draft.write_text(yaml.safe_dump(mine, sort_keys=False), encoding="utf-8")
-        os.replace(draft, run / RECIPE)
-    except OSError as error:
-        raise TesseraError(f"{run}: output folder cannot be written ({error.strerror}). Use --output.") from None
+        require_same(run, recipe)
+        if not resume:
+            raise TesseraError(f"{run}: holds a run of this recipe already. Use --resume, --overwrite or --output.")
+        require_same_tokenizer(run)
+    except TesseraError as error:
+        raise TesseraError(f"{error}{kept}") from None
 
 
-def publish_model(trainer: "RecipeTrainer", corpus: Corpus, seconds: float) -> RunSummary:
-    """Put the trained model into the run's folder, file by file under its final name, and `run.json` last."""
-    run = trainer.run
-    draft = run / "model.tmp"
-    try:
-        if trainer.args.should_save:
-            shutil.rmtree(draft, ignore_errors=True)
-        trainer.accelerator.wait_for_everyone()
-        trainer.save_model(str(draft))
-        trainer.accelerator.wait_for_everyone()
-        summary = _summary(trainer)
-        if trainer.args.should_save:
-            for file in sorted(draft.iterdir(), key=lambda path: path.suffix == ".safetensors"):
-                if file.name != "training_args.bin":
-                    os.replace(file, run / file.name)
-            shutil.rmtree(draft)
-            _write_result(run / RESULT, trainer.recipe, summary, seconds)
-    except OSError as error:
-        raise TesseraError(f"{run}: the model cannot be written ({error.strerror}). Checkpoints are whole.") from error
-    trainer.accelerator.wait_for_everyone()
-    return summary
-
-
-def _summary(trainer: "RecipeTrainer") -> RunSummary:
-    records = trainer.metrics.read()
-    losses = [record for record in records if "validation_loss" in record]
-    speeds = [record["tokens_per_second"] for record in records if record.get("tokens_per_second")]
-    recipe = trainer.recipe
-    return RunSummary(
-        name=recipe.name,
-        folder=str(trainer.run),
-        parameters=sum(parameter.numel() for parameter in trainer.model.parameters()),
-        steps=recipe.training.steps,
-        tokens=recipe.training.steps * recipe.training.batch_size * recipe.data.context,
-        skipped_steps=trainer.guard.skipped,
-        validation_loss=losses[-1]["validation_loss"],
-        validation_bits_per_byte=losses[-1]["validation_bits_per_byte"],
-        tokens_per_second=median(speeds) if speeds else None,
-    )
-
-
-def _write_result(path: Path, recipe: Recipe, summary: RunSummary, seconds: float) -> None:
-    made_with = provenance(configuration=recipe_to_dict(recipe), seed=recipe.seed, wall_seconds=seconds)
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps({"result": asdict(summary), "provenance": made_with}, indent=1) + "\n")
-    os.replace(draft, path)
-
-
-def _require_same(run: Path, theirs: Any, mine: dict[str, Any]) -> None:
-    """Raise unless the folder's recipe says what this one says, naming the keys that differ."""
-    before, now = _flat(theirs), _flat(mine)
-    differing = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
-    if differing:
-        key = differing[0]
-        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-        raise TesseraError(
-            f"{run}: holds a run of another recipe; {key} is {before.get(key)!r} there and {now.get(key)!r} here{more}."
-            " Use another --output, or --overwrite."
-        )
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {prefix: value}
-    return {
-        key: leaf for name, item in value.items() for key, leaf in _flat(item, f"{prefix}.{name}".strip(".")).items()
+def _require_outside(recipe: Recipe, run: Path) -> None:
+    """What a run is made from must outlast it."""
+    sources = {
+        "tokenizer.path": recipe.tokenizer.path,
+        "training.initialize_from": recipe.training.initialize_from,
+        "model.base": base_folder(recipe.model),
     }
+    for key, path in sources.items():
+        if path and Path(path).resolve().is_relative_to(run.resolve()):
+            raise TesseraError(f"{run}: {key} must lie outside the run that --overwrite replaces; got {path}.")
+
+
+def _make_folders(run: Path) -> list[Path]:
+    """Make the folder and those above it; returns the new ones, the outermost first."""
+    missing = [folder for folder in reversed((run, *run.parents)) if not folder.exists()]
+    for folder in missing:
+        folder.mkdir(exist_ok=True)
+    return missing
+
+
+def _unless_begun(claim: Claim, undo) -> None:
+    if not claim.begun:
+        with suppress(OSError):  # others have put something into the folder meanwhile
+            undo()

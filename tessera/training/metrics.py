@@ -2,9 +2,11 @@
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
+
+from tessera.errors import TesseraError
+from tessera.files import write_text_atomically, writing
 
 
 class MetricsFile:
@@ -24,19 +26,33 @@ class MetricsFile:
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in record.items()
         }
-        with open(self.path, "a", encoding="utf-8") as file:
+        with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(clean) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole lines; a last line that a kill cut short is left out."""
+        """All lines but a last one that a kill cut short. Raises `TesseraError` for a damaged one."""
         if not self.path.exists():
             return []
-        lines = self.path.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines[:-1] if line]
+        lines = self.path.read_bytes().split(b"\n")
+        return [self._record(number, line) for number, line in enumerate(lines[:-1], start=1) if line]
 
     def cut_after(self, step: int) -> None:
         """Drop everything written after `step`, in one atomic replacement: a resumed run writes it again."""
         kept = [record for record in self.read() if record["step"] <= step]
-        draft = self.path.with_suffix(".tmp")
-        draft.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-        os.replace(draft, self.path)
+        with writing(self.path):
+            write_text_atomically(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+
+    def skipped_steps(self) -> int:
+        """How many steps were left out until the last line."""
+        return max((record.get("skipped_steps", 0) for record in self.read()), default=0)
+
+    def _record(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                return record
+        except (ValueError, RecursionError):
+            pass
+        raise TesseraError(
+            f"{self.path}: line {number} must be a JSON object with a step; got {line[:40]!r}. Delete damaged lines."
+        )

@@ -2,22 +2,24 @@
 
 import logging
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tessera.checkpoints import latest_whole, step_of
+from tessera.checkpoints import latest_complete, step_of
 from tessera.data.windows import TrainingWindows, ValidationWindows
 from tessera.errors import TesseraError
-from tessera.models.loading import load_model, load_tokenizer
+from tessera.models.loading import load_model, load_tokenizer, model_folder
 from tessera.training.arguments import training_arguments
 from tessera.training.corpus import Corpus, open_corpus
-from tessera.training.folder import RunSummary, prepare_folder, publish_model
+from tessera.training.folder import claimed
 from tessera.training.model_section import base_folder, build_model, config_for
+from tessera.training.result import RunSummary, publish_model
 from tessera.training.sections import Recipe
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, TrainingArguments
 
     from tessera.training.trainer import RecipeTrainer
 
@@ -39,43 +41,40 @@ def train(
 ) -> RunSummary:
     """Train as `recipe` says into folder `run`, and leave a model there that `from_pretrained` loads.
 
-    With `resume`, continue from the latest whole checkpoint (from the start if there is none): on CPU the weights end
-    bit-identical to an uninterrupted run's. An existing run is never replaced unless `overwrite` says so.
+    With `resume`, continue from the latest complete checkpoint (from the start if there is none): on CPU the weights
+    end bit-identical to an uninterrupted run's. An existing run is never replaced unless `overwrite` says so; it is
+    deleted when the new one has its first checkpoint.
     Raises `TesseraError` for impossible recipes, unusable data, folders and checkpoints, and non-finite losses.
     """
     began = time.time()
     arguments = training_arguments(recipe, run)
-    if arguments.process_index == 0:
-        prepare_folder(recipe, run, resume=resume, overwrite=overwrite)
-    with arguments.main_process_first(desc="tokenising"):
-        prepared = _prepare(recipe, run)
-    checkpoint = _checkpoint(run) if resume else None
-    trainer = _trainer_class(recipe, arguments.world_size)(
-        prepared.model,
-        recipe,
-        run,
-        arguments,
-        prepared.corpus.tokenizer,
-        prepared.training,
-        prepared.validation,
-        progress,
-    )
-    if arguments.process_index == 0:
-        trainer.metrics.cut_after(step_of(checkpoint) if checkpoint else 0)
-    _steps(trainer, checkpoint, recipe.training.steps)
-    return publish_model(trainer, prepared.corpus, time.time() - began)
+    with ExitStack() as stack:
+        claim = None
+        if arguments.process_index == 0:
+            claim = stack.enter_context(claimed(recipe, run, resume=resume, overwrite=overwrite))
+        with arguments.main_process_first(desc="tokenising"):
+            prepared = _prepare(recipe, run, saved_tokenizer=not overwrite)
+        checkpoint = _checkpoint(run) if resume else None
+        trainer = _trainer(recipe, run, arguments, prepared, progress)
+        if claim is not None:
+            claim.begin(prepared.corpus)
+            trainer.metrics.cut_after(step_of(checkpoint) if checkpoint else 0)
+        trainer.guard.skipped = trainer.metrics.skipped_steps()
+        _steps(trainer, checkpoint, recipe.training.steps)
+        return publish_model(trainer, time.time() - began)
 
 
-def _prepare(recipe: Recipe, run: Path) -> Prepared:
-    corpus = open_corpus(recipe, run)
-    data = recipe.data
+def _prepare(recipe: Recipe, run: Path, saved_tokenizer: bool) -> Prepared:
+    start, data = recipe.training.initialize_from, recipe.data
+    if start:
+        model_folder(start)  # a missing one is noticed before anything is tokenised
+    corpus = open_corpus(recipe, run, saved_tokenizer=saved_tokenizer)
     config = config_for(recipe.model, corpus.tokenizer, data.context, corpus.largest_token)
     samples = recipe.training.steps * recipe.training.batch_size
     training = TrainingWindows(corpus.training, data.context, samples, recipe.seed, data.document_ids)
     validation = ValidationWindows(
         corpus.validation, data.context, recipe.training.evaluate_sequences, data.document_ids
     )
-    start = recipe.training.initialize_from
     if start:
         _require_same_tokens("training.initialize_from", start, corpus)
     base = base_folder(recipe.model)
@@ -87,15 +86,24 @@ def _prepare(recipe: Recipe, run: Path) -> Prepared:
     return Prepared(corpus, model, training, validation)
 
 
-def _trainer_class(recipe: Recipe, processes: int) -> type["RecipeTrainer"]:
-    """One process has nothing to shard."""
-    if recipe.training.shard and processes > 1:
-        from tessera.training.sharding import ShardedTrainer
-
-        return ShardedTrainer
+def _trainer(
+    recipe: Recipe, run: Path, arguments: "TrainingArguments", prepared: Prepared, progress: bool
+) -> "RecipeTrainer":
     from tessera.training.trainer import RecipeTrainer
 
-    return RecipeTrainer
+    trainer_class = RecipeTrainer
+    if recipe.training.shard and arguments.world_size > 1:  # one process has nothing to shard
+        from tessera.training.sharding import ShardedTrainer as trainer_class
+    return trainer_class(
+        prepared.model,
+        recipe,
+        run,
+        arguments,
+        prepared.corpus.tokenizer,
+        prepared.training,
+        prepared.validation,
+        progress,
+    )
 
 
 def _steps(trainer: "RecipeTrainer", checkpoint: Path | None, steps: int) -> None:
@@ -110,11 +118,13 @@ def _steps(trainer: "RecipeTrainer", checkpoint: Path | None, steps: int) -> Non
 
 
 def _checkpoint(run: Path) -> Path | None:
-    checkpoint, passed = latest_whole(run)
+    checkpoint, passed = latest_complete(run)
     for line in passed:
         log.warning(line)
     if checkpoint is None and passed:
-        raise TesseraError(f"{run}: no whole checkpoint to resume from: {'; '.join(passed)}. Start again: --overwrite.")
+        raise TesseraError(
+            f"{run}: no complete checkpoint to resume from: {'; '.join(passed)}. Start again: --overwrite."
+        )
     return checkpoint
 
 

@@ -181,6 +181,9 @@ class Recipe:
 
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule that concerns the recipe as a whole."""
+        is_name = self.name.strip() not in ("", ".", "..") and not set(self.name) & set("/\\\0\n")
+        if not is_name or len(self.name.encode()) > 200:
+            return [("name", f"must be a name, not a path, of at most 200 bytes; got {self.name!r}.")]
         if not isinstance(self.model.get("type"), str):
             return [("model.type", f"must name a model type, such as memory_mosaic; got {self.model.get('type')!r}.")]
         return []

@@ -10,14 +10,15 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer
 from transformers.trainer_callback import PrinterCallback
 
-from tessera.checkpoints import DRAFT, FOLDER, latest_whole, prune, publish
+from tessera.checkpoints import FOLDER, TEMPORARY, latest_complete, prune, publish
 from tessera.data.windows import TrainingWindows, ValidationWindows, stacked
-from tessera.errors import TesseraError
 from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_position
+from tessera.files import remove, writing
 from tessera.models.precision import autocast
 from tessera.training.callbacks import NonFiniteGuard, ProgressBar, Schedule, StepClock
 from tessera.training.metrics import MetricsFile
 from tessera.training.optimizer import make_optimizer, make_scheduler
+from tessera.training.replacing import discard_replaced
 from tessera.training.sections import Recipe
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ PICKLED_ARGUMENTS = "training_args.bin"
 class RecipeTrainer(Trainer):
     """Trains `model` as `recipe` says, in folder `run`.
 
-    The windows' own order is the order of training. Metrics go to `run/metrics.jsonl`, whole checkpoints to
+    The windows' own order is the order of training. Metrics go to `run/metrics.jsonl`, complete checkpoints to
     `run/checkpoints/checkpoint-<step>`.
     """
 
@@ -46,9 +47,8 @@ class RecipeTrainer(Trainer):
     ) -> None:
         self.recipe, self.run, self.validation = recipe, run, validation
         self.metrics = MetricsFile(run / "metrics.jsonl")
-        skipped = max((record.get("skipped_steps", 0) for record in self.metrics.read()), default=0)
         self.clock, self.progress = StepClock(), ProgressBar(recipe.name, progress)
-        self.guard = NonFiniteGuard(recipe.training.on_nonfinite, skipped)
+        self.guard = NonFiniteGuard(recipe.training.on_nonfinite)
         super().__init__(
             model=model,
             args=arguments,
@@ -59,7 +59,7 @@ class RecipeTrainer(Trainer):
         )
         self.remove_callback(PrinterCallback)
         self.guard.all_finite = self._all_processes
-        self.guard.last_checkpoint = lambda: latest_whole(run)[0]
+        self.guard.last_checkpoint = lambda: latest_complete(run)[0]
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """See `Trainer`."""
@@ -130,25 +130,26 @@ class RecipeTrainer(Trainer):
         return float(self.accelerator.reduce(broken, "sum")) == 0.0
 
     def _get_output_dir(self, trial: Any = None) -> str:
-        return str(self.run / FOLDER / DRAFT)
+        return str(self.run / FOLDER / TEMPORARY)
 
     def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
-        """Let the Trainer write into a draft folder, then give the sealed draft its name."""
-        draft = self.run / FOLDER / DRAFT
+        """Let the Trainer write into a temporary folder, then give what is complete its name."""
+        self.guard.require_finite_weights(self.model, self.state.global_step)
+        temporary = self.run / FOLDER / TEMPORARY
         name = f"checkpoint-{self.state.global_step}"
         try:
+            with writing(self.run / FOLDER / name, "checkpoint", "Earlier ones are complete: --resume goes on."):
+                if self.args.should_save:
+                    remove(temporary)
+                self.accelerator.wait_for_everyone()
+                super()._save_checkpoint(model, trial)
+                self.accelerator.wait_for_everyone()
+                if self.args.should_save:
+                    (temporary / name / PICKLED_ARGUMENTS).unlink(missing_ok=True)
+                    publish(temporary / name, self.run / FOLDER / name)
+                    prune(self.run, self.recipe.training.keep_checkpoints)
+                    discard_replaced(self.run)
+        finally:
             if self.args.should_save:
-                shutil.rmtree(draft, ignore_errors=True)
-            self.accelerator.wait_for_everyone()
-            super()._save_checkpoint(model, trial)
-            self.accelerator.wait_for_everyone()
-            if self.args.should_save:
-                (draft / name / PICKLED_ARGUMENTS).unlink(missing_ok=True)
-                publish(draft / name, self.run / FOLDER / name)
-                prune(self.run, self.recipe.training.keep_checkpoints)
-                shutil.rmtree(draft, ignore_errors=True)
-        except OSError as error:
-            raise TesseraError(
-                f"{self.run / FOLDER / name}: checkpoint cannot be written ({error.strerror}). Earlier ones are whole."
-            ) from error
+                shutil.rmtree(temporary, ignore_errors=True)
         self.accelerator.wait_for_everyone()

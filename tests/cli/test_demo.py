@@ -61,7 +61,7 @@ def test_a_slow_machine_trains_fewer_steps(tessera, tmp_path, small_stories, mon
 
 
 def test_the_table_lines_up():
-    from tessera.training.folder import RunSummary
+    from tessera.training.result import RunSummary
 
     summary = RunSummary("x", "x", 4_200_000, 10, 10, 0, 3.21, 1.2, None)
     lines = table({"Memory Mosaic": summary, "transformer": summary}).splitlines()

@@ -61,6 +61,32 @@ def test_another_text_tokenizer_or_option_makes_another_store(text, tmp_path):
     assert len({store.folder for store in others}) == 4
 
 
+@pytest.mark.parametrize("name", ["tokens.bin", "documents.bin"])
+def test_flipped_bits_in_a_store_are_noticed_and_said(text, tmp_path, name, caplog):
+    store = build(text, tmp_path)
+    expected, content = store.tokens.tolist(), bytearray((store.folder / name).read_bytes())
+    content[0] ^= 4
+    (store.folder / name).write_bytes(content)
+    assert build(text, tmp_path).tokens.tolist() == expected
+    assert "its tokens were changed; it is made again" in caplog.text
+
+
+def test_a_store_without_checksums_is_made_again(text, tmp_path):
+    store = build(text, tmp_path)
+    path = store.folder / "store.json"
+    old = {key: value for key, value in json.loads(path.read_text()).items() if key != "checksums"}
+    path.write_text(json.dumps(old))
+    assert build(text, tmp_path).description == store.description
+
+
+def test_what_a_dead_process_left_is_cleaned_up(text, tmp_path):
+    build(text, tmp_path)
+    (tmp_path / "stores" / "tokens-0123.999.tmp").mkdir()
+    (tmp_path / "b.txt").write_text("changed")
+    build(text_source(str(tmp_path / "*.txt")), tmp_path)
+    assert not list((tmp_path / "stores").glob("*.tmp"))
+
+
 @pytest.mark.parametrize("damage", ["tokens.bin", "documents.bin", "store.json", "other"])
 def test_a_damaged_store_is_built_again(text, tmp_path, damage):
     store = build(text, tmp_path)
@@ -80,7 +106,7 @@ def test_a_build_that_fails_leaves_nothing(text, tmp_path):
 
     with pytest.raises(RuntimeError):
         build(replace(text, documents=broken), tmp_path)
-    assert list((tmp_path / "stores").iterdir()) == []
+    assert not (tmp_path / "stores").exists()
     assert build(text, tmp_path).description.num_documents == 2
 
 
@@ -88,7 +114,7 @@ def test_an_empty_corpus_is_refused_and_named(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(TesseraError, match=r"empty\.txt: must contain text; got an empty corpus"):
         build(text_source(str(tmp_path / "empty.txt")), tmp_path)
-    assert list((tmp_path / "stores").iterdir()) == []
+    assert not (tmp_path / "stores").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named(text, tmp_path):

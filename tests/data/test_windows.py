@@ -15,7 +15,7 @@ from tessera.errors import TesseraError
 def store_of(tmp_path, count, starts=(0,)):
     np.arange(count, dtype="<u2").tofile(tmp_path / "tokens.bin")
     np.asarray(starts, dtype="<i8").tofile(tmp_path / "documents.bin")
-    return TokenStore(tmp_path, StoreDescription("x", "<u2", count, len(starts), 2 * count, count - 1))
+    return TokenStore(tmp_path, StoreDescription("x", "<u2", count, len(starts), 2 * count, count - 1, [0, 0]))
 
 
 @given(count=st.integers(1, 200), seed=st.integers(0, 2**40), epoch=st.integers(0, 5))
@@ -32,7 +32,7 @@ def test_orders_differ_and_look_random():
 
 
 def test_one_pass_covers_the_text_once(tmp_path):
-    windows = TrainingWindows(Split.whole(store_of(tmp_path, 1000)), 10, 400, seed=3)
+    windows = TrainingWindows(Split.of(store_of(tmp_path, 1000)), 10, 400, seed=3)
     for epoch in range(4):
         firsts = [int(windows[epoch * windows.per_epoch + place]["input_ids"][0]) for place in range(windows.per_epoch)]
         assert len(set(firsts)) == windows.per_epoch == 99
@@ -44,7 +44,7 @@ def test_one_pass_covers_the_text_once(tmp_path):
 
 
 def test_the_order_depends_on_the_seed_alone(tmp_path):
-    split = Split.whole(store_of(tmp_path, 500))
+    split = Split.of(store_of(tmp_path, 500))
     first, again, other = (TrainingWindows(split, 8, 60, seed) for seed in (1, 1, 2))
     assert all(torch.equal(first[i]["input_ids"], again[i]["input_ids"]) for i in range(60))
     assert any(not torch.equal(first[i]["input_ids"], other[i]["input_ids"]) for i in range(60))
@@ -52,7 +52,7 @@ def test_the_order_depends_on_the_seed_alone(tmp_path):
 
 @pytest.mark.parametrize("count", [8, 9, 15, 16, 17])
 def test_texts_of_about_one_window_work(tmp_path, count):
-    windows = TrainingWindows(Split.whole(store_of(tmp_path, count)), 8, 20, seed=0)
+    windows = TrainingWindows(Split.of(store_of(tmp_path, count)), 8, 20, seed=0)
     batch = stacked([windows[i] for i in range(20)])
     assert batch["input_ids"].shape == (20, 8)
     assert int(batch["input_ids"].max()) < count
@@ -60,13 +60,13 @@ def test_texts_of_about_one_window_work(tmp_path, count):
 
 def test_text_shorter_than_a_context_is_refused(tmp_path):
     with pytest.raises(TesseraError, match=r"one context of 8 tokens; got 7 tokens"):
-        TrainingWindows(Split.whole(store_of(tmp_path, 7)), 8, 1, seed=0)
+        TrainingWindows(Split.of(store_of(tmp_path, 7)), 8, 1, seed=0)
     with pytest.raises(TesseraError, match="validation text"):
-        ValidationWindows(Split.whole(store_of(tmp_path, 7)), 8)
+        ValidationWindows(Split.of(store_of(tmp_path, 7)), 8)
 
 
 def test_documents_are_numbered_and_not_predicted_across(tmp_path):
-    split = Split.whole(store_of(tmp_path, 20, starts=(0, 7, 12)))
+    split = Split.of(store_of(tmp_path, 20, starts=(0, 7, 12)))
     window = split.window(5, 10, document_ids=True)
     assert window["document_ids"].tolist() == [0, 0, 1, 1, 1, 1, 1, 2, 2, 2]
     assert window["labels"].tolist() == [5, 6, -100, 8, 9, 10, 11, -100, 13, 14]
@@ -74,7 +74,7 @@ def test_documents_are_numbered_and_not_predicted_across(tmp_path):
 
 
 def test_held_out_text_is_the_end_and_not_trained_on(tmp_path):
-    training, validation = Split.whole(store_of(tmp_path, 1000)).divided(0.1)
+    training, validation = Split.of(store_of(tmp_path, 1000)).divided(0.1)
     seen = {int(t) for i in range(300) for t in TrainingWindows(training, 10, 300, 0)[i]["input_ids"]}
     held_out = {int(t) for item in ValidationWindows(validation, 10) for t in item["input_ids"]}
     assert held_out == set(range(900, 1000))
@@ -82,5 +82,5 @@ def test_held_out_text_is_the_end_and_not_trained_on(tmp_path):
 
 
 def test_validation_windows_are_spread_over_the_text(tmp_path):
-    windows = ValidationWindows(Split.whole(store_of(tmp_path, 1000)), 10, limit=4)
+    windows = ValidationWindows(Split.of(store_of(tmp_path, 1000)), 10, limit=4)
     assert [int(item["input_ids"][0]) for item in windows] == [0, 250, 500, 750]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tessera.checkpoints import damage
+from tessera.checkpoints import verify
 
 # One process loads the library once and forks a child for every attempt. Each child but the last is killed with SIGKILL
 # a random moment after it has written some checkpoints (or right at its start), wherever it is by then: reading,
@@ -80,7 +80,7 @@ def test_kill_minus_nine_at_random_moments(recipe_file, tmp_path):
     assert whole.keys() == killed.keys()
     assert all(torch.equal(whole[name], killed[name]) for name in whole)
     last = tmp_path / "killed" / "checkpoints" / "checkpoint-60"
-    assert damage(last) is None
+    assert verify(last) is None
     steps = [
         line.split(",")[0]
         for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()

@@ -100,7 +100,7 @@ def model(go, tmp_path):
 def test_a_missing_model_is_named(tmp_path):
     with pytest.raises(TesseraError, match="nowhere: no such folder"):
         load_model(tmp_path / "nowhere")
-    with pytest.raises(TesseraError, match=r"must hold model\.safetensors or a whole checkpoint"):
+    with pytest.raises(TesseraError, match=r"must hold model\.safetensors or a complete checkpoint"):
         load_model(tmp_path)
 
 

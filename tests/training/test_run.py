@@ -128,7 +128,7 @@ def test_resuming_without_any_whole_checkpoint_is_refused(go, tmp_path):
     go()
     for marker in (tmp_path / "run" / "checkpoints").glob("*/complete.json"):
         marker.unlink()
-    with pytest.raises(TesseraError, match="no whole checkpoint to resume from"):
+    with pytest.raises(TesseraError, match="no complete checkpoint to resume from"):
         go(resume=True)
 
 

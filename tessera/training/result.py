@@ -1,0 +1,81 @@
+"""What a run ends in: the model in the run's folder, and run.json with results and provenance."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from tessera.evaluation.provenance import provenance
+from tessera.files import remove, sync, write_text_atomically, writing
+from tessera.training.recipe import recipe_to_dict
+from tessera.training.replacing import RESULT
+from tessera.training.sections import Recipe
+
+if TYPE_CHECKING:
+    from tessera.training.trainer import RecipeTrainer
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What came out of a run. Losses in nats per token; speed is the median over the log lines."""
+
+    name: str
+    folder: str
+    parameters: int
+    steps: int
+    tokens: int
+    skipped_steps: int
+    validation_loss: float
+    validation_bits_per_byte: float
+    tokens_per_second: float | None
+
+
+def publish_model(trainer: "RecipeTrainer", seconds: float) -> RunSummary:
+    """Put the trained model into the run's folder, file by file under its final name, and `run.json` last."""
+    run = trainer.run
+    temporary = run / "model.tmp"
+    trainer.guard.require_finite_weights(trainer.model, trainer.recipe.training.steps)
+    with writing(run, "the model", "Checkpoints are complete: --resume writes it again."):
+        if trainer.args.should_save:
+            remove(temporary)
+        trainer.accelerator.wait_for_everyone()
+        trainer.save_model(str(temporary))
+        trainer.accelerator.wait_for_everyone()
+        summary = _summary(trainer)
+        if trainer.args.should_save:
+            for file in sorted(temporary.iterdir(), key=lambda path: path.suffix == ".safetensors"):
+                if file.name != "training_args.bin":
+                    sync(file)
+                    os.replace(file, run / file.name)
+            remove(temporary)
+            _write_result(run / RESULT, trainer.recipe, summary, seconds)
+    trainer.accelerator.wait_for_everyone()
+    return summary
+
+
+def _summary(trainer: "RecipeTrainer") -> RunSummary:
+    records = trainer.metrics.read()
+    losses = [record for record in records if "validation_loss" in record]
+    if not losses:  # somebody has deleted the metrics of a finished run
+        trainer.evaluate()
+        losses = trainer.metrics.read()[-1:]
+    speeds = [record["tokens_per_second"] for record in records if record.get("tokens_per_second")]
+    recipe = trainer.recipe
+    return RunSummary(
+        name=recipe.name,
+        folder=str(trainer.run),
+        parameters=sum(parameter.numel() for parameter in trainer.model.parameters()),
+        steps=recipe.training.steps,
+        tokens=recipe.training.steps * recipe.training.batch_size * recipe.data.context,
+        skipped_steps=trainer.guard.skipped,
+        validation_loss=losses[-1]["validation_loss"],
+        validation_bits_per_byte=losses[-1]["validation_bits_per_byte"],
+        tokens_per_second=median(speeds) if speeds else None,
+    )
+
+
+def _write_result(path: Path, recipe: Recipe, summary: RunSummary, seconds: float) -> None:
+    made_with = provenance(configuration=recipe_to_dict(recipe), seed=recipe.seed, wall_seconds=seconds)
+    write_text_atomically(path, json.dumps({"result": asdict(summary), "provenance": made_with}, indent=1) + "\n")

@@ -1,0 +1,67 @@
+"""The recipe that a run keeps in its folder: written, recognised, compared."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tessera.errors import TesseraError
+from tessera.training.recipe import recipe_to_dict
+from tessera.training.sections import Recipe
+from tessera.typed import read_dataclass
+
+RECIPE = "recipe.yaml"
+KEYS = {"name", "model", "data", "tokenizer", "training", "seed"}
+
+
+def saved_text(recipe: Recipe) -> str:
+    """Every setting, defaults included."""
+    return yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False)
+
+
+def is_saved_recipe(path: Path) -> bool:
+    """Does `path` hold a recipe with every section, as runs write it? People leave out what has a default."""
+    content = _read(path)[1]
+    sections = isinstance(content, dict) and content.keys() >= KEYS
+    return sections and all(isinstance(content[name], dict) for name in ("model", "data", "tokenizer", "training"))
+
+
+def is_untouched(path: Path) -> bool:
+    """Is the saved recipe, byte for byte, what YAML's writer makes of it? Comments and other layouts are a person's."""
+    text, content = _read(path)
+    return is_saved_recipe(path) and text == yaml.safe_dump(content, sort_keys=False)
+
+
+def require_same(run: Path, recipe: Recipe) -> None:
+    """Raise `TesseraError` unless the run's recipe says what `recipe` says, naming the first key that differs.
+
+    Keys that a later release has added count with their defaults.
+    """
+    theirs = _read(run / RECIPE)[1]
+    complete = read_dataclass(Recipe, theirs, lambda key, message: None)
+    before, now = _flat(theirs if complete is None else recipe_to_dict(complete)), _flat(recipe_to_dict(recipe))
+    differing = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    if differing:
+        key = differing[0]
+        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+        raise TesseraError(
+            f"{run}: holds a run of another recipe; {key} is {before.get(key)!r} there and {now.get(key)!r} here{more}."
+            " Use another --output, or --overwrite."
+        )
+
+
+def _read(path: Path) -> tuple[str, Any]:
+    """(text, content); both empty when it is not there or no YAML."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, yaml.safe_load(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return "", None
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    return {
+        key: leaf for name, item in value.items() for key, leaf in _flat(item, f"{prefix}.{name}".strip(".")).items()
+    }
