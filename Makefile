@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format bench experiments-page clean
+.PHONY: help install demo test test-slow lint format docs dist bench experiments-page clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -46,6 +46,12 @@ bench: install ## measure speed against peers, in one run each, on this machine
 experiments-page: install ## write docs/experiments.md from results/
 	$(BIN)/python -m tessera.experiments.report
 
-clean: ## remove the environment, caches and runs
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache
+docs: install ## build the site into docs/_build/html, running its tutorials (5 minutes)
+	$(BIN)/python -m sphinx -b html -W --keep-going docs docs/_build/html
+
+dist: install ## build the source distribution and the wheel into dist/
+	$(BIN)/python -m build --no-isolation --outdir dist
+
+clean: ## remove the environment, caches, runs and what was built
+	rm -rf $(VENV) runs build dist docs/_build *.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

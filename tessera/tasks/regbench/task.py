@@ -26,6 +26,7 @@ class RegBench(Task):
     two splits share one, whatever the seeds; within a sample all differ.
 
     Scores of each example, means over the positions whose next token is a symbol (not the separator):
+
         accuracy: the most likely token is allowed by the state reached in the current string.
         tvd: the total variation distance `1/2 sum_v |p_v - q_v|` of the model's distribution p and the uniform one q
             over the allowed symbols, in [0, 1].
