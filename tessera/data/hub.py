@@ -28,6 +28,8 @@ def dataset_source(
 
 
 def _load(name: str, subset: str | None, split: str) -> Any:
+    if not name.strip("./ "):  # the package would read every file below this folder
+        raise TesseraError(f"dataset {name!r}: must be a name on the hub or a folder of data files.")
     try:
         import datasets
     except ImportError:
@@ -37,6 +39,6 @@ def _load(name: str, subset: str | None, split: str) -> Any:
             saved = datasets.load_from_disk(name)
             return saved[split] if isinstance(saved, datasets.DatasetDict) else saved
         return datasets.load_dataset(name, subset, split=split)
-    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+    except Exception as error:  # an odd name makes the package raise anything, down to IndexError
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TesseraError(f"dataset {name}: split {split!r} cannot be loaded ({reason}).") from error

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tessera.data.pretrained_tokenizers import pretrained_tokenizer
 from tessera.errors import TesseraError, did_you_mean
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class TokenizerSpec:
 
     type : "byte" (256 bytes and two special tokens), "bpe" (trained on the corpus to `vocab_size` tokens), "gpt2"
         (from `path`: a folder with vocab.json and merges.txt, or encoder.json and vocab.bpe, or a hub name; without
-        `path` from the hub) or "pretrained" (anything `AutoTokenizer` reads from `path`).
+        `path` from the hub) or "pretrained" (a folder, a tokenizer.json file, or a hub name in `path`).
     """
 
     type: str = "byte"
@@ -37,28 +38,20 @@ class TokenizerSpec:
 
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) for every rule this specification breaks."""
-        found = []
+        problems = []
         if self.type not in TOKENIZER_TYPES:
-            found.append(
-                (
-                    "type",
-                    f"must be one of the known types; got {self.type!r}. " + did_you_mean(self.type, TOKENIZER_TYPES),
-                )
-            )
+            guess = did_you_mean(str(self.type), TOKENIZER_TYPES)
+            problems.append(("type", f"must be one of the known types; got {self.type!r}. {guess}"))
         if self.type == "bpe" and (self.vocab_size is None or self.vocab_size < 258):
-            found.append(
-                (
-                    "vocab_size",
-                    f"must be at least 258 (256 bytes, 2 special tokens) for type bpe; got {self.vocab_size}.",
-                )
-            )
+            least = "must be at least 258 (256 bytes, 2 special tokens) for type bpe"
+            problems.append(("vocab_size", f"{least}; got {self.vocab_size}."))
         if self.type != "bpe" and self.vocab_size is not None:
-            found.append(("vocab_size", f"must be left out for type {self.type}; got {self.vocab_size}."))
+            problems.append(("vocab_size", f"must be left out for type {self.type}; got {self.vocab_size}."))
         if self.type == "pretrained" and not self.path:
-            found.append(("path", "must name a folder or a hub model for type pretrained; got nothing."))
+            problems.append(("path", "must name a folder, a tokenizer.json file or a hub model; got nothing."))
         if self.type in ("byte", "bpe") and self.path:
-            found.append(("path", f"must be left out for type {self.type}; got {self.path!r}."))
-        return found
+            problems.append(("path", f"must be left out for type {self.type}; got {self.path!r}."))
+        return problems
 
 
 def build_tokenizer(spec: TokenizerSpec, texts: Iterable[str] = ()) -> "PreTrainedTokenizerFast":
@@ -72,7 +65,7 @@ def build_tokenizer(spec: TokenizerSpec, texts: Iterable[str] = ()) -> "PreTrain
         return train_bpe(texts, spec.vocab_size)
     if spec.type == "gpt2" and spec.path and Path(spec.path).is_dir():
         return gpt2_tokenizer(Path(spec.path))
-    return _pretrained(spec.path or GPT2_ON_HUB)
+    return pretrained_tokenizer(spec.path or GPT2_ON_HUB)
 
 
 def vocabulary_size(spec: TokenizerSpec) -> int:
@@ -135,19 +128,6 @@ def gpt2_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     raise TesseraError(
         f"tokenizer: {folder} must hold {' and '.join(GPT2_FILES[0])}, or {' and '.join(GPT2_FILES[1])}."
     )
-
-
-def _pretrained(path: str) -> "PreTrainedTokenizerFast":
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise TesseraError(f"tokenizer: {path!r} cannot be loaded ({reason}).") from error
-    if not tokenizer.is_fast:
-        raise TesseraError(f"tokenizer: {path!r} must be a fast (tokenizers) one; got {type(tokenizer).__name__}.")
-    return tokenizer
 
 
 def _wrap(tokenizer: Tokenizer, begin: str) -> "PreTrainedTokenizerFast":

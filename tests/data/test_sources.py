@@ -82,3 +82,12 @@ def test_a_missing_column_is_named(dataset_folder):
 def test_a_missing_split_is_named(dataset_folder):
     with pytest.raises(TesseraError, match="split 'test' cannot be loaded"):
         text_source(dataset_folder, "test", text_column="story")
+
+
+@pytest.mark.parametrize("name", ["hf://", "hf:///", "hf://..", "hf:// ", "hf://a b"])
+def test_names_that_no_dataset_has_are_one_line(name, tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TesseraError, match="^dataset ") as caught:
+        text_source(name)
+    assert "\n" not in str(caught.value)

@@ -103,3 +103,54 @@ def test_missing_and_broken_gpt2_files_are_named(tmp_path):
 def test_impossible_specifications_are_problems(spec, field):
     assert [name for name, _ in spec.problems()] == [field]
     assert not TokenizerSpec("bpe", 300).problems()
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_tokenizer_file_is_a_path(tmp_path, beside):
+    trained = train_bpe([TEXT], 270)
+    trained.save_pretrained(tmp_path)
+    if not beside:
+        (tmp_path / "tokenizer_config.json").unlink()
+    spec = TokenizerSpec("pretrained", path=str(tmp_path / "tokenizer.json"))
+    loaded = build_tokenizer(spec)
+    assert loaded("the king")["input_ids"] == trained("the king")["input_ids"]
+    assert (loaded.eos_token, loaded.pad_token, loaded.padding_side) == (END, END, "left")
+    assert vocabulary_size(spec) == 270
+
+
+def test_a_tokenizer_file_that_does_not_say_how_texts_end(tmp_path):
+    text = train_bpe([TEXT], 270).backend_tokenizer.to_str().replace(END, "<|stop|>").replace(BEGIN, "<|start|>")
+    (tmp_path / "mine.json").write_text(text)
+    with pytest.raises(TesseraError, match="must say which token ends a text"):
+        build_tokenizer(TokenizerSpec("pretrained", path=str(tmp_path / "mine.json")))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("./nowhere", "'./nowhere', which does not exist."),
+        ("nowhere.json", "'nowhere.json', which does not exist."),
+        ("a/b/c", "'a/b/c', which does not exist."),
+        ("not a name", "must name a folder, a tokenizer.json file, or the name of a model"),
+        ("damaged.json", "must be a file that the tokenizers library saved"),
+        ("owner/name", "is no folder here, and the hub did not give it (no network). Where there is a network, run"),
+    ],
+)
+def test_a_tokenizer_that_is_not_there_is_asked_for_once(tmp_path, monkeypatch, path, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "damaged.json").write_text('{"model": [1]}')
+    questions = []
+
+    def ask(api, name, **options):
+        from huggingface_hub.utils import validate_repo_id
+
+        validate_repo_id(name)
+        questions.append(name)
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", ask)
+    with pytest.raises(TesseraError) as caught:
+        build_tokenizer(TokenizerSpec("pretrained", path=path))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert questions == (["owner/name"] if path == "owner/name" else [])
