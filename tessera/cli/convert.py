@@ -28,8 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Convert, and say what it became."""
     from tessera.interop.checkpoint_file import convert_checkpoint
+    from tessera.models.sizes import num_parameters
 
     options = {name: getattr(arguments, name) for name in ("source", "arguments", "dtype")}
     model = convert_checkpoint(arguments.checkpoint, arguments.output, **options)
-    print(f"{arguments.output}: {type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters")
+    print(f"{arguments.output}: {type(model).__name__}, {num_parameters(model):,} parameters")
     return 0

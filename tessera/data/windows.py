@@ -10,8 +10,7 @@ from torch.utils.data import Dataset
 from tessera.data.shuffle import shuffled
 from tessera.data.store import TokenStore
 from tessera.errors import TesseraError
-
-IGNORED = -100
+from tessera.ops.linear_cross_entropy import IGNORED
 
 
 @dataclass(frozen=True)

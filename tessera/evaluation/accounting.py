@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tessera.errors import TesseraError
+from tessera.models.sizes import flops_per_token, meta_model, num_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -44,16 +45,14 @@ class ModelAccount:
 def account(config: "PreTrainedConfig", context: int, dtype: "torch.dtype | None" = None) -> ModelAccount:
     """Count on a model without weights (meta device); `dtype` (default bfloat16) is that of the state."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     dtype = dtype or torch.bfloat16
     try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+        model = meta_model(config)
     except ValueError as error:
         raise TesseraError(f"info: model type {config.model_type} cannot be built ({error}).") from error
     parts = _ask(model, "parameters_by_part", parameters_by_part)
-    total = sum(parameter.numel() for parameter in model.parameters())
+    total = num_parameters(model)
     assert sum(parts.values()) == total, f"the parts of {config.model_type} do not add up: {parts}, {total}"
     return ModelAccount(
         model_type=config.model_type,
@@ -61,7 +60,7 @@ def account(config: "PreTrainedConfig", context: int, dtype: "torch.dtype | None
         dtype=str(dtype).removeprefix("torch."),
         parameters=total,
         parameters_by_part=parts,
-        flops_per_token=int(_ask(model, "flops_per_token", flops_per_token, context)),
+        flops_per_token=int(_ask(model, "flops_per_token", _flops_per_token, context)),
         state_bytes_per_1000_tokens=1000 * _ask(model, "state_bytes_per_token", state_bytes_per_token, dtype),
     )
 
@@ -79,17 +78,8 @@ def parameters_by_part(model: "nn.Module") -> dict[str, int]:
     return counts
 
 
-def flops_per_token(model: "PreTrainedModel", context: int) -> int:
-    """2 per weight that multiplies (embeddings look up, a tied read-out multiplies), and attention over the context.
-
-    Attention costs 2 for the scores and 2 for the values per head dimension, token of context and layer.
-    """
-    config = model.config.get_text_config()
-    embeddings = _PARTS[0][1]
-    multiplied = sum(p.numel() for name, p in model.named_parameters() if p.dim() >= 2 and not embeddings.search(name))
-    read_out = config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
-    width = config.num_attention_heads * _head_dim(config)
-    return 2 * (multiplied + read_out) + 4 * config.num_hidden_layers * context * width
+def _flops_per_token(model: "PreTrainedModel", context: int) -> int:
+    return flops_per_token(model.config, context)
 
 
 def state_bytes_per_token(model: "PreTrainedModel", dtype: "torch.dtype") -> float:

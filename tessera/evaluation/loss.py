@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
-IGNORED = -100
+from tessera.ops.linear_cross_entropy import IGNORED
 
 
 @dataclass(frozen=True)

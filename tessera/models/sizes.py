@@ -3,44 +3,68 @@
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
-from tessera.errors import TesseraError
+from tessera.errors import expect
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 def count_parameters(config: "PreTrainedConfig") -> int:
     """Parameters of the causal language model that `config` describes; shared ones count once."""
+    return num_parameters(meta_model(config))
+
+
+def meta_model(config: "PreTrainedConfig") -> "PreTrainedModel":
+    """The causal language model that `config` describes, on the meta device: shapes without numbers."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+        return AutoModelForCausalLM.from_config(config)
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Real numbers that `model` learns: shared parameters count once, complex ones twice."""
+    return sum(parameter.numel() * (2 if parameter.is_complex() else 1) for parameter in model.parameters())
 
 
 def flops_per_token(config: "PreTrainedConfig", context: int, with_values: bool = True) -> int:
     """Floating-point operations of the forward pass per token with `context` tokens before it.
 
-    2 for every parameter that multiplies (all but an input embedding of its own), and for each memory of each layer 2
-    per key and width for the similarities and 2 for the weighted values; a short-term memory has at most its span.
+    2 for every weight that multiplies (an embedding looks up; tied to the read-out it multiplies there), and for each
+    memory of each layer 2 per key and width for the similarities and 2 for the weighted values.
 
     Without `with_values` the products of weights with values are left out. That is the rule of the v2 paper's tables
     (`2 N + 2 L n d`, Kaplan et al. 2020, as told by Casson 2023): it alone gives their 18.9 B (large), 15.6 B (without
     long-term memory) and 16.7 B (transformer) at context 256.
     """
-    used = count_parameters(config)
-    if not config.tie_word_embeddings:
-        used -= config.vocab_size * config.hidden_size
-    keys = sum(pairs_per_query(config, context))
-    return 2 * used + (4 if with_values else 2) * config.num_hidden_layers * config.hidden_size * keys
+    pairs = sum(pairs_per_query(config, context))
+    text = config.get_text_config()
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    width = text.num_attention_heads * head_dim
+    weights = multiplying_weights(meta_model(config))
+    return 2 * weights + (4 if with_values else 2) * text.num_hidden_layers * width * pairs
+
+
+def multiplying_weights(model: "PreTrainedModel") -> int:
+    """Numbers in the matrices that a token is multiplied with."""
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    matrices = sum(one.numel() for one in model.parameters() if one.dim() >= 2 and one not in tables)
+    read_out = model.get_output_embeddings()
+    is_tied = read_out is not None and read_out.weight in tables
+    return matrices + (read_out.weight.numel() if is_tied else 0)
 
 
 def pairs_per_query(config: "PreTrainedConfig", context: int) -> list[int]:
-    """The largest number of pairs that each kind of memory (or attention) of a layer compares with a query."""
-    if config.model_type == "memory_mosaic_v2":
-        short = [min(context, config.short_term_span)]
-        return [*short, context] if config.long_term_memory else short
-    if config.model_type in ("memory_mosaic", "llama", "gpt2", "gpt_neox", "bloom"):
-        return [context]
-    raise TesseraError(f"flops_per_token: no count is known for models of type {config.model_type!r}.")
+    """The largest number of pairs that each kind of memory (or attention) of a layer compares with a query.
+
+    A configuration answers by its own `pairs_per_query(context)`; attention sees the whole context. Raises
+    `TesseraError` for a model that has neither.
+    """
+    if hasattr(config, "pairs_per_query"):
+        return config.pairs_per_query(context)
+    has_attention = getattr(config.get_text_config(), "num_attention_heads", None)
+    advice = "Its configuration may answer by a method pairs_per_query(context)."
+    expect(bool(has_attention), "flops_per_token", "config", "be of a model with attention", config.model_type, advice)
+    return [context]

@@ -12,7 +12,6 @@ from tessera.errors import expect
 from tessera.registry import Registry
 
 SPLITS = ("train", "validation", "test")
-IGNORE = -100
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tessera.errors import TesseraError, did_you_mean
 from tessera.models.loading import load_config, load_model
+from tessera.models.sizes import meta_model
 from tessera.models.transformer import context_limit, transformer_config
 
 if TYPE_CHECKING:
@@ -168,11 +169,7 @@ def _checked(build: Callable[..., "PreTrainedConfig"], arguments: dict[str, Any]
 
 def _try_building(config: "PreTrainedConfig") -> None:
     """Build the model without its weights: some configurations are only refused by their model."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     try:
-        with torch.device("meta"):
-            AutoModelForCausalLM.from_config(config)
+        meta_model(config)
     except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
         raise TesseraError(" ".join(str(error).split())[:300]) from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tessera.evaluation.provenance import provenance
 from tessera.files import remove, sync, write_text_atomically, writing
+from tessera.models.sizes import num_parameters
 from tessera.training.recipe import recipe_to_dict
 from tessera.training.replacing import RESULT
 from tessera.training.sections import Recipe
@@ -66,7 +67,7 @@ def _summary(trainer: "RecipeTrainer") -> RunSummary:
     return RunSummary(
         name=recipe.name,
         folder=str(trainer.run),
-        parameters=sum(parameter.numel() for parameter in trainer.model.parameters()),
+        parameters=num_parameters(trainer.model),
         steps=recipe.training.steps,
         tokens=recipe.training.steps * recipe.training.batch_size * recipe.data.context,
         skipped_steps=trainer.guard.skipped,

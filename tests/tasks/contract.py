@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessera.tasks.task import IGNORE, SPLITS, Task, TokenExamples, estimate
+from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.tasks.task import SPLITS, Task, TokenExamples, estimate
 from tessera.tasks.three_moons import ThreeMoons
 
 COUNT = 24
@@ -67,7 +68,7 @@ def check_tokens(task: Task) -> None:
     examples = task.sample(COUNT, 0)
     if not isinstance(examples, TokenExamples):
         return
-    asked = examples.labels != IGNORE
+    asked = examples.labels != IGNORED
     assert examples.tokens.dtype == torch.int64
     assert (examples.tokens >= 0).all()
     assert asked.any(1).all(), "an example asks for nothing"

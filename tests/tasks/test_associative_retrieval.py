@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from tessera.errors import TesseraError
+from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.associative_retrieval import AssociativeRetrieval, capacity, capacity_error
-from tessera.tasks.task import IGNORE, TokenExamples
+from tessera.tasks.task import TokenExamples
 
 
 def generator(seed=0):
@@ -19,7 +20,7 @@ def test_samples_are_what_the_paper_says(rule, key_size):
     examples = task.sample(200, seed=0)
     assert examples.tokens.shape == (200, 9 * task.segment_size + key_size + 2)
     assert torch.equal(
-        (examples.labels != IGNORE).nonzero()[:, 1].unique(), torch.tensor([examples.tokens.shape[1] - 1])
+        (examples.labels != IGNORED).nonzero()[:, 1].unique(), torch.tensor([examples.tokens.shape[1] - 1])
     )
     for row in examples.tokens.tolist():
         rest, asked, answer = row[: 9 * task.segment_size], row[9 * task.segment_size : -2], row[-1]

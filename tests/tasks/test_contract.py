@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 import torch
 
+from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.catalogue import TASKS
-from tessera.tasks.task import IGNORE, Task, TokenExamples, generator_of
+from tessera.tasks.task import Task, TokenExamples, generator_of
 from tests.tasks import contract
 
 CASES = [(name, variant) for name, task in TASKS.items() for variant in task.variants()]
@@ -34,7 +35,7 @@ class Copying(Task):
     def sample(self, count, seed, split="train"):
         tokens = torch.randint(8, (count, 5), generator=generator_of(self, seed, split))
         tokens[:, -1] = tokens[:, 0]
-        return TokenExamples(tokens, tokens.masked_fill(torch.arange(5) < 4, IGNORE))
+        return TokenExamples(tokens, tokens.masked_fill(torch.arange(5) < 4, IGNORED))
 
     def scores(self, predictions, examples):
         return {"exact_match": (predictions[:, -2].argmax(-1) == examples.tokens[:, -1]).double()}

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from tessera.tasks.task import IGNORE
+from tessera.ops.linear_cross_entropy import IGNORED
 
 
 def is_segmented(model: nn.Module) -> bool:
@@ -20,7 +20,7 @@ def loss(model: nn.Module, context: Tensor, questions: Tensor, segment_size: int
     context, questions = context.to(model.device), questions.to(model.device)
     if not is_segmented(model):
         row = torch.cat([context, questions.flatten(1)], 1)
-        labels = torch.full_like(row, IGNORE)
+        labels = torch.full_like(row, IGNORED)
         labels[:, context.shape[1] :] = _only_answers(questions).flatten(1)
         return model(input_ids=row, labels=labels).loss
     asked = read(model, context, segment_size).repeat_batch(questions.shape[1])
@@ -50,6 +50,6 @@ def read(model: nn.Module, context: Tensor, segment_size: int, state=None):
 
 
 def _only_answers(questions: Tensor) -> Tensor:
-    labels = torch.full_like(questions, IGNORE)
+    labels = torch.full_like(questions, IGNORED)
     labels[..., -1] = questions[..., -1]
     return labels

@@ -13,6 +13,7 @@ from tessera.experiments.associative_retrieval.figure import draw
 from tessera.experiments.associative_retrieval.norms import memory_norms
 from tessera.experiments.associative_retrieval.table import table
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
+from tessera.models.sizes import num_parameters
 from tessera.models.small_models import ModelSize
 from tessera.tasks.associative_retrieval import RULES, AssociativeRetrieval, capacity, capacity_error
 from tessera.tasks.task import estimate, generator_of
@@ -65,7 +66,7 @@ class AssociativeRetrievalExperiment(Experiment):
         stages = train_stages(
             model, curriculum, FitOptions(**given["options"]), context.folder, loss_at, score, context.report
         )
-        outcome = {"parameters": sum(p.numel() for p in model.parameters()), "stages": stages}
+        outcome = {"parameters": num_parameters(model), "stages": stages}
         return outcome | _measure(model, given, curriculum.stages[-1], context)
 
     def table(self, runs: Mapping[str, Record]) -> str:

@@ -13,6 +13,7 @@ from tessera.experiments.length_generalization.evaluate import evaluate, sharper
 from tessera.experiments.length_generalization.settings import SEEDS, SETTINGS, Setting
 from tessera.experiments.length_generalization.table import curves, table
 from tessera.models.precision import autocast
+from tessera.models.sizes import num_parameters
 from tessera.models.small_models import build_small_model
 from tessera.training.fit import fit
 
@@ -77,7 +78,7 @@ class LengthGeneralization(Experiment):
                 return model(input_ids=examples.tokens.to(device), labels=examples.labels.to(device)).loss
 
         training = fit(model, loss_at, setting.options, context.folder, report=context.report).outcome()
-        outcome = {"training": training, "parameters": sum(weight.numel() for weight in model.parameters())}
+        outcome = {"training": training, "parameters": num_parameters(model)}
         for factor in setting.factors:
             context.report(1.0, f"testing at {factor} x {setting.test_length}")
             outcome.setdefault("scores", {})[f"{factor:g}"] = evaluate(model, setting, factor, device)

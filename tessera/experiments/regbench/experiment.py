@@ -15,6 +15,7 @@ from tessera.experiments.regbench.plan import COUNTING, MODELS, runs_of
 from tessera.experiments.regbench.settings import Setting
 from tessera.experiments.regbench.summary import points
 from tessera.experiments.regbench.table import table
+from tessera.models.sizes import num_parameters
 from tessera.models.small_models import build_small_model, kernel_names
 from tessera.tasks.regbench import RegBench
 from tessera.tasks.regbench.ngram_baseline import ngram_log_probabilities
@@ -64,7 +65,7 @@ class RegBenchExperiment(Experiment):
             validate=lambda: mean_loss(model, validation),
         )
         return {
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "parameters": num_parameters(model),
             "epochs": round(done.steps / batches.per_epoch, 2),
             "training": done.outcome(),
             "held_out": _scored(model, task, task.sample(setting.test, 0, "test")),

@@ -14,6 +14,7 @@ from tessera.experiments.three_moons import figure, report
 from tessera.experiments.three_moons.continuations import continuation_errors
 from tessera.experiments.three_moons.disentangling import INVERSE_BANDWIDTH, weights
 from tessera.memories.linear_contextual import LinearContextualMemory
+from tessera.models.sizes import num_parameters
 from tessera.tasks.three_moons import HELD_OUT, ThreeMoons
 from tessera.training.fit import FitOptions, fit
 
@@ -86,8 +87,7 @@ class ThreeMoonsExperiment(Experiment):
         memory = build(configuration["num_heads"], configuration["seed"])
         first = _round(memory, configuration, "training", context)
         second = _round(memory, {**configuration, **configuration["second_round"]}, "second round", context)
-        parameters = sum(torch.view_as_real(weight).numel() for weight in memory.parameters())
-        return {**first, "real_parameters": parameters, "second_round": second}
+        return {**first, "real_parameters": num_parameters(memory), "second_round": second}
 
     def table(self, runs: Mapping[str, Record]) -> str:
         return report.table(runs)

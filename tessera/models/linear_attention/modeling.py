@@ -9,6 +9,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from tessera.layers.swiglu import SwiGLU
 from tessera.memories.linear_attention import LinearAttentionMemory, RecurrentState
 from tessera.models.linear_attention.configuration import LinearAttentionConfig
+from tessera.models.sizes import num_parameters
 from tessera.models.stack import StackForCausalLM, StackModel, StackPreTrainedModel
 
 
@@ -22,7 +23,7 @@ class LinearAttentionLayer(GradientCheckpointingLayer):
         self.memory = LinearAttentionMemory(width, config.num_heads, config.variant)
         self.feed_forward_norm = _norm(config)
         # What the memory leaves of 12 width^2; three matrices share it.
-        memory = sum(weight.numel() for weight in self.memory.parameters())
+        memory = num_parameters(self.memory)
         self.feed_forward = SwiGLU(width, max(1, round((12 * width**2 - memory) / (3 * width))))
 
     def forward(

@@ -58,6 +58,11 @@ class MemoryMosaicV2Config(StrictConfig):
         """Width of a head's keys and values."""
         return self.hidden_size // self.num_heads
 
+    def pairs_per_query(self, context: int) -> list[int]:
+        """Pairs that each memory of a layer compares with a query behind `context` tokens: a short term ends."""
+        short = [min(context, self.short_term_span)]
+        return [*short, context] if self.long_term_memory else short
+
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
         sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "long_term_delay")

@@ -16,7 +16,6 @@ from tessera.memories.long_term import LongTermMemory
 from tessera.memories.pair_memory import PairMemoryState
 from tessera.memories.short_term import ShortTermMemory
 from tessera.models.memory_mosaic_v2.configuration import MemoryMosaicV2Config
-from tessera.models.sizes import flops_per_token
 from tessera.models.stack import StackForCausalLM, StackModel, StackPreTrainedModel
 
 LayerState = tuple[PairMemoryState, PairMemoryState | None]
@@ -91,10 +90,6 @@ class MemoryMosaicV2PreTrainedModel(StackPreTrainedModel):
             outputs = [memory.output for memory in memories if memory is not None]
             for linear in (*outputs, module.persistent.down):
                 init.normal_(linear.weight, 0.0, std / math.sqrt(2 * self.config.num_layers))
-
-    def flops_per_token(self, context: int) -> int:
-        """See `tessera.models.sizes.flops_per_token`."""
-        return flops_per_token(self.config, context)
 
     def state_bytes_per_token(self, dtype: torch.dtype) -> float:
         """One key and one value per layer, in the long-term memories; the other memories do not grow."""

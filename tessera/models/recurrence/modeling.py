@@ -21,7 +21,7 @@ from tessera.models.recurrence.reading import ReadOptions, SegmentedOutput, read
 from tessera.models.recurrence.segment_runner import SegmentMemory, SegmentRunner
 from tessera.models.recurrence.segmented_input import SegmentedInput
 from tessera.models.recurrence.state import MemoryState
-from tessera.models.sizes import flops_per_token
+from tessera.models.sizes import flops_per_token, num_parameters
 
 REFUSED = {
     **REASONS,
@@ -199,8 +199,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
 
     def parameters_by_part(self) -> dict[str, int]:
         """Parameters of the base model and of the memory."""
-        base = sum(parameter.numel() for parameter in self.base.parameters())
-        return {"base": base, "memory": sum(parameter.numel() for parameter in self.parameters()) - base}
+        base = num_parameters(self.base)
+        return {"base": base, "memory": num_parameters(self) - base}
 
     def flops_per_token(self, context: int) -> int:
         """Of the last token of a segment: the base, its share of the memory tokens' cost, and the memory's own part."""

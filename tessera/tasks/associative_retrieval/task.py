@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from tessera.errors import expect
-from tessera.tasks.task import IGNORE, TASKS, Task, TokenExamples, generator_of
+from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.tasks.task import TASKS, Task, TokenExamples, generator_of
 
 RULES = ("remember", "rewrite")
 
@@ -70,7 +71,7 @@ class AssociativeRetrieval(Task):
         """One question to each context: T = num_pairs segment_size + key_size + 2, the answer last."""
         context, questions = self.sample_questions(count, 1, generator_of(self, seed, split))
         tokens = torch.cat([context, questions.squeeze(1)], 1)
-        labels = torch.full_like(tokens, IGNORE)
+        labels = torch.full_like(tokens, IGNORED)
         labels[:, -1] = tokens[:, -1]
         return TokenExamples(tokens, labels)
 

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from tessera.data.sources import text_files
 from tessera.errors import expect
+from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.babilong.noise import Book, books_of
 from tessera.tasks.babilong.sample import RESERVED, Sample, fits, hide
 from tessera.tasks.babilong.scorer import published_match
 from tessera.tasks.babilong.solver import answer, world_after
 from tessera.tasks.babilong.stories import LENGTHS, Story, generate, labels, read_stories
 from tessera.tasks.babilong.vocabulary import END, GENERATE, PAD, decode, encode, vocabulary_of
-from tessera.tasks.task import IGNORE, SPLITS, TASKS, Task, TokenExamples
+from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples
 
 SPLIT_TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
 
@@ -86,7 +87,7 @@ class BABILong(Task):
         stream = self.samples(seed, split)
         samples = [next(stream) for _ in range(count)]
         tokens = torch.full((count, self.length), self.vocabulary.token_to_id(PAD))
-        target = torch.full((count, self.length), IGNORE)
+        target = torch.full((count, self.length), IGNORED)
         for row, sample in enumerate(samples):
             ids = np.concatenate([sample.context.tokens(), self.question_tokens(sample.question.text)])
             ending = self.answer_tokens(sample.question.answer)
@@ -104,7 +105,7 @@ class BABILong(Task):
 
     def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
         """`exact_match` (B,): the answer is the likeliest word; `published_match`: the public benchmark's rule."""
-        place = (examples.labels != IGNORE).int().argmax(1)
+        place = (examples.labels != IGNORED).int().argmax(1)
         rows = torch.arange(len(examples))
         words = predictions[rows, place - 1].argmax(-1).cpu()
         right = words == examples.tokens[rows, place]
@@ -116,7 +117,7 @@ class BABILong(Task):
     def oracle(self, examples: TokenExamples) -> Tensor:
         """Reads the tokens as words, finds the facts among the sentences, and follows the rules."""
         logits = torch.zeros(*examples.tokens.shape, self.vocabulary.get_vocab_size())
-        for row, place in enumerate((examples.labels != IGNORE).int().argmax(1)):
+        for row, place in enumerate((examples.labels != IGNORED).int().argmax(1)):
             sentences = decode(self.vocabulary, examples.tokens[row, : place - 1]).replace("?", ".").split(" . ")
             *context, question = [sentence.strip(" .") for sentence in sentences]
             world = world_after(_suffixes(context))
@@ -128,7 +129,7 @@ class BABILong(Task):
         """Any of the answers."""
         logits = torch.zeros(*examples.tokens.shape, self.vocabulary.get_vocab_size())
         random = torch.Generator().manual_seed(seed)
-        for row, place in enumerate((examples.labels != IGNORE).int().argmax(1)):
+        for row, place in enumerate((examples.labels != IGNORED).int().argmax(1)):
             word = self.labels[int(torch.randint(len(self.labels), (), generator=random))]
             logits[row, place - 1, self.vocabulary.token_to_id(word)] = 1.0
         return logits

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tessera.errors import expect
-from tessera.tasks.task import IGNORE, Task, TokenExamples, generator_of
+from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.tasks.task import Task, TokenExamples, generator_of
 
 
 class Drawn(NamedTuple):
@@ -123,7 +124,7 @@ class SourceTargetTask(Task):
         place = torch.arange(width)
         asked = (place > read[:, None] + 1) & (place <= (read + written)[:, None] + 2)
         tokens = tokens[:, :-1].contiguous()
-        return TokenExamples(tokens, torch.where(asked, tokens, IGNORE))
+        return TokenExamples(tokens, torch.where(asked, tokens, IGNORED))
 
     def _sources(self, examples: TokenExamples) -> list[list[int]]:
         rows = examples.tokens.tolist()

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.regbench.automaton import Automaton
-from tessera.tasks.task import IGNORE
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ def padded(problems: list[list[int]], padding: int, separator: int) -> tuple[Ten
     tokens = torch.full((len(problems), int(lengths.max())), padding)
     for row, problem in enumerate(problems):
         tokens[row, : len(problem)] = torch.tensor(problem)
-    labels = tokens.masked_fill((tokens == padding) | (tokens == separator), IGNORE)
-    labels[:, 0] = IGNORE
+    labels = tokens.masked_fill((tokens == padding) | (tokens == separator), IGNORED)
+    labels[:, 0] = IGNORED
     return tokens, labels, lengths
 
 
