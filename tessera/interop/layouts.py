@@ -14,7 +14,7 @@ LAYOUTS = {
 
 
 def sources_of(names: Iterable[str]) -> tuple[str, ...]:
-    """The sources whose checkpoints have such parameter names; empty: none of those that are told by their names."""
+    """The sources whose checkpoints have such parameter names; empty: none that names tell apart."""
     names = tuple(names)
     for ending, sources in LAYOUTS.items():
         if any(name.endswith(ending) for name in names):

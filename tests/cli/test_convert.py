@@ -85,7 +85,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(published, tmp_path, c
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "kept.txt").write_text("kept")
     out, arguments = tmp_path / "out", ("--arguments", tmp_path / "arguments.json")
-    for given, message in (
+    for command, message in (
         ((tmp_path / "none.pt", out, *arguments), "no such file"),
         ((tmp_path / "cut.safetensors", out, *arguments), "cannot be read as weights"),
         ((good, out), "holds no model_args"),
@@ -93,7 +93,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(published, tmp_path, c
         ((good, tmp_path / "full", *arguments), "is not an empty folder"),
         ((good, out, *arguments, "--source", "memory-mosaics"), "those of 'nano-mosaics'"),
     ):
-        assert convert(*given) == 2
+        assert convert(*command) == 2
         error = capsys.readouterr().err
         assert message in error
         assert "Traceback" not in error

@@ -33,8 +33,8 @@ def model_of(source, tensors, arguments):
     return from_reference(source, part(tensors, "param/"), arguments).double()
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=0, atol=GOLDEN_VALUE)
+def close(ours, expected):
+    torch.testing.assert_close(ours, expected, rtol=0, atol=GOLDEN_VALUE)
 
 
 def assert_gradients(source, model, tensors, run):
@@ -46,8 +46,8 @@ def assert_gradients(source, model, tensors, run):
     loss = functional_call(model, ours, kwargs={"input_ids": idx, "labels": idx}).loss
     expected = part(tensors, f"f64/{run}/grad/")
     assert expected
-    found = torch.autograd.grad(loss, [leaves[name] for name in expected], allow_unused=True)
-    for (name, theirs), gradient in zip(expected.items(), found):
+    gradients = torch.autograd.grad(loss, [leaves[name] for name in expected], allow_unused=True)
+    for (name, theirs), gradient in zip(expected.items(), gradients):
         gradient = torch.zeros_like(theirs) if gradient is None else gradient
         bound = GOLDEN_GRADIENT * theirs.abs().max().item()
         torch.testing.assert_close(gradient, theirs, rtol=0, atol=bound, msg=lambda text, name=name: f"{name}: {text}")
@@ -129,8 +129,8 @@ def test_greedy_generation_reads_the_last_segment_only(source, case):
     prompt = tensors["in/main/idx"][:1, :68]
     model = model_of(source, tensors, arguments)
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)}
-    found = model.generate(prompt, extend_segment=True, **options)
-    assert torch.equal(found[:, 68:], expected["new_tokens"])
+    tokens = model.generate(prompt, extend_segment=True, **options)
+    assert torch.equal(tokens[:, 68:], expected["new_tokens"])
     # generate() keeps logits in float32; the same steps by hand are exact.
     output = model(prompt, use_cache=True, extend_segment=True)
     logits = [output.logits[:, -1]]

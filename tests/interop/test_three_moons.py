@@ -20,8 +20,8 @@ def golden(case, dtype=torch.float64):
     return tensors, description, three_moons(part(tensors, "param/"), description["config"], dtype)
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=0, atol=GOLDEN_VALUE)
+def close(ours, expected):
+    torch.testing.assert_close(ours, expected, rtol=0, atol=GOLDEN_VALUE)
 
 
 def clipped_loss(predictions, targets):
@@ -50,8 +50,8 @@ def test_gradients_under_the_published_names(case):
     leaves = {name: tensor.double().requires_grad_() for name, tensor in part(tensors, "param/").items()}
     output, _ = functional_call(memory, convert(leaves, description["config"]), tensors["in/x"].double())
     expected = part(tensors, "f64/grad/")
-    found = torch.autograd.grad(clipped_loss(output, tensors["in/y"].double()), [leaves[name] for name in expected])
-    for gradient, theirs in zip(found, expected.values()):
+    gradients = torch.autograd.grad(clipped_loss(output, tensors["in/y"].double()), [leaves[name] for name in expected])
+    for gradient, theirs in zip(gradients, expected.values()):
         bound = GOLDEN_GRADIENT * theirs.abs().max().item()
         torch.testing.assert_close(gradient, theirs, rtol=0, atol=bound)
 
