@@ -20,7 +20,8 @@ from torch import Tensor
 
 from tessera.errors import TesseraError
 from tessera.interop.registry import REFERENCES
-from tessera.interop.stack_asso_mem import ARGUMENTS, StackAssoMemImporter, kernel_of_method
+from tessera.interop.stack_arguments import ARGUMENTS, kernel_of_method
+from tessera.interop.stack_asso_mem import StackAssoMemImporter
 from tessera.models.memory_mosaic import MemoryMosaicForCausalLM
 
 NORM_EPS = 1e-6
