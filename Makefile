@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format docs dist bench experiments-page clean
+.PHONY: help install demo test test-slow test-browser lint format docs dist bench experiments-page clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -29,7 +29,10 @@ test: install ## run the test suite
 	$(BIN)/python -m pytest -n $(JOBS)
 
 test-slow: install ## run the slow tests as well
-	$(BIN)/python -m pytest -n $(JOBS) -m 'not gpu'
+	$(BIN)/python -m pytest -n $(JOBS) -m 'not gpu and not browser'
+
+test-browser: install ## test the inspection page in Chromium (Debian: apt-get install chromium)
+	$(BIN)/python -m pytest -m browser -rs
 
 lint: install ## check style and that imports point one way
 	$(BIN)/ruff check .

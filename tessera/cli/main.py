@@ -26,6 +26,7 @@ VERBS = {
     "demo": "tessera.cli.demo",
     "memorize": "tessera.cli.memorize",
     "ask": "tessera.cli.ask",
+    "inspect": "tessera.cli.inspect",
     "tasks": "tessera.cli.tasks",
     "reproduce": "tessera.cli.reproduce",
 }

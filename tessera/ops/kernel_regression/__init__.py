@@ -7,8 +7,10 @@ from torch import Tensor
 
 from tessera.kernels.base import Kernel
 from tessera.ops.backends import Backends
-from tessera.ops.kernel_regression import chunked, fused, narrow, reference, triton
+from tessera.ops.kernel_regression import chunked, fused, interception, narrow, reference, triton
 from tessera.ops.kernel_regression.call import Call
+from tessera.ops.kernel_regression.chosen_queries import QueryWeights, chosen_query_weights
+from tessera.ops.kernel_regression.interception import intercepted
 from tessera.ops.kernel_regression.window import Window
 
 # In order of preference: the first that supports the call runs it.
@@ -60,6 +62,12 @@ def kernel_regression(
     call = Call(
         query, key, value, kernel, slope, intercept, window, query_offset, query_documents, pair_documents, dropout
     )
+    if interception.is_active():
+        return interception.run_intercepted(call, lambda changed: _run(changed, backend))
+    return _run(call, backend)
+
+
+def _run(call: Call, backend: str | None) -> Tensor:
     call = call.trimmed()
     return choose_backend(call, backend).run(call)
 
@@ -98,4 +106,13 @@ def _is_preferred(name: str, call: Call) -> bool:
     return name != "triton" or call.query.is_cuda
 
 
-__all__ = ["BACKENDS", "Call", "Window", "choose_backend", "kernel_regression"]
+__all__ = [
+    "BACKENDS",
+    "Call",
+    "QueryWeights",
+    "Window",
+    "choose_backend",
+    "chosen_query_weights",
+    "intercepted",
+    "kernel_regression",
+]

@@ -13,12 +13,16 @@ def run(call: Call) -> Tensor:
 
 def weights(call: Call) -> Tensor:
     """The weights w (B, H, T, N) themselves, dropout included."""
-    scores = call.per_query(call.slope) * (call.query @ call.key.transpose(-1, -2))
-    if call.intercept is not None:
-        scores = scores + call.per_query(call.intercept)
+    pair_scores = scores(call)
     visible = call.visible()
-    result = call.kernel.weights(scores, visible if visible is None else visible.expand(scores.shape))
+    result = call.kernel.weights(pair_scores, visible if visible is None else visible.expand(pair_scores.shape))
     return torch.dropout(result, call.dropout, train=True) if call.dropout else result
+
+
+def scores(call: Call) -> Tensor:
+    """`slope * (query . key_i) + intercept` (B, H, T, N)."""
+    scaled = call.per_query(call.slope) * (call.query @ call.key.transpose(-1, -2))
+    return scaled if call.intercept is None else scaled + call.per_query(call.intercept)
 
 
 def unsupported_reason(call: Call) -> str | None:

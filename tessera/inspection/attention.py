@@ -1,0 +1,93 @@
+"""Attention weights of chosen queries of transformers, without the T x T matrix."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from tessera.errors import TesseraError
+
+NAME = "tessera_intercepted"
+# query (B, H, T, D), key and value (B, H, N, D), mask (broadcast to (B, H, T, N)) or None for causal, scale, answers
+# (B, T, H, D) -> answers
+AttentionInterceptor = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None, float, Tensor], Tensor]
+_ACTIVE = threading.local()
+
+
+@contextmanager
+def intercepted_attention(model: PreTrainedModel, interceptor: AttentionInterceptor) -> Iterator[None]:
+    """While it lasts, every attention of `model` hands its call and its answers to `interceptor`.
+
+    Raises:
+        TesseraError: the model's attention cannot be exchanged (BLOOM, for one, computes its own).
+    """
+    before = model.config._attn_implementation
+    AttentionInterface.register(NAME, _attend)
+    try:
+        model.set_attn_implementation(NAME)
+    except ValueError as error:
+        raise TesseraError(f"inspection: {type(model).__name__} does not let its attention be seen: {error}") from None
+    _ACTIVE.interceptor = interceptor
+    try:
+        yield
+    finally:
+        _ACTIVE.interceptor = None
+        model.set_attn_implementation(before)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: object,
+) -> tuple[Tensor, None]:
+    answers, _ = sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **options)
+    interceptor = getattr(_ACTIVE, "interceptor", None)
+    if interceptor is None:
+        return answers, None
+    groups = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return interceptor(module, query, key, value, attention_mask, scale, answers), None
+
+
+def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float, positions: Tensor) -> Tensor:
+    """Weights (B, H, Q, N) of the queries at `positions` (integers (Q,), among the T of this call)."""
+    scores = scale * (query[:, :, positions] @ key.transpose(-1, -2)).float()
+    if mask is not None:
+        rows = mask.expand(-1, -1, query.shape[2], -1)[:, :, positions, : key.shape[2]]
+        scores = scores.masked_fill(~rows, -torch.inf) if rows.dtype == torch.bool else scores + rows
+    else:
+        newest = positions + key.shape[2] - query.shape[2]
+        scores = scores.masked_fill(torch.arange(key.shape[2], device=key.device) > newest[:, None], -torch.inf)
+    return scores.softmax(-1)
+
+
+def attend_without(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, pair: int) -> Tensor:
+    """Answers (B, T, H, D) of attention that does not see key number `pair`; a query that sees no other gets 0."""
+    steps, pairs = query.shape[2], key.shape[2]
+    if mask is None:
+        newest = torch.arange(steps, device=key.device) + pairs - steps
+        visible = (torch.arange(pairs, device=key.device) <= newest[:, None])[None, None]
+        bias = torch.zeros(1, 1, steps, pairs, device=key.device, dtype=query.dtype).masked_fill(~visible, -torch.inf)
+    else:
+        rows = mask[..., :pairs]
+        bias = (
+            torch.zeros_like(rows, dtype=query.dtype).masked_fill(~rows, -torch.inf)
+            if rows.dtype == torch.bool
+            else rows
+        )
+    bias = bias.expand(-1, -1, steps, -1).clone()
+    bias[..., pair] = -torch.inf
+    alone = (bias <= torch.finfo(query.dtype).min).all(-1, keepdim=True)
+    bias = bias.masked_fill(alone, 0.0)
+    answers = torch.nn.functional.scaled_dot_product_attention(query, key, value, bias, scale=scale)
+    return answers.masked_fill(alone, 0.0).transpose(1, 2)

@@ -1,0 +1,142 @@
+"""The inspection page: traces as one HTML file that opens from disk and asks no network for anything."""
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from tessera.errors import TesseraError, expect
+from tessera.files import write_atomically
+from tessera.inspection.trace import MemoryTrace, Trace
+
+HERE = Path(__file__).parent
+
+
+def write_page(path: str | Path, traces: Sequence[Trace], titles: Sequence[str]) -> None:
+    """Write the page of some traces, each under a title, to `path`.
+
+    The page's own script and style are named in its content security policy by their hashes: nothing else can run,
+    and no connection can be opened. Strings of the traces are data in it, never markup.
+
+    Raises:
+        TesseraError: no trace, or the file cannot be written.
+    """
+    expect(bool(traces) and len(traces) == len(titles), "write_page", "traces", "come with one title each", len(titles))
+    text = page_of(traces, titles)
+    try:
+        write_atomically(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    except OSError as error:
+        raise TesseraError(f"{path}: the page cannot be written ({error.strerror}).") from None
+
+
+def page_of(traces: Sequence[Trace], titles: Sequence[str]) -> str:
+    """The page's text."""
+    script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
+    parts = {
+        "TITLE": html.escape("Inspection: " + ", ".join(titles)),
+        "SCRIPT_HASH": _hash(script),
+        "STYLE_HASH": _hash(style),
+        "STYLE": style,
+        "SCRIPT": script,
+        "DATA": _as_script(_data(traces, titles)),
+    }
+    page = (HERE / "page.html").read_text(encoding="utf-8")
+    chunks = page.split("{{")  # filled in one pass, so that data cannot be taken for a placeholder
+    filled = [chunks[0]]
+    for chunk in chunks[1:]:
+        name, rest = chunk.split("}}", 1)
+        filled += [parts[name], rest]
+    return "".join(filled).encode("utf-8", "replace").decode("utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _as_script(value: object) -> str:
+    """JSON that no browser takes for the end of a script, nor for anything but text."""
+    text = json.dumps(value, separators=(",", ":"))  # non-ASCII, lone surrogates and NUL as \uXXXX
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+class _Arrays:
+    """Arrays one after the other, each known by `[type, first byte, length]`."""
+
+    def __init__(self) -> None:
+        self.bytes = bytearray()
+
+    def add(self, array: np.ndarray) -> list[object]:
+        self.bytes += b"\0" * (-len(self.bytes) % 8)
+        place = [array.dtype.str.lstrip("<|"), len(self.bytes), array.size]
+        self.bytes += array.tobytes()
+        return place
+
+    def floats(self, tensor: Tensor | None) -> list[object] | None:
+        return None if tensor is None else self.add(tensor.float().numpy().astype("<f4").ravel())
+
+    def integers(self, tensor: Tensor | None) -> list[object] | None:
+        return None if tensor is None else self.add(tensor.numpy().astype("<i4").ravel())
+
+    def shares(self, tensor: Tensor | None) -> list[object] | None:
+        """Numbers in [0, 1] in 65,535ths."""
+        if tensor is None:
+            return None
+        return self.add((tensor.double().clamp(0, 1) * 65535).round().numpy().astype("<u2").ravel())
+
+
+def _data(traces: Sequence[Trace], titles: Sequence[str]) -> dict[str, object]:
+    arrays = _Arrays()
+    described = [_trace(trace, title, arrays) for trace, title in zip(traces, titles)]
+    packed = base64.b64encode(gzip.compress(bytes(arrays.bytes), 6, mtime=0)).decode()
+    return {"traces": described, "binary": packed}
+
+
+def _trace(trace: Trace, title: str, arrays: _Arrays) -> dict[str, object]:
+    segments = trace.segments
+    return {
+        "title": title,
+        "model": trace.model,
+        "tokens": trace.tokens,
+        "losses": arrays.floats(trace.losses),
+        "queries": arrays.integers(trace.queries),
+        "vocabulary": trace.vocabulary,
+        "memories": [_memory(memory, arrays) for memory in trace.memories],
+        "segments": None
+        if segments is None
+        else {
+            "count": segments.written.shape[0],
+            "layers": segments.written.shape[1],
+            **{name: arrays.floats(getattr(segments, name)) for name in ("written", "erased", "read", "norm", "gamma")},
+        },
+    }
+
+
+def _memory(memory: MemoryTrace, arrays: _Arrays) -> dict[str, object]:
+    return {
+        "name": memory.name,
+        "layer": memory.layer,
+        "kind": memory.kind,
+        "recalls": memory.recalls,
+        "heads": memory.num_heads,
+        "words": 0 if memory.own_tokens is None else memory.own_tokens.shape[1],
+        "rows": arrays.integers(memory.rows),
+        "pairs": arrays.integers(memory.pairs),
+        "weights": arrays.shares(memory.weights),
+        "share": arrays.floats(memory.share),
+        "numPairs": arrays.integers(memory.num_pairs),
+        "bandwidth": arrays.floats(memory.bandwidth),
+        "ages": arrays.floats(memory.ages),
+        "leak": arrays.floats(memory.leak),
+        "ownTokens": arrays.integers(memory.own_tokens),
+        "ownScores": arrays.floats(memory.own_scores),
+        "afterTokens": arrays.integers(memory.after_tokens),
+        "afterScores": arrays.floats(memory.after_scores),
+        "lossChange": arrays.floats(memory.loss_change),
+        "headLossChange": arrays.floats(memory.head_loss_change),
+    }

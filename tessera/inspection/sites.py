@@ -1,0 +1,67 @@
+"""Where a model's memories are: one name, layer and kind for each part that recalls or adds to the residual stream."""
+
+import re
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from tessera.errors import TesseraError
+from tessera.kernels import Kernel
+
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+ATTENTION = re.compile(r"(?:^|\.)(attn|attention|self_attn|self_attention)$")
+NETWORK = re.compile(r"(?:^|\.)(mlp|feed_forward|persistent)$")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A memory of a model.
+
+    Attributes:
+        name: of the module in the model. layer: counted from 0. kind: "contextual", "persistent", "short_term",
+            "long_term", "attention", "network" (a feed-forward network: it recalls nothing that could be listed), ...
+        module: itself. recalls: whether it has weights over stored pairs.
+    """
+
+    name: str
+    layer: int
+    kind: str
+    module: nn.Module
+    recalls: bool = True
+
+
+def find_sites(model: PreTrainedModel) -> list[Site]:
+    """The memories of `model` in the order in which they run.
+
+    A memory is a module with a `kernel` (those of this library, and of anybody who builds on `kernel_regression`); in
+    a transformer its attention; and each feed-forward network.
+
+    Raises:
+        TesseraError: none was recognised.
+    """
+    sites = [site for name, module in model.named_modules() if (site := _site(name, module)) is not None]
+    if not sites:
+        raise TesseraError(
+            f"inspection: model must have memories or attention in its layers; found none in {type(model).__name__}."
+        )
+    return sites
+
+
+def _site(name: str, module: nn.Module) -> Site | None:
+    layer = LAYER.search(name + ".")
+    if layer is None:
+        return None
+    index, last = int(layer[1]), name.rsplit(".", 1)[-1]
+    if isinstance(getattr(module, "kernel", None), Kernel):
+        return Site(name, index, last, module)
+    if ATTENTION.search(name) and not _inside_attention(name):
+        return Site(name, index, "attention", module)
+    if NETWORK.search(name):
+        return Site(name, index, "network", module, recalls=False)
+    return None
+
+
+def _inside_attention(name: str) -> bool:
+    """GPT-NeoX and BERT keep attention inside attention: the outer module counts."""
+    return bool(ATTENTION.search(name.rsplit(".", 1)[0]))

@@ -1,0 +1,195 @@
+"""A trace: what every memory of a model stored, recalled and predicted while it read one text."""
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tessera.errors import TesseraError
+from tessera.files import write_atomically
+
+if TYPE_CHECKING:
+    import pandas
+
+FORMAT = "tessera trace 1"
+
+
+@dataclass(frozen=True)
+class MemoryTrace:
+    """One memory. Q queries were traced, H heads, T tokens read.
+
+    Attributes:
+        name, layer, kind: see `Site`. recalls: whether it has weights over stored pairs.
+        rows: (Q H + 1,), `pairs` and `weights`: (R,). Query q of head h recalled the pairs
+            `pairs[rows[q H + h] : rows[q H + h + 1]]`, heaviest first, with these weights: exactly the support of a
+            compact kernel, and of others the heaviest pairs that carry the share asked for.
+        share: (Q, H), the sum of the weights listed. num_pairs: (Q,) that the query saw. bandwidth: (Q, H), h of the
+            kernel; NaN where nothing was seen, and for attention.
+        ages: (H, A), the mean weight over all traced queries of pairs of age 2^a to 2^(a+1) - 1, per pair.
+        own_tokens, own_scores: (Q, W), the tokens that the memory's answer alone makes likeliest through the output
+            layer, with log-probabilities. after_tokens, after_scores: the same of the residual stream after it.
+        loss_change: (T,), nats by which each token's loss grows when the memory is taken out; head_loss_change: (H, T).
+            None where that was not measured.
+        leak: (H,), factor of the key's leaky average per step; None without one.
+    """
+
+    name: str
+    layer: int
+    kind: str
+    recalls: bool
+    rows: Tensor | None = None
+    pairs: Tensor | None = None
+    weights: Tensor | None = None
+    share: Tensor | None = None
+    num_pairs: Tensor | None = None
+    bandwidth: Tensor | None = None
+    ages: Tensor | None = None
+    own_tokens: Tensor | None = None
+    own_scores: Tensor | None = None
+    after_tokens: Tensor | None = None
+    after_scores: Tensor | None = None
+    loss_change: Tensor | None = None
+    head_loss_change: Tensor | None = None
+    leak: Tensor | None = None
+
+    @property
+    def num_heads(self) -> int:
+        """H; 0 for a memory that recalls nothing."""
+        return 0 if self.share is None else self.share.shape[1]
+
+    def recalled(self, query: int, head: int) -> tuple[Tensor, Tensor]:
+        """Pairs and weights of the query with this number (in `Trace.queries`) and head, heaviest first."""
+        place = query * self.num_heads + head
+        here = slice(int(self.rows[place]), int(self.rows[place + 1]))
+        return self.pairs[here], self.weights[here]
+
+
+@dataclass(frozen=True)
+class SegmentTrace:
+    """The association matrices of ARMT, segment by segment: (segments, layers) each, NaN where nothing happened.
+
+    Attributes:
+        written: Frobenius norm of what the segment's memory tokens added to A, `|sum_i b_i phi(k_i) v_i^T|`. erased: of
+            what the update took away, `|sum_i b_i phi(k_i) vbar_i^T|`. read: mean length of what the segment read
+            from A at each position. norm: of A after the segment. gamma: mean factor of the normaliser's update.
+    """
+
+    written: Tensor
+    erased: Tensor
+    read: Tensor
+    norm: Tensor
+    gamma: Tensor
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What `trace` gives. A value: nothing in it belongs to the model.
+
+    Attributes:
+        model: its type and sizes. tokens: the text's tokens as text. input_ids: (T,). losses: (T,), nats of each token
+            given those before it, NaN for the first. queries: (Q,), the traced positions. memories: in the order of the
+            model. vocabulary: text of every token that occurs in a prediction, by id. segments: of ARMT; else None.
+    """
+
+    model: dict[str, str | int]
+    tokens: tuple[str, ...]
+    input_ids: Tensor
+    losses: Tensor
+    queries: Tensor
+    memories: tuple[MemoryTrace, ...]
+    vocabulary: dict[int, str]
+    segments: SegmentTrace | None = None
+
+    def memory(self, layer: int, kind: str) -> MemoryTrace:
+        """The memory of this layer and kind.
+
+        Raises:
+            TesseraError: there is none.
+        """
+        for memory in self.memories:
+            if (memory.layer, memory.kind) == (layer, kind):
+                return memory
+        known = ", ".join(f"{memory.kind} of layer {memory.layer}" for memory in self.memories)
+        raise TesseraError(f"trace: layer and kind must name a memory; got {kind} of layer {layer}. Known: {known}.")
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per recalled pair: layer, memory, head, query, pair, weight."""
+        import pandas  # optional: only here
+
+        parts = []
+        for memory in self.memories:
+            if memory.recalls:
+                counts = memory.rows.diff()
+                place = torch.arange(len(counts)).repeat_interleave(counts)
+                columns = {
+                    "layer": memory.layer,
+                    "memory": memory.kind,
+                    "head": (place % memory.num_heads).numpy(),
+                    "query": self.queries[place // memory.num_heads].numpy(),
+                    "pair": memory.pairs.numpy(),
+                    "weight": memory.weights.numpy(),
+                }
+                parts.append(pandas.DataFrame(columns))
+        return pandas.concat(parts, ignore_index=True)
+
+    def save(self, path: str | Path) -> None:
+        """Write to a safetensors file: tensors by name (`memories/3/weights`), the rest as JSON in its metadata.
+
+        Raises:
+            TesseraError: the file cannot be written.
+        """
+        tensors = {name: getattr(self, name) for name in ("input_ids", "losses", "queries")}
+        plain = {"model": self.model, "tokens": self.tokens, "vocabulary": self.vocabulary, "memories": []}
+        for index, memory in enumerate(self.memories):
+            values = {field.name: getattr(memory, field.name) for field in fields(memory)}
+            present = {name: value for name, value in values.items() if torch.is_tensor(value)}
+            tensors |= {f"memories/{index}/{name}": value.contiguous() for name, value in present.items()}
+            plain["memories"].append({k: v for k, v in values.items() if v is not None and k not in present})
+        if self.segments is not None:
+            tensors |= {f"segments/{name}": value.contiguous() for name, value in vars(self.segments).items()}
+        metadata = {"format": FORMAT, "trace": json.dumps(plain)}
+        try:
+            write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, metadata))
+        except (OSError, SafetensorError) as error:
+            raise TesseraError(f"{path}: the trace cannot be written ({error}).") from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote.
+
+        Raises:
+            TesseraError: the file is missing or no trace.
+        """
+        try:
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        except (OSError, SafetensorError) as error:
+            raise TesseraError(f"{path}: must be a trace that `tessera inspect` saved; got {error}.") from None
+        if metadata.get("format") != FORMAT:
+            raise TesseraError(f"{path}: must be of format {FORMAT!r}; got {metadata.get('format')!r}.")
+        plain = json.loads(metadata["trace"])
+        memories = [
+            MemoryTrace(**known, **_under(tensors, f"memories/{index}/"))
+            for index, known in enumerate(plain["memories"])
+        ]
+        segments = _under(tensors, "segments/")
+        return cls(
+            plain["model"],
+            tuple(plain["tokens"]),
+            tensors["input_ids"],
+            tensors["losses"],
+            tensors["queries"],
+            tuple(memories),
+            {int(token): text for token, text in plain["vocabulary"].items()},
+            SegmentTrace(**segments) if segments else None,
+        )
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

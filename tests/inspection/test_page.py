@@ -1,0 +1,77 @@
+"""The page as a file: nothing from data is markup, nothing but its own script may run, and it stays small."""
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import tessera.inspection.page as page_module
+from tessera.errors import TesseraError
+from tessera.inspection.page import page_of, write_page
+from tests.inspection.pages import armt_trace, mosaic_trace
+
+HOSTILE = "</script><img src=x onerror=alert(1)>{{DATA}}&lt;<!--\x00\u202e\ud800"
+
+
+def test_hostile_strings_are_data():
+    trace = mosaic_trace()
+    trace = replace(trace, tokens=(HOSTILE, *trace.tokens[1:]), model={"type": HOSTILE}, vocabulary={1: HOSTILE})
+    page = page_of([trace], [HOSTILE])
+    assert page.count("<script") == 2
+    assert page.count("</script") == 2
+    assert "<img" not in page
+    assert "onerror=alert(1)>" not in page
+    embedded = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1]
+    assert json.loads(embedded)["traces"][0]["tokens"][0] == HOSTILE
+    page.encode("utf-8")
+
+
+def test_the_policy_names_exactly_the_script_and_the_style():
+    page = page_of([mosaic_trace()], ["one"])
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    style = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    for (text,), name in ((script, "script-src"), (style, "style-src")):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{name} 'sha256-{digest}'" in policy
+
+
+def test_own_code_is_small_and_knows_no_address():
+    files = list(Path(page_module.__file__).parent.glob("page.*"))
+    text = "".join(file.read_text(encoding="utf-8") for file in files if file.suffix != ".py")
+    assert len(text) < 150_000
+    assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|fetch\(", text)
+
+
+def test_a_million_pairs_take_at_most_8_megabytes():
+    trace = mosaic_trace()
+    count, steps = 1_000_000, 2000
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.arange(0, count + 1, count // (2 * steps))
+    big = replace(
+        trace.memories[0],
+        rows=rows,
+        pairs=torch.randint(steps, (count,), generator=generator).int(),
+        weights=torch.rand(count, generator=generator),
+        share=torch.ones(steps, 2),
+        num_pairs=torch.arange(steps),
+        bandwidth=torch.ones(steps, 2),
+    )
+    assert len(page_of([replace(trace, memories=(big,))], ["big"])) <= 8e6
+
+
+def test_files(tmp_path):
+    write_page(tmp_path / "page.html", [mosaic_trace(), armt_trace()], ["mosaic", "armt"])
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    with pytest.raises(TesseraError, match="traces must come with one title each"):
+        write_page(tmp_path / "page.html", [mosaic_trace()], [])
+    with pytest.raises(TesseraError, match="cannot be written"):
+        write_page(tmp_path / "nowhere" / "page.html", [mosaic_trace()], ["one"])

@@ -1,0 +1,142 @@
+"""Traces: what they list, what leaving a part out costs, files."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config
+
+import tessera
+from tessera.errors import TesseraError
+from tessera.inspection import Removal, Trace, find_sites, loss_of, recall_weights, trace
+from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
+
+IDS = (torch.arange(1, 21)[None] ** 2) % 30
+CONFIGS = {
+    "v1": tessera.MemoryMosaicConfig(
+        vocab_size=30, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=5, kernel="triweight"
+    ),
+    "v2": MemoryMosaicV2Config(
+        vocab_size=30,
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        intermediate_size=16,
+        short_term_span=4,
+        long_term_delay=6,
+        training_long_term_delay=(6, 8),
+    ),
+    "gpt2": GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=32),
+}
+
+
+def build(name):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+    for parameter in model.parameters():  # small initial weights would make every removal cost nothing
+        torch.nn.init.normal_(parameter, 0.0, 0.3) if parameter.dim() > 1 else None
+    return model
+
+
+@pytest.fixture(params=CONFIGS)
+def model(request):
+    return build(request.param)
+
+
+def test_it_lists_the_pairs_that_carry_the_share(model):
+    done = trace(model, IDS, share=0.9, removals="none")
+    dense = {recall.site.name: recall for recall in recall_weights(model, IDS, queries=range(20))}
+    listed = [memory for memory in done.memories if memory.recalls]
+    assert {memory.name for memory in listed} == set(dense)
+    for memory in listed:
+        weights = dense[memory.name].weights
+        everywhere = (
+            memory.kind == "attention" or model.config.model_type == "memory_mosaic_v2" or memory.kind == "persistent"
+        )
+        for query in range(20):
+            for head in range(memory.num_heads):
+                pairs, values = memory.recalled(query, head)
+                row = weights[head, query]
+                torch.testing.assert_close(row[pairs.long()], values)
+                assert values.tolist() == sorted(values.tolist(), reverse=True)
+                if everywhere:
+                    assert values.sum() >= 0.9 * row.sum() - 1e-6
+                    assert values[:-1].sum() < 0.9 or len(values) <= 1
+                else:
+                    assert len(values) == (row > 0).sum()
+        assert memory.num_pairs.tolist() == dense[memory.name].num_pairs.tolist()
+
+
+def test_losses_are_the_models(model):
+    done = trace(model, IDS, removals="none")
+    torch.testing.assert_close(done.losses[1:].mean(), model(IDS, labels=IDS).loss.detach())
+    assert done.losses[0].isnan()
+
+
+def test_the_stream_after_the_last_memory_predicts_what_the_model_does(model):
+    done = trace(model, IDS, removals="none", predictions=3)
+    expected = model(IDS).logits[0].topk(3).indices
+    assert torch.equal(done.memories[-1].after_tokens.long(), expected)
+
+
+def test_without_a_memory_is_without_its_output_weights(model):
+    """Taking a memory out is what zeros in its last matrix do."""
+    done = trace(model, IDS)
+    for memory in done.memories:
+        other = build({"memory_mosaic": "v1", "memory_mosaic_v2": "v2"}.get(model.config.model_type, "gpt2"))
+        module = other.get_submodule(memory.name)
+        linears = [m for m in module.modules() if hasattr(m, "weight") and m.weight.dim() == 2]
+        with torch.no_grad():
+            linears[-1].weight.zero_()
+            if getattr(linears[-1], "bias", None) is not None:
+                linears[-1].bias.zero_()
+        logits = other(IDS).logits[0, :-1]
+        loss = torch.nn.functional.cross_entropy(logits, IDS[0, 1:], reduction="none")
+        torch.testing.assert_close(memory.loss_change[1:], (loss - done.losses[1:]).detach(), rtol=0, atol=1e-4)
+
+
+def test_heads_and_pairs(model):
+    done = trace(model, IDS, removals="heads")
+    site = next(site for site in find_sites(model) if site.recalls)
+    memory = done.memory(site.layer, site.kind)
+    assert memory.head_loss_change.shape == (2, 20)
+    assert memory.head_loss_change[:, 1:].abs().sum() > 0
+    full = loss_of(model, IDS)
+    changed = loss_of(model, IDS, Removal(site, pair=3))
+    # pair 3 holds what followed token 3: nothing up to the prediction from token 3 can change
+    torch.testing.assert_close(changed[1:4], full[1:4])
+    assert not torch.allclose(changed[5:], full[5:])
+
+
+def test_a_head_without_any_of_its_pairs_answers_nothing():
+    """A text of two tokens: the second query sees pair 0 alone."""
+    model = build("v1")
+    site = find_sites(model)[0]
+    short = IDS[:, :3]
+    one, other = (loss_of(model, short, removal) for removal in (Removal(site, 0), Removal(site, 0, 0)))
+    torch.testing.assert_close(one[2], other[2])
+
+
+def test_files(model, tmp_path):
+    done = trace(model, IDS, queries=[3, 19])
+    done.save(tmp_path / "t.safetensors")
+    again = Trace.load(tmp_path / "t.safetensors")
+    assert again.tokens == done.tokens
+    assert again.vocabulary == done.vocabulary
+    for one, other in zip(done.memories, again.memories, strict=True):
+        assert (one.name, one.layer, one.kind, one.recalls) == (other.name, other.layer, other.kind, other.recalls)
+        assert (one.weights is None) == (other.weights is None)
+        if one.recalls:
+            assert torch.equal(one.weights, other.weights)
+            assert torch.equal(one.loss_change[1:], other.loss_change[1:])
+    frame = again.to_pandas()
+    assert len(frame) == sum(len(memory.pairs) for memory in done.memories if memory.recalls)
+    assert set(frame["query"]) <= {3, 19}
+
+
+def test_what_is_no_trace(tmp_path):
+    (tmp_path / "x").write_bytes(b"no")
+    with pytest.raises(TesseraError, match="must be a trace"):
+        Trace.load(tmp_path / "x")
+    with pytest.raises(TesseraError, match="removals must be one of"):
+        trace(build("v1"), IDS, removals="some")
+    with pytest.raises(TesseraError, match="Known: contextual of layer 0"):
+        trace(build("v1"), IDS, removals="none").memory(9, "contextual")
