@@ -28,6 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train both, then write and print what came out."""
+    from tessera.files import writing
+    from tessera.locks import held
+    from tessera.training.recipe import read_recipe
+
+    for recipe in RECIPES.values():
+        read_recipe(recipe, arguments.overrides)  # mistakes are said before anything is made
+    with writing(arguments.output, "output folder", "Use --output."):
+        arguments.output.mkdir(parents=True, exist_ok=True)
+    with held(arguments.output / "demo.lock", "Wait for it, or use another --output."):
+        _train_and_compare(arguments)
+    return 0
+
+
+def _train_and_compare(arguments: argparse.Namespace) -> None:
     from tessera.cli.demo_report import write_report
     from tessera.training.recipe import read_recipe
     from tessera.training.run import train
@@ -40,7 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
         folder = arguments.output / recipe.removeprefix("demo-")
         summaries[name] = train(read_recipe(recipe, overrides), folder, overwrite=True)
     write_report(summaries, arguments.output, arguments.prompt)
-    return 0
 
 
 def affordable_steps(arguments: argparse.Namespace) -> int | None:
@@ -65,8 +78,7 @@ def affordable_steps(arguments: argparse.Namespace) -> int | None:
 
 def seconds_per_step(recipe: str, arguments: argparse.Namespace) -> float:
     """Time of a training step, the fastest of a trial run's after the first; the trial is deleted."""
-    import shutil
-
+    from tessera.training.folder import delete_run
     from tessera.training.metrics import MetricsFile
     from tessera.training.recipe import read_recipe
     from tessera.training.run import train
@@ -77,7 +89,7 @@ def seconds_per_step(recipe: str, arguments: argparse.Namespace) -> float:
         train(plan, folder, overwrite=True, progress=False)
         lines = MetricsFile(folder / "metrics.jsonl").read()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        delete_run(folder)
     speeds = [line["tokens_per_second"] for line in lines if line["step"] > 1 and "tokens_per_second" in line]
     return plan.training.batch_size * plan.data.context / max(speeds)
 

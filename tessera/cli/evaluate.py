@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate all models, then print and draw."""
     from tessera.errors import expect
     from tessera.evaluation.report import print_task_reports, print_text_reports
+    from tessera.files import expect_writable
 
     of_text = ("data", "split", "context", "sequences", "plot", "average")
     of_task = ("lengths", "set")
@@ -57,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, option)
         expect(value in (None, []), "eval", f"--{option}", f"be left out {where}", value)
     expect(arguments.average is None or arguments.plot, "eval", "--plot", "name a file for --average", None)
+    if arguments.plot:
+        expect_writable(Path(arguments.plot), "eval", "--plot")
     if arguments.task:
         print_task_reports([_on_task(model, arguments) for model in arguments.models], arguments.json)
     else:

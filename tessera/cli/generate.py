@@ -61,12 +61,15 @@ def sampling_of(arguments: argparse.Namespace):
 def run(arguments: argparse.Namespace) -> int:
     """Load the models; print prompt and continuation, or the table."""
     from tessera.errors import TesseraError
+    from tessera.files import expect_writable, write_text_atomically, writing
     from tessera.generation.prompts import continuations, markdown_table, read_prompts
     from tessera.generation.sampling import continuation
     from tessera.models.loading import load_model, load_tokenizer
 
     if arguments.out is not None and arguments.out.exists():
         raise TesseraError(f"generate: --out must be a new file; got {arguments.out}, which exists.")
+    if arguments.out is not None:
+        expect_writable(arguments.out, "generate", "--out")
     prompts = [arguments.prompt] if arguments.prompts is None else read_prompts(arguments.prompts)
     models = {folder: (load_model(folder), load_tokenizer(folder)) for folder in dict.fromkeys(arguments.models)}
     if arguments.prompts is None and len(models) == 1 and arguments.out is None:
@@ -75,5 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
     table = markdown_table(prompts, continuations(models, prompts, sampling_of(arguments)))
     print(table)
     if arguments.out is not None:
-        arguments.out.write_text(table + "\n", encoding="utf-8")
+        with writing(arguments.out):
+            write_text_atomically(arguments.out, table + "\n")
     return 0

@@ -46,10 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _configuration(arguments: argparse.Namespace):
     """(model configuration, context length) of a model folder or a recipe."""
-    from transformers import AutoConfig
-
     from tessera.data.tokenizers import vocabulary_size
     from tessera.errors import TesseraError
+    from tessera.models.loading import load_config
     from tessera.models.presets import PRESETS
     from tessera.training.model_section import model_config
     from tessera.training.recipe import read_recipe
@@ -62,10 +61,7 @@ def _configuration(arguments: argparse.Namespace):
     if (folder / "config.json").is_file():
         if arguments.overrides:
             raise TesseraError(f"info: {arguments.overrides[0]!r} must be left out for a model folder.")
-        try:
-            return AutoConfig.from_pretrained(folder, local_files_only=True), 512
-        except (OSError, ValueError, KeyError) as error:
-            raise TesseraError(f"{folder}: configuration cannot be read ({str(error).splitlines()[0]}).") from error
+        return load_config(folder), 512
     recipe = read_recipe(arguments.what, arguments.overrides)
     context = recipe.data.context
     sizes = {"max_positions": context, "n_positions": context}

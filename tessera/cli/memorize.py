@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read, store, say what was read."""
     from tessera.errors import TesseraError
-    from tessera.files import write_atomically
+    from tessera.files import write_atomically, writing
     from tessera.generation.memory import require_place, segmented_model, stored_memory, token_stream
     from tessera.models.loading import load_tokenizer
     from tessera.models.recurrence import read_stream
@@ -40,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise TesseraError(
                 f"memorize: FILE must be text in UTF-8; got {arguments.file!r} ({error.reason})."
             ) from None
-    write_atomically(out, state.save)
+    with writing(out):
+        write_atomically(out, state.save)
     tokens, segments, size = int(state.tokens_read), int(state.segments_read), out.stat().st_size / 1e6
     print(f"{out}: {tokens:,} tokens in {segments:,} segments, {size:.2f} MB")
     return 0

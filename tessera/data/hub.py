@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tessera.errors import TesseraError, did_you_mean
+from tessera.errors import TesseraError, did_you_mean, first_line
 
 
 def dataset_source(
@@ -40,5 +40,4 @@ def _load(name: str, subset: str | None, split: str) -> Any:
             return saved[split] if isinstance(saved, datasets.DatasetDict) else saved
         return datasets.load_dataset(name, subset, split=split)
     except Exception as error:  # an odd name makes the package raise anything, down to IndexError
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise TesseraError(f"dataset {name}: split {split!r} cannot be loaded ({reason}).") from error
+        raise TesseraError(f"dataset {name}: split {split!r} cannot be loaded ({first_line(error)}).") from error

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tessera.errors import TesseraError
+from tessera.errors import TesseraError, first_line
+from tessera.foreign_code import require_no_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -39,8 +40,9 @@ def _from_file(path: Path) -> "PreTrainedTokenizerFast":
     try:
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
     except Exception as error:  # the package raises bare Exception
-        reason = str(error).strip().splitlines()[0]
-        raise TesseraError(f"tokenizer: {path} must be a file that the tokenizers library saved ({reason}).") from None
+        raise TesseraError(
+            f"tokenizer: {path} must be a file that the tokenizers library saved ({first_line(error)})."
+        ) from None
     vocabulary = tokenizer.get_vocab()
     end = next((token for token in END_TOKENS if token in vocabulary), None)
     if end is None:
@@ -66,9 +68,8 @@ def _from_hub(name: str) -> "PreTrainedTokenizerFast":
     except HFValidationError:
         raise TesseraError(f"tokenizer: path must name {NAMES}; got {name!r}.") from None
     except Exception as error:  # whatever the installed HTTP client raises
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise TesseraError(
-            f"tokenizer: {name!r} is no folder here, and the hub did not give it ({reason}). "
+            f"tokenizer: {name!r} is no folder here, and the hub did not give it ({first_line(error)}). "
             "Where there is a network, run AutoTokenizer.from_pretrained(name).save_pretrained(folder), and set "
             "tokenizer: {type: pretrained, path: folder}."
         ) from None
@@ -78,11 +79,12 @@ def _from_hub(name: str) -> "PreTrainedTokenizerFast":
 def _load(path: str, source: str, *, local_files_only: bool) -> "PreTrainedTokenizerFast":
     from transformers import AutoTokenizer
 
+    if Path(source).is_dir():
+        require_no_code(Path(source), "tokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local_files_only, trust_remote_code=False)
     except Exception as error:  # damaged files raise anything, down to bare Exception
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise TesseraError(f"tokenizer: {path!r} cannot be loaded ({reason}).") from error
+        raise TesseraError(f"tokenizer: {path!r} cannot be loaded ({first_line(error)}).") from error
     if not tokenizer.is_fast:
         raise TesseraError(f"tokenizer: {path!r} must be a fast (tokenizers) one; got {type(tokenizer).__name__}.")
     return tokenizer

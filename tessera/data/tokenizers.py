@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tessera.data.pretrained_tokenizers import pretrained_tokenizer
-from tessera.errors import TesseraError, did_you_mean
+from tessera.errors import TesseraError, did_you_mean, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -119,7 +119,9 @@ def gpt2_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
             try:
                 model = models.BPE.from_file(str(folder / vocabulary), str(folder / merges))
             except Exception as error:  # the package raises bare Exception
-                raise TesseraError(f"tokenizer: {folder} holds no readable GPT-2 tokenizer ({error}).") from None
+                raise TesseraError(
+                    f"tokenizer: {folder} holds no readable GPT-2 tokenizer ({first_line(error)})."
+                ) from None
             tokenizer = Tokenizer(model)
             tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
             tokenizer.decoder = decoders.ByteLevel()

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tessera.files import write_atomically, writing
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -112,5 +114,7 @@ def _colours(count: int) -> list[str]:
 
 
 def _save(figure: "Figure", path: Path) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    path = Path(path)
+    with writing(path, "figure"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda temporary: figure.savefig(temporary, format=path.suffix[1:].lower() or "png"))

@@ -1,16 +1,14 @@
 """The file of an experiment's results: one record per finished run, never lost to a kill or another version."""
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tessera.errors import TesseraError, expect
+from tessera.errors import TesseraError
 from tessera.experiments.experiment import EXPERIMENTS, Record
-from tessera.files import write_atomically
+from tessera.files import expect_writable, write_atomically
+from tessera.locks import folder_held
 
 FORMAT = 1
 
@@ -36,11 +34,11 @@ class ResultsFile:
         """Make the folder, before anything is trained that could not be stored."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            expect(os.access(self.path.parent, os.W_OK), str(self.folder), "--output", "be writable", "no permission")
         except OSError as error:
             raise TesseraError(
                 f"{self.path.parent}: --output must be a folder that can be written; got {error}"
             ) from None
+        expect_writable(self.path, "reproduce", "--output")
 
     def read(self) -> dict[str, Record]:
         """The records by key; empty when there is no file yet."""
@@ -65,24 +63,8 @@ class ResultsFile:
     def add(self, key: str, record: Record) -> None:
         """Store one record beside what other processes have stored meanwhile."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(self.path):
+        with folder_held(self.path.parent):
             records = {**self.read(), key: record}
             stored = {"header": self.header(), "runs": {name: asdict(records[name]) for name in sorted(records)}}
             text = json.dumps(stored, indent=1, allow_nan=False) + "\n"
             write_atomically(self.path, lambda draft: draft.write_text(text, encoding="utf-8"))
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One writer at a time, where the system has locks."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    folder = os.open(path.parent, os.O_RDONLY)  # no file that one could remove while the other waits for it
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)

@@ -1,6 +1,8 @@
 """Do the runs of an experiment that are not done yet, side by side, and show all of them."""
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -12,7 +14,10 @@ from tessera.experiments.progress import Bar
 from tessera.experiments.report import write_report
 from tessera.experiments.results import ResultsFile
 from tessera.experiments.worker_pool import run_in_pool
+from tessera.files import remove, writing
+from tessera.locks import held
 
+LOCK = "run.lock"
 CHECKPOINTS = Path("runs/reproduce")
 
 
@@ -51,8 +56,23 @@ def reproduce(
     pending = [run for run in runs if not _is_done(run, stored)]
     if pending:
         results.prepare()
-        _do(Job(name, checkpoints / name / selection.budget), runs, pending, results, workers)
+        job = Job(name, checkpoints / name / selection.budget)
+        with _alone_in([job.folder(run) for run in pending]):
+            _do(job, runs, pending, results, workers)
     return write_report(name, experiment, results)
+
+
+@contextmanager
+def _alone_in(folders: list[Path]) -> Iterator[None]:
+    """Keep other processes out of the runs' folders, and delete what those that died have left half written."""
+    with ExitStack() as stack:
+        for folder in folders:
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(held(folder / LOCK, "Wait for it, or choose other runs with --only."))
+                for path in folder.glob("*.tmp"):
+                    remove(path)
+        yield
 
 
 def _matching(name: str, runs: list[Run], pattern: str | None) -> list[Run]:

@@ -1,6 +1,5 @@
 """Texts read into the memory of a model that reads in segments, and questions asked of a stored memory."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -8,6 +7,7 @@ from typing import IO, TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 
 from tessera.errors import TesseraError
+from tessera.files import expect_writable
 from tessera.models.loading import load_model
 from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
 
@@ -38,9 +38,9 @@ def require_place(out: Path, overwrite: bool) -> None:
 
     A file that exists is replaced if it is a stored memory and `overwrite` says so; no other file ever is.
     """
-    folder = out.resolve().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise TesseraError(f"memorize: --out must lie in an existing folder that can be written; got {str(out)!r}.")
+    if not out.resolve().parent.is_dir():
+        raise TesseraError(f"memorize: --out must lie in an existing folder; got {str(out)!r}.")
+    expect_writable(out, "memorize", "--out")
     if not out.exists():
         return
     if not is_stored_memory(out):

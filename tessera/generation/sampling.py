@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import TextStreamer
+from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 
 from tessera.errors import expect
 from tessera.models.transformer import context_limit
@@ -85,9 +85,22 @@ def continuation(
         attention_mask=torch.ones_like(ids),
         pad_token_id=tokenizer.pad_token_id,
         streamer=streamer,
+        logits_processor=LogitsProcessorList([_RequireNumbers(where)]),
         **sampling.arguments,
         **inputs,
     )
     if stream and streamer is None:
         print(tokenizer.decode(tokens[0], skip_special_tokens=True))
     return tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+class _RequireNumbers(LogitsProcessor):
+    """Stops where a model has no likeliest token: argmax of NaN would be some token, said with confidence."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        is_number = not bool((torch.isnan(scores) | torch.isposinf(scores)).any())
+        expect(is_number, self.where, "the model's logits", "be finite", "NaN or infinity", "Its training diverged.")
+        return scores

@@ -1,6 +1,7 @@
 """Files of published weights, read without running code in them."""
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from tessera.errors import TesseraError
+from tessera.files import expect_writable, remove, writing
 from tessera.interop import from_reference, recognised_source
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def convert_checkpoint(
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise TesseraError(f"{output}: already exists and is not an empty folder. Choose another output.")
+    expect_writable(output / "config.json", "convert", "OUTPUT")
     weights, constructor = read_checkpoint(checkpoint)
     if arguments is not None:
         constructor = read_arguments(arguments)
@@ -40,10 +43,13 @@ def convert_checkpoint(
         raise TesseraError(f"{checkpoint}: it holds no model_args; give the constructor's with --arguments.")
     model = from_reference(source or recognised_source(weights, constructor), weights, constructor)
     model = model.to(getattr(torch, dtype))
-    try:
-        model.save_pretrained(output)
-    except OSError as error:
-        raise TesseraError(f"{output}: cannot be written: {error.strerror or error}") from None
+    temporary = output.with_name(f"{output.name}.{os.getpid()}.tmp")
+    with writing(output):
+        try:
+            model.save_pretrained(temporary)
+            os.replace(temporary, output)  # takes the place of an empty folder
+        finally:
+            remove(temporary)
     return model
 
 

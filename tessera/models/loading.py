@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tessera.checkpoints import latest_complete
-from tessera.errors import TesseraError
+from tessera.errors import TesseraError, first_line
+from tessera.foreign_code import require_no_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -31,23 +32,29 @@ def load_config(path: str | Path) -> "PreTrainedConfig":
     """The configuration of the model in `path`."""
     from transformers import AutoConfig
 
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        folder = model_folder(path)
+    require_no_code(folder, "model")
     try:
-        return AutoConfig.from_pretrained(model_folder(path), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise TesseraError(f"model {path}: configuration cannot be read ({_first_line(error)}).") from error
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises anything for a damaged file
+        raise TesseraError(f"model {path}: configuration cannot be read ({first_line(error)}).") from error
 
 
 def load_model(path: str | Path, config: "PreTrainedConfig | None" = None) -> "PreTrainedModel":
     """The causal language model in `path`, in evaluation mode, float32.
 
     With `config`, its weights in a model of that configuration. Raises `TesseraError` when the folder is missing, the
-    files are truncated or belong to something else, or the weights do not fit the model exactly.
+    files are truncated or belong to something else, the weights do not fit the model exactly or are not finite, or the
+    folder brings code of its own.
     """
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     folder = model_folder(path)
+    require_no_code(folder, "model")
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -56,14 +63,16 @@ def load_model(path: str | Path, config: "PreTrainedConfig | None" = None) -> "P
             use_safetensors=True,
             output_loading_info=True,
             local_files_only=True,
+            trust_remote_code=False,
         )
     except TesseraError as error:
         raise TesseraError(f"model {path}: {error}") from error
     except SafetensorError as error:
         raise TesseraError(f"model {path}: weights are truncated or not safetensors ({error}).") from error
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise TesseraError(f"model {path}: cannot be loaded ({_first_line(error)}).") from error
+    except Exception as error:  # transformers raises anything for damaged files
+        raise TesseraError(f"model {path}: cannot be loaded ({first_line(error)}).") from error
     _require_fit(path, report)
+    _require_finite(path, model)
     return model.eval()
 
 
@@ -74,10 +83,11 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerFast":
     folder = model_folder(path)
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
         raise TesseraError(f"model {path}: must come with its tokenizer (tokenizer.json); got none.")
+    require_no_code(folder, "model")
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise TesseraError(f"model {path}: tokenizer cannot be loaded ({_first_line(error)}).") from error
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers and tokenizers raise anything for damaged files
+        raise TesseraError(f"model {path}: tokenizer cannot be loaded ({first_line(error)}).") from error
 
 
 def _require_fit(path: str | Path, report: dict) -> None:
@@ -91,6 +101,14 @@ def _require_fit(path: str | Path, report: dict) -> None:
             )
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+def _require_finite(path: str | Path, model: "PreTrainedModel") -> None:
+    """One pass over the weights: everything that a diverged model says is NaN."""
+    import torch
+
+    names = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise TesseraError(
+            f"model {path}: weights must be finite; got NaN or infinity in {names[0]}{more}. Its training diverged: "
+            "use an earlier checkpoint."
+        )

@@ -21,7 +21,7 @@ def meta_model(config: "PreTrainedConfig") -> "PreTrainedModel":
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def num_parameters(model: nn.Module) -> int:

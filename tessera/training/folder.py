@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tessera.checkpoints import MANIFEST, checkpoints
 from tessera.errors import TesseraError
-from tessera.files import write_text_atomically, writing
+from tessera.files import remove, write_text_atomically, writing
 from tessera.locks import held, is_lock_file
 from tessera.training.corpus import Corpus
 from tessera.training.inputs import (
@@ -114,6 +114,15 @@ def is_run(run: Path) -> bool:
     if any((path / MANIFEST).is_file() for path in checkpoints(run)) or (run / METRICS).is_file():
         return True
     return len(matching(run, [*OURS, *LITTER])) == len(list(run.iterdir()))  # before locks, and before its first step
+
+
+def delete_run(run: Path) -> None:
+    """Delete a run that nobody works in, and its folder unless it holds other files too."""
+    if run.is_dir() and is_run(run):
+        for path in matching(run, [*OURS, *LITTER, LOCK]):
+            remove(path)
+        with suppress(OSError):  # other files
+            run.rmdir()
 
 
 def _require_mine(recipe: Recipe, run: Path, resume: bool, overwrite: bool) -> None:

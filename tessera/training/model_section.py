@@ -90,7 +90,7 @@ def build_model(config: "PreTrainedConfig", seed: int, base: str | None = None) 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if base is None:
-            return AutoModelForCausalLM.from_config(config)
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config, base=load_model(base))
 
 

@@ -135,8 +135,8 @@ class TrainingSection:
             found.append(
                 ("micro_batch_size", f"must divide batch_size ({self.batch_size}); got {self.micro_batch_size}.")
             )
-        if not self.learning_rate > 0:
-            found.append(("learning_rate", f"must be positive; got {self.learning_rate}."))
+        if not 0 < self.learning_rate <= 1e6:
+            found.append(("learning_rate", f"must lie in (0, 1e6]; got {self.learning_rate}."))
         elif not 0 <= self.min_learning_rate <= self.learning_rate:
             found.append(
                 (

@@ -1,11 +1,14 @@
 """`tessera memorize` and `tessera ask`: a text read once, questions asked later."""
 
 import io
+import random
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import tessera.armt as armt
+from tessera.errors import TesseraError
 from tessera.generation.memory import PIECE, token_stream
 from tessera.models.armt import ARMTState
 from tessera.models.loading import load_model, load_tokenizer
@@ -101,3 +104,30 @@ def test_questions_share_a_memory_and_no_answers(tessera, wrapped, tmp_path, mon
     sampled = [tessera("ask", wrapped, "Who was", *options, "--temperature", 3, "--seed", n)[1] for n in (0, 0, 1, 2)]
     assert sampled[0] == sampled[1]
     assert len(set(sampled)) > 1
+
+
+def test_every_flipped_bit_of_a_memory_is_noticed(tessera, wrapped, tmp_path):
+    (tmp_path / "text.txt").write_text("Once upon a time there was a king with a crown.")
+    tessera("memorize", wrapped, tmp_path / "text.txt", "--out", tmp_path / "memory")
+    content = (tmp_path / "memory").read_bytes()
+    places = random.Random(0).sample(range(8 * len(content)), 200)
+    for place in places:
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        (tmp_path / "memory").write_bytes(flipped)
+        try:
+            loaded = ARMTState.load(tmp_path / "memory").tensors()
+        except TesseraError:
+            continue
+        (tmp_path / "memory").write_bytes(content)  # a bit of white space: what is read must be what was stored
+        stored = ARMTState.load(tmp_path / "memory").tensors()
+        assert all(torch.equal(loaded[name], stored[name]) for name in stored), place
+
+
+def test_memories_of_earlier_releases_are_read(tessera, wrapped, tmp_path):
+    (tmp_path / "text.txt").write_text("Once upon a time there was a king with a crown.")
+    tessera("memorize", wrapped, tmp_path / "text.txt", "--out", tmp_path / "memory")
+    state = ARMTState.load(tmp_path / "memory")
+    save_file(state.tensors(), tmp_path / "old", metadata={"format": "pt", "tessera_memory": "armt"})
+    old = ARMTState.load(tmp_path / "old").tensors()
+    assert all(torch.equal(old[name], tensor) for name, tensor in state.tensors().items())

@@ -3,11 +3,14 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tessera.errors import TesseraError
 from tessera.models.loading import load_model, load_tokenizer
 from tessera.training.recipe import read_recipe
 from tessera.training.run import train
+from tessera.training.trainer import RecipeTrainer
 
 
 @pytest.fixture
@@ -136,3 +139,56 @@ def test_a_model_without_tokenizer_is_named(model):
         (model / name).unlink()
     with pytest.raises(TesseraError, match="must come with its tokenizer"):
         load_tokenizer(model)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_diverged_model_is_named(model, value):
+    weights = load_file(model / "model.safetensors")
+    next(iter(weights.values())).view(-1)[0] = value
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TesseraError, match="weights must be finite; got NaN or infinity in"):
+        load_model(model)
+
+
+def test_weights_that_an_update_made_infinite_are_not_stored(go, tmp_path, monkeypatch):
+    original = RecipeTrainer.training_step
+
+    def training_step(self, model, *args, **kwargs):
+        loss = original(self, model, *args, **kwargs)
+        next(model.parameters()).data.view(-1)[0] = torch.inf
+        return loss
+
+    monkeypatch.setattr(RecipeTrainer, "training_step", training_step)
+    with pytest.raises(
+        TesseraError, match=r"must be finite; got NaN or infinity after step 1\. Stopped: no checkpoint"
+    ):
+        go("training.checkpoint_every=1", "training.evaluate_every=10")
+    assert not list((tmp_path / "run" / "checkpoints").glob("checkpoint-*"))
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_text_that_changed_is_noticed_on_resume(go, tmp_path):
+    go()
+    text = tmp_path / "text.txt"
+    content = text.read_text()
+    text.write_text(content.replace("kings", "queen", 1))
+    with pytest.raises(TesseraError, match="the training text must be the one the run began with, and it has changed"):
+        go(resume=True)
+    text.write_text(content)
+    go(resume=True)  # written again, but the same
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("inputs.json", "[1]", r"inputs\.json: must be what the run wrote"),
+        ("metrics.jsonl", '{"step": 1}\nnoise\n', r"metrics\.jsonl: line 2 must be a JSON object with a step"),
+        ("recipe.yaml", "{[", r"a folder with other files\. Its recipe\.yaml is damaged"),
+        ("tokenizer.json", "{}", r"the tokenizer must be the one the run began with; tokenizer\.json has 2 of"),
+    ],
+)
+def test_damaged_side_files_are_named(go, tmp_path, name, content, message):
+    go()
+    (tmp_path / "run" / name).write_text(content)
+    with pytest.raises(TesseraError, match=message):
+        go(resume=True)

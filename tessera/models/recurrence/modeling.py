@@ -89,7 +89,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         super().__init__(config)
         expect(config.base_config is not None, type(self).__name__, "base_config", "be given", None)
         if base is None:
-            base = AutoModelForCausalLM.from_config(config.base_config)
+            base = AutoModelForCausalLM.from_config(config.base_config, trust_remote_code=False)
         else:
             for module in base.modules():  # post_init must not draw a trained base anew
                 module._is_hf_initialized = True

@@ -1,0 +1,67 @@
+"""A model folder that brings Python code along is refused in one line; the code is not run, and nobody is asked."""
+
+import json
+import shutil
+
+import pytest
+
+CODE = """
+from pathlib import Path
+Path({proof!r}).write_text("foreign code ran")
+from transformers import GPT2Config as Config, GPT2LMHeadModel as Model, PreTrainedTokenizerFast as Tokenizer
+"""
+
+
+@pytest.fixture
+def infected(run_folder, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(run_folder, folder)
+    (folder / "foreign.py").write_text(CODE.format(proof=str(tmp_path / "proof")))
+    return folder
+
+
+def add(path, **entries):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
+
+
+MAPS = {
+    "config": ("config.json", {"model_type": "foreign", "auto_map": {"AutoConfig": "foreign.Config"}}),
+    "model": ("config.json", {"auto_map": {"AutoModelForCausalLM": "foreign.Model"}}),
+    "nested": ("config.json", {"base_config": {"model_type": "gpt2", "auto_map": {"AutoConfig": "foreign.Config"}}}),
+    "tokenizer": ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": [None, "foreign.Tokenizer"]}}),
+}
+VERBS = {
+    "generate": ["--prompt", "Once", "--max-new-tokens", "1"],
+    "eval": ["--sequences", "1"],
+    "memorize": ["{text}", "--out", "{new}"],
+    "ask": ["Who?", "--memory", "{new}"],
+    "info": [],
+}
+
+
+@pytest.mark.parametrize("where", MAPS)
+def test_every_verb_refuses_it(tessera, infected, corpus, tmp_path, monkeypatch, where):
+    name, entries = MAPS[where]
+    add(infected / name, **entries)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the user was asked"))
+    for verb, options in VERBS.items():
+        if (verb, where) == ("info", "tokenizer"):  # reads no tokenizer
+            continue
+        words = [option.format(text=corpus, new=tmp_path / "new") for option in options]
+        status, _, err = tessera(verb, infected, *words)
+        assert status == 2, verb
+        assert f"code of its own (auto_map in {name}), which is never run" in err, verb
+        assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "proof").exists()
+
+
+@pytest.mark.parametrize("key", ["training.initialize_from={}", "tokenizer={{type: pretrained, path: {}}}"])
+def test_recipes_refuse_it(tessera, infected, corpus, tmp_path, key):
+    add(infected / "config.json", **MAPS["model"][1])
+    add(infected / "tokenizer_config.json", **MAPS["tokenizer"][1])
+    run = tmp_path / "runs" / "new"
+    status, _, err = tessera("train", "tiny", f"data.source={corpus}", key.format(infected), "--output", run)
+    assert status == 2
+    assert "code of its own" in err
+    assert not (tmp_path / "proof").exists()
+    assert not run.exists()
