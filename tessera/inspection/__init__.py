@@ -1,9 +1,22 @@
 """What every memory stored, recalled and predicted."""
 
+from tessera.inspection.profile import recall_map, recency_profile
 from tessera.inspection.recall import Recall, recall_weights
 from tessera.inspection.removal import Removal, loss_of
 from tessera.inspection.sites import Site, find_sites
 from tessera.inspection.trace import MemoryTrace, Trace
 from tessera.inspection.tracing import trace
 
-__all__ = ["MemoryTrace", "Recall", "Removal", "Site", "Trace", "find_sites", "loss_of", "recall_weights", "trace"]
+__all__ = [
+    "MemoryTrace",
+    "Recall",
+    "Removal",
+    "Site",
+    "Trace",
+    "find_sites",
+    "loss_of",
+    "recall_map",
+    "recall_weights",
+    "recency_profile",
+    "trace",
+]

@@ -1,5 +1,6 @@
 """A trace: what every memory of a model stored, recalled and predicted while it read one text."""
 
+import html
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -30,7 +31,8 @@ class MemoryTrace:
             compact kernel, and of others the heaviest pairs that carry the share asked for.
         share: (Q, H), the sum of the weights listed. num_pairs: (Q,) that the query saw. bandwidth: (Q, H), h of the
             kernel; NaN where nothing was seen, and for attention.
-        ages: (H, A), the mean weight over all traced queries of pairs of age 2^a to 2^(a+1) - 1, per pair.
+        ages: (H, A), the mean weight of a pair of age 2^a to 2^(a+1) - 1 over all traced queries; age 1 is the newest
+            pair that a query can see.
         own_tokens, own_scores: (Q, W), the tokens that the memory's answer alone makes likeliest through the output
             layer, with log-probabilities. after_tokens, after_scores: the same of the residual stream after it.
         loss_change: (T,), nats by which each token's loss grows when the memory is taken out; head_loss_change: (H, T).
@@ -136,6 +138,13 @@ class Trace:
                 }
                 parts.append(pandas.DataFrame(columns))
         return pandas.concat(parts, ignore_index=True)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the inspection page, in a frame of its own."""
+        from tessera.inspection.page import page_of  # the page is made of traces
+
+        page = html.escape(page_of([self], [str(self.model.get("class", "trace"))]))
+        return f'<iframe srcdoc="{page}" width="100%" height="640" sandbox="allow-scripts allow-downloads"></iframe>'
 
     def save(self, path: str | Path) -> None:
         """Write to a safetensors file: tensors by name (`memories/3/weights`), the rest as JSON in its metadata.

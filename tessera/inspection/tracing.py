@@ -22,6 +22,7 @@ from tessera.kernels import Gaussian
 from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
 from tessera.models.recurrence import SegmentedForCausalLM
 
+AGE_BINS = 48  # ages up to 2^48
 REMOVALS = ("none", "memories", "heads")
 
 
@@ -132,14 +133,13 @@ def _take(recalls: dict[str, _Recalls], one: QueryRecall, share: float) -> None:
 
 
 def _add_ages(kept: _Recalls, one: QueryRecall) -> None:
-    """Sum the weights by age: bin a holds the pairs of age 2^a to 2^(a+1) - 1; attention also sees age 0, in bin 0."""
-    age = (one.query - torch.arange(one.weights.shape[1])).clamp(min=1)
-    seen = torch.arange(one.weights.shape[1]) <= one.query
-    bins = age.double().log2().floor().long()[seen]
-    heads, size = len(one.weights), 48
+    """Sum the weights by age: bin a holds the pairs of age 2^a to 2^(a+1) - 1. Age 1 is the newest that can be seen."""
+    newest = one.query + (one.site.kind == "attention")  # attention sees its own position
+    pairs = torch.arange(min(newest, one.weights.shape[1]))
+    bins = (newest - pairs).double().log2().floor().long()
     if kept.age_sums is None:
-        kept.age_sums, kept.age_counts = torch.zeros(heads, size), torch.zeros(size)
-    kept.age_sums.index_add_(1, bins, one.weights[:, seen].float())
+        kept.age_sums, kept.age_counts = torch.zeros(len(one.weights), AGE_BINS), torch.zeros(AGE_BINS)
+    kept.age_sums.index_add_(1, bins, one.weights[:, pairs].float())
     kept.age_counts.index_add_(0, bins, torch.ones(len(bins)))
 
 

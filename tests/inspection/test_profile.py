@@ -1,0 +1,52 @@
+"""Pictures hold the trace's numbers; a notebook shows the page."""
+
+import html
+import re
+
+import pytest
+import torch
+
+from tessera.errors import TesseraError
+from tessera.inspection import recall_map, recency_profile
+from tests.inspection.pages import mosaic_trace
+
+
+def test_recency_profile():
+    memory = mosaic_trace().memories[0]
+    lines = recency_profile(memory).get_lines()
+    assert len(lines) == 3
+    assert lines[0].get_xdata().tolist()[:3] == [1, 2, 4]
+    torch.testing.assert_close(torch.as_tensor(lines[2].get_ydata()), memory.ages.mean(0))
+    with pytest.raises(TesseraError, match="recall pairs of the text"):
+        recency_profile(mosaic_trace().memories[1])
+
+
+def test_weights_by_age_are_means_over_the_pairs_of_that_age():
+    trace = mosaic_trace()
+    memory, steps = trace.memories[0], len(trace.tokens)
+    dense = torch.zeros(steps, steps)
+    for query in range(steps):
+        pairs, weights = memory.recalled(query, 1)
+        dense[query, pairs.long()] = weights
+    ages = torch.arange(steps)[:, None] - torch.arange(steps)
+    for place, (low, high) in enumerate([(1, 1), (2, 3), (4, 7)]):
+        inside = (ages >= low) & (ages <= high)
+        torch.testing.assert_close(memory.ages[1, place], dense[inside].mean(), rtol=1e-4, atol=1e-6)
+
+
+def test_recall_map():
+    trace = mosaic_trace()
+    image = torch.as_tensor(recall_map(trace, trace.memories[0], 1).get_images()[0].get_array())
+    pairs, weights = trace.memories[0].recalled(30, 1)
+    torch.testing.assert_close(image[30, pairs.long()].float(), weights)
+    assert image[30].sum() == pytest.approx(weights.sum().item(), abs=1e-5)
+    with pytest.raises(TesseraError, match=r"head must lie in 0\.\.1"):
+        recall_map(trace, trace.memories[0], 2)
+
+
+def test_a_notebook_shows_the_page_in_a_sandbox():
+    shown = mosaic_trace()._repr_html_()
+    assert 'sandbox="allow-scripts allow-downloads"' in shown
+    page = html.unescape(re.search(r'srcdoc="([^"]*)"', shown)[1])
+    assert page.startswith("<!doctype html>")
+    assert shown.count("<") == 2  # nothing of the page is markup of the notebook's
