@@ -14,7 +14,7 @@ from types import ModuleType
 
 from tessera import plugins
 
-MODEL_TYPES = ("memory_mosaic", "memory_mosaic_v2", "armt", "rmt", "prmt")
+MODEL_TYPES = ("memory_mosaic", "memory_mosaic_v2", "linear_attention", "armt", "rmt", "prmt")
 AUTO_CONFIGURATION = "transformers.models.auto.configuration_auto"
 
 

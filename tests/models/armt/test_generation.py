@@ -53,16 +53,6 @@ def test_prompts_of_uneven_length_are_continued_as_alone(kind, family):
         assert torch.equal(row[16:], greedy(model, prompt, 11)[0, prompt.shape[1] :])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_beams_follow_their_own_memory(kind):
-    model, prompt = make(kind), tokens(2, 6)
-    mask = torch.ones_like(prompt)
-    options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False, "num_beams": 3}
-    found = model.generate(prompt, **options)
-    slow = model.generate(prompt, use_cache=False, **options)
-    assert torch.equal(found, slow)
-
-
 def test_uneven_beams():
     model = make()
     ids = torch.cat([torch.nn.functional.pad(tokens(1, n), (9 - n, 0)) for n in (9, 4)])

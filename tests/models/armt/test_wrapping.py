@@ -1,13 +1,10 @@
 """Wrapping, configurations, saving, freezing and adapting."""
 
 import threading
-from functools import partial
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2LMHeadModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 import tessera.armt as armt
 from tessera.errors import TesseraError
@@ -98,24 +95,6 @@ def test_lora_on_the_base():
     trained = [name for name, p in adapted.named_parameters() if p.requires_grad]
     assert any("lora" in name for name in trained)
     assert any("memories" in name for name in trained)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradient_checkpointing_has_the_same_gradients(kind):
-    model, ids = make(kind).train(), tokens(2, 20)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    model(ids, labels=ids).loss.backward()
-    plain = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    model.zero_grad()
-    for module in model.modules():  # what the method to switch it on, renamed between versions, does in the end
-        if isinstance(module, GradientCheckpointingLayer):
-            module.gradient_checkpointing = True
-            module._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
-    model(ids, labels=ids).loss.backward()
-    for a, b in zip(plain, [p.grad for p in model.parameters() if p.grad is not None], strict=True):
-        torch.testing.assert_close(a, b)
 
 
 def test_two_threads_do_not_meet():

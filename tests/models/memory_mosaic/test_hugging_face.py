@@ -57,29 +57,6 @@ def test_kernels_survive_saving(tmp_path):
     assert AutoConfig.from_pretrained(tmp_path).kernel == kernel
 
 
-def test_greedy_generation_equals_recomputation(model):
-    ids = prompt(2)
-    found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
-    for _ in range(8):
-        ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(dim=-1)], dim=1)
-    assert torch.equal(found, ids)
-    uncached = model.generate(
-        ids[:, :5], attention_mask=torch.ones(2, 5), max_new_tokens=8, do_sample=False, use_cache=False
-    )
-    assert torch.equal(uncached, found)
-
-
-def test_left_padded_batches_generate_as_single_prompts_do(model):
-    short, long = prompt(1, 4), prompt(1, 9)
-    padded = torch.cat([torch.full((1, 5), 10), short], dim=1)
-    ids, mask = torch.cat([padded, long]), torch.ones(2, 9, dtype=torch.long)
-    mask[0, :5] = 0
-    together = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
-    for row, alone in ((together[0, 5:], short), (together[1], long)):
-        expected = model.generate(alone, attention_mask=torch.ones_like(alone), max_new_tokens=6, do_sample=False)
-        assert torch.equal(row, expected[0])
-
-
 def test_beam_search_finds_the_likelier_sequence(model):
     ids = prompt()
     mask = torch.ones_like(ids)

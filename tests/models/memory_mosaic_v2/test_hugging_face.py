@@ -48,33 +48,6 @@ def test_saves_and_loads_through_the_auto_classes(model, tmp_path):
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
 
 
-def test_greedy_generation_equals_recomputation(model):
-    ids = prompt(2)
-    arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
-    found = model.generate(ids, **arguments)
-    uncached = model.generate(ids, use_cache=False, **arguments)
-    assert found.shape == (2, 19)
-    assert torch.equal(uncached, found)
-
-
-def test_left_padded_batches_generate_as_single_prompts_do(model):
-    short, long = prompt(1, 4), prompt(1, 9)
-    ids = torch.cat([torch.cat([torch.full((1, 5), PADDING), short], dim=1), long])
-    mask = torch.ones(2, 9, dtype=torch.long)
-    mask[0, :5] = 0
-    arguments = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
-    together = model.generate(ids, attention_mask=mask, **arguments)
-    for row, alone in ((together[0, 5:], short), (together[1], long)):
-        expected = model.generate(alone, attention_mask=torch.ones_like(alone), **arguments)
-        assert torch.equal(row, expected[0])
-
-
-def test_beams_keep_their_own_memories(model):
-    ids = prompt()
-    arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "num_beams": 4, "do_sample": False}
-    assert torch.equal(model.generate(ids, **arguments), model.generate(ids, use_cache=False, **arguments))
-
-
 def test_samples(model):
     ids = prompt()
     arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "min_new_tokens": 4, "do_sample": True}

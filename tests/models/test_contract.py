@@ -1,0 +1,137 @@
+"""Every registered model keeps every law, and wrong models are found out."""
+
+import random
+
+import pytest
+from torch import nn
+
+from tessera.models.auto import MODELS
+from tessera.models.memory_mosaic import MemoryMosaicForCausalLM
+from tests.models.contract import CASES, LAWS, Case, v1
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_keeps_the_laws(name, law):
+    LAWS[law](CASES[name])
+
+
+def test_every_registered_model_is_a_case():
+    tested = {type(case.build()) for case in CASES.values()}
+    assert {causal for _, _, causal in MODELS} <= tested
+
+
+class SeesTheFuture(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, **inputs):
+        output = super().forward(input_ids, **inputs)
+        output.logits = output.logits + 1e-6 * output.logits.mean(1, keepdim=True)
+        return output
+
+
+class ReadsNothing(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, **inputs):
+        return super().forward(input_ids.flatten()[:, None], use_cache=False)
+
+
+class ForgetsItsState(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, past_key_values=None, **inputs):
+        return super().forward(input_ids, **inputs)
+
+
+class ForgetsDocuments(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, document_ids=None, **inputs):
+        return super().forward(input_ids, **inputs)
+
+
+class ForgetsPadding(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, attention_mask=None, **inputs):
+        return super().forward(input_ids, **inputs)
+
+
+class ConfusesBeams(MemoryMosaicForCausalLM):
+    def _reorder_cache(self, past_key_values, beam_idx):
+        return past_key_values.select_batch(beam_idx.flip(0))
+
+
+class KeepsSomethingUnsaved(MemoryMosaicForCausalLM):
+    def __init__(self, config):
+        super().__init__(config)
+        self.unsaved = random.random()
+
+    def forward(self, input_ids, **inputs):
+        output = super().forward(input_ids, **inputs)
+        output.logits = output.logits * self.unsaved
+        return output
+
+
+class ChangesItsState(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, past_key_values=None, **inputs):
+        output = super().forward(input_ids, past_key_values=past_key_values, **inputs)
+        if past_key_values is not None:
+            past_key_values.map(lambda tensor: tensor.mul_(1.01) if tensor.is_floating_point() else tensor)
+        return output
+
+
+class LosesGradientsWhenComputedTwice(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, **inputs):
+        if self.model.layers[0].gradient_checkpointing:
+            return super().forward(inputs_embeds=self.model.embed_tokens(input_ids).detach(), **inputs)
+        return super().forward(input_ids, **inputs)
+
+
+class NeedsManyBits(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, **inputs):
+        output = super().forward(input_ids, **inputs)
+        if output.logits is not None:
+            output.logits = (output.logits + 1e3) - 1e3
+        return output
+
+
+class NeedsManyTokens(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, **inputs):
+        output = super().forward(input_ids, **inputs)
+        output.logits = output.logits + (input_ids.shape[1] == 1)
+        return output
+
+
+class ShiftsItsLabelsTwice(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, labels=None, **inputs):
+        labels = None if labels is None else nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+        return super().forward(input_ids, labels=labels, **inputs)
+
+
+WRONG = [
+    (ForgetsItsState, "parts_are_the_whole"),
+    (ForgetsItsState, "parts_are_the_whole_in_float32"),
+    (SeesTheFuture, "the_future_has_no_influence"),
+    (ReadsNothing, "the_future_has_no_influence"),
+    (ForgetsDocuments, "documents_do_not_see_each_other"),
+    (ForgetsPadding, "padding_on_the_left_has_no_influence"),
+    (ShiftsItsLabelsTwice, "padding_on_the_right_has_no_influence"),
+    (ForgetsPadding, "generation_chooses_what_the_whole_says"),
+    (ConfusesBeams, "generation_chooses_what_the_whole_says"),
+    (KeepsSomethingUnsaved, "saved_is_loaded"),
+    (ChangesItsState, "a_state_is_a_value"),
+    (ForgetsItsState, "a_state_is_a_value"),
+    (LosesGradientsWhenComputedTwice, "layers_computed_twice_have_the_same_gradients"),
+    (NeedsManyBits, "bfloat16_is_near"),
+    (NeedsManyTokens, "one_token_is_the_first_of_many"),
+    (ShiftsItsLabelsTwice, "the_loss_is_that_of_the_logits"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "law"), WRONG, ids=lambda value: getattr(value, "__name__", value))
+def test_a_wrong_model_is_found_out(wrong, law):
+    def build():
+        model = v1()
+        model.__class__ = wrong
+        if wrong is KeepsSomethingUnsaved:
+            model.unsaved = random.random()
+        return model
+
+    with pytest.raises(AssertionError):
+        LAWS[law](Case(build, registered=False))
+
+
+def test_every_law_finds_some_model_wrong():
+    assert {law for _, law in WRONG} == set(LAWS)
