@@ -1,6 +1,5 @@
 """A trace: what every memory of a model stored, recalled and predicted while it read one text."""
 
-import html
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -138,13 +137,6 @@ class Trace:
                 }
                 parts.append(pandas.DataFrame(columns))
         return pandas.concat(parts, ignore_index=True)
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the inspection page, in a frame of its own."""
-        from tessera.inspection.page import page_of  # the page is made of traces
-
-        page = html.escape(page_of([self], [str(self.model.get("class", "trace"))]))
-        return f'<iframe srcdoc="{page}" width="100%" height="640" sandbox="allow-scripts allow-downloads"></iframe>'
 
     def save(self, path: str | Path) -> None:
         """Write to a safetensors file: tensors by name (`memories/3/weights`), the rest as JSON in its metadata.

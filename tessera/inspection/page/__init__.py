@@ -55,6 +55,12 @@ def page_of(traces: Sequence[Trace], titles: Sequence[str]) -> str:
     return "".join(filled).encode("utf-8", "replace").decode("utf-8")
 
 
+def notebook_html(trace: Trace) -> str:
+    """What a notebook shows for a trace: the page, in a frame that may run the page's script and nothing else."""
+    page = html.escape(page_of([trace], [str(trace.model.get("class", "trace"))]))
+    return f'<iframe srcdoc="{page}" width="100%" height="640" sandbox="allow-scripts allow-downloads"></iframe>'
+
+
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
