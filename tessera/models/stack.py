@@ -9,6 +9,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from tessera.errors import TesseraError, expect
+from tessera.models.code_beside_weights import SavesWithCode
 from tessera.models.forward_arguments import (
     REASONS,
     check_labels,
@@ -20,7 +21,7 @@ from tessera.models.stack_state import StackState, last_document, read_documents
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
 
-class StackPreTrainedModel(PreTrainedModel):
+class StackPreTrainedModel(SavesWithCode, PreTrainedModel):
     """Hugging Face plumbing common to the library's stacks. Subclasses name their `parts`."""
 
     base_model_prefix = "model"

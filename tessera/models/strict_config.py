@@ -60,6 +60,10 @@ class StrictConfig(PreTrainedConfig):
         if problems:
             raise TesseraError("\n".join(f"{where}: {problem}" for problem in problems))
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: see `SavesWithCode.register_for_auto_class`."""
+
     def problems(self) -> list[str]:
         """What is wrong with this configuration, one sentence each: `{argument} must {rule}; got {value}.`"""
         return []

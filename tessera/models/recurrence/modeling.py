@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tessera.errors import expect
+from tessera.models.code_beside_weights import SavesWithCode
 from tessera.models.forward_arguments import REASONS, check_labels, demand, kept_steps, refuse_keywords
 from tessera.models.recurrence.base import expect_positions, fuse_activations, layer_list, widen_positions
 from tessera.models.recurrence.cache import GroupedCache, SegmentCache
@@ -32,7 +33,7 @@ REFUSED = {
 }
 
 
-class SegmentedPreTrainedModel(PreTrainedModel):
+class SegmentedPreTrainedModel(SavesWithCode, PreTrainedModel):
     """Hugging Face plumbing: embeddings are the base model's, the state is neither cropped nor a `Cache`."""
 
     config_class = SegmentedConfig

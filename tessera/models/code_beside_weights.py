@@ -1,0 +1,59 @@
+"""`save_pretrained(folder, with_code=True)`: a saved model that loads in a process that never said `import tessera`.
+
+transformers has no entry points for model types. It reads classes of a type that it does not know from a
+Python file beside the weights, and only if the user says `trust_remote_code=True`. That file imports them from this
+package, which must be installed: no code of the model itself is copied. Our command line never runs such files.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from tessera.files import write_text_atomically
+
+MODULE = "modeling_tessera"
+CODE = '''"""Where transformers finds the classes of this model: in the tessera package, which must be installed."""
+
+from {config_module} import {config}
+from {model_module} import {model}
+
+__all__ = ["{config}", "{model}"]
+'''
+
+
+class SavesWithCode:
+    """What this library's causal language models add to `PreTrainedModel`; stands before it among the bases."""
+
+    def save_pretrained(self, save_directory: Any, *arguments: Any, with_code: bool = False, **options: Any) -> None:
+        """As transformers' method. `with_code` writes modeling_tessera.py beside the weights, named in config.json.
+
+        What was loaded from a folder with code is saved with code.
+        """
+        before = getattr(self.config, "auto_map", None)
+        if not with_code and before is None:
+            super().save_pretrained(save_directory, *arguments, **options)
+            return
+        config = type(self.config)
+        names = {"config": config.__name__, "model": type(self).__name__}
+        code = CODE.format(config_module=_package(config), model_module=_package(type(self)), **names)
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(folder / f"{MODULE}.py", code)
+        self.config.auto_map = {
+            "AutoConfig": f"{MODULE}.{names['config']}",
+            "AutoModelForCausalLM": f"{MODULE}.{names['model']}",
+        }
+        try:
+            super().save_pretrained(save_directory, *arguments, **options)
+        finally:
+            self.config.auto_map = before
+            if before is None:
+                del self.config.auto_map
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing: transformers would copy source files of this package at the next saving."""
+
+
+def _package(cls: type) -> str:
+    """The package that offers a class of one of its modules."""
+    return cls.__module__.rpartition(".")[0]

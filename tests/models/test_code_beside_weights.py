@@ -1,0 +1,72 @@
+"""A folder saved with code loads in a process that never imports tessera, and only where its user trusts it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+import tessera
+
+SIZES = {"vocab_size": 20, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 4}
+LOAD = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+assert "tessera" not in sys.modules
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=sys.argv[2] == "trusted")
+print(type(model).__module__, float(model(torch.arange(6)[None]).logits.detach().double().sum()))
+model.save_pretrained(sys.argv[1] + "-again")
+"""
+
+
+def load_elsewhere(folder, trust):
+    return subprocess.run([sys.executable, "-c", LOAD, str(folder), trust], capture_output=True, text=True)
+
+
+def mosaic():
+    return tessera.MemoryMosaicForCausalLM(tessera.MemoryMosaicConfig(**SIZES)).eval()
+
+
+def wrapped():
+    base = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=16))
+    return tessera.wrap(base, segment_size=4, num_memory_tokens=2, memory_dim=4).eval()
+
+
+@pytest.mark.parametrize("build", [mosaic, wrapped])
+def test_a_folder_with_code_loads_without_import_tessera(tmp_path, build, monkeypatch):
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    model, folder = build(), tmp_path / "model"
+    model.save_pretrained(folder, with_code=True)
+    total = float(model(torch.arange(6)[None]).logits.detach().double().sum())
+    done = load_elsewhere(folder, "trusted")
+    assert done.returncode == 0, done.stderr
+    module, printed = done.stdout.split()
+    assert module == type(model).__module__
+    assert float(printed) == pytest.approx(total)
+    # saved again in that process: with the same code, and nothing else of the package
+    for again in (folder, tmp_path / "model-again"):
+        assert {file.name for file in again.glob("*.py")} == {"modeling_tessera.py"}
+        assert set(json.loads((again / "config.json").read_text())["auto_map"]) == {
+            "AutoConfig",
+            "AutoModelForCausalLM",
+        }
+    assert type(AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)) is type(model)
+
+
+def test_code_needs_the_users_trust(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    mosaic().save_pretrained(tmp_path / "model", with_code=True)
+    done = load_elsewhere(tmp_path / "model", "not")
+    assert done.returncode != 0
+    assert "trust_remote_code" in done.stderr
+    assert not (tmp_path / "modules").exists() or not list((tmp_path / "modules").rglob("modeling_tessera.py"))
+
+
+def test_without_the_word_nothing_is_written(tmp_path):
+    model = mosaic()
+    model.save_pretrained(tmp_path / "with", with_code=True)
+    model.save_pretrained(tmp_path / "without")
+    assert not list((tmp_path / "without").glob("*.py"))
+    assert "auto_map" not in json.loads((tmp_path / "without" / "config.json").read_text())
