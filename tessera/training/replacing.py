@@ -12,6 +12,7 @@ from pathlib import Path
 from tessera.checkpoints import FOLDER, TEMPORARY, latest_complete
 from tessera.files import remove
 from tessera.training.inputs import INPUTS
+from tessera.training.model_card import CARD, is_generated_card
 from tessera.training.saved_recipe import RECIPE, is_saved_recipe
 
 RESULT, METRICS, REPLACED = "run.json", "metrics.jsonl", "replaced-run"
@@ -19,7 +20,7 @@ RESULT, METRICS, REPLACED = "run.json", "metrics.jsonl", "replaced-run"
 OURS = (
     f"{RECIPE} {INPUTS} {RESULT} {METRICS} {FOLDER} config.json generation_config.json model.safetensors "
     "model-*.safetensors model.safetensors.index.json tokenizer.json tokenizer_config.json special_tokens_map.json "
-    "added_tokens.json vocab.json vocab.txt merges.txt chat_template.jinja"
+    f"added_tokens.json vocab.json vocab.txt merges.txt chat_template.jinja {CARD}"
 ).split()
 # What a process that died has left half written; the first ones are those of earlier releases.
 LITTER = ["recipe.yaml.tmp", "metrics.tmp", "run.tmp", "model.tmp", "tokenizer.tmp", f"{REPLACED}.tmp"]
@@ -27,8 +28,9 @@ LITTER += [f"{name}.*.tmp" for name in OURS]
 
 
 def matching(run: Path, patterns: list[str]) -> list[Path]:
-    """The files and folders directly in `run` whose names match."""
-    return [path for path in run.iterdir() if any(fnmatchcase(path.name, pattern) for pattern in patterns)]
+    """The files and folders directly in `run` whose names match; a model card only if a run wrote it."""
+    paths = [path for path in run.iterdir() if any(fnmatchcase(path.name, pattern) for pattern in patterns)]
+    return [path for path in paths if path.name != CARD or is_generated_card(path)]
 
 
 def holds_replaced(run: Path) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tessera.evaluation.provenance import provenance
 from tessera.files import remove, sync, write_text_atomically, writing
 from tessera.models.sizes import num_parameters
+from tessera.training.model_card import write_model_card
 from tessera.training.recipe import recipe_to_dict
 from tessera.training.replacing import RESULT
 from tessera.training.sections import Recipe
@@ -51,6 +52,7 @@ def publish_model(trainer: "RecipeTrainer", seconds: float) -> RunSummary:
                     sync(file)
                     os.replace(file, run / file.name)
             remove(temporary)
+            write_model_card(run, trainer.recipe, summary)
             _write_result(run / RESULT, trainer.recipe, summary, seconds)
     trainer.accelerator.wait_for_everyone()
     return summary

@@ -29,6 +29,11 @@ def test_training_resumes_and_refuses_to_overwrite(tessera, run_folder):
     assert "holds a run of this recipe already" in err
 
 
+def test_a_run_leaves_a_model_card(run_folder):
+    trained = json.loads((run_folder / "run.json").read_text())["result"]
+    assert f"{trained['validation_loss']:.4f}" in (run_folder / "README.md").read_text()
+
+
 def test_greedy_generation_is_that_of_the_model(tessera, run_folder):
     import torch
 

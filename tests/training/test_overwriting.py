@@ -41,7 +41,7 @@ def contents(folder):
         ("training.initialize_from=nowhere", "no such folder"),
         ("training.initialize_from={run}", "training.initialize_from must lie outside the run"),
         ("tokenizer={{type: pretrained, path: {run}}}", "tokenizer.path must lie outside the run"),
-        ("tokenizer={{type: pretrained, path: no/such/model}}", "cannot be loaded"),
+        ("tokenizer={{type: pretrained, path: no/such/model}}", "which does not exist"),
         (
             "model={{type: transformer, hidden_size: 16, num_heads: 2, num_layers: 1}} data.document_ids=true",
             "document",

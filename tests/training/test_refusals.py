@@ -33,7 +33,7 @@ def go(recipe_file, tmp_path):
         ("training.trainer={fdsp: x}", "training.trainer.fdsp is not a known key. Did you mean 'fsdp'"),
         ("training.trainer={fsdp: true}", "training.trainer.fsdp must be left out here"),
         ("training.initialize_from=nowhere", "nowhere: no such folder"),
-        ("tokenizer={type: gpt2, path: no/such/model}", "'no/such/model' cannot be loaded"),
+        ("tokenizer={type: gpt2, path: no/such/model}", "'no/such/model', which does not exist"),
         (
             "model={type: gpt2, n_embd: 16, n_head: 2, n_layer: 1, n_positions: 8}",
             "model.n_positions must be at least data.context",

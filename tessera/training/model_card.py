@@ -1,0 +1,102 @@
+"""README.md beside the weights of a run: what the model is, how to load it, how it was trained, how good it is."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tessera.files import write_text_atomically
+from tessera.training.sections import Recipe
+
+if TYPE_CHECKING:
+    from tessera.training.result import RunSummary
+
+CARD = "README.md"
+MARK = "<!-- written by tessera train; a README.md without this line is left alone -->"
+TEMPLATE = """---
+library_name: transformers
+tags:
+- tessera
+- {model_type}
+---
+{mark}
+
+# {name}
+
+A causal language model of type `{model_type}` with {parameters:,} parameters, trained with
+Tessera.
+
+## How to load
+
+```python
+import tessera  # makes its model types known to transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+```
+
+On the command line: `tessera generate FOLDER --prompt "Once upon a time"`.
+
+## Training
+
+| | |
+|---|---|
+| text | {source} |
+| tokens seen | {tokens:,} ({steps:,} steps of {batch} sequences of {context} tokens) |
+| tokenizer | {tokenizer} |
+| learning rate | {learning_rate:g}, {warmup:,} steps of warm-up |
+| seed | {seed} |
+
+Every setting is in `recipe.yaml`; versions, hardware and the command are in `run.json`.
+
+## Evaluation
+
+| on the validation text | |
+|---|---|
+| loss, nats per token (lower is better) | {loss:.4f} |
+| bits per byte (lower is better) | {bits:.4f} |
+
+## Licence
+
+Nothing is said here about the weights: state a licence of yours, and mind that of the text they were trained on. The
+code that reads them is under Apache-2.0.
+"""
+
+
+def model_card(recipe: Recipe, summary: "RunSummary") -> str:
+    """The card of a finished run, in Markdown; names from the recipe are quoted."""
+    return TEMPLATE.format(
+        mark=MARK,
+        name=_quoted(recipe.name),
+        model_type=recipe.model["type"],
+        parameters=summary.parameters,
+        source=_quoted(recipe.data.source),
+        tokens=summary.tokens,
+        steps=summary.steps,
+        batch=recipe.training.batch_size,
+        context=recipe.data.context,
+        tokenizer=_quoted(recipe.tokenizer.path or recipe.tokenizer.type),
+        learning_rate=recipe.training.learning_rate,
+        warmup=recipe.training.warmup_steps,
+        seed=recipe.seed,
+        loss=summary.validation_loss,
+        bits=summary.validation_bits_per_byte,
+    )
+
+
+def write_model_card(folder: Path, recipe: Recipe, summary: "RunSummary") -> None:
+    """Write README.md into `folder`, unless somebody wrote one of their own."""
+    path = folder / CARD
+    if not path.exists() or is_generated_card(path):
+        write_text_atomically(path, model_card(recipe, summary))
+
+
+def is_generated_card(path: Path) -> bool:
+    """Whether `write_model_card` wrote this file."""
+    return path.is_file() and MARK in path.read_text(encoding="utf-8", errors="replace")
+
+
+def _quoted(value: Any) -> str:
+    """Code in Markdown, on one line, that no character of `value` ends."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return "`" + " ".join(text.split()).replace("`", "'").replace("|", "\\|") + "`"
