@@ -34,6 +34,7 @@ _OFFERED = {
         "Triweight",
         "entmax",
         "kernel_from_config",
+        "kernel_names",
         "knn_softmax",
         "knn_uniform",
         "normalized_relu",

@@ -1,6 +1,6 @@
 """Similarity kernels: what weight a stored pair gets from its similarity to the query."""
 
-from tessera.kernels.base import KERNELS, Kernel, kernel_from_config
+from tessera.kernels.base import KERNEL_ALIASES, KERNELS, Kernel, kernel_from_config, kernel_names
 from tessera.kernels.functional import entmax, knn_softmax, knn_uniform, normalized_relu, relumax, sparsemax
 from tessera.kernels.gaussian import Gaussian
 from tessera.kernels.nearest_neighbours import NearestNeighbours
@@ -11,6 +11,7 @@ from tessera.kernels.rows import RowKernel
 
 __all__ = [
     "KERNELS",
+    "KERNEL_ALIASES",
     "Biweight",
     "Epanechnikov",
     "Gaussian",
@@ -23,6 +24,7 @@ __all__ = [
     "Triweight",
     "entmax",
     "kernel_from_config",
+    "kernel_names",
     "knn_softmax",
     "knn_uniform",
     "normalized_relu",

@@ -16,6 +16,12 @@ from tessera.errors import TesseraError, did_you_mean
 from tessera.registry import Registry
 
 KERNELS: Registry[type["Kernel"]] = Registry("kernel", "tessera.kernels")
+# Names that the papers' tables use for kernels of the registry.
+KERNEL_ALIASES: dict[str, dict[str, str]] = {
+    "sparsemax": {"name": "epanechnikov"},
+    "gaussian_knn": {"name": "knn", "base": "gaussian"},
+    "uniform_knn": {"name": "knn", "base": "uniform"},
+}
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,11 @@ class Kernel(ABC):
         return {"name": self.name, **asdict(self)}
 
 
+def kernel_names() -> list[str]:
+    """Every name of a kernel, in recipes, on the command line and in Python: those of `KERNELS`, and aliases."""
+    return [*KERNELS, *KERNEL_ALIASES]
+
+
 def kernel_from_config(spec: "str | dict | Kernel") -> Kernel:
     """The kernel that `spec` names: `"gaussian"`, `{"name": "knn", "base": "gaussian", "k": 32}`, or a kernel itself.
 
@@ -91,12 +102,15 @@ def kernel_from_config(spec: "str | dict | Kernel") -> Kernel:
         return spec
     if isinstance(spec, str):
         spec = {"name": spec}
-    if not isinstance(spec, dict) or "name" not in spec:
-        raise TesseraError(
-            f"kernel must be a name or a mapping with a name; got {spec!r}. Known: {', '.join(KERNELS)}."
-        )
-    cls = KERNELS[spec["name"]]
+    if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
+        known = ", ".join(kernel_names())
+        raise TesseraError(f"kernel must be a name or a mapping with a name; got {spec!r}. Known: {known}.")
+    name = spec["name"]
+    if name not in KERNELS and name not in KERNEL_ALIASES:
+        raise TesseraError(f"unknown kernel {name!r}. {did_you_mean(name, kernel_names())}")
+    spec = {**spec, **KERNEL_ALIASES.get(name, {})}
+    cls = KERNELS[spec.pop("name")]
     known = {field.name for field in fields(cls)}
-    for key in spec.keys() - known - {"name"}:
-        raise TesseraError(f"kernel {spec['name']!r}: unknown field {key!r}. {did_you_mean(key, known)}")
-    return cls(**{key: value for key, value in spec.items() if key != "name"})
+    for key in spec.keys() - known:
+        raise TesseraError(f"kernel {name!r}: unknown field {key!r}. {did_you_mean(str(key), known)}")
+    return cls(**spec)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tessera.errors import TesseraError
-from tessera.models.small_models import SMALL_MODELS, ModelSize, build_small_model, kernel_names, named_kernel
+from tessera.kernels import kernel_from_config, kernel_names
+from tessera.models.small_models import SMALL_MODELS, ModelSize, build_small_model
 
 SIZES = {"vocab_size": 20, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_positions": 32}
 
@@ -54,7 +55,7 @@ def test_every_model_has_the_size_of_the_transformer(name, width):
 @pytest.mark.parametrize("name", ["mosaic", "mosaic_v2"])
 def test_mosaics_take_every_kernel(name, kernel):
     model = build_small_model(name, **SIZES, kernel=kernel)
-    assert model.config.kernel == named_kernel(kernel).to_config()
+    assert model.config.kernel == kernel_from_config(kernel).to_config()
     assert model(input_ids=tokens(), labels=tokens()).loss.isfinite()
 
 

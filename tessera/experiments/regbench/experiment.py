@@ -15,8 +15,9 @@ from tessera.experiments.regbench.plan import COUNTING, MODELS, runs_of
 from tessera.experiments.regbench.settings import Setting
 from tessera.experiments.regbench.summary import points
 from tessera.experiments.regbench.table import table
+from tessera.kernels import kernel_names
 from tessera.models.sizes import num_parameters
-from tessera.models.small_models import build_small_model, kernel_names
+from tessera.models.small_models import build_small_model
 from tessera.tasks.regbench import RegBench
 from tessera.tasks.regbench.ngram_baseline import ngram_log_probabilities
 from tessera.tasks.task import TokenExamples, estimate

@@ -8,7 +8,7 @@ from tessera.experiments.experiment import Run, RunSelection, select_names
 from tessera.experiments.regbench.figure import COUNTING
 from tessera.experiments.regbench.published import SEARCH_GRID, SPARSE_SIZES
 from tessera.experiments.regbench.settings import FULL, LONGER, LONGEST, SEEDS, SETTINGS, SIZES, Setting
-from tessera.models.small_models import kernel_names
+from tessera.kernels import kernel_names
 
 MOSAICS = ("mosaic", "mosaic_v2")
 MODELS = (*MOSAICS, "transformer", "lstm", "mamba")

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from tessera.models.small_models.table import SMALL_MODELS, ModelSize, named_kernel
+from tessera.kernels import kernel_from_config
+from tessera.models.small_models.table import SMALL_MODELS, ModelSize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -45,7 +46,7 @@ def _mosaic(size: ModelSize) -> nn.Module:
             hidden_size=size.hidden_size,
             num_layers=size.num_layers,
             num_heads=size.num_heads,
-            kernel=named_kernel(size.kernel).to_config(),
+            kernel=kernel_from_config(size.kernel).to_config(),
             num_persistent_slots=7 * size.hidden_size // 2 if slots is None else slots,
         )
     )
@@ -65,7 +66,7 @@ def _mosaic_v2(size: ModelSize) -> nn.Module:
         hidden_size=width,
         num_layers=size.num_layers,
         num_heads=heads,
-        kernel=named_kernel(size.kernel).to_config(),
+        kernel=kernel_from_config(size.kernel).to_config(),
         intermediate_size=max(1, inner),
         short_term_span=span,
         long_term_delay=span // 4,

@@ -7,16 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tessera.errors import TesseraError, did_you_mean, expect
-from tessera.kernels import KERNELS, Kernel, kernel_from_config
+from tessera.errors import expect
+from tessera.kernels import kernel_from_config
 from tessera.registry import Registry
-
-# The kernels of the papers' tables, by the names used there, beside all of the registry.
-KERNEL_ALIASES: dict[str, Any] = {
-    "sparsemax": "epanechnikov",
-    "gaussian_knn": {"name": "knn", "base": "gaussian"},
-    "uniform_knn": {"name": "knn", "base": "uniform"},
-}
 
 
 @dataclass(frozen=True)
@@ -26,8 +19,8 @@ class ModelSize:
     Attributes:
         max_positions: the longest sequence that will be read. `transformer` has so many learned positions; v2's short
             term and its delays are to it as published: 1/16 and 1/64.
-        kernel: of the mosaics' memories, the persistent ones of v1 excepted, as published: a name of `KERNELS`, one of
-            `KERNEL_ALIASES`, or a mapping such as `{"name": "knn", "k": 32}`. Other models have none.
+        kernel: of the mosaics' memories, the persistent ones of v1 excepted, as published: one of
+            `kernel_names()`, or a mapping such as `{"name": "knn", "k": 32}`. Other models have none.
         num_persistent_slots: per head of each persistent memory of `mosaic`; None: as many as make the sizes equal.
         num_memory_tokens, memory_dim: of the segmented models (`memory_dim`: of ARMT alone, before the feature map).
         initializer_range: standard deviation of the segmented models' bases.
@@ -54,7 +47,7 @@ class ModelSize:
             expect(is_count, where, name, "be a positive integer", repr(value))
         divides = self.hidden_size % self.num_heads == 0
         expect(divides, where, "num_heads", f"divide hidden_size ({self.hidden_size})", self.num_heads)
-        named_kernel(self.kernel)
+        kernel_from_config(self.kernel)
 
     @property
     def num_parameters(self) -> int:
@@ -79,17 +72,3 @@ def build_small_model(name: str, seed: int = 0, **size: Any) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make(shape)
-
-
-def named_kernel(kernel: Any) -> Kernel:
-    """The kernel that a name, an alias or a mapping stands for; see `ModelSize`."""
-    if not isinstance(kernel, str):
-        return kernel_from_config(kernel)
-    if kernel not in kernel_names():
-        raise TesseraError(f"unknown kernel {kernel!r}. {did_you_mean(kernel, kernel_names())}")
-    return kernel_from_config(KERNEL_ALIASES.get(kernel, kernel))
-
-
-def kernel_names() -> list[str]:
-    """Every name that `ModelSize` knows a kernel by."""
-    return [*KERNELS, *KERNEL_ALIASES]
