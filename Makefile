@@ -34,10 +34,11 @@ test-slow: install ## run the slow tests as well
 test-browser: install ## test the inspection page in Chromium (Debian: apt-get install chromium)
 	$(BIN)/python -m pytest -m browser -rs
 
-lint: install ## check style and that imports point one way
+lint: install ## check style, types, and that imports point one way
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 
 format: install ## format the code and fix what can be fixed
 	$(BIN)/ruff format .

@@ -1,5 +1,7 @@
 """Give any Hugging Face decoder a memory: `tessera.armt.wrap`."""
 
+from typing import Any
+
 from transformers import PreTrainedModel
 
 from tessera.errors import expect
@@ -45,7 +47,9 @@ def wrap_prmt(
     return _wrapped(PRMTForCausalLM, model, segment_size, num_memory_tokens, **options)
 
 
-def _wrapped(model_class: type, model: PreTrainedModel, segment_size: int, num_memory_tokens: int, **options: object):
+def _wrapped(
+    model_class: type[Any], model: PreTrainedModel, segment_size: int, num_memory_tokens: int, **options: object
+):
     expect(isinstance(model, PreTrainedModel), "wrap", "model", "be a Hugging Face model", type(model).__name__)
     fresh = not any(isinstance(module, MemoryLayer) for module in model.modules())
     expect(fresh, "wrap", "model", "not be wrapped already", type(model).__name__)

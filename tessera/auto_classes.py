@@ -62,7 +62,7 @@ class _WaitForTransformers(MetaPathFinder):
             execute(module)
             _extend(module)
 
-        spec.loader.exec_module = execute_and_extend
+        spec.loader.exec_module = execute_and_extend  # type: ignore[method-assign]  # of this one loader
         return spec
 
 
@@ -76,6 +76,7 @@ def register_on_demand() -> None:
 
 def _extend(module: ModuleType) -> None:
     """`_extra_content` is where `AutoConfig.register` puts classes: the one private name of transformers used here."""
-    loaders = dict.fromkeys(MODEL_TYPES, lambda: importlib.import_module("tessera.models"))
+    loaders: dict[str, Callable[[], object]] = {}
+    loaders |= dict.fromkeys(MODEL_TYPES, lambda: importlib.import_module("tessera.models"))
     loaders |= {point.name: plugins.model_loader(point) for point in plugins.entry_points("tessera.models")}
     module.CONFIG_MAPPING._extra_content = ConfigurationTable(module.CONFIG_MAPPING._extra_content, loaders)

@@ -80,12 +80,14 @@ def checkpoints(run: Path) -> list[Path]:
 
 def step_of(checkpoint: Path) -> int:
     """The optimizer step after which a checkpoint was written."""
-    return int(_NAME.search(checkpoint.name).group(1))
+    match = _NAME.search(checkpoint.name)
+    assert match is not None, f"{checkpoint.name} is no checkpoint's name"
+    return int(match[1])
 
 
 def latest_complete(run: Path) -> tuple[Path | None, list[str]]:
     """The latest complete checkpoint of a run, and a line for each damaged one that was passed over."""
-    passed = []
+    passed: list[str] = []
     for checkpoint in checkpoints(run):
         reason = verify(checkpoint)
         if reason is None:

@@ -13,7 +13,7 @@ from tessera.errors import TesseraError
 _FOREIGN_WRITE_ERRORS = ("os error", "I/O error", "inline_container", "PytorchStreamWriter", "cannot be opened")
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """`write(temporary)`, wait for the disk, rename it to `path`: a reader, or a kill, never meets half a file."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:

@@ -18,7 +18,7 @@ from tessera.errors import TesseraError
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]  # tested for before it is used
 
 KIND = "tessera lock"
 _handles: set[int] = set()

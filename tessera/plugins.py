@@ -17,6 +17,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from tessera.errors import TesseraError
 
@@ -28,7 +29,7 @@ def entry_points(group: str) -> list[EntryPoint]:
     return sorted(importlib.metadata.entry_points(group=group), key=lambda point: point.name)
 
 
-def load(point: EntryPoint) -> object:
+def load(point: EntryPoint) -> Any:
     """Import what an entry point names; whatever goes wrong there is a `TesseraError` that names it."""
     try:
         return point.load()
@@ -68,11 +69,14 @@ def import_file(name: str) -> ModuleType:
     if not path.is_file():
         raise TesseraError(f"--import: {name} must be a Python file or a module's name; there is no such file.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None, "a file that ends in .py has a loader"
+    assert spec.loader is not None
+    execute_module = spec.loader.exec_module
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses look their module up there
 
     def execute() -> ModuleType:
-        spec.loader.exec_module(module)
+        execute_module(module)
         return module
 
     try:

@@ -25,7 +25,7 @@ def to_json(instance: Any) -> Any:
 
     Numbers that are not finite become None.
     """
-    plain = dataclasses.asdict(instance) if is_dataclass(instance) else instance
+    plain = dataclasses.asdict(instance) if is_dataclass(instance) and not isinstance(instance, type) else instance
     return json.loads(json.dumps(plain), parse_constant=lambda name: None)
 
 
@@ -75,7 +75,7 @@ def read_dataclass(cls: type, mapping: Any, report: Report, prefix: str = "") ->
 
 def _read(hint: Any, value: Any, report: Report, key: str) -> tuple[bool, Any]:
     """(could it be read, the value as that type); reports what is wrong with it."""
-    if is_dataclass(hint):
+    if isinstance(hint, type) and is_dataclass(hint):
         nested = read_dataclass(hint, value, report, key + ".")
         return nested is not None, nested
     item = _item_class(hint)
@@ -92,7 +92,7 @@ def _item_class(hint: Any) -> type | None:
     """The dataclass that the items of a list, or of a tuple of any length, are of."""
     arguments = get_args(hint)
     is_sequence = get_origin(hint) in (list, tuple) and arguments[1:] in ((), (Ellipsis,))
-    return arguments[0] if is_sequence and is_dataclass(arguments[0]) else None
+    return arguments[0] if is_sequence and isinstance(arguments[0], type) and is_dataclass(arguments[0]) else None
 
 
 def _convert(hint: Any, value: Any) -> tuple[bool, Any]:

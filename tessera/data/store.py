@@ -186,8 +186,8 @@ def _build(
         sums = [value, zlib.crc32(borders)]
         description = StoreDescription(name, dtype, num_tokens, len(starts), num_bytes, largest, sums)
         (temporary / DESCRIPTION).write_text(json.dumps(asdict(description), indent=1) + "\n")
-        for file in (TOKENS, DOCUMENTS, DESCRIPTION):
-            sync(temporary / file)
+        for part in (TOKENS, DOCUMENTS, DESCRIPTION):
+            sync(temporary / part)
         _publish(temporary, folder, name)
         return TokenStore(folder, description)
     finally:

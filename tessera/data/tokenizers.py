@@ -62,7 +62,7 @@ def build_tokenizer(spec: TokenizerSpec, texts: Iterable[str] = ()) -> "PreTrain
     if spec.type == "byte":
         return byte_tokenizer()
     if spec.type == "bpe":
-        return train_bpe(texts, spec.vocab_size)
+        return train_bpe(texts, vocabulary_size(spec))
     if spec.type == "gpt2" and spec.path and Path(spec.path).is_dir():
         return gpt2_tokenizer(Path(spec.path))
     return pretrained_tokenizer(spec.path or GPT2_ON_HUB)
@@ -71,6 +71,7 @@ def build_tokenizer(spec: TokenizerSpec, texts: Iterable[str] = ()) -> "PreTrain
 def vocabulary_size(spec: TokenizerSpec) -> int:
     """Number of tokens, known without the corpus: what `build_tokenizer` yields."""
     if spec.type == "bpe":
+        assert spec.vocab_size is not None, "TokenizerSpec.problems asks for it"
         return spec.vocab_size
     if spec.type == "gpt2" and not spec.path:
         return GPT2_VOCABULARY

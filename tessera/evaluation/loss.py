@@ -1,16 +1,24 @@
 """Loss in nats per token, by position in the context, and what follows from it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset
 
 from tessera.ops.linear_cross_entropy import IGNORED
+
+
+class Windows(Protocol):
+    """A map-style dataset whose length is known: each item has `input_ids` and `labels`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ def bits_per_byte(nats_per_token: float, tokens_per_byte: float) -> float:
 @torch.no_grad()
 def loss_by_position(
     model: nn.Module,
-    windows: Dataset,
+    windows: Windows,
     batch_size: int,
     *,
     context: Callable[[], AbstractContextManager] = nullcontext,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
+from torch import Tensor
 
 from tessera.errors import TesseraError, did_you_mean, expect
 from tessera.evaluation.provenance import provenance
@@ -26,7 +27,7 @@ def make_task(name: str, settings: list[str]) -> Task:
     """
     cls = TASKS[name]
     known = {field.name: field for field in fields(cls)}
-    values = {}
+    values: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         expect(bool(equals), "eval", "--set", "be key=value", repr(setting))
@@ -63,7 +64,8 @@ def score_task(
             model's positions.
     """
     size, needed = model.config.get_text_config().vocab_size, getattr(task, "vocab_size", None)
-    name, values = type(task).__name__, {}
+    name = type(task).__name__
+    values: dict[str, list[Tensor]] = {}
     expect(needed is not None, "eval", "--task", "be about tokens, which language models predict", name)
     expect(needed <= size, "eval", "the model", f"know {name}'s {needed} tokens", f"vocab_size {size}")
     for first in range(0, examples, batch_size):

@@ -6,3 +6,5 @@ from tessera.experiments.experiment import EXPERIMENTS
 from tessera.experiments.length_generalization import experiment as length_generalization
 from tessera.experiments.regbench import experiment as regbench
 from tessera.experiments.three_moons import experiment as three_moons
+
+__all__ = ["EXPERIMENTS"]

@@ -4,7 +4,7 @@ import json
 import os
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -58,7 +58,9 @@ def read_checkpoint(path: Path) -> tuple[dict, dict | None]:
     if not path.is_file():
         raise TesseraError(f"{path}: no such file.")
     try:
-        content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        content: dict[str, Any] = (
+            load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        )
     except pickle.UnpicklingError:
         raise TesseraError(
             f"{path}: it holds Python objects other than tensors, which are never unpickled here. "

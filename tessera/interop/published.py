@@ -1,7 +1,8 @@
 """Reading a published state dict name by name, so that nothing is missed and nothing is left over."""
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class Published:
             raise TesseraError(f"{self.source}: unexpected tensors: {', '.join(sorted(self._tensors)[:5])}.")
 
 
-def check_arguments(source: str, arguments: dict, known: dict[str, object]) -> dict:
+def check_arguments(source: str, arguments: dict, known: Mapping[str, object]) -> dict[str, Any]:
     """`known` (name -> default) updated with `arguments`; an unknown name is an error."""
     for name in arguments:
         if name not in known:

@@ -3,3 +3,5 @@
 # ruff: noqa: F401
 from tessera.tasks import associative_retrieval, babilong, length_generalization, regbench, three_moons
 from tessera.tasks.task import TASKS
+
+__all__ = ["TASKS"]

@@ -1,7 +1,8 @@
 """What a task is: examples, scores, an oracle and a guess. It knows no model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -36,9 +37,10 @@ class Estimate(NamedTuple):
 
     mean: float
     standard_error: float
-    count: int
+    count: int  # type: ignore[assignment]  # not the method of tuples
 
 
+@dataclass(frozen=True)
 class Task(ABC):
     """One task with its settings (a frozen dataclass); registered in `TASKS`, it is listed and tested.
 
@@ -52,7 +54,7 @@ class Task(ABC):
     length_setting: ClassVar[str] = "length"
 
     @classmethod
-    def variants(cls) -> "list[Task]":
+    def variants(cls) -> "Sequence[Task]":
         """Small settings that cover what the task can be; the contract tests run on each."""
         return [cls()]
 
@@ -80,7 +82,7 @@ class Task(ABC):
     def chance(self, examples: Any) -> float:
         """The expected `main_score` of `guess` on these examples, by formula."""
 
-    def held_apart(self, examples: Any) -> set[Hashable]:
+    def held_apart(self, examples: Any) -> AbstractSet[Hashable]:
         """What no other split's examples may share with these; empty where the paper holds nothing apart."""
         return set()
 

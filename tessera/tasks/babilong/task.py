@@ -19,7 +19,7 @@ from tessera.tasks.babilong.sample import RESERVED, Sample, fits, hide
 from tessera.tasks.babilong.scorer import published_match
 from tessera.tasks.babilong.solver import answer, world_after
 from tessera.tasks.babilong.stories import LENGTHS, Story, generate, labels, read_stories
-from tessera.tasks.babilong.vocabulary import END, GENERATE, PAD, decode, encode, vocabulary_of
+from tessera.tasks.babilong.vocabulary import END, GENERATE, PAD, decode, encode, token_of, vocabulary_of, word_of
 from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples
 
 SPLIT_TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
@@ -86,7 +86,7 @@ class BABILong(Task):
         """`count` samples in a row each: context, question, `<generate>`, answer, `<end>`, padding; T = `length`."""
         stream = self.samples(seed, split)
         samples = [next(stream) for _ in range(count)]
-        tokens = torch.full((count, self.length), self.vocabulary.token_to_id(PAD))
+        tokens = torch.full((count, self.length), token_of(self.vocabulary, PAD))
         target = torch.full((count, self.length), IGNORED)
         for row, sample in enumerate(samples):
             ids = np.concatenate([sample.context.tokens(), self.question_tokens(sample.question.text)])
@@ -97,11 +97,11 @@ class BABILong(Task):
 
     def question_tokens(self, question: str) -> np.ndarray:
         """The question and `<generate>`: what comes behind the context."""
-        return np.array([*encode(self.vocabulary, [question])[0], self.vocabulary.token_to_id(GENERATE)], np.int32)
+        return np.array([*encode(self.vocabulary, [question])[0], token_of(self.vocabulary, GENERATE)], np.int32)
 
     def answer_tokens(self, word: str) -> np.ndarray:
         """The answer and `<end>`: what is to be generated."""
-        return np.array([self.vocabulary.token_to_id(word), self.vocabulary.token_to_id(END)], np.int32)
+        return np.array([token_of(self.vocabulary, word), token_of(self.vocabulary, END)], np.int32)
 
     def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
         """`exact_match` (B,): the answer is the likeliest word; `published_match`: the public benchmark's rule."""
@@ -109,7 +109,7 @@ class BABILong(Task):
         rows = torch.arange(len(examples))
         words = predictions[rows, place - 1].argmax(-1).cpu()
         right = words == examples.tokens[rows, place]
-        texts = [self.vocabulary.id_to_token(int(word)) for word in words]
+        texts = [word_of(self.vocabulary, int(word)) for word in words]
         asked = [sample.question for sample in examples.details]
         published = [published_match(text, one.text, one.answer, self.labels) for text, one in zip(texts, asked)]
         return {"exact_match": right.double(), "published_match": torch.tensor(published, dtype=torch.double)}
@@ -122,7 +122,7 @@ class BABILong(Task):
             *context, question = [sentence.strip(" .") for sentence in sentences]
             world = world_after(_suffixes(context))
             word = next(filter(None, (answer(world, suffix) for suffix in _suffixes([question]))))
-            logits[row, place - 1, self.vocabulary.token_to_id(word)] = 1.0
+            logits[row, place - 1, token_of(self.vocabulary, word)] = 1.0
         return logits
 
     def guess(self, examples: TokenExamples, seed: int) -> Tensor:
@@ -131,7 +131,7 @@ class BABILong(Task):
         random = torch.Generator().manual_seed(seed)
         for row, place in enumerate((examples.labels != IGNORED).int().argmax(1)):
             word = self.labels[int(torch.randint(len(self.labels), (), generator=random))]
-            logits[row, place - 1, self.vocabulary.token_to_id(word)] = 1.0
+            logits[row, place - 1, token_of(self.vocabulary, word)] = 1.0
         return logits
 
     def chance(self, examples: TokenExamples) -> float:

@@ -41,4 +41,16 @@ def encode(vocabulary: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 def decode(vocabulary: Tokenizer, ids: Iterable[int]) -> str:
     """Words and punctuation with a space between each, as the solver reads them."""
-    return " ".join(vocabulary.id_to_token(int(token)) for token in ids)
+    return " ".join(word_of(vocabulary, int(token)) for token in ids)
+
+
+def token_of(vocabulary: Tokenizer, word: str) -> int:
+    """The token of one of the vocabulary's words."""
+    token = vocabulary.token_to_id(word)
+    assert token is not None, f"{word} is not in the vocabulary"
+    return token
+
+
+def word_of(vocabulary: Tokenizer, token: int) -> str:
+    """The word of a token; `UNKNOWN` where the vocabulary has none."""
+    return vocabulary.id_to_token(token) or UNKNOWN

@@ -66,7 +66,7 @@ def canonical(edges: list[dict[int, int]]) -> Automaton:
     order = _reached(edges)
     classes = _classes(edges, order)
     numbers: dict[int, int] = {}
-    members = []
+    members: list[int] = []
     for state in order:
         if classes[state] not in numbers:
             numbers[classes[state]] = len(members)

@@ -28,7 +28,8 @@ def ngram_log_probabilities(task: RegBench, examples: TokenExamples, order: int)
 def _counts(task: RegBench, tokens: list[int], order: int) -> list[dict[int, int]]:
     """For each position, the counts of what has followed its longest known context; empty if nothing has."""
     counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
-    following_counts, context = [], ()
+    following_counts: list[dict[int, int]] = []
+    context: tuple[int, ...] = ()
     for token, following in zip(tokens, [*tokens[1:], task.separator], strict=True):
         context = (token,) if token == task.separator else (*context, token)
         context = context[max(0, len(context) - order) :]
