@@ -47,7 +47,7 @@ format: install ## format the code and fix what can be fixed
 bench: install ## measure speed against peers, in one run each, on this machine
 	$(BIN)/python -m benchmarks.run
 
-experiments-page: install ## write docs/experiments.md from results/
+experiments-page: install ## redraw figures and tables of results/, also in docs/experiments/
 	$(BIN)/python -m tessera.experiments.report
 
 docs: install ## build the site into docs/_build/html, running its tutorials (5 minutes)

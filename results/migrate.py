@@ -15,7 +15,7 @@ def halve_distances(stored: dict[str, Any]) -> None:
     if stored.get("header", {}).get("experiment") != "regbench":
         return
     for run in stored["runs"].values():
-        for scores in (run["outcome"]["held_out"], run["outcome"]["in_distribution"]):
+        for scores in (run["outcome"]["held_out"], run["outcome"].get("in_distribution")):
             for prefix in ("", "last_"):
                 if scores and (distance := scores.pop(f"{prefix}l1", None)):
                     halved = {name: distance[name] / 2 for name in ("mean", "standard_error")}
@@ -63,7 +63,76 @@ def complete_sizes(stored: dict[str, Any]) -> None:
         run["configuration"]["sizes"].setdefault("num_persistent_slots", None)
 
 
-RULES = (halve_distances, rename_fields, complete_sizes)
+def type_regbench(stored: dict[str, Any]) -> None:
+    """RegBench's configurations without what its `fit` says, n-gram counts under that name, scores as lists."""
+    if stored.get("header", {}).get("experiment") != "regbench":
+        return
+    for key in list(stored["runs"]):
+        run = stored["runs"].pop(key)
+        stored["runs"][key.replace("counting, ", "ngram, ")] = run
+        settings, outcome = run["configuration"], run["outcome"]
+        for name in ("steps", "epochs", "learning_rate", "weight_decay", "scalar_learning_rate_scale", "beta_2", "checks"):
+            settings.pop(name, None)
+        if "problems" in settings:
+            settings["num_problems"] = settings.pop("problems")
+        settings.setdefault("symbols", 0)
+        settings.setdefault("label", "")
+        if settings["model"] == "counting":
+            settings |= {"model": "ngram", "fit": None}
+            run["outcome"] = outcome = {name: outcome[name] for name in ("parameters", "held_out")}
+        for place in ("held_out", "in_distribution"):
+            for name, score in (outcome.get(place) or {}).items():
+                if isinstance(score, dict):
+                    outcome[place][name] = [score["mean"], score["standard_error"], score["count"]]
+
+
+def type_length_generalization(stored: dict[str, Any]) -> None:
+    """Length generalisation's configurations without a nest; a longer training is a variant of its task."""
+    if stored.get("header", {}).get("experiment") != "length_generalization":
+        return
+    for run in stored["runs"].values():
+        settings = run["configuration"]
+        if "setting" in settings:
+            nest = settings.pop("setting")
+            settings.pop("model")
+            task, _, variant = settings["task"].partition("_")
+            settings |= {"task": task, "variant": variant, "task_fields": nest.pop("task"), "fit": nest.pop("options")}
+            settings |= nest | {"factors": [float(factor) for factor in nest["factors"]]}
+
+
+def type_associative_retrieval(stored: dict[str, Any]) -> None:
+    """Associative retrieval's configurations say what their numbers count."""
+    if stored.get("header", {}).get("experiment") != "associative_retrieval":
+        return
+    renamed = {"options": "fit", "contexts": "test_contexts", "asked": "test_questions"}
+    renamed["check_contexts"] = "validation_contexts"
+    for run in stored["runs"].values():
+        run["configuration"] = {renamed.get(name, name): value for name, value in run["configuration"].items()}
+
+
+def type_three_moons(stored: dict[str, Any]) -> None:
+    """Three moons' two rounds of training stand side by side, and configurations know the ablations."""
+    if stored.get("header", {}).get("experiment") != "three_moons":
+        return
+    for run in stored["runs"].values():
+        settings, outcome = run["configuration"], run["outcome"]
+        if "first_round" not in settings:
+            names = ("batch_size", "loss_from", "first_step", "fit", "evaluation")
+            settings["first_round"] = {name: settings.pop(name) for name in names}
+            settings |= {"identity": [], "is_complex": True, "clip": 0.5}
+            kept = {name: outcome.pop(name) for name in ("real_parameters", "second_round")}
+            run["outcome"] = {"first_round": outcome, **kept}
+
+
+RULES = (
+    halve_distances,
+    rename_fields,
+    complete_sizes,
+    type_regbench,
+    type_length_generalization,
+    type_associative_retrieval,
+    type_three_moons,
+)
 
 
 def migrate(folder: Path) -> list[Path]:

@@ -78,6 +78,9 @@ def _read(hint: Any, value: Any, report: Report, key: str) -> tuple[bool, Any]:
     if isinstance(hint, type) and is_dataclass(hint):
         nested = read_dataclass(hint, value, report, key + ".")
         return nested is not None, nested
+    options = [option for option in get_args(hint) if option is not type(None)]
+    if value is not None and _is_union(hint) and len(options) == 1 and is_dataclass(options[0]):
+        return _read(options[0], value, report, key)
     item = _item_class(hint)
     if item is not None and isinstance(value, list | tuple):
         items = [_read(item, one, report, f"{key}[{place}]") for place, one in enumerate(value)]
@@ -86,6 +89,10 @@ def _read(hint: Any, value: Any, report: Report, key: str) -> tuple[bool, Any]:
     if not ok:
         report(key, f"must be {_describe(hint)}; got {value!r}.")
     return ok, converted
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, types.UnionType)
 
 
 def _item_class(hint: Any) -> type | None:
@@ -98,7 +105,7 @@ def _item_class(hint: Any) -> type | None:
 def _convert(hint: Any, value: Any) -> tuple[bool, Any]:
     """(does `value` fit the type, the value as that type)."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
+    if _is_union(hint):
         results = [_convert(option, value) for option in arguments]
         return next((result for result in results if result[0]), (False, None))
     if origin is tuple:
@@ -137,7 +144,7 @@ def _number(value: Any) -> tuple[bool, Any]:
 
 def _describe(hint: Any) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
+    if _is_union(hint):
         return " or ".join(_describe(option) for option in arguments)
     if origin is tuple and arguments[1:] != (Ellipsis,):
         return f"a list of {len(arguments)} values"

@@ -26,15 +26,20 @@ class Whole:
     factors: tuple[float, ...] = ()
     span: tuple[int, int] = (1, 2)
     options: dict[str, int] = field(default_factory=dict)
+    extra: Part | None = None
 
 
-WHOLE = Whole(None, (Part(1), Part(2, 0.25)), (1.0, 1.5, 2.0), (3, 4), {"a": 1})
+WHOLE = Whole(None, (Part(1), Part(2, 0.25)), (1.0, 1.5, 2.0), (3, 4), {"a": 1}, Part(3))
 
 
 def test_what_is_written_is_read_back():
     text = json.dumps(to_json(WHOLE))
     assert from_json(Whole, json.loads(text), "here") == WHOLE
     assert json.dumps(to_json(from_json(Whole, json.loads(text), "here"))) == text
+
+
+def test_what_may_be_absent_is_null():
+    assert from_json(Whole, {**to_json(WHOLE), "extra": None}, "here").extra is None
 
 
 def test_values_that_are_no_dataclass():
@@ -49,6 +54,7 @@ def test_values_that_are_no_dataclass():
         ({"parts": [3]}, "here: parts[0] must be a mapping; got 3."),
         ({"factors": [1, "x"]}, "here: factors must be a list of number; got [1, 'x']."),
         ({"span": [1, 2, 3]}, "here: span must be a list of 2 values; got [1, 2, 3]."),
+        ({"extra": {"size": -1}}, "here: extra.size must be positive; got -1."),
         ({"options": {"a": "b"}}, "here: options must be a mapping; got {'a': 'b'}."),
     ],
 )

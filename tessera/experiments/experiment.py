@@ -1,6 +1,5 @@
 """What an experiment is: the runs of a budget, how one of them is done, and what is shown of all of them."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,12 +28,13 @@ class Run:
 
     Attributes:
         key: its name in the results, unique in the experiment, as in "biweight/1000/seed 0".
-        configuration: everything its outcome depends on, JSON-ready. A stored record is kept only while this is equal.
+        configuration: everything its outcome depends on, an instance of the experiment's `settings`. A stored record is
+            kept only while this is equal.
         cost: expected time in any unit, for the time left.
     """
 
     key: str
-    configuration: dict[str, Any]
+    configuration: Any
     cost: float = 1.0
 
 
@@ -47,15 +47,28 @@ class RunContext:
     device: str = "cpu"
 
 
+@dataclass(frozen=True)
+class Record:
+    """A finished run: its configuration, its outcome, and what it was made with."""
+
+    configuration: Any
+    outcome: dict[str, Any]
+    provenance: dict[str, Any]
+
+
 class Experiment(ABC):
     """One command of `tessera reproduce`; registered in `EXPERIMENTS`.
 
-    `version` changes when old records can no longer stand beside new ones. `models` and `kernels` are the names that
-    the user may choose from (empty: there is no such choice).
+    Attributes:
+        settings: the frozen dataclass of a run's configuration, with a field `seed`; `tessera.typed` reads and writes
+            it, so its fields are numbers, text, tuples, mappings and such dataclasses.
+        version: changes when old records can no longer stand beside new ones.
+        models, kernels: the names that the user may choose from (empty: there is no such choice).
     """
 
     title: ClassVar[str]
     source: ClassVar[str]
+    settings: ClassVar[type]
     version: ClassVar[int] = 1
     models: ClassVar[tuple[str, ...]] = ()
     kernels: ClassVar[tuple[str, ...]] = ()
@@ -66,29 +79,15 @@ class Experiment(ABC):
 
     @abstractmethod
     def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
-        """Train and evaluate; returns a JSON-ready record. After a kill it goes on from its checkpoint."""
+        """Train and evaluate; returns a JSON-ready outcome. After a kill it goes on from its checkpoint."""
 
     @abstractmethod
-    def table(self, runs: Mapping[str, "Record"]) -> str:
-        """Markdown: our numbers (mean over seeds, standard error) beside the paper's, and what follows from them."""
+    def tables(self, records: Mapping[str, Record]) -> dict[str, str]:
+        """Markdown tables by heading: our numbers (mean over seeds, standard error) beside the paper's."""
 
     @abstractmethod
-    def plot(self, runs: Mapping[str, "Record"], path: Path) -> None:
+    def plot(self, records: Mapping[str, Record], path: Path) -> None:
         """Draw the figure."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """A finished run as stored: its configuration, its outcome, and what it was made with."""
-
-    configuration: dict[str, Any]
-    outcome: dict[str, Any]
-    provenance: dict[str, Any]
-
-
-def as_json(value: Any) -> Any:
-    """As it comes back from a file: lists for tuples, names for keys, None for numbers that are not finite."""
-    return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
 EXPERIMENTS: Registry[Experiment] = Registry("experiment")

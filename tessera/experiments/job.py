@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import Record, Run, RunContext, as_json
+from tessera.experiments.experiment import Record, Run, RunContext
 from tessera.experiments.progress import Progress
+from tessera.typed import to_json
 
 Show = Callable[[float, str], None]
 
@@ -25,7 +26,7 @@ class Job:
 
     def folder(self, run: Run) -> Path:
         """Where a run keeps its checkpoints: a folder of its own for each configuration and version."""
-        made = {"version": EXPERIMENTS[self.experiment].version, "configuration": run.configuration}
+        made = {"version": EXPERIMENTS[self.experiment].version, "configuration": to_json(run.configuration)}
         digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:10]
         return self.home / f"{re.sub('[^A-Za-z0-9.=-]+', '_', run.key)}-{digest}"
 
@@ -37,7 +38,7 @@ class Job:
 
         if threads is not None:
             torch.set_num_threads(threads)
-        torch.manual_seed(run.configuration.get("seed") or 0)  # whatever this process did before
+        torch.manual_seed(run.configuration.seed)  # whatever this process did before
         folder = self.folder(run)
         folder.mkdir(parents=True, exist_ok=True)
         before, began = Progress.read(folder).seconds, time.perf_counter()
@@ -55,5 +56,5 @@ class Job:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         outcome = EXPERIMENTS[self.experiment].execute(run, RunContext(folder, report, device))
         seconds = before + time.perf_counter() - began
-        made_with = provenance(seed=run.configuration.get("seed"), wall_seconds=seconds)
-        return Record(as_json(run.configuration), as_json(outcome), made_with)
+        made_with = provenance(seed=run.configuration.seed, wall_seconds=seconds)
+        return Record(run.configuration, to_json(outcome), made_with)

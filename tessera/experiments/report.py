@@ -1,92 +1,99 @@
-"""What people look at: the table and the figure beside the results, and the page over all experiments."""
+"""What people look at: figure and tables beside the results, and the tables in the pages of docs/experiments/."""
 
+import re
 from pathlib import Path
 
+from tessera.errors import TesseraError
 from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import BUDGETS, Experiment, Record, RunSelection, as_json
+from tessera.experiments.experiment import Experiment, Record, RunSelection
 from tessera.experiments.results import ResultsFile
+from tessera.experiments.tables import markdown
 from tessera.files import write_atomically
 
-PAGE_HEAD = """# Experiments
-
-The papers' synthetic experiments as they came out here, each with the command that makes it. `--budget cpu` is a
-reduced setting for a machine without a GPU (each section says how reduced; three moons only has fewer seeds);
-`--budget full` is the published one. A
-command that was interrupted goes on where it stopped.
-
-This page is made from `results/` by `make experiments-page`; do not edit it by hand.
-"""
+# What stands between these two lines of a page is generated; everything else is written by hand.
+BEGIN, END = r"<!-- table (?P<name>\w+)/(?P<budget>\w+): (?P<heading>.+?) -->\n", "<!-- end of table -->"
+MARKED = re.compile(f"(?P<begin>{BEGIN}).*?{END}", re.DOTALL)
 
 
-def write_report(name: str, experiment: Experiment, results: ResultsFile) -> Path:
-    """Draw the figure and write the table of all stored runs; returns the table's path."""
+def write_report(results: ResultsFile) -> Path:
+    """Draw the figure and write the tables of all stored runs; returns the tables' path."""
     records = results.read()
-    figure, table = results.path.with_suffix(".png"), results.path.with_suffix(".md")
-    write_atomically(figure, lambda draft: _plot(experiment, records, draft))
-    text = section(name, experiment, results.budget, records, figure.name)
-    write_atomically(table, lambda draft: draft.write_text(f"# {text}", encoding="utf-8"))
-    return table
+    figure, tables = results.path.with_suffix(".png"), results.path.with_suffix(".md")
+    write_atomically(figure, lambda temporary: _plot(EXPERIMENTS[results.experiment], records, temporary))
+    text = report_text(results)
+    write_atomically(tables, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return tables
 
 
-def _plot(experiment: Experiment, records: dict[str, Record], draft: Path) -> None:
+def _plot(experiment: Experiment, records: dict[str, Record], temporary: Path) -> None:
     # Draw under a name that ends in .png, which is how matplotlib knows the format.
-    image = draft.with_name(f"{draft.name}.png")
+    image = temporary.with_name(f"{temporary.name}.png")
     experiment.plot(records, image)
-    image.replace(draft)
+    image.replace(temporary)
 
 
-def section(name: str, experiment: Experiment, budget: str, records: dict[str, Record], figure: str) -> str:
-    """An experiment's part of a page: title, command, machine, figure, table."""
-    return "\n".join(
-        [
-            experiment.title,
-            "",
-            f"{experiment.source}. Made by `tessera reproduce {name} --budget {budget}`: "
-            f"{_share(experiment, budget, records)}, {_machine(records)}.",
-            "",
-            f"![{experiment.title}]({figure})",
-            "",
-            experiment.table(records).strip(),
-            "",
-        ]
-    )
+def report_text(results: ResultsFile) -> str:
+    """The file of tables: title, paper, command, figure, and every table under its heading."""
+    experiment = EXPERIMENTS[results.experiment]
+    head = [
+        f"# {experiment.title}",
+        experiment.source,
+        f"`tessera reproduce {results.experiment} --budget {results.budget}`",
+        f"![{experiment.title}]({results.path.with_suffix('.png').name})",
+    ]
+    return "\n\n".join([*head, *(f"## {heading}\n\n{table}" for heading, table in tables_of(results).items())]) + "\n"
 
 
-def _share(experiment: Experiment, budget: str, records: dict[str, Record]) -> str:
-    """How many of the command's runs are there, and how many that only its options ask for."""
-    asked = {run.key: as_json(run.configuration) for run in experiment.runs(RunSelection(budget))}
-    done = sum(key in asked and record.configuration == asked[key] for key, record in records.items())
-    share = f"{done} runs" if done == len(asked) else f"{done} of its {len(asked)} runs"
-    others = len(records) - done
-    return share + (f", and {others} that its options or earlier settings made" if others else "")
+def tables_of(results: ResultsFile) -> dict[str, str]:
+    """Every table of an experiment by its heading; `Runs` says how many of the command's runs there are."""
+    experiment, records = EXPERIMENTS[results.experiment], results.read()
+    configurations = {run.key: run.configuration for run in experiment.runs(RunSelection(results.budget))}
+    done = sum(configurations.get(key) == record.configuration for key, record in records.items())
+    minutes = sum(record.provenance["wall_seconds"] for record in records.values()) / 60
+    row = [f"{done} of {len(configurations)}", len(records) - done, f"{minutes:.0f}", *_machines(records)]
+    headings = ["runs of this command", "other runs", "minutes of all", "machine", "torch"]
+    return {**experiment.tables(records), "Runs": markdown(headings, [row])}
 
 
-def _machine(records: dict[str, Record]) -> str:
-    if not records:
-        return "no run yet"
-    made = [record.provenance for record in records.values()]
-    machines = sorted({f"{one['hardware']['cores']} cores of {one['hardware']['processor']}" for one in made})
-    devices = sorted({gpu for one in made for gpu in one["hardware"]["gpus"]})
-    minutes = sum(one["wall_seconds"] for one in made) / 60
-    versions = sorted({f"torch {one['versions'].get('torch', 'unknown')}" for one in made})
-    return f"{minutes:.1f} minutes of runs in all, {'; '.join(machines + devices + versions)}"
+def _machines(records: dict[str, Record]) -> tuple[str, str]:
+    """Processors or GPUs, and versions of torch."""
+    machines, versions = set(), set()
+    for record in records.values():
+        hardware = record.provenance["hardware"]
+        machines.update(hardware["gpus"] or [f"{hardware['cores']} cores of {hardware['processor']}"])
+        versions.add(record.provenance["versions"].get("torch", "unknown"))
+    return ", ".join(sorted(machines)), ", ".join(sorted(versions))
 
 
-def page(results: Path = Path("results")) -> str:
-    """`docs/experiments.md`: the `cpu` results, or the `full` ones where there are such, of every experiment."""
-    parts = [PAGE_HEAD]
-    for name in sorted(EXPERIMENTS):  # whatever was imported first
-        experiment = EXPERIMENTS[name]
-        files = [ResultsFile(results, name, budget) for budget in BUDGETS if budget != "smoke"]
-        for file in (one for one in files if one.path.exists()):
-            figure = f"../results/{name}/{file.budget}.png"
-            parts.append("## " + section(name, experiment, file.budget, file.read(), figure))
-    return "\n".join(parts)
+def with_tables(page: str, results: Path) -> str:
+    """A page with what stands between its markers made anew from `results`.
+
+    Raises:
+        TesseraError: a marker names a table that there is not.
+    """
+
+    known: dict[tuple[str, str], dict[str, str]] = {}
+
+    def table(match: re.Match[str]) -> str:
+        name, budget, heading = match.group("name", "budget", "heading")
+        if (name, budget) not in known:
+            known[name, budget] = tables_of(ResultsFile(results, name, budget))
+        tables = known[name, budget]
+        if heading not in tables:
+            raise TesseraError(f"{name}/{budget}: a table must be one of {', '.join(tables)}; got {heading!r}.")
+        return f"{match['begin']}\n{tables[heading]}\n\n{END}"
+
+    return MARKED.sub(table, page)
 
 
 def main() -> None:
-    """Write the page."""
-    Path("docs/experiments.md").write_text(page(), encoding="utf-8")
+    """Write figures and tables beside all results, and the tables into the pages."""
+    results, pages = Path("results"), Path("docs/experiments")
+    for name in EXPERIMENTS:
+        for path in sorted((results / name).glob("*.json")):
+            write_report(ResultsFile(results, name, path.stem))
+    for page in sorted(pages.glob("*.md")):
+        page.write_text(with_tables(page.read_text(encoding="utf-8"), results), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The file of an experiment's results: one record per finished run, never lost to a kill or another version."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from tessera.errors import TesseraError
 from tessera.experiments.experiment import EXPERIMENTS, Record
 from tessera.files import expect_writable, write_atomically
 from tessera.locks import folder_held
+from tessera.typed import from_json, to_json
 
 FORMAT = 1
 
@@ -47,13 +48,23 @@ class ResultsFile:
         advice = "Move it away, or choose another --output."
         try:
             stored = json.loads(self.path.read_text(encoding="utf-8"))
-            found = stored["header"]
-            records = {key: Record(**record) for key, record in stored["runs"].items()}
+            header, runs = stored["header"], {key: Record(**record) for key, record in stored["runs"].items()}
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise TesseraError(f"{self.path}: must be a results file of Tessera; got {error!r}. {advice}") from None
-        if found != self.header():
-            raise TesseraError(f"{self.path}: must be of {self.header()}; got {found}. {advice}")
-        return records
+        if header != self.header():
+            raise TesseraError(f"{self.path}: must be of {self.header()}; got {header}. {advice}")
+        return {key: self._typed(key, record) for key, record in runs.items()}
+
+    def _typed(self, key: str, record: Record) -> Record:
+        try:
+            settings = EXPERIMENTS[self.experiment].settings
+            return replace(record, configuration=from_json(settings, record.configuration, key))
+        except TesseraError as error:
+            problem = str(error).splitlines()[0]
+            raise TesseraError(
+                f"{self.path}: must hold settings of this version of Tessera; got {problem} "
+                "Run results/migrate.py on it, move it away, or choose another --output."
+            ) from None
 
     def header(self) -> dict[str, Any]:
         """What must agree before records stand beside each other."""
@@ -65,6 +76,6 @@ class ResultsFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with folder_held(self.path.parent):
             records = {**self.read(), key: record}
-            stored = {"header": self.header(), "runs": {name: asdict(records[name]) for name in sorted(records)}}
+            stored = {"header": self.header(), "runs": {name: to_json(records[name]) for name in sorted(records)}}
             text = json.dumps(stored, indent=1, allow_nan=False) + "\n"
             write_atomically(self.path, lambda draft: draft.write_text(text, encoding="utf-8"))

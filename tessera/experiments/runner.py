@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tessera.errors import TesseraError, expect
 from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import BUDGETS, Record, Run, RunSelection, as_json
+from tessera.experiments.experiment import BUDGETS, Record, Run, RunSelection
 from tessera.experiments.job import Job
 from tessera.experiments.progress import Bar
 from tessera.experiments.report import write_report
@@ -59,7 +59,7 @@ def reproduce(
         job = Job(name, checkpoints / name / selection.budget)
         with _alone_in([job.folder(run) for run in pending]):
             _do(job, runs, pending, results, workers)
-    return write_report(name, experiment, results)
+    return write_report(results)
 
 
 @contextmanager
@@ -76,15 +76,15 @@ def _alone_in(folders: list[Path]) -> Iterator[None]:
 
 
 def _matching(name: str, runs: list[Run], pattern: str | None) -> list[Run]:
-    found = [run for run in runs if pattern is None or fnmatchcase(run.key, pattern)]
-    if not found:
+    matching = [run for run in runs if pattern is None or fnmatchcase(run.key, pattern)]
+    if not matching:
         keys = ", ".join(run.key for run in runs[:3])
         raise TesseraError(f"reproduce {name}: --only must match a run; got {pattern!r}. Runs are {keys}, ...")
-    return found
+    return matching
 
 
 def _is_done(run: Run, stored: dict[str, Record]) -> bool:
-    return run.key in stored and stored[run.key].configuration == as_json(run.configuration)
+    return run.key in stored and stored[run.key].configuration == run.configuration
 
 
 def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, workers: int | None) -> None:
@@ -93,7 +93,7 @@ def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, wor
     def finish(run: Run, record: Record) -> None:
         results.add(run.key, record)
         bar.finished(run, record.provenance["wall_seconds"])
-        write_report(job.experiment, EXPERIMENTS[job.experiment], results)
+        write_report(results)
 
     workers = min(workers or _workers(), len(pending))
     try:

@@ -38,19 +38,19 @@ def run_in_pool(
         TesseraError: that of the first run that failed, or that a process was killed.
         RuntimeError: any other exception of a run, with its traceback there.
     """
-    todo = list(reversed(pending))
+    waiting = list(reversed(pending))
     team = [_Worker.hire(job, threads) for _ in range(min(workers, len(pending)))]
     try:
-        while todo or any(worker.run for worker in team):
+        while waiting or any(worker.run for worker in team):
             for worker in team:
-                if worker.run is None and todo:
-                    worker.take(todo.pop())
+                if worker.run is None and waiting:
+                    worker.take(waiting.pop())
             busy = {worker.line: worker for worker in team if worker.run is not None}
             answers = [busy[line].answer(job) for line in wait(list(busy), timeout=1.0)]
-            failures = [found for _, found in answers if not isinstance(found, Record)]
-            for run, found in answers:
-                if isinstance(found, Record):
-                    finish(run, found)
+            failures = [answer for _, answer in answers if not isinstance(answer, Record)]
+            for run, answer in answers:
+                if isinstance(answer, Record):
+                    finish(run, answer)
             if failures:
                 raise failures[0]
             under_way = [(run, Progress.read(job.folder(run))) for worker in team if (run := worker.run) is not None]
@@ -99,12 +99,12 @@ def _work(line: Connection, job: Job, threads: int) -> None:
     while True:
         run = line.recv()
         try:
-            found = job.do(run, threads)
+            answer = job.do(run, threads)
         except TesseraError as error:
-            found = error
+            answer = error
         except Exception:
-            found = RuntimeError(f"{run.key}:\n{traceback.format_exc()}")
-        line.send(found)
+            answer = RuntimeError(f"{run.key}:\n{traceback.format_exc()}")
+        line.send(answer)
 
 
 def _end_with_the_parent() -> None:

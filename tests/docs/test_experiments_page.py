@@ -1,16 +1,50 @@
-"""docs/experiments.md is what `make experiments-page` makes of results/ now."""
+"""The tables in docs/experiments/ are those that `make experiments-page` makes of results/ now."""
 
-from tessera.experiments.report import page
+import re
+
+import pytest
+
+from tessera.errors import TesseraError
+from tessera.experiments.catalogue import EXPERIMENTS
+from tessera.experiments.report import END, MARKED, report_text, with_tables
+from tessera.experiments.results import ResultsFile
 from tests.docs.test_code_blocks import ROOT
 
-
-def test_the_page_is_up_to_date():
-    written = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
-    assert written == page(ROOT / "results"), "run `make experiments-page`"
+PAGES = ROOT / "docs" / "experiments"
+STORED = [name for name in EXPERIMENTS if (ROOT / "results" / name / "cpu.json").exists()]
 
 
-def test_tables_beside_the_results_are_those_of_the_page():
-    written = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
-    for table in sorted((ROOT / "results").glob("*/cpu.md")):
-        body = table.read_text(encoding="utf-8").split("\n\n", 3)[3]
-        assert body.strip() in written, f"{table} is older than the page"
+@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
+def test_the_tables_of_a_page_are_up_to_date(page):
+    written = page.read_text(encoding="utf-8")
+    assert written == with_tables(written, ROOT / "results"), "run `make experiments-page`"
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_tables_beside_the_results_are_up_to_date(name):
+    results = ResultsFile(ROOT / "results", name, "cpu")
+    assert results.path.with_suffix(".md").read_text(encoding="utf-8") == report_text(results)
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_every_experiment_has_a_page_a_line_in_the_index_and_its_figure(name):
+    page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    assert f"({name}.md)" in (PAGES / "README.md").read_text(encoding="utf-8")
+    assert f"tessera reproduce {name}\n" in page
+    assert MARKED.search(page), "a page shows tables"
+    for link in re.findall(r"\]\((?!http)([^)#]+)", page):
+        assert (PAGES / link).exists(), link
+
+
+def test_what_is_written_by_hand_stays_and_tables_are_made_anew():
+    page = f"Mine.\n<!-- table regbench/cpu: Settings -->\nold\n{END}\nMine too.\n"
+    made = with_tables(page, ROOT / "results")
+    assert made.startswith("Mine.\n<!-- table regbench/cpu: Settings -->\n\n| setting | here | paper |\n")
+    assert made.endswith(f"|\n\n{END}\nMine too.\n")
+    assert "old" not in made
+    assert with_tables(made, ROOT / "results") == made
+
+
+def test_a_table_that_there_is_not_is_told():
+    with pytest.raises(TesseraError, match="regbench/cpu: a table must be one of .*Settings.*; got 'Setings'"):
+        with_tables(f"<!-- table regbench/cpu: Setings -->\n{END}", ROOT / "results")

@@ -1,19 +1,19 @@
 """How models are trained and asked in associative retrieval, and what is shown of it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tessera.errors import TesseraError
-from tessera.experiments.associative_retrieval import asking, models
-from tessera.experiments.associative_retrieval.budgets import BUDGETS, KEY_SIZE, VOCABULARY, stage
-from tessera.experiments.associative_retrieval.curves import Curve, curves
-from tessera.experiments.associative_retrieval.experiment import AssociativeRetrievalExperiment, _exact_match
+from tessera.experiments.associative_retrieval import models
+from tessera.experiments.associative_retrieval import questions as q
+from tessera.experiments.associative_retrieval.experiment import AssociativeRetrievalExperiment
 from tessera.experiments.associative_retrieval.figure import draw
-from tessera.experiments.associative_retrieval.findings import findings, unfinished
-from tessera.experiments.associative_retrieval.norms import memory_norms
-from tessera.experiments.associative_retrieval.table import table
+from tessera.experiments.associative_retrieval.questions import exact_match, memory_norms
+from tessera.experiments.associative_retrieval.report import curves, tables
+from tessera.experiments.associative_retrieval.settings import BUDGETS, KEY_SIZE, VOCABULARY, stage
 from tessera.experiments.experiment import Record, RunSelection
 from tessera.models.small_models import ModelSize
 from tessera.tasks.associative_retrieval import AssociativeRetrieval, capacity
@@ -35,10 +35,19 @@ def small(name, sizes=SIZES):
     return model
 
 
-def run(model="armt", rule="rewrite", share=0.5, error=0.1, ablation=None):
-    outcome = {"trained_pairs": 2, "exact_match": {"1": [1.0, 0.0, 5], "20": [share, error, 5]}}
+EXPERIMENT = AssociativeRetrievalExperiment()
+
+
+def record(model="armt", rule="rewrite", share=0.5, error=0.1, ablation=None, **more):
+    """A run of two lengths, with this share of right answers at 20 pairs."""
+    settings = EXPERIMENT.runs(RunSelection("cpu", models=(model,)))[rule == "remember"].configuration
+    outcome = {"trained_pairs": 2, "exact_match": {"1": [1.0, 0.0, 5], "20": [share, error, 5]}, "parameters": 7}
     outcome["capacity"] = {"1": [1.0, 0.0], "20": [capacity(share, 20, 16), 0.5]}
-    return {"model": model, "rule": rule, "ablation": ablation}, outcome
+    outcome["stages"] = [
+        {"length": 2, "settings": {"key_size": 1}, "steps_done": 5, "steps": 9, "best": 0.987, "target": 1.0}
+        | {"seconds": 90.0}
+    ]
+    return Record(replace(settings, rule=rule, ablation=ablation), outcome | more, {})
 
 
 @pytest.mark.parametrize("name", ["armt", "rmt", "prmt"])
@@ -48,18 +57,18 @@ def test_the_loss_of_a_memory_is_that_of_the_whole_samples(name):
     whole = torch.cat([context.repeat_interleave(2, 0), questions.flatten(0, 1)], 1)
     labels = whole.clone()
     labels[:, :-1] = -100
-    found = asking.loss(model, context, questions, TASK.segment_size)
-    torch.testing.assert_close(found, model(whole, labels=labels).loss)
+    measured = q.loss(model, context, questions, TASK.segment_size)
+    torch.testing.assert_close(measured, model(whole, labels=labels).loss)
 
 
 @pytest.mark.parametrize("name", list(models.MODELS))
 def test_answers_are_those_to_each_question_alone(name):
     model = small(name).eval()
     context, questions = TASK.sample_questions(4, 3, generator())
-    found = asking.answers(model, context, questions, TASK.segment_size)
+    measured = q.answers(model, context, questions, TASK.segment_size)
     for i in range(3):
         prompts = torch.cat([context, questions[:, i, :-1]], 1)
-        assert torch.equal(found[:, i], model(input_ids=prompts).logits[:, -1].argmax(-1))
+        assert torch.equal(measured[:, i], model(input_ids=prompts).logits[:, -1].argmax(-1))
 
 
 class Adding(torch.nn.Module):
@@ -73,8 +82,8 @@ class Adding(torch.nn.Module):
 
 def test_every_question_follows_its_own_context():
     context, questions = TASK.sample_questions(5, 3, generator())
-    found = asking.answers(Adding(), context, questions, TASK.segment_size)
-    assert torch.equal(found, (context.sum(1, keepdim=True) + questions[..., :-1].sum(-1)) % 97)
+    measured = q.answers(Adding(), context, questions, TASK.segment_size)
+    assert torch.equal(measured, (context.sum(1, keepdim=True) + questions[..., :-1].sum(-1)) % 97)
 
 
 def test_a_whole_text_model_is_trained_on_the_answers_alone():
@@ -83,7 +92,7 @@ def test_a_whole_text_model_is_trained_on_the_answers_alone():
     row = torch.cat([context, questions.flatten(1)], 1)
     logits = model(input_ids=row).logits
     expected = torch.stack([torch.log_softmax(logits, -1)[:, p - 1].gather(1, row[:, p, None]) for p in (14, 17, 20)])
-    torch.testing.assert_close(asking.loss(model, context, questions, TASK.segment_size), -expected.mean())
+    torch.testing.assert_close(q.loss(model, context, questions, TASK.segment_size), -expected.mean())
 
 
 def test_models_start_from_their_seed_and_leave_the_global_state_alone():
@@ -112,11 +121,11 @@ def test_armt_learns_one_pair(tmp_path):
     options = FitOptions(steps=1, learning_rate=1.0, evaluate_every=20)
 
     def loss_at(stage, number, step):
-        return asking.loss(model, *AssociativeRetrieval("rewrite", 1).sample_questions(16, 1, generator(step)), 4)
+        return q.loss(model, *AssociativeRetrieval("rewrite", 1).sample_questions(16, 1, generator(step)), 4)
 
     def score(stage):
         task = AssociativeRetrieval("rewrite", stage.length, stage.settings[KEY_SIZE])
-        return _exact_match(model, task, 64, 1, 0, "validation").mean().item()
+        return exact_match(model, task, 64, 1, 0, "validation").mean().item()
 
     (record,) = train_stages(model, curriculum, options, tmp_path, loss_at, score)
     assert record["best"] >= 0.9  # a guess: 0.06
@@ -133,105 +142,58 @@ def test_whole_runs_measure_to_ten_times_the_trained_length():
 
 def test_the_norms_are_those_of_reading_each_length_from_the_start():
     model, task = small("armt").eval(), AssociativeRetrieval("rewrite", 6)
-    found = memory_norms(model, task, [2, 6, 9], contexts=3, seed=0)
-    context, _ = task.sample_questions(3, 1, generator_of(task, 0, "test"))
+    measured = memory_norms(model, task, [2, 6, 9], seed=0)
+    context, _ = task.sample_questions(q.CONTEXTS_AT_ONCE, 1, generator_of(task, 0, "test"))
     for n in (2, 6):
         memory = model(input_ids=context[:, : 4 * n]).memory_state
-        assert found["normaliser"][str(n)] == pytest.approx(memory.z.norm(dim=-1).mean().item())
-        assert found["matrix"][str(n)] == pytest.approx(memory.A.square().sum((2, 3)).sqrt().mean().item())
-    assert "9" not in found["matrix"]
-    assert memory_norms(small("rmt"), task, [2], 3, 0) == {}
-
-
-def test_findings_are_only_said_where_the_numbers_bear_them_out():
-    def curve(model, near, far):
-        return Curve(model, None, "rewrite", 1, 2, {2: (near, 0.0), 20: (far, 0.0)}, {2: (2.0, 0.0), 20: (3.0, 0.0)})
-
-    norms = {"armt": {"normaliser": {"2": 10.0, "20": 10.1}, "matrix": {"2": 1.0, "20": 3.0}}}
-    good, bad = curve("armt", 1.0, 0.995), curve("armt", 0.9, 0.5)
-    (line,) = findings([good], {})
-    assert line == "- ARMT reaches 0.99 exact match at its training length (2 pairs: 1.000)."
-    lines = findings([bad, curve("rmt", 0.3, 0.1)], norms)
-    assert "does not reach 0.99" in lines[0]
-    assert lines[0].endswith("At 20 pairs it falls to 0.500, where the paper's holds.")
-    assert "the normaliser stays as it is; the matrix grows to 3.0 x its norm. Rewriting leaves a rest" in lines[1]
-    assert lines[2] == "- Rewrite, 2 pairs: ARMT 0.900; RMT 0.300."
-    norms["armt"]["normaliser"]["20"] = 40.0
-    assert (
-        "the normaliser grows to 4.0 x its norm; the matrix grows to 3.0 x its norm. The keys"
-        in findings([bad], norms)[1]
-    )
-    assert findings([curve("mosaic", 1.0, 0.95)], {}) == []
-    assert "falls from 1.000 at 2 to 0.200 at 20 pairs" in findings([curve("mosaic", 1.0, 0.2)], {})[0]
-
-
-def test_stages_that_missed_their_target_are_told():
-    def outcome(*best):
-        return {"stages": [{"length": i + 1, "steps": 9, "target": 0.9, "best": one} for i, one in enumerate(best)]}
-
-    assert unfinished({"armt": outcome(0.95, 0.9, 0.1)}) == []  # the last stage's score is in the tables
-    (line,) = unfinished({"rmt": outcome(0.95, 0.5, 0.4, 0.1)})
-    assert line.startswith("- rmt: the stage of 2 pairs ended after its 9 steps at 0.50 (target 0.9)")
+        assert measured["normaliser"][str(n)] == pytest.approx(memory.z.norm(dim=-1).mean().item())
+        assert measured["matrix"][str(n)] == pytest.approx(memory.A.square().sum((2, 3)).sqrt().mean().item())
+    assert "9" not in measured["matrix"]
+    assert memory_norms(small("rmt"), task, [2], 0) == {}
 
 
 def test_choices():
-    experiment = AssociativeRetrievalExperiment()
-    keys = [one.key for one in experiment.runs(RunSelection("smoke", models=("rmt",), seeds=2))]
+    keys = [one.key for one in EXPERIMENT.runs(RunSelection("smoke", models=("rmt",), seeds=2))]
     assert keys == [f"rmt/{rule}/seed {seed}" for seed in (0, 1) for rule in ("rewrite", "remember")]
 
 
-def test_the_table_puts_claims_beside_numbers():
-    stages = [
-        {
-            "length": 2,
-            "settings": {"key_size": 1},
-            "steps_done": 5,
-            "steps": 9,
-            "best": 0.987,
-            "target": 1.0,
-            "seconds": 90.0,
-        }
-    ]
+def test_tables_by_number_of_pairs():
     records = {}
-    whole = AssociativeRetrievalExperiment().runs(RunSelection("cpu"))[0].configuration
     for rule in ("rewrite", "remember"):
         for name, share in (("armt", 0.97), ("rmt", 0.5)):
             norms = {"norms": {"normaliser": {"1": 4.0}, "matrix": {"1": 9.0}} if name == "armt" else {}}
-            configuration, outcome = run(name, rule, share)
-            records[f"{name}/{rule}/seed 0"] = Record(
-                {**whole, **configuration}, {**outcome, "parameters": 7, "stages": stages, **norms}, {}
-            )
-    text = table(records)
-    assert "Batches of 16 contexts with 8 questions to each (512 with 1), peak learning rate 0.0005 to 0.001" in text
-    assert "| ARMT | 2 | 100.0 ± 0.0 | 97.0 ± 10.0 |" in text
-    assert "ARMT 97.0 ± 10.0 (20 pairs); RMT 50.0 ± 10.0 (20 pairs)" in text
-    assert "ARMT 19.4; RMT 9.3" in text  # 20 (16 a - 1) / 15
-    assert "| armt/rewrite/seed 0 | 4 (9) |" in text
-    assert "| armt/rewrite/seed 0 | 7 | 2 (1), 5 of 9, 0.987 | 1.5 |" in text
+            records[f"{name}/{rule}/seed 0"] = record(name, rule, share, **norms)
+    parts = tables(records)
+    assert "| ARMT | 2 | 100.0 ± 0.0 | 97.0 ± 10.0 |" in parts["Rewrite, exact match in per cent"]
+    assert "| RMT | 2 | 1.0 ± 0.0 | 9.3 ± 0.5 |" in parts["Remember, estimated pairs in memory"]  # 20 (16 a - 1) / 15
+    assert "| armt/rewrite/seed 0 | 4 (9) |" in parts["Rewrite, norm of the normaliser (of the matrix)"]
+    assert "| armt/rewrite/seed 0 | 7 | 2 (1): 5 of 9 | 0.987 (1) | 1.5 |" in parts["Trainings"]
+    assert "| batch | 16 | 512 |" in parts["Settings"]
+    assert "| peak learning rate | 0.0005 to 0.001 | 0.0003 |" in parts["Settings"]
 
 
 @pytest.mark.parametrize("budget", list(BUDGETS))
 def test_every_measured_length_exists(budget):
     """Remembered keys are all different: a model that stops at short keys cannot be asked for more pairs than those."""
-    for asked in [one.configuration for one in AssociativeRetrievalExperiment().runs(RunSelection(budget))]:
-        key_size = asked["curriculum"]["stages"][-1]["settings"][KEY_SIZE]
-        assert asked["measured"]
-        for pairs in asked["measured"]:
-            AssociativeRetrieval(asked["rule"], pairs, key_size)
+    for settings in [one.configuration for one in EXPERIMENT.runs(RunSelection(budget))]:
+        assert settings.measured
+        for pairs in settings.measured:
+            assert settings.task(pairs).num_pairs == pairs
 
 
 def test_curves_pool_seeds():
-    one, several = curves([run(share=0.5), run(model="rmt", share=0.2), run(model="rmt", share=0.4)])
-    assert one.exact_match == {1: (1.0, 0.0), 20: (0.5, 0.1)}  # of one seed: the error over contexts
-    assert several.seeds == 2
+    records = {"a": record(share=0.5), "b": record("rmt", share=0.2), "c": record("rmt", share=0.4)}
+    one, several = curves(records)
+    assert one.exact_match[20] == (0.5, 0.1, 1)  # of one seed: the error over contexts
     # Two seeds, 0.2 apart: standard deviation 0.1 sqrt(2), standard error of their mean 0.1.
-    assert several.exact_match[20] == pytest.approx((0.3, 0.1))
+    assert several.exact_match[20] == pytest.approx((0.3, 0.1, 2))
 
 
 def test_variants_are_curves_of_their_own():
-    assert [one.label for one in curves([run(), run(ablation="1 token")])] == ["ARMT", "ARMT, 1 token"]
+    labels = [one.label for one in curves({"a": record(ablation="1 token"), "b": record()})]
+    assert labels == ["ARMT", "ARMT, 1 token"]
 
 
 def test_the_figure_is_drawn_from_partial_results(tmp_path):
-    draw([run(rule="remember")], tmp_path / "figure.png")
+    draw(curves({"a": record(rule="remember")}), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000

@@ -10,6 +10,7 @@ from tessera.experiments.catalogue import EXPERIMENTS
 from tessera.experiments.experiment import BUDGETS, RunSelection
 from tessera.experiments.results import ResultsFile
 from tessera.experiments.runner import reproduce
+from tessera.typed import from_json, to_json
 
 NAMES = list(EXPERIMENTS)
 
@@ -17,14 +18,18 @@ NAMES = list(EXPERIMENTS)
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_of_every_budget(name, budget):
-    runs = EXPERIMENTS[name].runs(RunSelection(budget))
+    experiment = EXPERIMENTS[name]
+    runs = experiment.runs(RunSelection(budget))
     keys = [run.key for run in runs]
     assert runs
     assert len(set(keys)) == len(keys)
     for run in runs:
-        assert json.loads(json.dumps(run.configuration, allow_nan=False)), f"{run.key} says nothing about itself"
+        written = json.dumps(to_json(run.configuration), allow_nan=False)
+        stored = from_json(experiment.settings, json.loads(written), run.key)
+        assert stored == run.configuration, f"{run.key} would be done again"
+        assert json.dumps(to_json(stored), allow_nan=False) == written
         assert run.cost > 0
-    configurations = [json.dumps(run.configuration, sort_keys=True) for run in runs]
+    configurations = [json.dumps(to_json(run.configuration), sort_keys=True) for run in runs]
     assert len(set(configurations)) == len(runs), "two runs are the same"
     assert keys == [run.key for run in EXPERIMENTS[name].runs(RunSelection(budget))]
 
@@ -32,7 +37,7 @@ def test_runs_of_every_budget(name, budget):
 @pytest.mark.parametrize("name", NAMES)
 def test_choices_narrow_the_runs(name):
     experiment = EXPERIMENTS[name]
-    whole = {run.key for run in experiment.runs(RunSelection("cpu"))}
+    keys = {run.key for run in experiment.runs(RunSelection("cpu"))}
     for word, known in (("models", experiment.models), ("kernels", experiment.kernels)):
         for one in known:
             some = {run.key for run in experiment.runs(replace(RunSelection("cpu"), **{word: (one,)}))}
@@ -40,8 +45,8 @@ def test_choices_narrow_the_runs(name):
         with pytest.raises(TesseraError, match=f"unknown {word[:-1]} 'nothing'" if known else "be left out"):
             experiment.runs(replace(RunSelection("cpu"), **{word: ("nothing",)}))
     fewer = {run.key for run in experiment.runs(RunSelection("cpu", seeds=1))}
-    assert fewer <= whole
-    assert len(fewer) < len(whole) or all("seed 0" in key for key in whole)
+    assert fewer <= keys
+    assert len(fewer) < len(keys) or all("seed 0" in key for key in keys)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,12 +56,12 @@ def test_smoke_from_end_to_end(name, tmp_path):
             name, RunSelection("smoke", **selection), output=tmp_path, checkpoints=tmp_path / "checkpoints", workers=1
         )
 
-    table = go()
+    experiment, table = EXPERIMENTS[name], go()
     results = ResultsFile(tmp_path, name, "smoke")
     records = results.read()
     assert {run.key for run in EXPERIMENTS[name].runs(RunSelection("smoke"))} == set(records)
     assert results.path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert "|---" in table.read_text()
+    assert "| --- |" in table.read_text()
     written = results.path.read_bytes()
     go()
     assert results.path.read_bytes() == written, "finished runs were done again"
@@ -64,7 +69,6 @@ def test_smoke_from_end_to_end(name, tmp_path):
     first = next(iter(records))
     results.path.unlink()
     results.add(first, records[first])
-    experiment = EXPERIMENTS[name]
-    assert "|---" in experiment.table(results.read())
+    assert all("| --- |" in table for table in experiment.tables(results.read()).values())
     experiment.plot(results.read(), tmp_path / "partial.png")
     assert (tmp_path / "partial.png").stat().st_size > 5000

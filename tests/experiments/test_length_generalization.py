@@ -1,6 +1,5 @@
 """The published setting, the evaluation, and the numbers of the table."""
 
-import json
 import math
 
 import pytest
@@ -9,12 +8,16 @@ import torch
 from tessera.experiments.experiment import Record, RunSelection
 from tessera.experiments.length_generalization import published
 from tessera.experiments.length_generalization.evaluate import evaluate, sharper
-from tessera.experiments.length_generalization.experiment import KERNELS, LengthGeneralization, _setting_of
-from tessera.experiments.length_generalization.settings import SETTINGS
-from tessera.experiments.length_generalization.table import Point, curves, half, table
+from tessera.experiments.length_generalization.experiment import LengthGeneralization
+from tessera.experiments.length_generalization.report import curves, half, tables
+from tessera.experiments.length_generalization.settings import KERNELS, SETTINGS
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 
 EXPERIMENT = LengthGeneralization()
+
+
+def settings_of(budget, task):
+    return next(settings for settings in SETTINGS[budget] if settings.key == task)
 
 
 def test_published_numbers_have_their_places():
@@ -33,10 +36,10 @@ def test_the_full_budget_is_table_6():
     runs = {run.key: run.configuration for run in EXPERIMENT.runs(RunSelection("full"))}
     assert len(runs) == 3 * 3 * (len(KERNELS) + 1)
     for task, steps in {"mqmtar": 195_312, "reverse": 117_187, "sort": 156_250}.items():
-        setting = runs[f"{task}/biweight/seed 2"]["setting"]
-        assert (setting["options"]["steps"], setting["batch_size"], setting["hidden_size"]) == (steps, 256, 512)
-        assert (setting["task"]["length"], setting["task"]["spread"], setting["test_length"]) == (48, 16, 64)
-    assert runs["sort/gaussian/seed 0"]["setting"]["num_layers"] == 2
+        settings = runs[f"{task}/biweight/seed 2"]
+        assert (settings.fit.steps, settings.batch_size, settings.hidden_size) == (steps, 256, 512)
+        assert (settings.task_fields["length"], settings.task_fields["spread"], settings.test_length) == (48, 16, 64)
+    assert runs["sort/gaussian/seed 0"].num_layers == 2
 
 
 class Knowing(torch.nn.Module):
@@ -60,8 +63,8 @@ class Knowing(torch.nn.Module):
 
 @pytest.mark.parametrize("task", ["mqmtar", "sort", "reverse"])
 def test_evaluation_is_batched_and_counts(task):
-    setting = SETTINGS["smoke"][task]
-    model = Knowing(setting.task, longest=setting.task_at(2).sample(1, 0).tokens.shape[1])
+    setting = settings_of("smoke", task)
+    model = Knowing(setting.trained_task, longest=setting.task_at(2).sample(1, 0).tokens.shape[1])
     short, long = (evaluate(model, setting, factor, "cpu") for factor in (1, 2))
     assert short["exact_match"] == [1.0, 0.0, 20]
     assert long["token_accuracy"][0] < 0.8
@@ -69,8 +72,8 @@ def test_evaluation_is_batched_and_counts(task):
 
 
 def test_rows_of_one_batch_hold_no_more_than_16384_tokens():
-    setting = SETTINGS["cpu"]["mqmtar"]
-    model = Knowing(setting.task, longest=10**6)
+    setting = settings_of("cpu", "mqmtar")
+    model = Knowing(setting.trained_task, longest=10**6)
     tested = evaluate(model, setting, 16, "cpu")["exact_match"][2]
     assert sum(model.rows) == tested == 60_000 // 1045
     assert max(model.rows) == 16_384 // 1045
@@ -78,14 +81,14 @@ def test_rows_of_one_batch_hold_no_more_than_16384_tokens():
 
 
 def test_sharper_memories_at_the_longest_length_that_still_works():
-    setting = SETTINGS["smoke"]["reverse"]
+    setting = settings_of("smoke", "reverse")
     config = MemoryMosaicConfig(vocab_size=12, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=4)
     model = MemoryMosaicForCausalLM(config).eval()
     scores = {"1": {"token_accuracy": [0.9, 0.0, 20]}, "2": {"token_accuracy": [0.6, 0.0, 20]}}
     before = evaluate(model, setting, 2, "cpu")
-    found = sharper(model, setting, scores, "cpu")["sharper"]
-    assert set(found) == {"2"}
-    assert found["2"].keys() == before.keys()
+    sharp = sharper(model, setting, scores, "cpu")["sharper"]
+    assert set(sharp) == {"2"}
+    assert sharp["2"].keys() == before.keys()
     for layer in model.model.layers:
         assert torch.allclose(layer.contextual.bandwidth.log_inverse_bandwidth.exp(), torch.tensor(2 * math.e**2))
         assert torch.allclose(layer.persistent.bandwidth.log_inverse_bandwidth.exp(), torch.tensor(math.e**2))
@@ -97,7 +100,7 @@ def test_sharper_memories_at_the_longest_length_that_still_works():
 def record(task, name, seed, exact):
     run = next(run for run in EXPERIMENT.runs(RunSelection("cpu", seeds=2)) if run.key == f"{task}/{name}/seed {seed}")
     scores = {f"{factor:g}": {"exact_match": [value, 0.01, 100]} for factor, value in exact.items()}
-    return Record(json.loads(json.dumps(run.configuration)), {"scores": scores}, {})
+    return Record(run.configuration, {"scores": scores}, {})
 
 
 def test_table_and_curves_over_seeds():
@@ -109,14 +112,26 @@ def test_table_and_curves_over_seeds():
     }
     points = curves(records)
     assert list(points) == ["mqmtar", "sort", "sort_long"]
-    assert points["sort"]["gaussian"][2.0] == pytest.approx(Point(0.3, 0.2, 0.5, 2))
-    assert points["mqmtar"]["transformer"][1.0] == pytest.approx(Point(0.25, 0.01, 0.25, 1))
-    text = table(records)
-    cells = "0.90 ± 0.10 (best 1.00) *1.00 (1.00)* | 0.30 ± 0.20 (best 0.50) *0.06 (0.17)* | 1.59x *1.45x*"
-    assert f"| Gaussian | 2 | {cells} |" in text
-    assert "| Transformer (rotary) | 1 | 0.25 ± 0.01 | < 1x |" in text
-    assert "| Triweight | 1 | 1.00 ± 0.01 *1.00 (1.00)* | 0.50 ± 0.01 *0.98 (0.99)* |" in text
-    assert "64,000 examples (40,000,000) of 8 to 16 source tokens (32 to 64), 8 symbols (32)" in text
+    pooled, alone = points["sort"]["gaussian"][2.0], points["mqmtar"]["transformer"][1.0]
+    assert (*pooled.estimate, pooled.best) == pytest.approx((0.3, 0.2, 2, 0.5))
+    assert (*alone.estimate, alone.best) == pytest.approx((0.25, 0.01, 1, 0.25))
+    parts = tables(records)
+    cells = "0.90 ± 0.10 (1.00) *1.00 (1.00)* | 0.30 ± 0.20 (0.50) *0.06 (0.17)* | 1.59x *1.45x*"
+    assert f"| Gaussian | 2 | {cells} |" in parts["Sort"]
+    assert "| Transformer (rotary) | 1 | 0.25 ± 0.01 | < 1x |" in parts["MQMTAR"]
+    row = "| Triweight | 1 | 1.00 ± 0.01 *1.00 (1.00)* | 0.50 ± 0.01 *0.98 (0.99)* |"
+    assert row in parts["Sort, four times as long"]
+    assert "| Sort | here | 2 | 64 | 4 | 0 | 2,000 | 32 | 0.003 | 8 to 16 | 8 | - | 16 |" in parts["Settings"]
+    assert "|  | paper | 2 | 512 | 8 | 1792 | 156,250 | 256 | 0.001 | 32 to 64 | 32 | - | 64 |" in parts["Settings"]
+
+
+def test_what_sharper_memories_change_is_shown_where_there_is_something_to_see():
+    records = {"a": record("sort", "gaussian", 0, {1: 1.0, 2: 0.5}), "b": record("sort", "biweight", 0, {1: 0.0})}
+    records["a"].outcome["scores"]["2"]["token_accuracy"] = [0.75, 0.01, 100]
+    records["a"].outcome["sharper"] = {"2": {"exact_match": [0.625, 0.01, 100], "token_accuracy": [0.875, 0.01, 100]}}
+    records["b"].outcome["sharper"] = {"1": {"exact_match": [0.0, 0.01, 100]}}
+    text = tables(records)["Inverse bandwidth doubled"]
+    assert text.splitlines()[2:] == ["| Sort | Gaussian | 2x | 0.50 -> 0.62 | 0.75 -> 0.88 |  |  |"]
 
 
 def test_where_a_curve_falls_below_one_half():
@@ -134,6 +149,9 @@ def test_kernels_alone_leave_the_transformer_out():
 
 @pytest.mark.parametrize("budget", list(SETTINGS))
 def test_a_run_is_of_the_task_in_its_key(budget):
-    """A configuration holds no classes, and two tasks may have the same numbers in it."""
     for run in EXPERIMENT.runs(RunSelection(budget)):
-        assert _setting_of(run) is SETTINGS[budget][run.key.split("/")[0]]
+        name, settings = run.key.split("/")[0], run.configuration
+        assert settings.key == name
+        assert type(settings.trained_task).__name__ == {"mqmtar": "MultiQueryRecall"}.get(
+            settings.task, settings.task.capitalize()
+        )

@@ -1,6 +1,7 @@
 """RegBench's runs, batches and table; and its smoke budget, end to end."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ from tessera.experiments.experiment import EXPERIMENTS, Record, RunContext, RunS
 from tessera.experiments.regbench.batches import Batches, mean_loss, scores_of
 from tessera.experiments.regbench.experiment import RegBenchExperiment
 from tessera.experiments.regbench.figure import draw
-from tessera.experiments.regbench.plan import KERNELS
 from tessera.experiments.regbench.published import IN_DISTRIBUTION_100, SPARSE_SIZES, SPARSE_TABLE_1
-from tessera.experiments.regbench.summary import best_records, cell, points
-from tessera.experiments.regbench.table import table
+from tessera.experiments.regbench.report import longest_trainings, rows_of, score, tables
+from tessera.experiments.regbench.settings import KERNELS
 from tessera.tasks.regbench import RegBench
+from tessera.typed import to_json
 
 EXPERIMENT: RegBenchExperiment = EXPERIMENTS["regbench"]
 SMALL = RegBench.variants()[1]
@@ -66,37 +67,36 @@ def test_batches_hold_problems_of_similar_length():
 
 def test_scores_come_back_in_the_order_of_the_examples():
     examples = SMALL.sample(21, 0)
-    found = scores_of(Uniform(), SMALL, examples, size=4)
+    scores = scores_of(Uniform(), SMALL, examples, size=4)
     expected = SMALL.scores(Uniform()(examples.tokens).logits, examples)
     for name, values in expected.items():
-        torch.testing.assert_close(found[name], values)
+        torch.testing.assert_close(scores[name], values)
     assert mean_loss(Uniform(), examples) == pytest.approx(float(torch.tensor(10.0).log()))
 
 
 def test_the_most_telling_runs_come_first():
     runs = EXPERIMENT.runs(RunSelection("cpu"))
     assert len({run.key for run in runs}) == 4 + 18 + 36 + 1
-    yardsticks, short, longer = runs[:4], runs[4:22], [run.configuration for run in runs[22:58]]
+    baseline, short, longer = runs[:4], runs[4:22], [run.configuration for run in runs[22:58]]
     assert runs[58].key == "transformer, 16 epochs/2500/seed 0"
-    assert [run.configuration["symbols"] for run in yardsticks] == [0, 1, 2, 3]
-    assert {run.configuration["model"] for run in yardsticks} == {"counting"}
-    assert {(run.configuration["problems"], run.configuration["fit"]["steps"]) for run in short} == {(1000, 500)}
-    assert [run.configuration["seed"] for run in short] == [0] * 9 + [1] * 9
-    assert [(one["problems"], one["seed"]) for one in longer[::9]] == [(1000, 0), (2500, 0), (1000, 1), (2500, 1)]
-    assert {one["fit"]["steps"] for one in longer} == {4000, 3750}
+    assert [run.configuration.symbols for run in baseline] == [0, 1, 2, 3]
+    assert {run.configuration.model for run in baseline} == {"ngram"}
+    assert {(run.configuration.num_problems, run.configuration.fit.steps) for run in short} == {(1000, 500)}
+    assert [run.configuration.seed for run in short] == [0] * 9 + [1] * 9
+    assert [(one.num_problems, one.seed) for one in longer[::9]] == [(1000, 0), (2500, 0), (1000, 1), (2500, 1)]
+    assert {one.fit.steps for one in longer} == {4000, 3750}
     for first in range(0, 36, 9):
-        assert [one["kernel"] for one in longer[first : first + 9]] == [*KERNELS, ""]
+        assert [one.kernel for one in longer[first : first + 9]] == [*KERNELS, ""]
 
 
 def test_full_is_the_published_search():
     runs = {run.key: run.configuration for run in EXPERIMENT.runs(RunSelection("full"))}
-    grid = [one for one in runs.values() if one["model"] == "mosaic" and one["problems"] == 1000]
-    assert len([one for one in grid if one["kernel"] == "gaussian"]) == 2 * 3 * 3 * 4
-    other = next(one for one in grid if one["kernel"] == "biweight")
-    shape = ("num_layers", "num_heads", "hidden_size", "weight_decay", "batch_size", "epochs", "learning_rate")
-    assert tuple(other[name] for name in shape) == (2, 8, 128, 0.01, 32, 200, 5e-4)
-    assert other["fit"]["steps"] == 200 * 31
-    assert {one["problems"] for one in runs.values()} == {0, 100, 1000, 2500, 5000, 10000, 20000, 40000}
+    grid = [one for one in runs.values() if one.model == "mosaic" and one.num_problems == 1000]
+    assert len([one for one in grid if one.kernel == "gaussian"]) == 2 * 3 * 3 * 4
+    other = next(one for one in grid if one.kernel == "biweight")
+    assert (other.num_layers, other.num_heads, other.hidden_size, other.batch_size) == (2, 8, 128, 32)
+    assert (other.fit.weight_decay, other.fit.learning_rate, other.fit.steps) == (0.01, 5e-4, 200 * 31)
+    assert {one.num_problems for one in runs.values()} == {0, 100, 1000, 2500, 5000, 10000, 20000, 40000}
 
 
 def test_choices_are_obeyed_or_refused():
@@ -114,86 +114,61 @@ def test_choices_are_obeyed_or_refused():
 
 def test_a_run_trains_and_scores(tmp_path):
     records = {}
-    for run in EXPERIMENT.runs(RunSelection("smoke", models=("mosaic", "transformer", "counting"))):
-        json.dumps(run.configuration, allow_nan=False)
-        outcome = EXPERIMENT.execute(run, RunContext(tmp_path / run.key.replace("/", "_")))
-        assert json.loads(json.dumps(outcome, allow_nan=False)) == {
-            **outcome, "training": json.loads(json.dumps(outcome["training"]))
-        }  # fmt: skip
-        trained = run.configuration["model"] != "counting"
-        assert outcome["training"]["steps"] == trained * run.configuration["fit"]["steps"]
-        assert outcome["held_out"]["accuracy"]["count"] == 4
+    for run in EXPERIMENT.runs(RunSelection("smoke", models=("mosaic", "transformer", "ngram"))):
+        outcome = to_json(EXPERIMENT.execute(run, RunContext(tmp_path / run.key.replace("/", "_"))))
+        json.dumps(outcome, allow_nan=False)
+        if run.configuration.fit:
+            assert outcome["training"]["steps"] == run.configuration.fit.steps
+        assert outcome["held_out"]["accuracy"][2] == 4
         records[run.key] = Record(run.configuration, outcome, {})
-    found = [one.outcome["held_out"]["accuracy"]["mean"] for one in records.values() if "symbols" in one.configuration]
-    assert len(found) == 4
-    assert found[0] < found[1] < found[2]
-    assert "| Gaussian |" in table(records)
-    assert "| Transformer |" in table(records)
-    assert "### Without training" in table(records)
+    accuracies = [one.outcome["held_out"]["accuracy"][0] for key, one in records.items() if key.startswith("ngram")]
+    assert len(accuracies) == 4
+    assert accuracies[0] < accuracies[1] < accuracies[2]
+    parts = tables(records)
+    assert list(parts) == ["12 training problems", "Counting in the problem, without training", "Settings"]
+    assert "| Gaussian | 2 | 1 |" in parts["12 training problems"]
+    assert "| Transformer | 2 | 1 |" in parts["12 training problems"]
+    assert "| test problems | 4 | 1,000 |" in parts["Settings"]
 
 
-def record(kernel, seed, accuracy, best=1.0, problems=1000):
-    run = next(
-        r for r in EXPERIMENT.runs(RunSelection("cpu", ("mosaic",), (kernel,), seed + 1)) if f"seed {seed}" in r.key
-    )
-    scores = {
-        name: {"mean": value, "standard_error": 0.3, "count": 500}
-        for name, value in {"accuracy": accuracy, "tvd": 20.0, "last_accuracy": 97.0}.items()
-    }
+def record(kernel, seed, accuracy, best=1.0, problems=1000, **changes):
+    runs = EXPERIMENT.runs(RunSelection("cpu", ("mosaic",), (kernel,), seed + 1))
+    run = next(r for r in runs if f"seed {seed}" in r.key)
+    values = {"accuracy": accuracy, "tvd": 20.0, "last_accuracy": 97.0}
+    scores = {name: [value, 0.3, 500] for name, value in values.items()}
     outcome = {"training": {"best": best}, "epochs": 4.0, "held_out": scores, "in_distribution": scores}
-    return Record({**run.configuration, "problems": problems}, outcome, {})
+    return Record(replace(run.configuration, num_problems=problems, **changes), outcome, {})
 
 
-def test_the_table_sets_the_papers_beside_ours_and_counts_what_is_near():
+def test_the_table_sets_the_papers_beside_ours():
     runs = {"a": record("gaussian", 0, 93.0), "b": record("gaussian", 1, 94.0), "c": record("uniform_knn", 0, 80.0)}
-    one = cell(best_records(runs)["mosaic gaussian", 1000], "held_out", "accuracy")
-    assert one == (93.5, pytest.approx(0.5), pytest.approx(0.3))
-    text = table(runs)
-    assert "| Gaussian | 93.5 ± 0.5 ± 0.3 | 93.9 | -0.4 | 20.0 ± 0.0 ± 0.3 | 34.1 | 97.0 |" in text
-    assert "80.0 ± one seed ± 0.3 | 84.6 | -4.6 |" in text
-    assert "1 of 2 within 1.5 accuracy points of the paper. Not: uniform kNN, k = 16 at 1,000 (-4.60)." in text
-    assert points(runs)["mosaic gaussian"][1000]["accuracy"] == (93.5, pytest.approx(0.5))
-
-
-def test_the_table_says_how_far_the_transformer_is_behind():
-    gaussian, transformer = record("gaussian", 0, 92.0), record("gaussian", 0, 40.0)
-    transformer.configuration.update(model="transformer", kernel="")
-    assert "behind the Gaussian mosaic: 52.0 at 1,000 (paper: 39.4)." in table({"a": gaussian, "b": transformer})
+    one = score(rows_of(runs)["mosaic gaussian", 1000, ""], "held_out", "accuracy")
+    assert one == (93.5, pytest.approx(0.5), 2)
+    text = tables(runs)["1,000 training problems"]
+    assert "| Gaussian | 500 | 2 | 93.5 ± 0.5 | 93.9 | 20.0 ± 0.0 | 34.1 | 97.0 ± 0.0 |" in text
+    assert "| uniform kNN, k = 16 | 500 | 1 | 80.0 ± 0.3 | 84.6 | 20.0 ± 0.3 | 41.1 |" in text
 
 
 def test_a_longer_training_stands_on_its_own():
-    short, longer = record("gaussian", 0, 92.0), record("gaussian", 0, 93.5, best=0.9)
-    longer.configuration["label"] = "8 epochs"
-    longer.configuration["fit"] = {**longer.configuration["fit"], "steps": 10**6}
-    text = table({"a": short, "b": longer})
-    assert "| Gaussian | 92.0 ± one seed ± 0.3 | 93.9 | -1.9 |" in text
-    assert "| Gaussian, 8 epochs | 93.5 ± one seed ± 0.3 | 93.9 | -0.4 |" in text
-    assert "0 of 1 within 1.5 accuracy points of the paper. Not: Gaussian at 1,000 (-1.90)." in text
+    short = record("gaussian", 0, 92.0)
+    fit = replace(short.configuration.fit, steps=10**6)
+    longer = record("gaussian", 0, 93.5, best=0.9, label="8 epochs", fit=fit)
+    text = tables({"a": longer, "b": short})["1,000 training problems"]
+    assert "| Gaussian | 500 | 1 | 92.0 ± 0.3 | 93.9 |" in text
+    assert "| Gaussian | 1,000,000 | 1 | 93.5 ± 0.3 | 93.9 |" in text
     for runs in ({"a": short, "b": longer}, {"b": longer, "a": short}):
-        assert points(runs) == points({"b": longer})
-        assert points(runs)["mosaic gaussian"][1000]["accuracy"][0] == 93.5
+        assert longest_trainings(runs) == {"mosaic gaussian": {1000: [longer]}}
 
 
 def test_a_search_is_decided_by_the_validation_loss():
     runs = {"a": record("gaussian", 0, 95.0, best=1.2), "b": record("gaussian", 0, 93.0, best=1.1)}
-    assert [r.outcome["training"]["best"] for r in best_records(runs)["mosaic gaussian", 1000]] == [1.1]
+    assert [r.outcome["training"]["best"] for r in rows_of(runs)["mosaic gaussian", 1000, ""]] == [1.1]
 
 
 def test_in_distribution_stands_beside_table_3():
-    assert "(paper 95.9)" in table({"a": record("gaussian", 0, 95.0, problems=100)})
-    assert table({}) == "No run yet."
-
-
-def test_the_table_says_how_far_back_a_model_looks():
-    counts = {}
-    for symbols, accuracy in enumerate((48.0, 82.0, 93.0)):
-        counts[f"{symbols}"] = record("gaussian", 0, accuracy)
-        label = f"{symbols} symbols of context"
-        counts[f"{symbols}"].configuration.update(model="counting", kernel="", problems=0, label=label, symbols=symbols)
-    text = table({**counts, "a": record("gaussian", 0, 92.0), "b": record("uniform_knn", 0, 60.0)})
-    assert "- less than counting with 1 (82.0): uniform kNN, k = 16 at 1,000 (60.0)" in text
-    assert "- less than counting with 2 (93.0): Gaussian at 1,000 (92.0)" in text
-    assert "| counted, no training, 2 symbols of context | 93.0" in text
+    text = tables({"a": record("gaussian", 0, 95.0, problems=100)})["100 training problems"]
+    assert text.endswith("| 95.0 ± 0.3 | 95.9 | 20.0 ± 0.3 | 41.7 |")
+    assert tables({}) == {}
 
 
 def test_published_rows_are_whole():
@@ -204,6 +179,5 @@ def test_published_rows_are_whole():
 
 
 def test_the_figure_is_drawn_with_some_of_the_models(tmp_path):
-    points = {"mosaic gaussian": {1000: {"accuracy": (93.0, 0.2), "tvd": (20.0, 1.0)}}}
-    draw(points, tmp_path / "figure.png")
+    draw(longest_trainings({"a": record("gaussian", 0, 93.0)}), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

@@ -125,8 +125,24 @@ def test_an_output_that_is_a_file_is_told_before_anything_is_trained(go, toy, tm
 
 
 def test_the_table_says_which_of_the_runs_it_has(go, toy):
-    assert "--budget cpu`: 1 of its 4 runs, " in go(only="steep/seed 1").read_text()
-    assert "--budget cpu`: 4 runs, " in go().read_text()
-    assert "--budget cpu`: 4 runs, and 2 that its options or earlier settings made, " in go(seeds=3).read_text()
+    def runs(table):
+        return table.read_text().split("## Runs")[1].split("\n")[4].split(" | ")[:2]
+
+    assert runs(go(only="steep/seed 1")) == ["| 1 of 4", "0"]
+    assert runs(go()) == ["| 4 of 4", "0"]
+    assert runs(go(seeds=3)) == ["| 4 of 4", "2"]
     toy.steps = 6
-    assert "--budget cpu`: 1 of its 4 runs, and 5 that" in go(only="steep/seed 1").read_text()
+    assert runs(go(only="steep/seed 1")) == ["| 1 of 4", "5"]
+
+
+def test_a_record_of_other_settings_is_told_and_kept(go, toy, tmp_path):
+    go(only="steep/seed 1")
+    path = tmp_path / "results/toy/cpu.json"
+    text = path.read_text().replace('"steps": 5\n', '"step": 5\n')
+    path.write_text(text)
+    with pytest.raises(
+        TesseraError, match="steep/seed 1: step is not a known key; got 5. Did you mean 'steps'"
+    ) as error:
+        go()
+    assert "\n" not in str(error.value)
+    assert path.read_text() == text

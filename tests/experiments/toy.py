@@ -1,17 +1,28 @@
 """An experiment of no length, whose runs can be told to fail."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from tessera.errors import TesseraError
 from tessera.experiments.experiment import Experiment, Run, select_names
+from tessera.experiments.tables import markdown, new_figure
 from tessera.training.fit import FitOptions, fit
+
+
+@dataclass(frozen=True)
+class ToySettings:
+    model: str
+    seed: int
+    steps: int
 
 
 class Toy(Experiment):
     """Fits a line from each of its models' seeds; `failing` names runs that raise, `executed` counts calls."""
 
     title, source = "A line", "none"
+    settings = ToySettings
     models = ("straight", "steep")
 
     def __init__(self):
@@ -21,7 +32,7 @@ class Toy(Experiment):
         names = select_names("reproduce toy", "models", self.models, selection.models, self.models)
         select_names("reproduce toy", "kernels", self.kernels, selection.kernels, ())
         return [
-            Run(f"{name}/seed {seed}", {"model": name, "seed": seed, "steps": self.steps})
+            Run(f"{name}/seed {seed}", ToySettings(name, seed, self.steps))
             for seed in range(selection.seeds or 2)
             for name in names
         ]
@@ -30,30 +41,24 @@ class Toy(Experiment):
         self.executed.append(run.key)
         if run.key in self.failing:
             raise TesseraError(f"{run.key}: failed")
-        torch.manual_seed(run.configuration["seed"])
+        torch.manual_seed(run.configuration.seed)
         model = nn.Linear(1, 1)
         result = fit(
             model,
             lambda step: loss(model, step),
-            FitOptions(run.configuration["steps"], 0.1),
+            FitOptions(run.configuration.steps, 0.1),
             context.folder,
             report=context.report,
         )
         return result.outcome()
 
-    def table(self, runs):
-        return "| run | loss |\n|---|---|\n" + "\n".join(f"| {k} | {r.outcome['loss']:.3f} |" for k, r in runs.items())
+    def tables(self, records):
+        return {"Losses": markdown(["run", "loss"], [[key, one.outcome["loss"]] for key, one in records.items()])}
 
-    def plot(self, runs, path):
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-
-        figure, axes = pyplot.subplots()
-        axes.plot([r.outcome["loss"] for r in runs.values()])
+    def plot(self, records, path):
+        figure = new_figure(4, 3)
+        figure.subplots().plot([record.outcome["loss"] for record in records.values()])
         figure.savefig(path)
-        pyplot.close(figure)
 
 
 def loss(model, step):

@@ -1,29 +1,19 @@
 """Associative retrieval, trained by a curriculum and measured far past its trained length (ARMT, section 3)."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from tessera.experiments.associative_retrieval import asking, models
-from tessera.experiments.associative_retrieval.budgets import BUDGETS, KEY_SIZE, MODELS, VOCABULARY, Budget
-from tessera.experiments.associative_retrieval.figure import draw
-from tessera.experiments.associative_retrieval.norms import memory_norms
-from tessera.experiments.associative_retrieval.table import table
+from tessera.experiments.associative_retrieval import figure, models, questions, report
+from tessera.experiments.associative_retrieval.settings import BUDGETS, KEY_SIZE, RetrievalSettings
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
 from tessera.models.sizes import num_parameters
-from tessera.models.small_models import ModelSize
-from tessera.tasks.associative_retrieval import RULES, AssociativeRetrieval, capacity, capacity_error
+from tessera.tasks.associative_retrieval import RULES, capacity, capacity_error
 from tessera.tasks.task import estimate, generator_of
-from tessera.training.curriculum import Curriculum, Stage, train_stages
-from tessera.training.fit import FitOptions
-
-# Of held-out contexts that are read at once: at most so many, and at most so many pairs of all of them.
-CONTEXTS_AT_ONCE, PAIRS_AT_ONCE = 16, 2000
-# Relative time of a step, in the order of the runs: what the time left is estimated from.
-COSTS = {"armt": 1.0, "armt_no_correction": 1.0, "rmt": 0.7, "prmt": 0.7, "mamba": 5.0, "mosaic": 0.4}
+from tessera.training.curriculum import Stage, train_stages
 
 
 class AssociativeRetrievalExperiment(Experiment):
@@ -31,114 +21,70 @@ class AssociativeRetrievalExperiment(Experiment):
 
     title = "Associative retrieval: what a memory of fixed size recalls"
     source = "Associative Recurrent Memory Transformer, section 3 and appendix A"
-    models = MODELS
+    settings = RetrievalSettings
+    models = models.MODELS
 
     def runs(self, selection: RunSelection) -> list[Run]:
         """Rewrite first, seed by seed."""
-        budget = BUDGETS[selection.budget]
-        names = select_names("associative_retrieval", "models", self.models, selection.models, budget.models)
-        select_names("associative_retrieval", "kernels", self.kernels, selection.kernels, ())
-        found = []
+        where, budget = "reproduce associative_retrieval", BUDGETS[selection.budget]
+        names = select_names(where, "models", self.models, selection.models, self.models)
+        select_names(where, "kernels", self.kernels, selection.kernels, ())
+        runs = []
         for seed in range(selection.seeds or budget.seeds):
             for rule in reversed(RULES):
-                found += [_run(budget, name, rule, seed) for name in names]
+                runs += [budget.run(name, rule, seed) for name in names]
             if "armt" in names:
-                found += [_run(budget, "armt", "rewrite", seed, label) for label in budget.ablation]
-        return found
+                runs += [budget.run("armt", "rewrite", seed, label) for label in budget.ablation]
+        return runs
 
     def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
         """Train through the curriculum, then measure."""
-        given = run.configuration
-        seed, rule = given["seed"], given["rule"]
-        model = models.build(given["model"], ModelSize(**given["sizes"]), seed).to(context.device)
+        settings, seed = run.configuration, run.configuration.seed
+        model = models.build(settings.model, settings.sizes, seed).to(context.device)
 
         def loss_at(stage: Stage, number: int, step: int) -> torch.Tensor:
-            task = _task(rule, stage.length_at(step, seed), stage.settings[KEY_SIZE])
+            task = settings.task(stage.length_at(step, seed), stage.settings[KEY_SIZE])
             generator = generator_of(task, (seed * 100 + number) * 1_000_000 + step, "train")
-            batch = task.sample_questions(given["batch_size"], given["questions"], generator)
-            return asking.loss(model, *batch, task.segment_size)
+            batch = task.sample_questions(settings.batch_size, settings.questions, generator)
+            return questions.loss(model, *batch, task.segment_size)
 
         def score(stage: Stage) -> float:
-            task = _task(rule, stage.length, stage.settings[KEY_SIZE])
-            return _exact_match(model, task, given["check_contexts"], given["asked"], seed, "validation").mean().item()
+            task = settings.task(stage.length, stage.settings[KEY_SIZE])
+            sizes = settings.validation_contexts, settings.test_questions
+            return questions.exact_match(model, task, *sizes, seed, "validation").mean().item()
 
-        curriculum = Curriculum.from_dict(given["curriculum"])
-        stages = train_stages(
-            model, curriculum, FitOptions(**given["options"]), context.folder, loss_at, score, context.report
-        )
-        outcome = {"parameters": num_parameters(model), "stages": stages}
-        return outcome | _measure(model, given, curriculum.stages[-1], context)
+        stages = train_stages(model, settings.curriculum, settings.fit, context.folder, loss_at, score, context.report)
+        return {"parameters": num_parameters(model), "stages": stages} | _measure(model, settings, context)
 
-    def table(self, runs: Mapping[str, Record]) -> str:
-        """See `tables`."""
-        return table(runs)
+    def tables(self, records: Mapping[str, Record]) -> dict[str, str]:
+        """See `report.py`."""
+        return report.tables(records)
 
-    def plot(self, runs: Mapping[str, Record], path: Path) -> None:
-        """Rewrite, remember, capacity."""
-        draw([(record.configuration, record.outcome) for record in runs.values()], path)
+    def plot(self, records: Mapping[str, Record], path: Path) -> None:
+        """See `figure.py`."""
+        figure.draw(report.curves(records), path)
 
 
-def _run(budget: Budget, name: str, rule: str, seed: int, ablation: str | None = None) -> Run:
-    sizes = replace(budget.sizes, **(budget.ablation[ablation] if ablation else {}))
-    curriculum = budget.curriculum(name, rule)
-    steps = sum(stage.steps * (stage.length + 8) for stage in curriculum.stages)
-    parts = [name, rule, *([ablation] if ablation else []), f"seed {seed}"]
-    return Run(
-        "/".join(parts),
-        {
-            "model": name,
-            "rule": rule,
-            "ablation": ablation,
-            "seed": seed,
-            "sizes": asdict(sizes),
-            "curriculum": curriculum.to_dict(),
-            "options": asdict(budget.options),
-            "batch_size": budget.batch_size,
-            "questions": budget.questions,
-            "measured": budget.measured_by(name, rule),
-            "contexts": budget.contexts,
-            "asked": budget.asked,
-            "check_contexts": budget.check_contexts,
-        },
-        cost=COSTS[name] * steps,
-    )
-
-
-def _task(rule: str, pairs: int, key_size: int) -> AssociativeRetrieval:
-    return AssociativeRetrieval(rule, pairs, key_size)
-
-
-@torch.no_grad()
-def _exact_match(model, task: AssociativeRetrieval, contexts: int, asked: int, seed: int, split: str) -> torch.Tensor:
-    """The share of right answers of each of so many held-out contexts: questions to one context are not independent."""
-    generator, shares = generator_of(task, seed, split), []
-    together = max(1, min(CONTEXTS_AT_ONCE, PAIRS_AT_ONCE // task.num_pairs))
-    for start in range(0, contexts, together):
-        context, questions = task.sample_questions(min(together, contexts - start), asked, generator)
-        given = asking.answers(model, context, questions, task.segment_size)
-        shares.append((given == questions[..., -1]).double().mean(1))
-    return torch.cat(shares)
-
-
-def _measure(model, given: Mapping[str, Any], last: Stage, context: RunContext) -> dict[str, Any]:
+def _measure(model: nn.Module, settings: RetrievalSettings, context: RunContext) -> dict[str, Any]:
     """Exact match and capacity at every measured number of pairs, with standard errors over contexts."""
-    found: dict[str, Any] = {"exact_match": {}, "capacity": {}, "trained_pairs": last.length}
-    symbols = VOCABULARY - 3
-    for pairs in given["measured"]:
+    trained_pairs = settings.curriculum.stages[-1].length
+    outcome: dict[str, Any] = {"exact_match": {}, "capacity": {}, "trained_pairs": trained_pairs}
+    for pairs in settings.measured:
         context.report(1.0, f"measuring {pairs} pairs")
-        task = _task(given["rule"], pairs, last.settings[KEY_SIZE])
-        contexts = given["contexts"] if pairs <= 10 else -(-given["contexts"] // 4)
+        task = settings.task(pairs)
+        contexts = settings.test_contexts if pairs <= 10 else -(-settings.test_contexts // 4)
         # A model without a memory reads the whole text again for each question.
-        asked = given["asked"] if pairs <= 10 or asking.is_segmented(model) else -(-given["asked"] // 8)
-        share = estimate(_exact_match(model, task, contexts, asked, given["seed"], "test"))
-        found["exact_match"][str(pairs)] = share
-        found["capacity"][str(pairs)] = [
-            capacity(share.mean, pairs, symbols),
-            capacity_error(share.standard_error, pairs, symbols),
+        is_quick = pairs <= 10 or questions.is_segmented(model)
+        num_questions = settings.test_questions if is_quick else -(-settings.test_questions // 8)
+        share = estimate(questions.exact_match(model, task, contexts, num_questions, settings.seed, "test"))
+        outcome["exact_match"][str(pairs)] = share
+        outcome["capacity"][str(pairs)] = [
+            capacity(share.mean, pairs, task.num_symbols),
+            capacity_error(share.standard_error, pairs, task.num_symbols),
         ]
-    task = _task(given["rule"], max(given["measured"]), last.settings[KEY_SIZE])
-    found["norms"] = memory_norms(model, task, given["measured"], CONTEXTS_AT_ONCE, given["seed"])
-    return found
+    longest = settings.task(max(settings.measured))
+    outcome["norms"] = questions.memory_norms(model, longest, settings.measured, settings.seed)
+    return outcome
 
 
 EXPERIMENTS.add("associative_retrieval", AssociativeRetrievalExperiment())

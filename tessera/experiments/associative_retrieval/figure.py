@@ -1,11 +1,10 @@
 """The figure of associative retrieval: exact match and capacity against the number of pairs."""
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-from tessera.experiments.associative_retrieval.curves import Curve, curves
-from tessera.experiments.associative_retrieval.published import GENERALIZATION
+from tessera.experiments.associative_retrieval.published import RECALLS_BEYOND_TRAINING
+from tessera.experiments.associative_retrieval.report import Curve
+from tessera.experiments.tables import new_figure
 
 STYLES = {
     "armt": ("o-", "tab:blue"),
@@ -15,38 +14,57 @@ STYLES = {
     "mamba": ("D-", "tab:green"),
     "mosaic": ("*-", "tab:purple"),
 }
+# Rule, quantity, label of the axis, title.
+PANELS = (
+    ("rewrite", "exact_match", "exact match", "Rewrite: latest value of a key\nup to 10 x the trained length"),
+    ("remember", "exact_match", "exact match", "Remember: one value per key"),
+    ("remember", "capacity", "pairs in memory", "Remember: pairs in memory\nk = n (16 a - 1) / 15"),
+)
+CHANCE = 1 / 16
 
 
-def draw(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], path: Path, chance: float = 1 / 16) -> None:
-    """Draw (configuration, outcome) of runs in three panels: rewrite, remember, and the capacity remember implies."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    found = [curve for curve in curves(runs) if curve.variant is None]
-    figure, axes = pyplot.subplots(1, 3, figsize=(15, 4.6), constrained_layout=True)
-    _panel(axes[0], [one for one in found if one.rule == "rewrite"], "exact_match")
-    _panel(axes[1], [one for one in found if one.rule == "remember"], "exact_match")
-    _panel(axes[2], [one for one in found if one.rule == "remember"], "capacity")
-    axes[0].set_title("Rewrite: latest value of a key\nup to 10 x the trained length")
-    axes[1].set_title("Remember: one value per key")
-    axes[2].set_title("Remember: pairs in memory\nk = n (16 a - 1) / 15")
-    for axis, rule in zip(axes, ("rewrite", "remember")):
-        _claim(axis, [one for one in found if one.rule == rule], chance, rule)
-    top = max((pairs for one in found if one.rule == "remember" for pairs in one.capacity), default=1)
-    axes[2].plot([1, top], [1, top], ":", color="gray", label="all pairs")
-    for axis, label in zip(axes, ("exact match", "exact match", "pairs in memory")):
-        axis.set_xscale("log")
+def draw(curves: list[Curve], path: Path) -> None:
+    """Draw three panels: rewrite, remember, and the capacity remember implies; variants are left to the tables."""
+    figure = new_figure(15, 4.6)
+    axes = figure.subplots(1, 3)
+    for axis, (rule, quantity, label, title) in zip(axes, PANELS, strict=True):
+        chosen = [curve for curve in curves if curve.rule == rule and curve.variant is None]
+        for curve in chosen:
+            _draw_curve(axis, curve, quantity)
+        if chosen:
+            trained = max(curve.trained_pairs for curve in chosen)
+            axis.axvline(trained, color="black", lw=0.8, ls="--", label=f"longest in training: {trained}")
+            (_draw_shares if quantity == "exact_match" else _draw_bound)(axis, rule, chosen, trained)
+        axis.set(xscale="log", xlabel="pairs read", ylabel=label, title=title)
         axis.xaxis.set_major_formatter("{x:g}")
-        axis.set_xlabel("pairs read")
-        axis.set_ylabel(label)
-    _legends(figure, axes, {one.label for one in found})
-    axes[2].set_yscale("symlog", linthresh=1)
-    axes[2].yaxis.set_major_formatter("{x:g}")
-    axes[2].set_ylim(bottom=0)
+    _legends(figure, axes, {curve.label for curve in curves})
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+
+
+def _draw_curve(axis, curve: Curve, quantity: str) -> None:
+    marker, color = STYLES[curve.model]
+    points = getattr(curve, quantity)
+    means, errors = [one.mean for one in points.values()], [2 * one.standard_error for one in points.values()]
+    axis.errorbar(list(points), means, yerr=errors, fmt=marker, color=color, label=curve.label, capsize=2, markersize=4)
+
+
+def _draw_shares(axis, rule: str, chosen: list[Curve], trained: int) -> None:
+    """The guess, and how far the paper's ARMT recalls beyond its training."""
+    axis.axhline(CHANCE, color="gray", linestyle=":", label="guess")
+    axis.set_ylim(0, 1.04)
+    if rule == "rewrite":
+        reach = [trained, RECALLS_BEYOND_TRAINING * trained]
+        label = f"paper: ARMT recalls to {RECALLS_BEYOND_TRAINING} x"
+        axis.plot(reach, [1.015, 1.015], color="tab:blue", linestyle="--", linewidth=2, label=label)
+
+
+def _draw_bound(axis, rule: str, chosen: list[Curve], trained: int) -> None:
+    """All pairs that were read."""
+    longest = max(pairs for curve in chosen for pairs in curve.capacity)
+    axis.plot([1, longest], [1, longest], ":", color="gray", label="all pairs")
+    axis.set_yscale("symlog", linthresh=1)
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.set_ylim(bottom=0)
 
 
 def _legends(figure, axes, models: set[str]) -> None:
@@ -59,27 +77,3 @@ def _legends(figure, axes, models: set[str]) -> None:
         axis.legend(own.values(), own.keys(), fontsize=8)
     title = "bars: 2 standard errors"
     figure.legend(shared.values(), shared.keys(), loc="outside lower center", ncols=len(models) or 1, title=title)
-
-
-def _panel(axis, found: list[Curve], field: str) -> None:
-    for one in found:
-        mark, color = STYLES.get(one.model, ("x-", "black"))
-        points = getattr(one, field)
-        errors = [2 * error for _, error in points.values()]
-        means = [mean for mean, _ in points.values()]
-        axis.errorbar(list(points), means, yerr=errors, fmt=mark, color=color, label=one.label, capsize=2, markersize=4)
-    if found:
-        trained = max(one.trained_pairs for one in found)
-        axis.axvline(trained, color="black", linewidth=0.8, linestyle="--", label=f"longest in training: {trained}")
-
-
-def _claim(axis, found: list[Curve], chance: float, rule: str) -> None:
-    """The guess, and what the paper says of ARMT beyond its training."""
-    axis.axhline(chance, color="gray", linestyle=":", label="guess")
-    axis.set_ylim(0, 1.04)
-    if rule == "rewrite" and found:
-        trained = max(one.trained_pairs for one in found)
-        reach = [trained, GENERALIZATION["factor"] * trained]
-        axis.plot(
-            reach, [1.015, 1.015], color="tab:blue", linestyle="--", linewidth=2, label="paper: ARMT holds to 10 x"
-        )

@@ -2,10 +2,28 @@
 
 # Table 6, and the warm-up of the published runs (40,000 of 156,250 steps). Test lengths are 64 times the factor.
 TEST_LENGTH = 64
-FACTORS = {"mqmtar": (1, 2, 4, 8, 16, 32, 64), "reverse": (1, 1.5), "sort": (1, 2, 4)}
+FACTORS = {"mqmtar": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0), "reverse": (1.0, 1.5), "sort": (1.0, 2.0, 4.0)}
 EXAMPLES = {"mqmtar": 50_000_000, "reverse": 30_000_000, "sort": 40_000_000}
 DEPTH = {"mqmtar": 4, "reverse": 4, "sort": 2}
 WIDTH, HEADS, BATCH, LEARNING_RATE, WEIGHT_DECAY, WARMUP, SEEDS = 512, 8, 256, 1e-3, 0.1, 0.256, 3
+
+# Sources of training, and symbols.
+SOURCE, SYMBOLS, QUERIES = "32 to 64", {"mqmtar": 256, "sort": 32, "reverse": 32}, 4
+
+# Names of rows in the order of tables and figures; the transformer is not in the paper's tables.
+NAMES = {
+    "gaussian": "Gaussian",
+    "sparsemax": "Epanechnikov (sparsemax)",
+    "biweight": "Biweight",
+    "triweight": "Triweight",
+    "relumax": "Epanechnikov (ReLUmax)",
+    "normalized_relu": "Epanechnikov (normalised ReLU)",
+    "gaussian_knn_16": "Gaussian kNN, k = 16",
+    "gaussian_knn_32": "Gaussian kNN, k = 32",
+    "uniform_knn_16": "uniform kNN, k = 16",
+    "uniform_knn_32": "uniform kNN, k = 32",
+    "transformer": "Transformer (rotary)",
+}
 
 # Tables 2 and 7: exact match, mean over three seeds, in the order of FACTORS. None: not to be read from the table.
 MEAN: dict[str, dict[str, tuple[float | None, ...]]] = {

@@ -1,58 +1,92 @@
 """What each budget trains and tests."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from tessera.experiments.experiment import Run
 from tessera.experiments.length_generalization import published
 from tessera.tasks.length_generalization import MultiQueryRecall, Reverse, Sort, SourceTargetTask
+from tessera.tasks.task import TASKS
 from tessera.training.fit import FitOptions
+
+KERNELS: dict[str, Any] = {
+    "gaussian": "gaussian",
+    "sparsemax": "sparsemax",
+    "biweight": "biweight",
+    "triweight": "triweight",
+    "gaussian_knn_32": {"name": "knn", "base": "gaussian", "k": 32},
+    "relumax": "relumax",
+    "normalized_relu": "normalized_relu",
+    "gaussian_knn_16": {"name": "knn", "base": "gaussian", "k": 16},
+    "uniform_knn_16": {"name": "knn", "base": "uniform", "k": 16},
+    "uniform_knn_32": {"name": "knn", "base": "uniform", "k": 32},
+}
+MODELS = ("mosaic", "transformer")
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One task of one budget.
+class LengthSettings:
+    """One training on one task, and its tests.
 
     Attributes:
-        task: what is trained on. hidden_size, num_layers, num_heads: of the model. num_persistent_slots: per head of
-            each persistent memory of a mosaic; published: 7/2 of the width. batch_size, options: of the training.
+        task: its name, and task_fields: the settings of the task in training. variant: "long" for a longer training.
+        name: of the row: one of `KERNELS`, or "transformer". kernel: of the mosaic; None for the transformer.
+        hidden_size, num_layers, num_heads: of the model. num_persistent_slots: per head of each persistent memory of a
+            mosaic; published: 7/2 of the width. batch_size, fit: of the training.
         test_length, factors: sources of the tests are `test_length * factor` long.
         test_tokens: as many examples are tested at a length as this holds, within `test_examples` (fewest, most).
         precision: "bf16" (autocast on GPUs) or "fp32".
     """
 
-    task: SourceTargetTask
+    task: str
+    task_fields: dict[str, int]
     hidden_size: int
     num_layers: int
     num_heads: int
     num_persistent_slots: int
     batch_size: int
-    options: FitOptions
+    fit: FitOptions
     factors: tuple[float, ...]
     test_length: int = published.TEST_LENGTH
     test_tokens: int = 60_000
     test_examples: tuple[int, int] = (16, 500)
     precision: str = "fp32"
+    variant: str = ""
+    name: str = "gaussian"
+    kernel: str | dict[str, Any] | None = "gaussian"
+    seed: int = 0
 
     @property
-    def examples(self) -> int:
-        """Training examples in all, each seen once."""
-        return self.options.steps * self.batch_size
+    def key(self) -> str:
+        """Task and variant, as tables and keys of runs have it."""
+        return f"{self.task}_{self.variant}".rstrip("_")
+
+    @property
+    def trained_task(self) -> SourceTargetTask:
+        """The task in training."""
+        return TASKS[self.task](**self.task_fields)
 
     def task_at(self, factor: float) -> SourceTargetTask:
         """The task at `factor` times the test length."""
-        return self.task.at_length(int(self.test_length * factor))
+        return self.trained_task.at_length(int(self.test_length * factor))
 
     def num_tests(self, width: int) -> int:
         """Examples to test at a length whose sequences are `width` tokens."""
         fewest, most = self.test_examples
         return max(fewest, min(most, self.test_tokens // width))
 
+    def run(self, name: str, seed: int) -> Run:
+        """The same for another row and seed."""
+        settings = replace(self, name=name, kernel=KERNELS.get(name), seed=seed)
+        tokens = self.fit.steps * self.batch_size * 3 * self.task_fields["length"]
+        return Run(f"{self.key}/{name}/seed {seed}", settings, float(tokens * self.num_layers * self.hidden_size))
 
-TASKS = {"mqmtar": MultiQueryRecall(), "sort": Sort(), "reverse": Reverse()}
+
+PUBLISHED_TASKS = {"mqmtar": MultiQueryRecall(), "sort": Sort(), "reverse": Reverse()}
 
 
-def _full(name: str) -> Setting:
-    options = FitOptions(
+def _full(name: str) -> LengthSettings:
+    fit = FitOptions(
         published.EXAMPLES[name] // published.BATCH,
         published.LEARNING_RATE,
         warmup_ratio=published.WARMUP,
@@ -60,37 +94,37 @@ def _full(name: str) -> Setting:
         clip=1.0,
         scalar_learning_rate_scale=10.0,
     )
-    sizes = {"hidden_size": published.WIDTH, "num_layers": published.DEPTH[name], "num_heads": published.HEADS}
-    sizes["num_persistent_slots"] = 7 * published.WIDTH // 2
+    sizes = (published.WIDTH, published.DEPTH[name], published.HEADS, 7 * published.WIDTH // 2, published.BATCH)
     tests = {"factors": published.FACTORS[name], "test_examples": (1000, 1000)}
-    return Setting(TASKS[name], **sizes, batch_size=published.BATCH, options=options, **tests, precision="bf16")
+    return LengthSettings(name, asdict(PUBLISHED_TASKS[name]), *sizes, fit, **tests, precision="bf16")
 
 
-def _cpu(name: str, steps: int, **changes: Any) -> Setting:
-    options = FitOptions(steps, 3e-3, warmup_ratio=0.05, weight_decay=0.1, clip=1.0, scalar_learning_rate_scale=10.0)
-    setting = Setting(TASKS[name], 64, published.DEPTH[name], 4, 0, 32, options, published.FACTORS[name])
-    return replace(setting, **changes)
+def _cpu(name: str, task: SourceTargetTask, steps: int, **changes: Any) -> LengthSettings:
+    fit = FitOptions(steps, 3e-3, warmup_ratio=0.05, weight_decay=0.1, clip=1.0, scalar_learning_rate_scale=10.0)
+    sizes = (64, published.DEPTH[name], 4, 0, 32)
+    return LengthSettings(name, asdict(task), *sizes, fit, published.FACTORS[name], **changes)
 
 
-def _smoke(name: str) -> Setting:
+def _smoke(name: str) -> LengthSettings:
     words = {"num_words": 40, "num_queries": 1} if name == "mqmtar" else {}
-    task = replace(TASKS[name], length=10, spread=2, num_symbols=8, **words)
-    options = FitOptions(20, 3e-3, warmup_ratio=0.05, clip=1.0, scalar_learning_rate_scale=10.0)
-    return Setting(task, 16, 1, 2, 8, 16, options, (1, 2), test_length=12, test_tokens=800, test_examples=(4, 20))
+    task = replace(PUBLISHED_TASKS[name], length=10, spread=2, num_symbols=8, **words)
+    fit = FitOptions(20, 3e-3, warmup_ratio=0.05, clip=1.0, scalar_learning_rate_scale=10.0)
+    tests = {"test_length": 12, "test_tokens": 800, "test_examples": (4, 20)}
+    return LengthSettings(name, asdict(task), 16, 1, 2, 8, 16, fit, (1.0, 2.0), **tests)
 
 
 # A quarter of the length, and of the symbols, so that a symbol repeats as often as published.
 SHORT_SORT = Sort(length=12, spread=4, num_symbols=8)
-SETTINGS: dict[str, dict[str, Setting]] = {
-    "smoke": {name: _smoke(name) for name in TASKS},
-    "cpu": {
+SETTINGS: dict[str, tuple[LengthSettings, ...]] = {
+    "smoke": tuple(map(_smoke, PUBLISHED_TASKS)),
+    "cpu": (
         # Two queries: of four, the Gaussian kernel had learned only the first three after 1,000 steps.
-        "mqmtar": _cpu("mqmtar", 600, task=MultiQueryRecall(num_queries=2)),
-        "sort": _cpu("sort", 2000, task=SHORT_SORT, test_length=16),
-        "reverse": _cpu("reverse", 1000, task=Reverse(length=12, spread=4), test_length=16),
+        _cpu("mqmtar", MultiQueryRecall(num_queries=2), 600),
+        _cpu("sort", SHORT_SORT, 2000, test_length=16),
+        _cpu("reverse", Reverse(length=12, spread=4), 1000, test_length=16),
         # Sort is learned for its own lengths long before it is learned for others.
-        "sort_long": _cpu("sort", 8000, task=SHORT_SORT, test_length=16),
-    },
-    "full": {name: _full(name) for name in TASKS},
+        _cpu("sort", SHORT_SORT, 8000, test_length=16, variant="long"),
+    ),
+    "full": tuple(map(_full, PUBLISHED_TASKS)),
 }
 SEEDS = {"smoke": 1, "cpu": 1, "full": published.SEEDS}

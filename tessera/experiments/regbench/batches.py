@@ -59,19 +59,19 @@ def mean_loss(model: PreTrainedModel, examples: TokenExamples, size: int = 32) -
     total, count = 0.0, 0
     for rows in batches_by_length(examples, size):
         batch = trimmed(examples, rows, model.device)
-        asked = int((batch["labels"] >= 0).sum())
-        total += float(model(**batch).loss) * asked
-        count += asked
+        num_labels = int((batch["labels"] >= 0).sum())
+        total += float(model(**batch).loss) * num_labels
+        count += num_labels
     return total / count
 
 
 @torch.no_grad()
 def scores_of(model: PreTrainedModel, task: RegBench, examples: TokenExamples, size: int = 32) -> dict[str, Tensor]:
     """The task's scores of each example, in the order of the examples."""
-    found: dict[str, Tensor] = {}
+    scores: dict[str, Tensor] = {}
     for rows in batches_by_length(examples, size):
         part = task.select(examples, rows)
         logits = model(input_ids=part.tokens.to(model.device)).logits.cpu()
         for name, values in task.scores(logits, part).items():
-            found.setdefault(name, torch.empty(len(examples), dtype=values.dtype))[rows] = values
-    return found
+            scores.setdefault(name, torch.empty(len(examples), dtype=values.dtype))[rows] = values
+    return scores

@@ -1,5 +1,32 @@
 """RegBench in the papers: accuracy and total variation distance (half the L1 distance), both in per cent."""
 
+# Names of rows, in the order of tables and figures; the last ones are not in the papers' tables.
+NAMES = {
+    "mosaic gaussian": "Gaussian",
+    "mosaic gaussian_knn": "Gaussian kNN, k = 16",
+    "mosaic uniform_knn": "uniform kNN, k = 16",
+    "mosaic normalized_relu": "Epanechnikov (normalised ReLU)",
+    "mosaic relumax": "Epanechnikov (ReLUmax)",
+    "mosaic sparsemax": "Epanechnikov (sparsemax)",
+    "mosaic biweight": "Biweight",
+    "mosaic triweight": "Triweight",
+    "transformer": "Transformer",
+    "mamba": "Mamba",
+    "lstm": "LSTM",
+    "mosaic_v2 gaussian": "Memory Mosaic v2",
+}
+# Of the best setting in the kernels paper; table 1's test problems.
+SETTING = {
+    "width": 128,
+    "layers": 2,
+    "heads": 8,
+    "batch": 32,
+    "epochs": "up to 200",
+    "peak learning rate": 5e-4,
+    "weight decay": 0.01,
+    "test problems": 1000,
+}
+
 SPARSE_SIZES = (1000, 2500, 5000, 10000, 20000, 40000)
 
 # Sparse Attention as Compact Kernel Regression, table 1: (accuracy, TVD) for each of SPARSE_SIZES training problems.

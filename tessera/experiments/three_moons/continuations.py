@@ -36,6 +36,12 @@ def continuation_errors(memory: LinearContextualMemory, x: Tensor, horizon: int)
     return errors
 
 
+def repetition_errors(x: Tensor, horizon: int) -> Tensor:
+    """The same of who repeats the last observation of each context."""
+    future = x[:, 1:].unfold(1, horizon, 1).mT
+    return deviation(x[:, : future.shape[1], None].expand_as(future), future)
+
+
 def _continue(memory: LinearContextualMemory, x: Tensor, cut: slice, horizon: int, workspace: Workspace) -> Tensor:
     """Predictions (B, C, horizon, input) after each of the C contexts x_1..x_{c+1}, c in `cut`.
 
@@ -92,6 +98,6 @@ class _Held:
         scores[..., self.start : self.shared].masked_fill_(self.hidden, -torch.inf)
         weights, _ = self.kernel.fit(scores, self.workspace)
         # Transposed: products with few columns are slow.
-        found = torch.bmm(self.values[..., :width], weights.mT).mT
-        found = found + (weights[..., self.shared :, None] * self.own_values[:, :, : self.own]).sum(-2)
-        return found.unflatten(0, self.heads)
+        answers = torch.bmm(self.values[..., :width], weights.mT).mT
+        answers = answers + (weights[..., self.shared :, None] * self.own_values[:, :, : self.own]).sum(-2)
+        return answers.unflatten(0, self.heads)

@@ -3,12 +3,12 @@
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from tessera.experiments.three_moons.published import INVERSE_BANDWIDTH
 from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.tasks.three_moons import MEAN_MODULUS, common_period, in_observations
 
-INVERSE_BANDWIDTH = 50.0
 # A head is dedicated to a moon that has at least this share of its squared moduli.
 DEDICATED = 0.9
 # "A few steps" after a period, and the level that counts as accurate.
@@ -16,25 +16,38 @@ LATER = 5
 ACCURATE = 0.1
 
 
+def layers(memory: LinearContextualMemory) -> dict[str, nn.Linear]:
+    """The layers of the three matrices by their names in the paper."""
+    return {"W_phi": memory.key_extractor, "W_psi": memory.value_extractor, "W_z": memory.output}
+
+
 def weights(memory: LinearContextualMemory) -> dict[str, list]:
-    """The three complex matrices, JSON-ready: [real, imaginary] for each entry."""
-    layers = {"W_phi": memory.key_extractor, "W_psi": memory.value_extractor, "W_z": memory.output}
-    return {name: torch.view_as_real(layer.weight.detach()).tolist() for name, layer in layers.items()}
+    """The three matrices, JSON-ready: [real, imaginary] for each complex entry, a number for each real one."""
+    matrices = {name: layer.weight.detach() for name, layer in layers(memory).items()}
+    return {name: (torch.view_as_real(one) if one.is_complex() else one).tolist() for name, one in matrices.items()}
 
 
-def matrices(found: dict[str, list]) -> dict[str, Tensor]:
+def matrices_of(stored: dict[str, list]) -> dict[str, Tensor]:
     """W_phi and W_psi (rows: complex components of the heads, columns: moons) and W_z (the other way round)."""
-    return {name: torch.view_as_complex(torch.tensor(pairs)) for name, pairs in found.items()}
+    return {name: torch.view_as_complex(torch.tensor(pairs)) for name, pairs in stored.items()}
 
 
-def dedication(found: dict[str, list]) -> list[int | None]:
+def moduli(stored: dict[str, list]) -> dict[str, Tensor]:
+    """How much of each moon there is in each head's component; of real matrices the norms of their 2 x 2 blocks."""
+    if torch.tensor(stored["W_phi"]).ndim == 3:
+        return {name: matrix.abs() for name, matrix in matrices_of(stored).items()}
+    blocks = {name: torch.tensor(rows).unflatten(0, (-1, 2)).unflatten(2, (-1, 2)) for name, rows in stored.items()}
+    return {name: block.square().sum((1, 3)).sqrt() for name, block in blocks.items()}
+
+
+def dedication(stored: dict[str, list]) -> list[int | None]:
     """For each head of one complex component the moon (0, 1, 2) that it is dedicated to, or None, given the `weights`.
 
     The share of moon m in head h is `|W_hm|^2 / sum_n |W_hn|^2` (in W_z: `|W_mh|^2 / sum_n |W_nh|^2`). A head is
     dedicated to m if this share is at least 0.9 in W_phi, in W_psi and in W_z.
     """
-    matrix = matrices(found)
-    power = torch.stack([matrix["W_phi"], matrix["W_psi"], matrix["W_z"].mT]).abs().square()
+    parts = moduli(stored)
+    power = torch.stack([parts["W_phi"], parts["W_psi"], parts["W_z"].mT]).square()
     share = (power / power.sum(-1, keepdim=True)).amin(0)
     return [int(row.argmax()) if row.max() >= DEDICATED else None for row in share]
 
@@ -44,14 +57,14 @@ def disentangled(moons: list[int | None]) -> bool:
     return None not in moons and len(set(moons)) == len(moons)
 
 
-def gains(found: dict[str, list]) -> dict[str, float]:
+def gains(stored: dict[str, list]) -> dict[str, float]:
     """What a disentangled network does to a moon between memory and prediction, given its `weights`.
 
     `turn`: the mean angle of the diagonal of W_z W_psi, positive when predictions run ahead (angles of observations
     fall with time, since they hold the sine first). `leak`: its largest modulus off the diagonal. `width`: the mean of
     `1 / (sqrt(beta) |w|)`, the angular width of a head's kernel, with beta = 50 and w its largest entry of W_phi.
     """
-    matrix = matrices(found)
+    matrix = matrices_of(stored)
     product = matrix["W_z"] @ matrix["W_psi"]
     off = product.abs() * (1 - torch.eye(len(product)))
     width = (INVERSE_BANDWIDTH**0.5 * matrix["W_phi"].abs().amax(1)).reciprocal()

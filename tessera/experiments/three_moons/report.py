@@ -1,94 +1,126 @@
-"""The table of three moons: errors beside what the paper says, and what each seed's heads answer for."""
+"""The tables of three moons: errors after every context, what each seed's heads answer for, and why errors remain."""
 
 from collections.abc import Mapping
 
 from tessera.experiments.experiment import Record
-from tessera.experiments.three_moons.disentangling import ACCURATE, LATER, levels
-from tessera.experiments.three_moons.heads import heads_of, why
-from tessera.experiments.three_moons.published import FIGURE_4, FIGURE_5
-from tessera.experiments.three_moons.records import ROUNDS, is_disentangled, number, outcome_of, seeds_of
-from tessera.tasks.three_moons import MEAN_MODULUS, common_period, in_observations
+from tessera.experiments.tables import markdown, mean_of, settings_table, spread, with_error
+from tessera.experiments.three_moons.disentangling import LATER, dedication, disentangled, gains, levels
+from tessera.experiments.three_moons.published import SETTING
+from tessera.experiments.three_moons.settings import VARIANTS
+from tessera.tasks.three_moons import common_period, in_observations
 
-WORDS = {
-    "three_heads": "3 heads of 1 complex dimension",
-    "one_head": "1 head of 3 complex dimensions",
-    "three_heads_corrected": "3 heads, AdamW with bias correction",
-    "one_head_corrected": "1 head, AdamW with bias correction",
-    "three_heads_slow": "3 heads, 0.3 of the learning rate",
-}
+ROUNDS = {"first_round": "as published", "second_round": "second round"}
 
 
-def table(runs: Mapping[str, Record]) -> str:
-    """Markdown."""
-    if not runs:
-        return "No run has finished yet."
-    lines = [_setting(runs), "", _curves(runs), ""]
-    lines += [
-        f"The paper, in short: 1 head (figure 4): {FIGURE_4['words']}. 3 heads (figure 5): {FIGURE_5['words']}.",
-        "",
-    ]
-    for name in [name for name in WORDS if name.startswith("three_heads")]:
-        if heads := seeds_of(runs, name):
-            lines += [heads_of(heads, WORDS[name]), ""]
-    if heads := seeds_of(runs, "three_heads"):
-        lines.append(why(heads))
-    return "\n".join(lines)
-
-
-def _setting(runs: Mapping[str, Record]) -> str:
-    made = next(iter(runs.values())).configuration
-    asked, second = made["evaluation"], made["second_round"]
-    return (
-        f"Each memory has 54 real parameters. *As published*: {made['fit']['steps']} steps of {made['batch_size']} "
-        f"sequences of {made['length']} observations with AdamW. The published framework's AdamW does not correct the "
-        "bias of its averages, so that its first steps are up to 6.6 times as long; it is used here unless a row says "
-        f"otherwise. *Second round* (ours): {second['fit']['steps']} more steps of "
-        f"{second['batch_size']} sequences with a fresh optimizer at a peak rate of "
-        f"{second['fit']['learning_rate']:g}, the loss counting from observation {second['loss_from']} on. "
-        f"Error: mean absolute deviation of "
-        f"{asked['horizon']} auto-regressive predictions, after every context length up to {asked['contexts']}, over "
-        f"{asked['sequences']} sequences of a triple ({second['evaluation']['sequences']} after the second round). "
-        "*Early* is the mean up to the shortest period. max(p) and lcm are the longest and the common period in "
-        f'observations; "+ {LATER}" is {LATER} observations later, as a share of the early error, or of '
-        f"{MEAN_MODULUS:.3f} (always saying 0) if that is less: some networks' continuations explode. *Accurate from*, "
-        "for each seed: "
-        f"the context length from which on the error stays below {ACCURATE:.0%} of the same. "
-        "Means over seeds ± standard errors."
+def seeds_of(records: Mapping[str, Record], name: str) -> list[Record]:
+    """The finished runs of one memory, by seed."""
+    return sorted(
+        (record for key, record in records.items() if key.startswith(f"{name}/")),
+        key=lambda record: record.configuration.seed,
     )
 
 
-def _curves(runs: Mapping[str, Record]) -> str:
-    columns = ["memory", "training", "seeds", "loss", "triple", "early error"]
-    columns += [f"at max(p) + {LATER}", f"at lcm + {LATER}", "max(p), lcm", "accurate from"]
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    for name, words in WORDS.items():
-        records = seeds_of(runs, name).values()
-        for training, path in ROUNDS.items():
-            outcomes = [outcome_of(record, path) for record in records]
-            groups = {training: outcomes}
-            if name.startswith("three_heads"):
-                groups[f"{training}, disentangled seeds"] = [one for one in outcomes if is_disentangled(one)]
-            for group, members in groups.items():
-                for triple in members[0]["errors"] if members else ():
-                    lines.append(_row(words, group, triple, members))
-    return "\n".join(lines)
+def is_disentangled(outcome: dict) -> bool:
+    """Whether each head answers for a moon of its own."""
+    return disentangled(dedication(outcome["weights"]))
 
 
-def _row(words: str, training: str, triple: str, outcomes: list[dict]) -> str:
-    errors = [outcome["errors"][triple] for outcome in outcomes]
+def outcomes_of(records: Mapping[str, Record], name: str) -> dict[str, list[dict]]:
+    """What one memory's seeds came to in each round of training, and those of them that disentangled."""
+    groups: dict[str, list[dict]] = {}
+    for part, title in ROUNDS.items():
+        seeds = [record.outcome[part] for record in seeds_of(records, name) if part in record.outcome]
+        is_untrained = any("loss" not in outcome for outcome in seeds)
+        if seeds:
+            groups["no training" if is_untrained else title] = seeds
+        if VARIANTS[name].num_heads == 3 and not is_untrained:
+            groups[f"{title}, disentangled seeds"] = [outcome for outcome in seeds if is_disentangled(outcome)]
+    return {title: outcomes for title, outcomes in groups.items() if outcomes}
+
+
+def tables(records: Mapping[str, Record]) -> dict[str, str]:
+    """Every table; those without a row are left out."""
+    triples = dict.fromkeys(triple for record in records.values() for triple in record.outcome["first_round"]["errors"])
+    parts = {f"Errors, {triple} triple": _errors(records, triple) for triple in triples}
+    parts |= {"Heads of each seed": _heads(records), "Turn, leak and width": _gains(records)}
+    parts["Settings"] = _settings(records)
+    return {heading: table for heading, table in parts.items() if table}
+
+
+def _errors(records: Mapping[str, Record], triple: str) -> str:
+    headings = ["memory", "training", "seeds", "loss", "early error", f"at max(p) + {LATER}", f"at lcm + {LATER}"]
+    headings += ["max(p), lcm", "accurate from"]
+    rows = []
+    for name, variant in VARIANTS.items():
+        for title, outcomes in outcomes_of(records, name).items():
+            errors = [outcome["errors"][triple] for outcome in outcomes if triple in outcome["errors"]]
+            if errors:
+                losses = [outcome["loss"] for outcome in outcomes if "loss" in outcome]
+                rows.append([variant.title, title, len(errors), _number(losses, ".6f"), *_levels(errors)])
+    return markdown(headings, rows)
+
+
+def _levels(errors: list[dict]) -> list[str]:
     periods = tuple(errors[0]["periods"])
-    found = [levels(one["mean"], periods) for one in errors]
-    places = ["never" if one["accurate_from"] is None else str(one["accurate_from"]) for one in found]
-    cells = [
-        words,
-        training,
-        str(len(outcomes)),
-        number([outcome["loss"] for outcome in outcomes], "{:.6f}"),
-        f"{triple} ({', '.join(f'{period:g}' for period in periods)})",
-        number([one["early"] for one in found], "{:.3f}"),
-        number([one["after_slowest"] for one in found], "{:.1%}"),
-        number([one["after_common"] for one in found], "{:.1%}"),
+    seeds = [levels(one["mean"], periods) for one in errors]
+    accurate = ["never" if one["accurate_from"] is None else str(one["accurate_from"]) for one in seeds]
+    return [
+        _number([one["early"] for one in seeds], ".3f"),
+        _number([one["after_slowest"] for one in seeds], ".1%"),
+        _number([one["after_common"] for one in seeds], ".1%"),
         f"{in_observations(max(periods)):.0f}, {in_observations(common_period(periods)):.0f}",
-        ", ".join(places),
+        ", ".join(accurate),
     ]
-    return "| " + " | ".join(cells) + " |"
+
+
+def _number(values: list[float | None], form: str) -> str:
+    """Over seeds; nothing where there is no number, or a curve is too short."""
+    return "" if not values or None in values else with_error(mean_of(values), form)
+
+
+def _heads(records: Mapping[str, Record]) -> str:
+    """The moon of each head, seed by seed, after each round of training."""
+    rows = []
+    for name, variant in VARIANTS.items():
+        for part, title in ROUNDS.items():
+            for record in seeds_of(records, name) if variant.num_heads == 3 else ():
+                outcome = record.outcome.get(part, {})
+                if "loss" in outcome:
+                    moons = ["none" if moon is None else f"moon {moon + 1}" for moon in dedication(outcome["weights"])]
+                    verdict = "yes" if is_disentangled(outcome) else "no"
+                    rows.append(
+                        [variant.title, record.configuration.seed, title, f"{outcome['loss']:.6f}", *moons, verdict]
+                    )
+    headings = ["memory", "seed", "training", "loss", "head 1", "head 2", "head 3", "disentangled"]
+    return markdown(headings, rows) if rows else ""
+
+
+def _gains(records: Mapping[str, Record]) -> str:
+    """What disentangled seeds do to a moon between memory and prediction (see `gains`)."""
+    rows = []
+    for title, outcomes in outcomes_of(records, "three_heads").items():
+        if "disentangled" in title:
+            seeds = [gains(outcome["weights"]) for outcome in outcomes]
+            cells = [_number([one[quantity] for one in seeds], ".4f") for quantity in ("turn", "leak", "width")]
+            rows.append([title, len(seeds), *cells])
+    headings = ["training", "seeds", "turn (radians)", "leak", "width of the kernels (radians)"]
+    return markdown(headings, rows) if rows else ""
+
+
+def _settings(records: Mapping[str, Record]) -> str:
+    trained = [record.configuration for record in records.values() if record.configuration.first_round.fit]
+    if not trained:
+        return ""
+    rounds = [one.first_round for one in trained]
+    ours = {
+        "steps": spread(part.fit.steps for part in rounds),
+        "batch": spread(part.batch_size for part in rounds),
+        "observations": spread(one.length for one in trained),
+        "peak learning rate": spread(part.fit.learning_rate for part in rounds),
+        "last learning rate": spread(part.fit.min_learning_rate for part in rounds),
+        "sequences of an evaluation": spread(part.evaluation.sequences for part in rounds),
+        "longest context": spread(part.evaluation.contexts for part in rounds),
+        "predictions": spread(part.evaluation.horizon for part in rounds),
+        "inverse bandwidth": spread(one.inverse_bandwidth for one in trained),
+    }
+    return settings_table(ours, SETTING)

@@ -1,6 +1,6 @@
 """Three moons (Memory Mosaics, section 5): predict the positions of moons whose motions are independent."""
 
-from tessera.tasks.three_moons.periods import HELD_OUT, STEP, TRAINING, common_period, in_observations
+from tessera.tasks.three_moons.periods import HELD_OUT, STEP, TRAINING, Periods, common_period, in_observations
 from tessera.tasks.three_moons.task import MEAN_MODULUS, MoonExamples, ThreeMoons, deviation, positions_of, skill
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "STEP",
     "TRAINING",
     "MoonExamples",
+    "Periods",
     "ThreeMoons",
     "common_period",
     "deviation",

@@ -1,9 +1,9 @@
 """What each budget trains: sizes, curricula, seeds, and the lengths that are measured."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from tessera.experiments.associative_retrieval.models import MODELS
+from tessera.experiments.experiment import Run
 from tessera.models.small_models import ModelSize
 from tessera.tasks.associative_retrieval import AssociativeRetrieval
 from tessera.training.curriculum import Curriculum, Stage
@@ -11,6 +11,44 @@ from tessera.training.fit import FitOptions
 
 VOCABULARY = AssociativeRetrieval().vocab_size
 KEY_SIZE = "key_size"
+# Relative time of a step: what the time left is estimated from.
+COSTS = {"armt": 1.0, "armt_no_correction": 1.0, "rmt": 0.7, "prmt": 0.7, "mamba": 5.0, "mosaic": 0.4}
+
+
+@dataclass(frozen=True)
+class RetrievalSettings:
+    """One training by a curriculum, and its tests.
+
+    Attributes:
+        model: one of `MODELS`. rule: "rewrite" or "remember". ablation: what its sizes are changed in.
+        curriculum, fit: the stages, and what they share. batch_size, questions: contexts per step, and questions to
+            each of them.
+        measured: numbers of pairs. test_contexts: held-out contexts per measured number of at most 10 pairs, a quarter
+            of them for more, with `test_questions` to each. validation_contexts: of a validation.
+    """
+
+    model: str
+    rule: str
+    ablation: str | None
+    seed: int
+    sizes: ModelSize
+    curriculum: Curriculum
+    fit: FitOptions
+    batch_size: int
+    questions: int
+    measured: tuple[int, ...]
+    test_contexts: int
+    test_questions: int
+    validation_contexts: int
+
+    @property
+    def key_size(self) -> int:
+        """Symbols of a key in the last stage and in tests."""
+        return self.curriculum.stages[-1].settings[KEY_SIZE]
+
+    def task(self, pairs: int, key_size: int | None = None) -> AssociativeRetrieval:
+        """The rule with so many pairs."""
+        return AssociativeRetrieval(self.rule, pairs, key_size or self.key_size)
 
 
 def stage(pairs: int, steps: int, target: float, rate: float, key_size: int = 1, at_least: int = 1) -> Stage:
@@ -20,14 +58,10 @@ def stage(pairs: int, steps: int, target: float, rate: float, key_size: int = 1,
 
 @dataclass(frozen=True)
 class Budget:
-    """One of `--budget`.
+    """One of `--budget`: see `RetrievalSettings`.
 
     Attributes:
-        curricula: by rule. batch_size, questions: contexts per step, and questions to each of them.
-        options: of all stages.
-        measured: numbers of pairs by rule. contexts: held-out contexts per measured number of at most 10 pairs, a
-            quarter of them for more; each is asked `asked` questions. check_contexts: of a validation.
-        left_out: how many of the last stages a model goes without, being too slow for them.
+        curricula, measured: by rule. left_out: how many of the last stages a model goes without, being too slow.
         ablation: variants of ARMT's sizes, trained on rewrite alone.
     """
 
@@ -35,26 +69,38 @@ class Budget:
     curricula: dict[str, Curriculum]
     batch_size: int
     questions: int
-    options: FitOptions
+    fit: FitOptions
     measured: dict[str, tuple[int, ...]]
-    contexts: int
+    test_contexts: int
     seeds: int
-    asked: int = 16
-    check_contexts: int = 32
-    models: tuple[str, ...] = MODELS
+    test_questions: int = 16
+    validation_contexts: int = 32
     left_out: dict[str, int] = field(default_factory=dict)
     ablation: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    def curriculum(self, model: str, rule: str) -> Curriculum:
-        """What `model` is trained by."""
+    def run(self, model: str, rule: str, seed: int, ablation: str | None = None) -> Run:
+        """One run."""
         stages = self.curricula[rule].stages
-        return Curriculum(stages[: len(stages) - self.left_out.get(model, 0)])
-
-    def measured_by(self, model: str, rule: str) -> list[int]:
-        """Numbers of pairs to measure `model` at: under remember no more than its last stage's keys are numbers."""
-        key_size = self.curriculum(model, rule).stages[-1].settings[KEY_SIZE]
-        keys = AssociativeRetrieval(key_size=key_size).num_keys if rule == "remember" else math.inf
-        return [pairs for pairs in self.measured[rule] if pairs <= keys]
+        stages = stages[: len(stages) - self.left_out.get(model, 0)]
+        # Remembered keys are all different: there are no more pairs than keys.
+        keys = AssociativeRetrieval(key_size=stages[-1].settings[KEY_SIZE]).num_keys if rule == "remember" else math.inf
+        settings = RetrievalSettings(
+            model=model,
+            rule=rule,
+            ablation=ablation,
+            seed=seed,
+            sizes=replace(self.sizes, **(self.ablation[ablation] if ablation else {})),
+            curriculum=Curriculum(stages),
+            fit=self.fit,
+            batch_size=self.batch_size,
+            questions=self.questions,
+            measured=tuple(pairs for pairs in self.measured[rule] if pairs <= keys),
+            test_contexts=self.test_contexts,
+            test_questions=self.test_questions,
+            validation_contexts=self.validation_contexts,
+        )
+        key = "/".join([model, rule, *([ablation] if ablation else []), f"seed {seed}"])
+        return Run(key, settings, COSTS[model] * sum(one.steps * (one.length + 8) for one in stages))
 
 
 # Published (ARMT, appendix A and the scripts of its repository): AdamW, weight decay 1e-3, gradients clipped by value.
@@ -70,12 +116,12 @@ SMOKE = Budget(
     },
     batch_size=4,
     questions=2,
-    options=FitOptions(steps=1, learning_rate=1e-3, evaluate_every=4, **PUBLISHED),
+    fit=FitOptions(steps=1, learning_rate=1e-3, evaluate_every=4, **PUBLISHED),
     measured={"rewrite": (1, 4), "remember": (1, 4)},
-    contexts=6,
+    test_contexts=6,
     seeds=1,
-    asked=4,
-    check_contexts=4,
+    test_questions=4,
+    validation_contexts=4,
     ablation={"num_memory_tokens": {"num_memory_tokens": 1}},
 )
 CPU = Budget(
@@ -100,9 +146,9 @@ CPU = Budget(
     },
     batch_size=16,
     questions=8,
-    options=FitOptions(steps=1, learning_rate=1e-3, evaluate_every=50, **PUBLISHED),
+    fit=FitOptions(steps=1, learning_rate=1e-3, evaluate_every=50, **PUBLISHED),
     measured={"rewrite": (1, 3, 5, 10, 20, 50, 100, 200, 500), "remember": (1, 3, 5, 10, 20, 40, 60, 100)},
-    contexts=192,
+    test_contexts=192,
     seeds=1,
     left_out={"mamba": 1},
 )
@@ -129,14 +175,14 @@ FULL = Budget(
     },
     batch_size=512,
     questions=1,
-    options=FitOptions(steps=1, learning_rate=3e-4, evaluate_every=250, **PUBLISHED),
+    fit=FitOptions(steps=1, learning_rate=3e-4, evaluate_every=250, **PUBLISHED),
     measured={
         "rewrite": (1, 2, 5, 10, 20, 50, 100, 200, 500),
         "remember": (1, 2, 5, 10, 20, 50, 100, 200, 300, 400),
     },
-    contexts=1000,
+    test_contexts=1000,
     seeds=3,
-    check_contexts=64,
+    validation_contexts=64,
     ablation={
         "1 memory token": {"num_memory_tokens": 1},
         "10 memory tokens": {"num_memory_tokens": 10},
