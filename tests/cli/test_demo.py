@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tessera.cli import demo
-from tessera.cli.demo_report import table
+from tessera.training import demo
+from tessera.training.demo_report import table
 
 SMALL = (
     "model.hidden_size=16",
@@ -58,6 +58,15 @@ def test_a_slow_machine_trains_fewer_steps(tessera, tmp_path, small_stories, mon
     assert "400 steps of both would take 40.3 minutes here: training 6 of them" in out
     lines = (tmp_path / "demo" / "mosaic" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["step"] == 6
+
+
+def test_a_prompt_that_fills_the_context_is_said_before_training(tessera, tmp_path, small_stories):
+    arguments = ["demo", "--output", tmp_path / "demo", *SMALL, *SCHEDULE, small_stories]
+    status, _, err = tessera(*arguments, "--prompt", "king " * 40)
+    assert status == 2
+    assert "--prompt must hold 1 to 31 tokens (data.context - 1); got " in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "demo" / "mosaic").exists()
 
 
 def test_the_table_lines_up():

@@ -3,30 +3,28 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tessera.training.result import RunSummary
+import torch
+
+from tessera.evaluation.figures import training_curves
+from tessera.generation.sampling import Sampling, continuation
+from tessera.models.loading import load_model, load_tokenizer
+from tessera.models.transformer import context_limit
+from tessera.training.metrics import MetricsFile
+from tessera.training.result import RunSummary
 
 SAMPLES, SAMPLE_TOKENS, STREAM_TOKENS = 3, 160, 160
 
 
-def write_report(summaries: "dict[str, RunSummary]", output: Path, prompt: str) -> None:
+def write_report(summaries: dict[str, RunSummary], output: Path, prompt: str) -> None:
     """Write loss.png, samples.txt and demo.json into `output`; print the table; stream the first model's story."""
-    from tessera.evaluation.figures import training_curves
-    from tessera.generation.sampling import Sampling, continuation
-    from tessera.models.loading import load_model, load_tokenizer
-    from tessera.models.transformer import context_limit
-    from tessera.training.metrics import MetricsFile
-
     curves = {name: MetricsFile(Path(summary.folder) / "metrics.jsonl").read() for name, summary in summaries.items()}
     training_curves(output / "loss.png", curves, "Bundled stories, same batches")
     models = {name: load_model(summary.folder) for name, summary in summaries.items()}
     tokenizer = load_tokenizer(next(iter(summaries.values())).folder)
-    room = min(context_limit(model.config) or SAMPLE_TOKENS for model in models.values()) - len(
-        tokenizer(prompt).input_ids
-    )
-    tokens = max(1, min(SAMPLE_TOKENS, room))
+    length = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    limits = [context_limit(model.config) for model in models.values()]
+    tokens = min([SAMPLE_TOKENS, *(limit - length for limit in limits if limit is not None)])
     texts = [_samples(name, model, tokenizer, prompt, tokens) for name, model in models.items()]
     (output / "samples.txt").write_text("\n".join(texts), encoding="utf-8")
     results = {name: asdict(summary) for name, summary in summaries.items()}
@@ -37,7 +35,7 @@ def write_report(summaries: "dict[str, RunSummary]", output: Path, prompt: str) 
     continuation(model, tokenizer, prompt, Sampling(STREAM_TOKENS, seed=1), stream=True)
 
 
-def table(summaries: "dict[str, RunSummary]") -> str:
+def table(summaries: dict[str, RunSummary]) -> str:
     """Parameters, final validation loss and speed, one model a line."""
     header = f"{'model':<15}{'parameters':>12}{'nats/token':>12}{'bits/byte':>11}{'tokens/s':>11}"
     lines = [
@@ -49,8 +47,6 @@ def table(summaries: "dict[str, RunSummary]") -> str:
 
 
 def _samples(name: str, model, tokenizer, prompt: str, tokens: int) -> str:
-    import torch
-
     torch.manual_seed(0)
     inputs = tokenizer([prompt] * SAMPLES, return_tensors="pt", add_special_tokens=False)
     options = {"do_sample": True, "temperature": 0.8, "top_k": 50, "max_new_tokens": tokens}
