@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import types
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
@@ -50,13 +51,13 @@ def read_dataclass(cls: type, mapping: Any, report: Report, prefix: str = "") ->
     lists; keys are dotted.
     """
     if not isinstance(mapping, dict):
-        report(prefix.rstrip(".") or "recipe", f"must be a mapping; got {mapping!r}.")
+        report(prefix.rstrip(".") or "recipe", f"must be a mapping; got {shown(mapping)}.")
         return None
     hints = get_type_hints(cls)
     known = [item.name for item in fields(cls) if item.init]
     for key in mapping:
         if key not in known:
-            report(f"{prefix}{key}", f"is not a known key; got {mapping[key]!r}. {did_you_mean(str(key), known)}")
+            report(f"{prefix}{key}", f"is not a known key; got {shown(mapping[key])}. {did_you_mean(str(key), known)}")
     values, is_complete = {}, True
     for item in fields(cls):
         if item.name in mapping:
@@ -73,6 +74,22 @@ def read_dataclass(cls: type, mapping: Any, report: Report, prefix: str = "") ->
     return instance
 
 
+def shown(value: Any) -> str:
+    """`value` as an error message shows it: at most 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def fits(hint: Any, value: Any) -> bool:
+    """Is `value` of the type `hint`? A number must be finite, an integer one of 64 bits; true and false are neither."""
+    return _convert(hint, value)[0] and not (hint is float and isinstance(value, str))
+
+
+def describe(hint: Any) -> str:
+    """A type in words, as in "an integer or null"."""
+    return _describe(hint)
+
+
 def _read(hint: Any, value: Any, report: Report, key: str) -> tuple[bool, Any]:
     """(could it be read, the value as that type); reports what is wrong with it."""
     if isinstance(hint, type) and is_dataclass(hint):
@@ -87,7 +104,7 @@ def _read(hint: Any, value: Any, report: Report, key: str) -> tuple[bool, Any]:
         return all(ok for ok, _ in items), get_origin(hint)(one for _, one in items)
     ok, converted = _convert(hint, value)
     if not ok:
-        report(key, f"must be {_describe(hint)}; got {value!r}.")
+        report(key, f"must be {_describe(hint)}; got {shown(value)}.")
     return ok, converted
 
 
@@ -122,7 +139,9 @@ def _convert(hint: Any, value: Any) -> tuple[bool, Any]:
         return _number(value)
     if hint is Any:
         return True, value
-    return isinstance(value, hint) and not (hint is int and isinstance(value, bool)), value
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63, value
+    return isinstance(value, hint), value
 
 
 def _mapping(hint: Any, value: Any) -> tuple[bool, Any]:
@@ -133,13 +152,14 @@ def _mapping(hint: Any, value: Any) -> tuple[bool, Any]:
 
 
 def _number(value: Any) -> tuple[bool, Any]:
-    if isinstance(value, str):  # YAML 1.1 reads 5e-3 as text
-        try:
-            return True, float(value)
-        except ValueError:
-            return False, None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number, float(value) if is_number else None
+    """Is it a finite number, or text that is one (PyYAML reads 5e-3 as text), and which?"""
+    if not isinstance(value, int | float | str) or isinstance(value, bool):
+        return False, None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return False, None
+    return math.isfinite(number), number
 
 
 def _describe(hint: Any) -> str:

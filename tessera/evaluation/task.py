@@ -5,7 +5,6 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from tessera.errors import TesseraError, did_you_mean, expect
@@ -14,6 +13,7 @@ from tessera.models.precision import autocast, resolve_precision
 from tessera.models.transformer import context_limit
 from tessera.tasks.catalogue import TASKS
 from tessera.tasks.task import Estimate, Task, TokenExamples, estimate
+from tessera.yaml_files import parse_yaml
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,8 +34,8 @@ def make_task(name: str, settings: list[str]) -> Task:
         if key not in known:
             raise TesseraError(f"eval: task {name} has no setting {key!r}. {did_you_mean(key, known)}")
         try:
-            number = yaml.safe_load(value)
-        except yaml.YAMLError:
+            number = parse_yaml(value, "eval", key)
+        except TesseraError:
             raise TesseraError(f"eval: --set {key} must be a YAML value; got {value!r}.") from None
         values[key] = tuple(number) if isinstance(number, list) else number
     try:

@@ -1,10 +1,13 @@
 """Configurations that refuse what they do not know."""
 
+import inspect
 from dataclasses import fields
+from typing import ClassVar, get_origin
 
 from transformers import GenerationConfig, PreTrainedConfig
 
 from tessera.errors import TesseraError, did_you_mean
+from tessera.typed import describe, fits, shown
 
 # What transformers and its companions write into a configuration, or pass with it, beyond its dataclass fields.
 _TRANSFORMERS_KEYS = {
@@ -56,13 +59,34 @@ class StrictConfig(PreTrainedConfig):
         for key in sorted(kwargs.keys() - _keys_of_transformers() - set(self.attribute_map)):
             raise TesseraError(f"{where}: unknown argument {key!r}. {did_you_mean(key, known)}")
         super().__post_init__(**kwargs)
-        problems = self.problems()
+        mistyped = self._mistyped()
+        try:
+            problems = self.problems()
+        except TypeError:  # a rule compared what cannot be compared
+            problems = []
+        named = {problem.split(" ", 1)[0] for problem in problems}
+        problems += [problem for name, problem in mistyped.items() if name not in named]
         if problems:
             raise TesseraError("\n".join(f"{where}: {problem}" for problem in problems))
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
         """Nothing: see `SavesWithCode.register_for_auto_class`."""
+
+    def _mistyped(self) -> dict[str, str]:
+        """Problems by name: fields of this library that are not of their type, numbers that are not finite, and
+        ranges and epsilons below 0."""
+        problems = {}
+        own = [cls for cls in type(self).__mro__ if issubclass(cls, StrictConfig)]
+        for name, hint in {name: hint for cls in own for name, hint in inspect.get_annotations(cls).items()}.items():
+            value = getattr(self, name, None)
+            if get_origin(hint) is ClassVar:
+                continue
+            if not fits(hint, value):
+                problems[name] = f"{name} must be {describe(hint)}; got {shown(value)}."
+            elif name.endswith(("_eps", "_range")) and value is not None and value < 0:
+                problems[name] = f"{name} must not be negative; got {shown(value)}."
+        return problems
 
     def problems(self) -> list[str]:
         """What is wrong with this configuration, one sentence each: `{argument} must {rule}; got {value}.`"""

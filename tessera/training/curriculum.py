@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 
-from tessera.errors import TesseraError, expect
+from tessera.errors import expect
 from tessera.training.fit import FitOptions, Report, fit, unreported
 from tessera.typed import from_json
+from tessera.yaml_files import read_yaml
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,7 @@ class Curriculum:
     def read(cls, path: str | Path) -> "Curriculum":
         """From a YAML file. Raises `TesseraError` if it is none, or not a curriculum."""
         path = Path(path)
-        try:
-            return cls.from_dict(yaml.safe_load(path.read_text(encoding="utf-8")), path.name)
-        except (OSError, UnicodeDecodeError) as error:
-            raise TesseraError(f"{path}: cannot be read: {error}") from None
-        except yaml.YAMLError as error:
-            raise TesseraError(f"{path.name}: is not YAML: {' '.join(str(error).split())}") from None
+        return cls.from_dict(read_yaml(path), path.name)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; `from_dict` inverts it."""

@@ -3,13 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
 from tessera.data.sources import text_source
 from tessera.errors import TesseraError
 from tessera.evaluation.text import EvaluationText
 from tessera.training.folder import RECIPE
 from tessera.training.sections import DataSection
+from tessera.yaml_files import read_yaml
 
 
 def evaluation_text(
@@ -32,8 +31,8 @@ def evaluation_text(
     section = None
     if recipe.is_file():
         try:
-            section = DataSection(**yaml.safe_load(recipe.read_text(encoding="utf-8"))["data"])
-        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+            section = DataSection(**read_yaml(recipe, "recipe")["data"])
+        except (ValueError, TypeError, KeyError) as error:
             raise TesseraError(
                 f"{recipe}: cannot be read as a recipe ({' '.join(str(error).split())[:200]})."
             ) from None

@@ -5,13 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import tessera
 from tessera.errors import TesseraError, did_you_mean
 from tessera.training.model_section import model_problems
 from tessera.training.sections import Recipe
 from tessera.typed import read_dataclass
+from tessera.yaml_files import parse_yaml, read_yaml
 
 SHIPPED = Path(tessera.__file__).parent / "recipes"
 COMMAND_LINE = "command line"
@@ -93,15 +92,7 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load(file: Path) -> dict[str, Any]:
-    try:
-        mapping = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise TesseraError(f"{file}: recipe must be UTF-8 text; byte {error.start} is not.") from None
-    except OSError as error:
-        raise TesseraError(f"{file}: cannot be read ({error.strerror}).") from None
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise TesseraError(f"{file}: recipe must be YAML; {reason}.") from None
+    mapping = read_yaml(file, "recipe")
     if not isinstance(mapping, dict):
         raise TesseraError(f"{file}: recipe must be a mapping of keys to values; got {mapping!r}.")
     return mapping
@@ -117,8 +108,8 @@ def _apply(mapping: dict[str, Any], overrides: Sequence[str], problems: list[str
         for parent in parents:
             place = place.setdefault(parent, {}) if isinstance(place, dict) else None
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
+            value = parse_yaml(text, COMMAND_LINE, key)
+        except TesseraError:
             value = text
         if not (key and equals and isinstance(place, dict)):
             problems.append(f"{COMMAND_LINE}: {override!r} must be an override key=value, such as training.steps=100.")

@@ -9,6 +9,7 @@ from tessera.errors import TesseraError
 from tessera.training.recipe import recipe_to_dict
 from tessera.training.sections import Recipe
 from tessera.typed import read_dataclass
+from tessera.yaml_files import parse_yaml
 
 RECIPE = "recipe.yaml"
 KEYS = {"name", "model", "data", "tokenizer", "training", "seed"}
@@ -54,8 +55,8 @@ def _read(path: Path) -> tuple[str, Any]:
     """(text, content); both empty when it is not there or no YAML."""
     try:
         text = path.read_text(encoding="utf-8")
-        return text, yaml.safe_load(text)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return text, parse_yaml(text, str(path))
+    except (OSError, ValueError):
         return "", None
 
 

@@ -32,7 +32,7 @@ def test_a_curriculum_is_a_yaml_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stages: [", "pairs.yaml: is not YAML"),
+        ("stages: [", "pairs.yaml: file must be YAML"),
         ("", "file must hold `stages:` and a list of them; got None"),
         ("stages: []", "file must hold `stages:`"),
         ("steps: 3", "file must hold `stages:`"),
