@@ -116,28 +116,30 @@ def configuration(source: str, arguments: dict) -> SegmentedConfig:
     return PRMTConfig(**shared, recurrence=COMPATIBILITIES[arguments["compatibility"]])
 
 
-def _alignment(source: str, given: object) -> str:
+def _alignment(source: str, alignment: object) -> str:
     """None and descriptions that begin with it ("None (left) unless ...") are the published default, left."""
-    if given is None or str(given).startswith("None"):
+    if alignment is None or str(alignment).startswith("None"):
         return "left"
-    if given not in ("left", "right", "center"):
-        raise refuse(source, "segment_alignment", "None, 'left', 'right' or 'center'", given)
-    return given
+    if alignment not in ("left", "right", "center"):
+        raise refuse(source, "segment_alignment", "None, 'left', 'right' or 'center'", alignment)
+    return alignment
 
 
-def base_configuration(source: str, given: dict | PreTrainedConfig) -> PreTrainedConfig:
+def base_configuration(source: str, base_model: dict | PreTrainedConfig) -> PreTrainedConfig:
     """The base model's configuration: a mapping of it (GPT-2 unless `model_type` says otherwise), or itself.
 
     `class` names the base for people, `semantics` explains it; both are not arguments.
     """
-    if isinstance(given, PreTrainedConfig):
-        return given
-    if not isinstance(given, dict):
-        raise TesseraError(f"{source}: base_model must be a mapping or a configuration; got {type(given).__name__}.")
-    values = {name: value for name, value in given.items() if name not in ("class", "semantics")}
+    if isinstance(base_model, PreTrainedConfig):
+        return base_model
+    if not isinstance(base_model, dict):
+        raise TesseraError(
+            f"{source}: base_model must be a mapping or a configuration; got {type(base_model).__name__}."
+        )
+    values = {name: value for name, value in base_model.items() if name not in ("class", "semantics")}
     model_type = values.pop("model_type", None)
     if model_type is None:
-        described = str(given.get("class", "GPT2LMHeadModel"))
+        described = str(base_model.get("class", "GPT2LMHeadModel"))
         if "GPT2LMHeadModel" not in described:
             raise refuse(source, "base_model", "a GPT2LMHeadModel, or name its model_type", described)
         model_type = "gpt2"
@@ -179,7 +181,7 @@ def convert(source: str, state_dict: dict[str, Tensor], config: SegmentedConfig)
 
 
 def _is_redundant(name: str, config: SegmentedConfig) -> bool:
-    """Second names of the wrapped layers, GPT-2's constant masks, and a read-out that is the embedding again."""
+    """Second names of the wrapped layers, GPT-2's constant masks, and a head that is the embedding again."""
     tied = _tied(config) and name.endswith("model.lm_head.weight")
     return tied or re.match(r"memory_cell\.layers\.|.*\.attn\.(masked_)?bias$", name) is not None
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 IGNORED = -100  # the label that Hugging Face leaves out of the loss
 # Tokens per block. On a CPU a block of float32 logits stays in cache for vocabularies of some ten thousand. A GPU needs
-# large products and few launches, and every block adds a gradient of the whole read-out to the sum of those before: its
+# large products and few launches, and every block adds a gradient of the whole head to the sum of those before: its
 # blocks have as many tokens as keep their logits below 1 GiB.
 ROWS = 256
 GPU_LOGITS = 2**28
@@ -26,7 +26,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, scale: 
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Forward: loss and, where wanted, both gradients, block by block. Backward: scales them."""
+    """Forward: loss and, where needed, both gradients, block by block. Backward: scales them."""
 
     @staticmethod
     def forward(ctx, hidden, weight, labels, scale):
@@ -35,23 +35,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else torch.promote_types(hidden.dtype, weight.dtype)
         precise = torch.float64 if dtype == torch.float64 else torch.float32
-        wanted = any(ctx.needs_input_grad[:2])
+        needs_gradients = any(ctx.needs_input_grad[:2])
         with torch.autocast(device, enabled=False):
-            rows, read_out = hidden.to(dtype), weight.to(dtype)
-            grad_hidden = torch.empty_like(rows) if wanted else None
-            grad_weight = torch.zeros_like(weight, dtype=precise) if wanted else None
+            rows, head = hidden.to(dtype), weight.to(dtype)
+            grad_hidden = torch.empty_like(rows) if needs_gradients else None
+            grad_weight = torch.zeros_like(weight, dtype=precise) if needs_gradients else None
             total = hidden.new_zeros((), dtype=precise)
             step = max(ROWS, GPU_LOGITS // weight.shape[0]) if hidden.is_cuda else ROWS
             for start in range(0, rows.shape[0], step):
                 block = slice(start, start + step)
-                logits = (rows[block] @ read_out.T).to(precise)
+                logits = (rows[block] @ head.T).to(precise)
                 if scale != 1.0:
                     logits.mul_(scale)
-                loss, grad = _block(logits, labels[block], wanted)
+                loss, grad = _block(logits, labels[block], needs_gradients)
                 total += loss
-                if wanted:
+                if needs_gradients:
                     grad = grad.mul_(scale).to(dtype) if scale != 1.0 else grad.to(dtype)
-                    torch.mm(grad, read_out, out=grad_hidden[block])
+                    torch.mm(grad, head, out=grad_hidden[block])
                     if dtype == precise:
                         grad_weight.addmm_(grad.T, rows[block])
                     else:
@@ -68,14 +68,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (grad_hidden * grad).to(hidden_dtype), (grad_weight * grad).to(weight_dtype), None, None
 
 
-def _block(logits: Tensor, labels: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
+def _block(logits: Tensor, labels: Tensor, needs_gradients: bool) -> tuple[Tensor, Tensor]:
     """Summed loss of one block, and its gradient with respect to the logits (written over them)."""
     counted = labels != IGNORED
     index = torch.where(counted, labels, 0)[:, None]  # another negative label is out of range for `gather`
     chosen = logits.gather(1, index).squeeze(1)
     normaliser = torch.logsumexp(logits, dim=1)
     loss = torch.where(counted, normaliser - chosen, 0.0).sum()
-    if not wanted:
+    if not needs_gradients:
         return loss, logits
     if torch.compiler.is_compiling():
         # One pass from the logits to the gradient in its dtype; a scatter would need it in memory in float32 first.

@@ -81,12 +81,19 @@ class EightBit(nn.Module):
         return hidden @ (self.weight.to(hidden.dtype) * self.scale).T
 
 
+class TwiceLinear(nn.Linear):
+    """A linear layer that does more, as subclasses may."""
+
+    def forward(self, hidden):
+        return 2 * super().forward(hidden)
+
+
 class Doubled(nn.Module):
     def forward(self, weight):
         return 2 * weight
 
 
-@pytest.mark.parametrize("change", ["eight bits", "hook", "parametrization", "method"])
+@pytest.mark.parametrize("change", ["eight bits", "hook", "parametrization", "method", "subclass"])
 def test_a_changed_head_is_asked_itself(model, change):
     ids = tokens()
     if change == "eight bits":
@@ -98,6 +105,8 @@ def test_a_changed_head_is_asked_itself(model, change):
             head.register_forward_hook(lambda module, arguments, output: 2 * output)
         elif change == "parametrization":
             parametrize.register_parametrization(head, "weight", Doubled())
+        elif change == "subclass":
+            head.__class__ = TwiceLinear
         else:
             forward = head.forward
             head.forward = lambda hidden: 2 * forward(hidden)
@@ -211,6 +220,8 @@ def test_hidden_states_of_every_layer(model):
     if not isinstance(model, ARMTForCausalLM):  # which adds positions
         close(output.hidden_states[0], embeddings)
     close(model.get_output_embeddings()(output.hidden_states[-1])[:, :9], output.logits[:, :9])
+    padded = model(ids, mask.flip(1), output_hidden_states=True)
+    close(model.get_output_embeddings()(padded.hidden_states[-1])[:, 2:], padded.logits[:, 2:])
     assert (output.hidden_states[1] - output.hidden_states[0]).abs().max() > 1e-3
     assert model(ids).hidden_states is None
     model.config.output_hidden_states = True

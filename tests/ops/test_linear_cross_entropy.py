@@ -50,9 +50,9 @@ def test_blocks_of_a_gpu_hold_so_many_logits(monkeypatch):
     """Rows by the size of the vocabulary, and never fewer than on a CPU."""
     rows, block = [], module._block
 
-    def noting(logits, labels, wanted):
+    def noting(logits, labels, needs_gradients):
         rows.append(len(logits))
-        return block(logits, labels, wanted)
+        return block(logits, labels, needs_gradients)
 
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(module, "_block", noting)

@@ -26,13 +26,13 @@ class ARMTConfig(SegmentedConfig):
 
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
-        found = super().problems() + self.positive("memory_dim", "num_rolls")
-        if not found and self.num_rolls >= 2 * self.memory_dim:
-            found.append(f"num_rolls must lie below 2 memory_dim ({2 * self.memory_dim}); got {self.num_rolls}.")
+        problems = super().problems() + self.positive("memory_dim", "num_rolls")
+        if not problems and self.num_rolls >= 2 * self.memory_dim:
+            problems.append(f"num_rolls must lie below 2 memory_dim ({2 * self.memory_dim}); got {self.num_rolls}.")
         if self.update_order not in UPDATE_ORDERS:
-            found.append(f"update_order must be one of {', '.join(UPDATE_ORDERS)}; got {self.update_order!r}.")
+            problems.append(f"update_order must be one of {', '.join(UPDATE_ORDERS)}; got {self.update_order!r}.")
         if not isinstance(self.correction, bool):
-            found.append(f"correction must be True or False; got {self.correction!r}.")
+            problems.append(f"correction must be True or False; got {self.correction!r}.")
         if not isinstance(self.epsilon, float) or self.epsilon <= 0:
-            found.append(f"epsilon must be a positive number; got {self.epsilon!r}.")
-        return found
+            problems.append(f"epsilon must be a positive number; got {self.epsilon!r}.")
+        return problems

@@ -66,17 +66,17 @@ class MemoryMosaicV2Config(StrictConfig):
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
         sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "long_term_delay")
-        found = self.positive(*sizes, "short_term_span")
-        if not found and self.hidden_size % self.num_heads:
-            found.append(f"num_heads must divide hidden_size ({self.hidden_size}); got {self.num_heads}.")
-        if not found and self.short_term_span < 2:
-            found.append(f"short_term_span must be at least 2; got {self.short_term_span}.")
+        problems = self.positive(*sizes, "short_term_span")
+        if not problems and self.hidden_size % self.num_heads:
+            problems.append(f"num_heads must divide hidden_size ({self.hidden_size}); got {self.num_heads}.")
+        if not problems and self.short_term_span < 2:
+            problems.append(f"short_term_span must be at least 2; got {self.short_term_span}.")
         bounds = self.training_long_term_delay
-        whole = isinstance(bounds, (list, tuple)) and all(type(bound) is int for bound in bounds)
-        if not (whole and len(bounds) == 2 and 1 <= bounds[0] <= bounds[1]):
-            found.append(f"training_long_term_delay must be two integers 1 <= lowest <= highest; got {bounds!r}.")
+        are_integers = isinstance(bounds, (list, tuple)) and all(type(bound) is int for bound in bounds)
+        if not (are_integers and len(bounds) == 2 and 1 <= bounds[0] <= bounds[1]):
+            problems.append(f"training_long_term_delay must be two integers 1 <= lowest <= highest; got {bounds!r}.")
         try:
             kernel_from_config(self.kernel)
         except TesseraError as error:
-            found.append(f"kernel: {error}")
-        return found
+            problems.append(f"kernel: {error}")
+        return problems

@@ -48,8 +48,8 @@ class MemoryMosaicV2Layer(GradientCheckpointingLayer):
         recalled, short = self.short_term(read, short, documents, keep_state)
         if self.long_term_enabled:
             started = state is None or long is not None
-            rule = "hold the long-term memories that are enabled now"
-            expect(started, type(self).__name__, "past_key_values", rule, "none", "Read the text again.")
+            needed = "hold the long-term memories that are enabled now"
+            expect(started, type(self).__name__, "past_key_values", needed, "none", "Read the text again.")
             remote, long = self.long_term(read, long, documents, keep_state, long_term_delay)
             recalled = recalled + remote
         else:

@@ -31,10 +31,10 @@ class PRMTConfig(SegmentedConfig):
 
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
-        found = super().problems()
+        problems = super().problems()
         if self.recurrence not in RECURRENCES:
-            found.append(f"recurrence must be one of {', '.join(RECURRENCES)}; got {self.recurrence!r}.")
-        return found
+            problems.append(f"recurrence must be one of {', '.join(RECURRENCES)}; got {self.recurrence!r}.")
+        return problems
 
 
 @dataclass(frozen=True)

@@ -68,5 +68,7 @@ def expect_positions(base: PreTrainedModel, needed: int) -> None:
     """Raise `TesseraError` when a segment with its memory tokens does not fit into a learned table of positions."""
     table = position_table(base)
     rows = needed if table is None else table.num_embeddings
-    rule = f"with its memory tokens fit into the base's {rows} positions"
-    expect(needed <= rows, type(base).__name__, "segment_size", rule, f"{needed} positions", "Use shorter segments.")
+    needed_rows = f"with its memory tokens fit into the base's {rows} positions"
+    expect(
+        needed <= rows, type(base).__name__, "segment_size", needed_rows, f"{needed} positions", "Use shorter segments."
+    )

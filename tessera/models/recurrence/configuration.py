@@ -63,14 +63,16 @@ class SegmentedConfig(StrictConfig):
 
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
-        found = self.positive("segment_size", "num_memory_tokens")
+        problems = self.positive("segment_size", "num_memory_tokens")
         if self.base_config is not None and not isinstance(self.base_config, PreTrainedConfig):
-            found.append(f"base_config must be a configuration or a mapping; got {type(self.base_config).__name__}.")
+            problems.append(f"base_config must be a configuration or a mapping; got {type(self.base_config).__name__}.")
         if self.segment_alignment not in ALIGNMENTS:
-            found.append(f"segment_alignment must be one of {', '.join(ALIGNMENTS)}; got {self.segment_alignment!r}.")
+            problems.append(
+                f"segment_alignment must be one of {', '.join(ALIGNMENTS)}; got {self.segment_alignment!r}."
+            )
         if self.backprop_segments is not None:
-            found += self.positive("backprop_segments")
-        return found
+            problems += self.positive("backprop_segments")
+        return problems
 
     @property
     def vocab_size(self) -> int:

@@ -112,7 +112,7 @@ class SegmentedInput:
         labels: Tensor | None,
         loss_mask: Tensor | None,
     ) -> "SegmentedInput":
-        """Check what `forward` was given, and move padding on the left to the right."""
+        """Check the arguments of `forward`, and move padding on the left to the right."""
         both = (input_ids is None) == (inputs_embeds is None)
         expect(not both, "forward", "input_ids or inputs_embeds", "be given", "both or neither")
         tokens = inputs_embeds if input_ids is None else input_ids
@@ -177,7 +177,7 @@ class SegmentedInput:
     def groups(self) -> list[tuple[Tensor, "SegmentedInput"]]:
         """Rows of equal length, each set without its padding and labels, with their indices."""
         assert self.padding is not None
-        found = []
+        groups = []
         for length in self.padding.lengths.unique().tolist():
             rows = (self.padding.lengths == length).nonzero().squeeze(1)
             visible = self.padding.visible[rows, :length] if self.padding.visible is not None else None
@@ -185,5 +185,5 @@ class SegmentedInput:
             if visible is not None and not bool(visible.all()):
                 none = torch.zeros_like(rows)
                 padding = Padding(none, none + length, visible, True)
-            found.append((rows, SegmentedInput(self.tokens[rows, :length], self.embed, padding)))
-        return found
+            groups.append((rows, SegmentedInput(self.tokens[rows, :length], self.embed, padding)))
+        return groups
