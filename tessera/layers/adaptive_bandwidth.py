@@ -20,6 +20,8 @@ class AdaptiveBandwidth(nn.Module):
     `beta(0) = beta_0`.
     """
 
+    scalar_parameters = ("log_offset", "log_slope", "exponent_rate")
+
     def __init__(self, num_heads: int, kernel: Kernel):
         super().__init__()
         self.initial_log = math.log(kernel.initial_inverse_bandwidth)

@@ -17,6 +17,8 @@ class Bandwidth(nn.Module):
     beta: some published normalised-ReLU checkpoints have a slope and an offset that no bandwidth produces.
     """
 
+    scalar_parameters = ("log_inverse_bandwidth", "intercept")
+
     def __init__(self, num_heads: int, kernel: Kernel, free_intercept: bool = False):
         super().__init__()
         self.initial_log = math.log(kernel.initial_inverse_bandwidth)

@@ -18,6 +18,8 @@ class LeakyKeyExtractor(nn.Module):
     state (B, H, K + 1).
     """
 
+    scalar_parameters = ("decay_rate",)
+
     def __init__(
         self,
         hidden_size: int,

@@ -10,6 +10,8 @@ INITIAL_LOG_SCALE = -0.5
 class ScaledOutput(nn.Module):
     """`W_z (scale_h y_h)_h`: one positive scale per head (kept as its log, initially -0.5), then W_z."""
 
+    scalar_parameters = ("log_scale",)
+
     def __init__(self, hidden_size: int, num_heads: int, bias: bool = False, head_dropout: float = 0.0):
         super().__init__()
         self.head_dropout = head_dropout

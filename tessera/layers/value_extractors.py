@@ -16,6 +16,8 @@ VALUE_EXTRACTORS: Registry[type[nn.Module]] = Registry("value extractor")
 class MixedValueExtractor(nn.Module):
     """`now_T = c W_psi x_T`, `next_T = (1 - c) W_psi x_T`: one mixing weight c per head (all published runs)."""
 
+    scalar_parameters = ("mix",)
+
     def __init__(self, hidden_size: int, num_heads: int, head_dim: int, bias: bool = False):
         super().__init__()
         self.num_heads = num_heads

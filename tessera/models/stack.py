@@ -32,10 +32,6 @@ class StackPreTrainedModel(SavesWithCode, PreTrainedModel):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
-    def scalar_parameter_names(self) -> list[str]:
-        """Names of the per-head scalars (rates, bandwidths, scales, mixing weights), which may learn faster."""
-        return [name for name, parameter in self.named_parameters() if parameter.dim() == 1 and "norm" not in name]
-
     def parameters_by_part(self) -> dict[str, int]:
         """Parameters of each of `parts` (name -> what its parameters' names contain, first match); shared ones once."""
         counts = dict.fromkeys(self.parts, 0)

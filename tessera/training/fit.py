@@ -29,8 +29,8 @@ class FitOptions:
             and falls along `decay` ("cosine", "linear", "constant") to the minimum.
         weight_decay: on matrices alone. betas: of AdamW. clip, clip_value: the largest norm of the gradient, and the
             largest absolute value in it; None is no clipping.
-        scalar_learning_rate_scale: factor of the rate for the per-head scalars that a model names in
-            `scalar_parameter_names()`.
+        scalar_learning_rate_scale: factor of the rate for the per-head scalars, see
+            `tessera.training.optimizer.scalar_parameters`.
         evaluate_every: steps between validations. patience: stop after so many without a better one; None never.
         checkpoint_seconds: at least so long between checkpoints.
     """

@@ -27,19 +27,18 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Matrices with weight decay, vectors without, and per-head scalars with their own learning rate.
 
-    A matrix is a parameter of two or more dimensions; norms and biases have one. Per-head scalars are the
-    one-dimensional parameters that the model names in `scalar_parameter_names()`, if it has that method. `scales` maps
-    last parts of their names, such as "mix", to factors of the learning rate in place of the section's. Raises
-    `TesseraError` for a name in `scales` that none of the model's scalars has.
+    A matrix is a parameter of two or more dimensions; norms and biases have one. Per-head scalars: see
+    `scalar_parameters`. `scales` maps last parts of their names, such as "mix", to factors of the learning rate in
+    place of the section's. Raises `TesseraError` for a name in `scales` that none of the model's scalars has.
     """
-    scalars = set(getattr(model, "scalar_parameter_names", list)())
+    scalars = scalar_parameters(model)
     unused, last_parts = set(scales), set()
     groups: dict[tuple[float, float], list[nn.Parameter]] = {(section.weight_decay, 1.0): [], (0.0, 1.0): []}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         scale, last = 1.0, name.rpartition(".")[2]
-        if name in scalars and parameter.dim() <= 1:
+        if name in scalars:
             scale = scales.get(last, section.scalar_learning_rate_scale)
             unused.discard(last)
             last_parts.add(last)
@@ -55,6 +54,17 @@ def parameter_groups(
         for (decay, scale), parameters in groups.items()
         if parameters
     ]
+
+
+def scalar_parameters(model: nn.Module) -> set[str]:
+    """Names of the per-head scalars (rates, bandwidths, scales, mixing weights): what the layers of `model` list in
+    their class attribute `scalar_parameters`."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        for name in getattr(type(module), "scalar_parameters", ())
+        if isinstance(getattr(module, name), nn.Parameter)
+    }
 
 
 def make_optimizer(model: nn.Module, section: TrainingSection) -> torch.optim.AdamW:

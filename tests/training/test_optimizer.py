@@ -5,13 +5,23 @@ import math
 import pytest
 import torch
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, TesseraError
-from tessera.training.optimizer import make_optimizer, make_scheduler, parameter_groups
+from tessera import (
+    MemoryMosaicConfig,
+    MemoryMosaicForCausalLM,
+    MemoryMosaicV2Config,
+    MemoryMosaicV2ForCausalLM,
+    TesseraError,
+    wrap,
+)
+from tessera.training.optimizer import make_optimizer, make_scheduler, parameter_groups, scalar_parameters
 from tessera.training.sections import TrainingSection
 
 
 class Model(nn.Module):
+    scalar_parameters = ("rates",)
+
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(5, 4)
@@ -19,9 +29,6 @@ class Model(nn.Module):
         self.norm = nn.LayerNorm(4)
         self.rates = nn.Parameter(torch.zeros(2))
         self.frozen = nn.Parameter(torch.zeros(2, 2), requires_grad=False)
-
-    def scalar_parameter_names(self):
-        return ["rates"]
 
 
 def groups_by_name(section):
@@ -83,3 +90,39 @@ def test_the_schedule_of_the_paper(warmup):
 
 def test_betas_reach_the_optimizer():
     assert make_optimizer(Model(), TrainingSection(betas=(0.7, 0.8))).defaults["betas"] == (0.7, 0.8)
+
+
+V1 = {"key_extractor.decay_rate", "value_extractor.mix", "bandwidth.log_inverse_bandwidth", "output.log_scale"}
+V2 = {"value_extractor.mix", "bandwidth.log_offset", "bandwidth.log_slope", "bandwidth.exponent_rate"}
+V1_LAYER = {f"contextual.{name}" for name in V1} | {f"persistent.{name}" for name in V1 - {"value_extractor.mix"}}
+V2_LAYER = {f"{memory}.{name}" for memory in ("short_term", "long_term") for name in V2}
+SMALL = {"vocab_size": 20, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
+
+
+def v1(**options):
+    return MemoryMosaicForCausalLM(MemoryMosaicConfig(**SMALL, num_persistent_slots=4, **options))
+
+
+def v2():
+    return MemoryMosaicV2ForCausalLM(MemoryMosaicV2Config(**SMALL, intermediate_size=16))
+
+
+@pytest.mark.parametrize(
+    ("build", "prefix", "expected"),
+    [
+        (lambda: v1(bias=True), "model.layers.0.", V1_LAYER),
+        (lambda: v1(free_intercept=True), "model.layers.0.", V1_LAYER | {"contextual.bandwidth.intercept"}),
+        (v2, "model.layers.0.", V2_LAYER),
+        (lambda: wrap(v1(bias=True), memory_dim=4), "base.model.layers.0.layer.", V1_LAYER),
+        (lambda: wrap(v2(), memory_dim=4), "base.model.layers.0.layer.", V2_LAYER),
+        (lambda: GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=20)), "", set()),
+    ],
+    ids=["v1 with biases", "v1 with intercepts", "v2", "ARMT around v1", "ARMT around v2", "transformer"],
+)
+def test_the_scalars_of_real_models(build, prefix, expected):
+    """No bias and no norm is among them."""
+    model = build()
+    assert scalar_parameters(model) == {prefix + name for name in expected}
+    scalars = {id(model.get_parameter(prefix + name)) for name in expected}
+    groups = parameter_groups(model, TrainingSection(learning_rate=0.5, scalar_learning_rate_scale=10.0))
+    assert {id(p) for group in groups if group["lr"] == 5.0 for p in group["params"]} == scalars
