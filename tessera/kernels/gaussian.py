@@ -31,13 +31,13 @@ class Gaussian(RowKernel):
         weights = torch.softmax(scores.masked_fill(~visible, -torch.inf).masked_fill(empty, 0.0), dim=-1)
         return weights.masked_fill(~visible, 0.0)
 
-    def fit(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
         largest = row_maximum(scaled)
         weights = _exp(scaled.sub_(largest))
         scale = weights.sum(-1, keepdim=True).reciprocal_().nan_to_num_(posinf=0.0)
         return weights.mul_(scale), (largest, scale)
 
-    def pull_back(
+    def backward(
         self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
     ) -> tuple[Tensor, Tensor]:
         largest, scale = statistics

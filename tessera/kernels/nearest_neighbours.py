@@ -20,9 +20,10 @@ class NearestNeighbours(RowKernel):
     """`w_i ∝ exp(beta s_i)` (base gaussian) or 1 (base uniform) on the k largest s_i, 0 elsewhere.
 
     Sparse Attention as Compact Kernel Regression, equations 7, 18 and 19. Exactly k pairs are kept: of pairs that tie
-    at the k-th place the most recent, those of largest index, come first. Fewer than k visible pairs: all of them.
-    The choice of neighbours has no gradient, so the uniform base has none at all. The row statistics are the
-    neighbours' indices and weights, k each.
+    at the k-th place the most recent, those of largest index, come first. Scores that differ by rounding alone do not
+    tie: which of such pairs is kept, and the answer with it, may differ between a whole pass and step by step. Fewer
+    than k visible pairs: all of them. The choice of neighbours has no gradient, so the uniform base has none at all.
+    The row statistics are the neighbours' indices and weights, k each.
     """
 
     name: ClassVar[str] = "knn"
@@ -34,7 +35,7 @@ class NearestNeighbours(RowKernel):
         expect(self.base in BASES, where, "base", f"be one of {', '.join(BASES)}", repr(self.base))
         expect(isinstance(self.k, int) and self.k >= 1, where, "k", "be an integer of at least 1", self.k)
 
-    def fit(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
         values, indices = nearest(scaled, self.k)
         if self.base == "gaussian":
             values.sub_(row_maximum(values)).exp_()
@@ -43,7 +44,7 @@ class NearestNeighbours(RowKernel):
         values.div_(values.sum(-1, keepdim=True).clamp_min_(torch.finfo(values.dtype).tiny))
         return scaled.zero_().scatter_(-1, indices, values), (indices, values)
 
-    def pull_back(
+    def backward(
         self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
     ) -> tuple[Tensor, Tensor]:
         indices, values = statistics

@@ -38,14 +38,14 @@ class NormalizedReLU(RowKernel):
     def affine(self, inverse_bandwidth: Tensor) -> tuple[Tensor, Tensor | None]:
         return 2 * inverse_bandwidth, 1 - 2 * inverse_bandwidth
 
-    def fit(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
         lacking = _is_nothing(scaled.amax(-1))
         pairs = scaled[lacking] > -torch.inf
         weights = scaled.clamp_(min=0)
         total = weights.sum(-1, keepdim=True)
         return self._normalized(weights, total, lacking, pairs), (total,)
 
-    def pull_back(
+    def backward(
         self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
     ) -> tuple[Tensor, Tensor]:
         (total,) = statistics

@@ -41,12 +41,12 @@ class AdaptivePolynomial(RowKernel):
         masked = self.masked(scores, visible)
         return super().weights(masked - row_maximum(masked).detach()).to(scores.dtype)
 
-    def fit(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
         largest = row_maximum(scaled)
         tau, responses, slope = threshold(scaled.sub_(largest), self.order, workspace)
         return raise_to(responses, self.order, out=scaled), (largest, tau, slope)
 
-    def pull_back(
+    def backward(
         self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
     ) -> tuple[Tensor, Tensor]:
         largest, tau, slope = statistics

@@ -28,14 +28,14 @@ class ReLUmax(RowKernel):
         right = isinstance(self.margin, int | float) and 0 < self.margin < float("inf")
         expect(right, "kernel 'relumax'", "margin", "be a finite positive number", self.margin)
 
-    def fit(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
         largest, where = scaled.max(-1, keepdim=True)
         largest.masked_fill_(largest == -torch.inf, 0.0)
         weights = scaled.sub_(largest).add_(self.margin).clamp_(min=0)
         scale = weights.sum(-1, keepdim=True).reciprocal_().nan_to_num_(posinf=0.0)
         return weights.mul_(scale), (largest, where, scale)
 
-    def pull_back(
+    def backward(
         self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
     ) -> tuple[Tensor, Tensor]:
         largest, where, scale = statistics

@@ -13,19 +13,19 @@ from tessera.kernels.workspace import Workspace
 class RowKernel(Kernel):
     """A kernel that states its weights and their gradient for whole rows of scores, entries of -inf being absent.
 
-    `fit` and `pull_back` are all that `weights` and the blocked implementation of kernel regression need, so both
+    `forward` and `backward` are all that `weights` and the blocked implementation of kernel regression need, so both
     share one formula. They work on `score_scale * scores` (the blocked implementation folds the factor into the
-    queries, where it costs nothing) and may overwrite their arguments (they own the strip they are given).
+    queries, where it costs nothing) and may overwrite their arguments (they own the block they are given).
     """
 
     @property
     def score_scale(self) -> float:
-        """The factor by which scores are multiplied before `fit` and `pull_back` see them."""
+        """The factor by which scores are multiplied before `forward` and `backward` see them."""
         return 1.0
 
     @abstractmethod
-    def fit(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Weights (..., N), zero in rows without finite entry, and the row statistics `pull_back` needs.
+    def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Weights (..., N), zero in rows without finite entry, and the row statistics `backward` needs.
 
         The statistics have few entries per row, (..., 1) in most kernels: they are all that is kept for the
         backward pass. `scaled` may be overwritten; N is at least 1. The weights, not the statistics, may lie in
@@ -33,12 +33,12 @@ class RowKernel(Kernel):
         """
 
     @abstractmethod
-    def pull_back(
+    def backward(
         self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
     ) -> tuple[Tensor, Tensor]:
         """The weights again, and the gradient of `sum(weights * grad)` with respect to the *unscaled* scores.
 
-        `scaled` holds the same numbers as in `fit`. `scaled` and `grad` may be overwritten, and hold the results.
+        `scaled` holds the same numbers as in `forward`. `scaled` and `grad` may be overwritten, and hold the results.
         """
 
     def weights(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
@@ -48,11 +48,11 @@ class RowKernel(Kernel):
 
 
 class _RowWeights(torch.autograd.Function):
-    """`kernel.fit` with `kernel.pull_back` as its derivative."""
+    """`kernel.forward` with `kernel.backward` as its derivative."""
 
     @staticmethod
     def forward(ctx, scores: Tensor, kernel: RowKernel) -> Tensor:
-        weights, statistics = kernel.fit(scores * kernel.score_scale, Workspace())
+        weights, statistics = kernel.forward(scores * kernel.score_scale, Workspace())
         ctx.kernel = kernel
         ctx.save_for_backward(scores, *statistics)
         return weights
@@ -62,7 +62,7 @@ class _RowWeights(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         scores, *statistics = ctx.saved_tensors
         scaled = scores * ctx.kernel.score_scale
-        return ctx.kernel.pull_back(scaled, tuple(statistics), grad.clone(), Workspace())[1], None
+        return ctx.kernel.backward(scaled, tuple(statistics), grad.clone(), Workspace())[1], None
 
 
 def row_maximum(scores: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 class Workspace:
     """Buffers that are handed out in turn and taken back all at once.
 
-    A strip of scores is used for a few passes of some ten microseconds each; memory that is fresh from the operating
+    A block of scores is used for a few passes of some ten microseconds each; memory that is fresh from the operating
     system costs ten times that in page faults. Callers with tasks of several sizes start with the largest. A workspace
     belongs to one call, not to a module or the process.
     """

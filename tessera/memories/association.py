@@ -26,7 +26,8 @@ class AssociationMemory(nn.Module):
 
     Args:
         hidden_size: width of the layer, V. memory_dim: width of queries and keys before the feature map.
-        num_rolls: nu. correction: gamma-correction of the normaliser. order: see `write_association`. epsilon: eps.
+        num_rolls: nu. correction: gamma-correction of the normaliser. order: see `write_association`. eps: of the
+            divisions.
     """
 
     def __init__(
@@ -36,14 +37,14 @@ class AssociationMemory(nn.Module):
         num_rolls: int = 3,
         correction: bool = True,
         order: str = "parallel",
-        epsilon: float = 1e-5,
+        eps: float = 1e-5,
     ):
         super().__init__()
         self.query = nn.Linear(hidden_size, memory_dim, bias=False)
         self.key = nn.Linear(hidden_size, memory_dim, bias=False)
         self.value = nn.Linear(hidden_size, hidden_size, bias=False)
         self.strength = nn.Linear(hidden_size, 1)
-        self.num_rolls, self.correction, self.order, self.epsilon = num_rolls, correction, order, epsilon
+        self.num_rolls, self.correction, self.order, self.eps = num_rolls, correction, order, eps
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -67,7 +68,7 @@ class AssociationMemory(nn.Module):
     def read(self, hidden: Tensor, state: AssociationState) -> Tensor:
         """What the memory adds to `hidden` (B, T, V); exactly 0 while it is empty."""
         query = dpfp(self.query(hidden), self.num_rolls)
-        return read_association(state.matrix, state.normaliser, query, epsilon=self.epsilon)
+        return read_association(state.matrix, state.normaliser, query, eps=self.eps)
 
     def write(self, tokens: Tensor, state: AssociationState) -> AssociationState:
         """The state after the memory tokens' outputs `tokens` (B, M, V) were written."""
@@ -80,6 +81,6 @@ class AssociationMemory(nn.Module):
             state.empty,
             correction=self.correction,
             order=self.order,
-            epsilon=self.epsilon,
+            eps=self.eps,
         )
         return AssociationState(matrix, normaliser, torch.zeros_like(state.empty))

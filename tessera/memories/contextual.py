@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from tessera.kernels import Kernel
+from tessera.kernels import Kernel, kernel_from_config
 from tessera.layers.bandwidth import Bandwidth
 from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
 from tessera.layers.scaled_output import ScaledOutput
@@ -23,7 +23,7 @@ class ContextualMemory(PairMemory):
         self,
         hidden_size: int,
         num_heads: int,
-        kernel: Kernel,
+        kernel: Kernel | str | dict,
         value_extractor: str = "mixed",
         bias: bool = False,
         norm_eps: float = 0.0,
@@ -33,7 +33,7 @@ class ContextualMemory(PairMemory):
         delay: int = 1,
         mean_keys: bool = False,
     ):
-        head_dim = hidden_size // num_heads
+        head_dim, kernel = hidden_size // num_heads, kernel_from_config(kernel)
         super().__init__(
             kernel,
             Window(delay=delay),

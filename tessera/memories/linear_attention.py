@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu, layer_norm, logsigmoid, silu
 
+from tessera.errors import expect
 from tessera.ops.gated_linear_attention import LinearAttentionState, gated_linear_attention
 from tessera.state import State
 
@@ -57,6 +58,7 @@ class LinearAttentionMemory(nn.Module):
         keep_state: bool = False,
     ) -> tuple[Tensor, RecurrentState | None]:
         """Answers (B, T, hidden) at each step of `x` (B, T, hidden), and the state after the last if it is kept."""
+        expect(x.dim() == 3 and x.shape[1] > 0, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
         query, key, value = (self._heads(linear(x)) for linear in (self.query, self.key, self.value))
         start = torch.zeros(len(x), dtype=torch.long, device=x.device) if state is None else state.position
         if self.variant == "linear_transformer":

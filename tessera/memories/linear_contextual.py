@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.errors import expect
-from tessera.kernels import Gaussian, Kernel
+from tessera.kernels import Kernel, kernel_from_config
 from tessera.layers.complex_linear import ComplexLinear
 from tessera.memories.pair_store import PairStore
 from tessera.ops.kernel_regression import Window, kernel_regression
@@ -55,7 +55,7 @@ class LinearContextualMemory(nn.Module):
         embedding_dim: int | None = None,
         output: str = "projection",
         delay: int = 1,
-        kernel: Kernel | None = None,
+        kernel: Kernel | str | dict = "gaussian",
         dtype: torch.dtype | None = None,
         backend: str | None = None,
     ):
@@ -65,8 +65,10 @@ class LinearContextualMemory(nn.Module):
         if output == "sum":
             expect(head_dim == input_dim, where, "head_dim", f"be input_dim ({input_dim}) for a sum of heads", head_dim)
         if complex_numbers:
-            odd = [dim for dim in (input_dim, head_dim, embedding_dim or 0) if dim % 2]
-            expect(not odd, where, "input_dim, head_dim and embedding_dim", "be even for complex numbers", odd)
+            odd_dims = [dim for dim in (input_dim, head_dim, embedding_dim or 0) if dim % 2]
+            expect(
+                not odd_dims, where, "input_dim, head_dim and embedding_dim", "be even for complex numbers", odd_dims
+            )
 
         def matrix(inputs: int, outputs: int) -> nn.Linear:
             if complex_numbers:
@@ -75,7 +77,7 @@ class LinearContextualMemory(nn.Module):
 
         features = embedding_dim or input_dim
         self.num_heads, self.inverse_bandwidth, self.norm_eps = num_heads, inverse_bandwidth, norm_eps
-        self.kernel, self.window, self.backend = kernel or Gaussian(), Window(delay=delay), backend
+        self.kernel, self.window, self.backend = kernel_from_config(kernel), Window(delay=delay), backend
         self.embedding = matrix(input_dim, embedding_dim) if embedding_dim else None
         self.key_extractor = matrix(features, width)
         self.value_extractor = matrix(features, width)
@@ -99,6 +101,9 @@ class LinearContextualMemory(nn.Module):
 
         `state` continues an earlier call.
         """
+        expect(
+            x.dim() == 3 and x.shape[1] > 0, "LinearContextualMemory", "x", "be (B, T, input), T >= 1", tuple(x.shape)
+        )
         keys, values = self.features(x)
         if state is None:
             pairs, offset = PairStore.of(keys[:, :, :-1], values[:, :, 1:]), 0
@@ -121,11 +126,11 @@ class LinearContextualMemory(nn.Module):
     def generate(self, x: Tensor, steps: int) -> Tensor:
         """The `steps` observations (B, steps, input) that follow x (B, T, input), each prediction being read next."""
         predictions, state = self(x, keep_state=True)
-        found = [predictions[:, -1:]]
-        while len(found) < steps:
-            prediction, state = self(found[-1], state, keep_state=True)
-            found.append(prediction)
-        return torch.cat(found, 1)
+        observations = [predictions[:, -1:]]
+        while len(observations) < steps:
+            prediction, state = self(observations[-1], state, keep_state=True)
+            observations.append(prediction)
+        return torch.cat(observations, 1)
 
     def scores(self, like: Tensor) -> dict[str, Tensor | None]:
         """`slope` and `intercept` of the kernel's scores, as `kernel_regression` takes them."""

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from tessera.kernels import Kernel
+from tessera.kernels import Kernel, kernel_from_config
 from tessera.memories.gated import gated_layers
 from tessera.memories.pair_memory import PairMemory, PairMemoryState
 from tessera.ops.kernel_regression import Window
@@ -15,7 +15,8 @@ class LongTermMemory(PairMemory):
     holds one key and one value per step and head.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, kernel: Kernel):
+    def __init__(self, hidden_size: int, num_heads: int, kernel: Kernel | str | dict):
+        kernel = kernel_from_config(kernel)
         super().__init__(kernel, Window(delay=1), **gated_layers(hidden_size, num_heads, kernel))
 
     def forward(

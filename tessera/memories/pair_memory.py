@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from tessera.errors import expect
 from tessera.kernels import Kernel
 from tessera.memories.documents import continued_carry, continued_documents, last_document
 from tessera.memories.pair_store import PairStore
@@ -81,6 +82,7 @@ class PairMemory(nn.Module):
         steps of negative documents (padding) store nothing; a document's steps are contiguous. `window` takes the
         place of the memory's own for this call. The state is returned when `keep_state` is set.
         """
+        expect(x.dim() == 3 and x.shape[1] > 0, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
         window = self.window if window is None else window
         documents = continued_documents(x, state, documents)
         keys, carry = self.key_extractor(x, continued_carry(state, documents), documents)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tessera.kernels import Kernel
+from tessera.errors import expect
+from tessera.kernels import Kernel, kernel_from_config
 from tessera.layers.bandwidth import Bandwidth
 from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
 from tessera.layers.scaled_output import ScaledOutput
@@ -36,14 +37,14 @@ class PersistentMemory(nn.Module):
         num_heads: int,
         num_slots: int,
         num_banks: int,
-        kernel: Kernel,
+        kernel: Kernel | str | dict,
         bias: bool = False,
         norm_eps: float = 0.0,
         weight_dropout: float = 0.0,
         head_dropout: float = 0.0,
     ):
         super().__init__()
-        head_dim = hidden_size // num_heads
+        head_dim, kernel = hidden_size // num_heads, kernel_from_config(kernel)
         self.kernel = kernel
         self.weight_dropout = weight_dropout
         self.key_extractor = LeakyKeyExtractor(hidden_size, num_heads, head_dim, bias, norm_eps)
@@ -68,6 +69,7 @@ class PersistentMemory(nn.Module):
         keep_state: bool = False,
     ) -> tuple[Tensor, PersistentState | None]:
         """What the slots answer at each step of `x` (B, T, hidden): (B, T, hidden); arguments as `ContextualMemory`."""
+        expect(x.dim() == 3 and x.shape[1] > 0, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
         documents = continued_documents(x, state, documents)
         keys, carry = self.key_extractor(x, continued_carry(state, documents), documents)
         slope, intercept = self.bandwidth(self.kernel)

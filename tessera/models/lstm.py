@@ -39,7 +39,7 @@ class LSTMConfig(StrictConfig):
 
 
 class LSTMForCausalLM(PreTrainedModel):
-    """Embedding, LSTM layers, layer norm, read-out tied to the embedding. See `LSTMConfig`.
+    """Embedding, LSTM layers, layer norm, lm_head tied to the embedding. See `LSTMConfig`.
 
     >>> model = LSTMForCausalLM(LSTMConfig(vocab_size=20, hidden_size=32))
     >>> model(input_ids=torch.zeros(1, 5, dtype=torch.long)).logits.shape

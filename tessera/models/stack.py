@@ -124,7 +124,7 @@ class StackModel(StackPreTrainedModel):
 
 
 class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
-    """A stack with a linear read-out. Subclasses name their stack's class in `stack_class`."""
+    """A stack with a linear lm_head. Subclasses name their stack's class in `stack_class`."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     accepts_loss_kwargs = True

@@ -1,7 +1,7 @@
 """The baseline: a GPT-2-sized transformer from the transformers library, with a choice of positions.
 
 Every choice has learned query, key, value and output matrices with biases, a feed-forward network of four times the
-width, pre-norm blocks in sequence and a tied read-out, so that they differ in positions alone (BLOOM also
+width, pre-norm blocks in sequence and a tied lm_head, so that they differ in positions alone (BLOOM also
 normalises the embeddings):
 
 | positions | transformers model | reference |

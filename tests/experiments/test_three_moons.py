@@ -27,7 +27,9 @@ def test_continuations_are_generations_from_every_context(heads, kernel, monkeyp
     monkeypatch.setattr(continuations, "SEQUENCES", 2)
     monkeypatch.setattr(continuations, "CONTEXTS", 7)
     norm_eps = None if kernel is None else 1e-3
-    memory = LinearContextualMemory(6, heads, 6 // heads, kernel=kernel, norm_eps=norm_eps, dtype=torch.float64)
+    memory = LinearContextualMemory(
+        6, heads, 6 // heads, kernel=kernel or "gaussian", norm_eps=norm_eps, dtype=torch.float64
+    )
     examples = ThreeMoons(context=30, horizon=5).sample(3, 0)
     x = torch.cat([examples.observations, examples.future], 1).double()
     slow = [deviation(memory.generate(x[:, :c], 5), x[:, c : c + 5]) for c in range(1, 31)]

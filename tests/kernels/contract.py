@@ -81,10 +81,10 @@ def agrees_with_its_row_functions(kernel: Kernel) -> None:
     weights = kernel.weights(scores, visible)
     (expected,) = torch.autograd.grad(weights, scores, grad)
     scaled = kernel.score_scale * scores.detach().masked_fill(~visible, -torch.inf)
-    fitted, statistics = kernel.fit(scaled.clone(), Workspace())
-    again, found = kernel.pull_back(scaled, statistics, grad.clone(), Workspace())
+    weights, statistics = kernel.forward(scaled.clone(), Workspace())
+    again, found = kernel.backward(scaled, statistics, grad.clone(), Workspace())
     close = {"rtol": 0, "atol": REORDERED_FLOAT64}
-    torch.testing.assert_close(fitted, weights.detach(), **close)
+    torch.testing.assert_close(weights, weights.detach(), **close)
     torch.testing.assert_close(again, weights.detach(), **close)
     torch.testing.assert_close(found.masked_fill(~visible, 0.0), expected, **close)
     assert bool((found[~visible] == 0).all())

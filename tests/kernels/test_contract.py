@@ -81,8 +81,8 @@ class FloorTooHigh(Gaussian):
 
 @dataclass(frozen=True)
 class RowGradientOfAnother(Gaussian):
-    def pull_back(self, scaled, statistics, grad, workspace):
-        weights, grad = super().pull_back(scaled, statistics, grad, workspace)
+    def backward(self, scaled, statistics, grad, workspace):
+        weights, grad = super().backward(scaled, statistics, grad, workspace)
         return weights, grad * 1.01
 
 

@@ -96,7 +96,7 @@ class _Held:
         if self.scores["intercept"] is not None:
             scores += self.scores["intercept"] * self.kernel.score_scale
         scores[..., self.start : self.shared].masked_fill_(self.hidden, -torch.inf)
-        weights, _ = self.kernel.fit(scores, self.workspace)
+        weights, _ = self.kernel.forward(scores, self.workspace)
         # Transposed: products with few columns are slow.
         answers = torch.bmm(self.values[..., :width], weights.mT).mT
         answers = answers + (weights[..., self.shared :, None] * self.own_values[:, :, : self.own]).sum(-2)

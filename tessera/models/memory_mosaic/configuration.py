@@ -29,7 +29,7 @@ class MemoryMosaicConfig(StrictConfig):
         weight_dropout: on the weights of stored pairs. contextual_weight_dropout: that of the contextual memories
             alone; None is weight_dropout. head_dropout: on the heads' answers before the combining layer.
             residual_dropout: on what each memory adds to the residual stream.
-        logit_scale: the read-out is `logit_scale * W Norm(x)`.
+        logit_scale: the logits are `logit_scale * W Norm(x)`.
         layer_norm_eps: of the layer norms. key_norm_eps: k / (|k| + eps), the same for values.
             persistent_key_norm_eps: that of the persistent memories' keys; None is key_norm_eps.
         contextual_delay: at step T a contextual memory sees the pairs i <= T - delay. 1 is the papers' memory; with 2

@@ -93,7 +93,7 @@ class MemoryMosaicPreTrainedModel(StackPreTrainedModel):
     _no_split_modules = ["MemoryMosaicLayer"]
     parts = {
         "embeddings": "embed_tokens",
-        "read-out": "lm_head",
+        "lm_head": "lm_head",
         "norms": "norm.",
         "contextual": ".contextual.",
         "persistent": ".persistent.",
@@ -126,14 +126,14 @@ class MemoryMosaicPreTrainedModel(StackPreTrainedModel):
 
 
 class MemoryMosaicModel(MemoryMosaicPreTrainedModel, StackModel):
-    """The stack of memories without a read-out. See `MemoryMosaicConfig`."""
+    """The stack of memories without a lm_head. See `MemoryMosaicConfig`."""
 
     def make_layer(self, config: MemoryMosaicConfig) -> nn.Module:
         """One block of a contextual and a persistent memory."""
         return MemoryMosaicLayer(config)
 
     def make_norm(self, config: MemoryMosaicConfig) -> nn.Module:
-        """The norm before the read-out."""
+        """The norm before the lm_head."""
         return _norm(config)
 
 

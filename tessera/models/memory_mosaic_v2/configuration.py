@@ -22,8 +22,8 @@ class MemoryMosaicV2Config(StrictConfig):
             and on, use `model.disable_long_term_memory()`.
         long_term_delay: m at inference; at step T the long-term memory holds the pairs 1 .. T - m.
         training_long_term_delay: (lowest, highest) m in training, drawn uniformly for each sequence of a batch.
-        logit_scale: the read-out is `logit_scale * W Norm(x)`.
-        rms_norm_eps: of the norms before memories and read-out.
+        logit_scale: the logits are `logit_scale * W Norm(x)`.
+        rms_norm_eps: of the norms before memories and lm_head.
         initializer_range: standard deviation of linear and embedding weights; those that write into the residual
             stream divide it by sqrt(2 num_layers).
     Raises:

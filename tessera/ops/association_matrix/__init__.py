@@ -13,20 +13,20 @@ BACKENDS.add("reference", reference)
 
 
 def read_association(
-    matrix: Tensor, normaliser: Tensor, query: Tensor, *, epsilon: float = 1e-5, backend: str | None = None
+    matrix: Tensor, normaliser: Tensor, query: Tensor, *, eps: float = 1e-5, backend: str | None = None
 ) -> Tensor:
     """What the memory associates with each query: `A^T phi(q) / (z . phi(q) + eps)`.
 
     Args:
         matrix: A (B, P, V). normaliser: z (B, P). query: features phi(q) >= 0 (B, T, P).
-        epsilon: eps, which also makes an empty memory (A = 0, z = 0) answer exactly 0.
+        eps: which also makes an empty memory (A = 0, z = 0) answer exactly 0.
         backend: one of `BACKENDS`; None takes the first that supports the call.
     Returns:
         (B, T, V). Cost: 2 T P V multiplications and no memory beyond the answer.
     Raises:
         TesseraError: shapes that do not fit, or a `backend` that cannot run this call.
     """
-    call = ReadCall(matrix, normaliser, query, epsilon)
+    call = ReadCall(matrix, normaliser, query, eps)
     return BACKENDS.choose(call, backend).run(call)
 
 
@@ -40,7 +40,7 @@ def write_association(
     *,
     correction: bool = True,
     order: str = "parallel",
-    epsilon: float = 1e-5,
+    eps: float = 1e-5,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The memory after `m` pairs were written by the delta rule with gamma-correction (ARMT, section 2 and B.1).
@@ -59,7 +59,7 @@ def write_association(
     Raises:
         TesseraError: shapes that do not fit, an unknown order, or a `backend` that cannot run this call.
     """
-    call = WriteCall(matrix, normaliser, key, value, strength, empty, correction, order, epsilon)
+    call = WriteCall(matrix, normaliser, key, value, strength, empty, correction, order, eps)
     return BACKENDS.choose(call, backend).run(call)
 
 

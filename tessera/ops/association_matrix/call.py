@@ -17,7 +17,7 @@ class ReadCall:
     matrix: Tensor
     normaliser: Tensor
     query: Tensor
-    epsilon: float
+    eps: float
 
     def __post_init__(self) -> None:
         _expect_memory("read_association", self.matrix, self.normaliser, self.query)
@@ -35,7 +35,7 @@ class WriteCall:
     empty: Tensor
     correction: bool
     order: str
-    epsilon: float
+    eps: float
 
     def __post_init__(self) -> None:
         where = "write_association"
@@ -52,5 +52,5 @@ class WriteCall:
 def _expect_memory(where: str, matrix: Tensor, normaliser: Tensor, features: Tensor) -> None:
     shapes = f"matrix {tuple(matrix.shape)}, normaliser {tuple(normaliser.shape)}, features {tuple(features.shape)}"
     expect(matrix.dim() == 3 and features.dim() == 3, where, "matrix and features", "be (B, P, V), (B, T, P)", shapes)
-    fits = normaliser.shape == matrix.shape[:2] == (features.shape[0], features.shape[2])
-    expect(fits, where, "matrix, normaliser and features", "agree in B and P", shapes)
+    agree = normaliser.shape == matrix.shape[:2] == (features.shape[0], features.shape[2])
+    expect(agree, where, "matrix, normaliser and features", "agree in B and P", shapes)

@@ -19,7 +19,7 @@ def run(call: ReadCall | WriteCall) -> Tensor | tuple[Tensor, Tensor]:
 def _read(call: ReadCall) -> Tensor:
     """`A^T phi(q) / (z . phi(q) + eps)` for every query."""
     query = call.query
-    return (query @ call.matrix.to(query.dtype)) / denominator(query, call.normaliser, call.epsilon)
+    return (query @ call.matrix.to(query.dtype)) / denominator(query, call.normaliser, call.eps)
 
 
 def _write(call: WriteCall) -> tuple[Tensor, Tensor]:
@@ -38,21 +38,21 @@ def _write_together(
 ) -> tuple[Tensor, Tensor]:
     key, value, strength = call.key[:, pairs], call.value[:, pairs], call.strength[:, pairs]
     # An empty memory recalls 0 / eps = 0, so only gamma needs to know about it.
-    total = denominator(key, normaliser, call.epsilon)
-    gained = growth(key, total, empty, call.correction, call.epsilon) * key
+    total = denominator(key, normaliser, call.eps)
+    gained = growth(key, total, empty, call.correction, call.eps) * key
     new = strength.unsqueeze(-1) * (value - (key @ matrix.to(key.dtype)) / total)
     return matrix + key.transpose(1, 2) @ new, normaliser + gained.sum(1)
 
 
-def growth(key: Tensor, denominator: Tensor, empty: Tensor, correction: bool, epsilon: float) -> Tensor:
+def growth(key: Tensor, denominator: Tensor, empty: Tensor, correction: bool, eps: float) -> Tensor:
     """gamma (B, M, 1), how much of each pair's features the normaliser gains; without a gradient."""
     if not correction:
         return torch.ones_like(key[..., :1])
-    gamma = 1 - denominator / (key.square().sum(-1, keepdim=True) + epsilon)
+    gamma = 1 - denominator / (key.square().sum(-1, keepdim=True) + eps)
     gamma = gamma.clamp(0, 1).detach()
     return torch.where(empty[:, None, None], torch.ones_like(gamma), gamma)
 
 
-def denominator(features: Tensor, normaliser: Tensor, epsilon: float) -> Tensor:
+def denominator(features: Tensor, normaliser: Tensor, eps: float) -> Tensor:
     """`z . f + eps` (B, M, 1)."""
-    return features @ normaliser.to(features.dtype).unsqueeze(-1) + epsilon
+    return features @ normaliser.to(features.dtype).unsqueeze(-1) + eps

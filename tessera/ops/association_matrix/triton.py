@@ -18,12 +18,14 @@ def unsupported_reason(call: ReadCall | WriteCall) -> str | None:
     """Why this call cannot run here, or None."""
     written = isinstance(call, WriteCall)
     tensors = (call.key, call.value, call.strength) if written else (call.query,)
-    held, given = {call.matrix.dtype, call.normaliser.dtype}, {x.dtype for x in tensors}
-    alike = len(held) == len(given) == 1 and given <= {torch.float32, torch.float16, torch.bfloat16}
-    if not alike or not held <= given | {torch.float32}:
-        names = ", ".join(sorted(map(str, held | given)))
-        rule = "what meets the memory must be of one dtype of float32, float16, bfloat16"
-        return f"{rule}, and the memory of this or float32; got {names}"
+    memory_dtypes, dtypes = {call.matrix.dtype, call.normaliser.dtype}, {x.dtype for x in tensors}
+    alike = len(memory_dtypes) == len(dtypes) == 1 and dtypes <= {torch.float32, torch.float16, torch.bfloat16}
+    if not alike or not memory_dtypes <= dtypes | {torch.float32}:
+        names = ", ".join(sorted(map(str, memory_dtypes | dtypes)))
+        return (
+            "what meets the memory must be of one dtype of float32, float16, bfloat16, and the memory of this or "
+            f"float32; got {names}"
+        )
     if written and call.order != "parallel":
         return "a sequential writing has nothing to do at once"
     if written and call.key.shape[1] > MOST_PAIRS:
@@ -36,6 +38,6 @@ def unsupported_reason(call: ReadCall | WriteCall) -> str | None:
 def run(call: ReadCall | WriteCall) -> Tensor | tuple[Tensor, Tensor]:
     """What a reading answers, or the memory that a writing of all pairs at once leaves."""
     if isinstance(call, ReadCall):
-        return read_op(call.matrix, call.normaliser, call.query, call.epsilon)
+        return read_op(call.matrix, call.normaliser, call.query, call.eps)
     pairs = (call.key, call.value, call.strength)
-    return write_op(call.matrix, call.normaliser, *pairs, call.empty, call.correction, call.epsilon)
+    return write_op(call.matrix, call.normaliser, *pairs, call.empty, call.correction, call.eps)

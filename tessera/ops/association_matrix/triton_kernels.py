@@ -15,7 +15,7 @@ def load_block(start, rows, columns, num_rows, num_columns):
 
 @triton.jit
 def read(
-    matrix, normaliser, query, out, num_queries, num_features, width, epsilon,
+    matrix, normaliser, query, out, num_queries, num_features, width, eps,
     ROWS: tl.constexpr, FEATURES: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """`A^T f / (z . f + eps)` for one block of queries and of columns; f (B, T, P), A (B, P, V), z (B, P).
@@ -28,7 +28,7 @@ def read(
     matrix += batch * num_features * width
     query += batch * num_queries * num_features
     recalled = tl.zeros((ROWS, COLUMNS), tl.float32)
-    denominator = tl.zeros((ROWS,), tl.float32) + epsilon
+    denominator = tl.zeros((ROWS,), tl.float32) + eps
     for first in range(0, num_features, FEATURES):
         features = first + tl.arange(0, FEATURES)
         f = load_block(query, rows, features, num_queries, num_features)
@@ -45,7 +45,7 @@ def read(
 @triton.jit
 def write(
     matrix, normaliser, key, value, strength, empty, new_matrix, new_normaliser,
-    num_pairs, num_features, width, epsilon,
+    num_pairs, num_features, width, eps,
     CORRECTION: tl.constexpr, PAIRS: tl.constexpr, FEATURES: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr
 ):  # fmt: skip
@@ -56,8 +56,8 @@ def write(
     matrix += batch * num_features * width
     key += batch * num_pairs * num_features
     recalled = tl.zeros((PAIRS, COLUMNS), tl.float32)
-    denominator = tl.zeros((PAIRS,), tl.float32) + epsilon
-    length = tl.zeros((PAIRS,), tl.float32) + epsilon
+    denominator = tl.zeros((PAIRS,), tl.float32) + eps
+    length = tl.zeros((PAIRS,), tl.float32) + eps
     for first in range(0, num_features, FEATURES):
         features = first + tl.arange(0, FEATURES)
         k = load_block(key, pairs, features, num_pairs, num_features)

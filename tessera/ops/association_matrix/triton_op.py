@@ -12,7 +12,7 @@ from tessera.ops.association_matrix.reference import denominator, growth
 
 
 @torch.library.custom_op("tessera::association_read", mutates_args=())
-def read_op(matrix: Tensor, normaliser: Tensor, query: Tensor, epsilon: float) -> Tensor:
+def read_op(matrix: Tensor, normaliser: Tensor, query: Tensor, eps: float) -> Tensor:
     """See `read_association`."""
     import triton
 
@@ -26,13 +26,13 @@ def read_op(matrix: Tensor, normaliser: Tensor, query: Tensor, epsilon: float) -
     with torch.cuda.device_of(matrix):
         triton_kernels.read[grid](
             matrix.contiguous(), normaliser.contiguous(), query.contiguous(), out, queries, features, matrix.shape[2],
-            epsilon, ROWS=rows, FEATURES=32, COLUMNS=columns, PRECISION=dot_precision()
+            eps, ROWS=rows, FEATURES=32, COLUMNS=columns, PRECISION=dot_precision()
         )  # fmt: skip
     return out
 
 
 @read_op.register_fake
-def _(matrix, normaliser, query, epsilon):
+def _(matrix, normaliser, query, eps):
     return _unwritten_reading(matrix, query)
 
 
@@ -41,14 +41,14 @@ def _unwritten_reading(matrix: Tensor, query: Tensor) -> Tensor:
 
 
 def _save_reading(ctx, inputs, output) -> None:
-    *tensors, ctx.epsilon = inputs
+    *tensors, ctx.eps = inputs
     ctx.save_for_backward(*tensors)
 
 
 def _differentiate_reading(ctx, grad):
     dtypes = [x.dtype for x in ctx.saved_tensors]
     grad, matrix, normaliser, query = precise(grad, *ctx.saved_tensors)
-    total = denominator(query, normaliser, ctx.epsilon)
+    total = denominator(query, normaliser, ctx.eps)
     gradients = read_gradients(grad, matrix, normaliser, query, total)
     return *(gradient.to(dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)), None
 
@@ -58,14 +58,14 @@ read_op.register_autograd(_differentiate_reading, setup_context=_save_reading)
 
 @read_op.register_vmap
 def _(info, in_dims, *arguments):
-    *tensors, epsilon = arguments
-    return _unfolded(read_op(*_folded(info, in_dims, tensors), epsilon), info), 0
+    *tensors, eps = arguments
+    return _unfolded(read_op(*_folded(info, in_dims, tensors), eps), info), 0
 
 
 @torch.library.custom_op("tessera::association_write", mutates_args=())
 def write_op(
     matrix: Tensor, normaliser: Tensor, key: Tensor, value: Tensor, strength: Tensor, empty: Tensor, correction: bool,
-    epsilon: float
+    eps: float
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """See `write_association`, parallel order."""
     import triton
@@ -80,7 +80,7 @@ def write_op(
     with torch.cuda.device_of(matrix):
         triton_kernels.write[(triton.cdiv(width, columns), batch)](
             matrix.contiguous(), normaliser.contiguous(), key.contiguous(), value.contiguous(), strength.contiguous(),
-            empty.to(torch.int32).contiguous(), new_matrix, new_normaliser, pairs, features, width, epsilon,
+            empty.to(torch.int32).contiguous(), new_matrix, new_normaliser, pairs, features, width, eps,
             CORRECTION=correction, PAIRS=max(16, triton.next_power_of_2(pairs)), FEATURES=32, COLUMNS=columns,
             PRECISION=dot_precision()
         )  # fmt: skip
@@ -88,7 +88,7 @@ def write_op(
 
 
 @write_op.register_fake
-def _(matrix, normaliser, key, value, strength, empty, correction, epsilon):
+def _(matrix, normaliser, key, value, strength, empty, correction, eps):
     return _unwritten_memory(matrix, normaliser)
 
 
@@ -97,7 +97,7 @@ def _unwritten_memory(matrix: Tensor, normaliser: Tensor) -> tuple[Tensor, Tenso
 
 
 def _save_writing(ctx, inputs, output) -> None:
-    *tensors, ctx.correction, ctx.epsilon = inputs
+    *tensors, ctx.correction, ctx.eps = inputs
     ctx.save_for_backward(*tensors)
 
 
@@ -106,8 +106,8 @@ def _differentiate_writing(ctx, *grads):
     dtypes = [x.dtype for x in tensors]
     matrix, normaliser, key, value, strength = tensors
     *grads, matrix, normaliser, value, strength, key = precise(*grads, matrix, normaliser, value, strength, key)
-    total = denominator(key, normaliser, ctx.epsilon)
-    gamma = growth(key, total, empty, ctx.correction, ctx.epsilon)
+    total = denominator(key, normaliser, ctx.eps)
+    gamma = growth(key, total, empty, ctx.correction, ctx.eps)
     gradients = write_gradients(tuple(grads), matrix, normaliser, value, strength, gamma, key, total)
     return *(gradient.to(dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)), None, None, None
 
@@ -117,8 +117,8 @@ write_op.register_autograd(_differentiate_writing, setup_context=_save_writing)
 
 @write_op.register_vmap
 def _(info, in_dims, *arguments):
-    *tensors, correction, epsilon = arguments
-    matrix, normaliser = write_op(*_folded(info, in_dims, tensors), correction, epsilon)
+    *tensors, correction, eps = arguments
+    matrix, normaliser = write_op(*_folded(info, in_dims, tensors), correction, eps)
     return (_unfolded(matrix, info), _unfolded(normaliser, info)), (0, 0)
 
 

@@ -33,7 +33,9 @@ def gated_linear_attention(
         TesseraError: shapes that do not fit.
     """
     where = "gated_linear_attention"
+    expect(query.dim() == 4, where, "query", "be (B, H, T, K) with T >= 1", tuple(query.shape))
     batch, heads, steps, width = query.shape
+    expect(steps > 0, where, "query", "be (B, H, T, K) with T >= 1", tuple(query.shape))
     expect(key.shape == query.shape, where, "key", f"be {tuple(query.shape)} as the query", tuple(key.shape))
     expect(value.shape[:3] == query.shape[:3], where, "value", f"begin with {tuple(query.shape[:3])}", value.shape[:3])
     if documents is not None:

@@ -5,9 +5,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from tessera.kernels.base import Kernel
+from tessera.kernels import Kernel, kernel_from_config
 from tessera.ops.backends import Backends
-from tessera.ops.kernel_regression import chunked, fused, interception, narrow, reference, triton
+from tessera.ops.kernel_regression import chunked, cpu_bfloat16, fused, interception, reference, triton
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.chosen_queries import QueryWeights, chosen_query_weights
 from tessera.ops.kernel_regression.interception import intercepted
@@ -15,7 +15,7 @@ from tessera.ops.kernel_regression.window import Window
 
 # In order of preference: the first that supports the call runs it.
 BACKENDS = Backends("kernel_regression")
-BACKENDS.add("narrow", narrow)
+BACKENDS.add("cpu_bfloat16", cpu_bfloat16)
 BACKENDS.add("fused", fused)
 BACKENDS.add("triton", triton)
 BACKENDS.add("chunked", chunked)
@@ -31,9 +31,9 @@ def kernel_regression(
     key: Tensor,
     value: Tensor,
     *,
-    kernel: Kernel,
-    slope: Tensor,
-    intercept: Tensor | None = None,
+    kernel: Kernel | str | dict,
+    slope: Tensor | float,
+    intercept: Tensor | float | None = None,
     window: Window | None = None,
     query_offset: int = 0,
     query_documents: Tensor | None = None,
@@ -48,8 +48,8 @@ def kernel_regression(
 
     Args:
         query: (B, H, T, K). key: (B, H, N, K). value: (B, H, N, V).
-        kernel: the similarity kernel; `slope` and `intercept` (broadcastable to (B, H, T)) are its `affine` of the
-            inverse bandwidth beta = 1 / h^2.
+        kernel: the similarity kernel or its name (see `kernel_from_config`); `slope` and `intercept` (numbers, or
+            broadcastable to (B, H, T)) are its `affine` of the inverse bandwidth beta = 1 / h^2.
         query_offset: query j stands at position `query_offset + j`, pair i at position i.
         query_documents, pair_documents: integers (B, T) and (B, N); a negative pair document means "not stored".
         dropout: probability of dropping a weight (kept ones are scaled up).
@@ -57,8 +57,18 @@ def kernel_regression(
     Returns:
         (B, H, T, V), in the dtype of the inputs.
     Raises:
-        TesseraError: shapes that do not fit, or a `backend` that cannot run this call (the message says why).
+        TesseraError: an unknown kernel, shapes or dtypes that do not agree, or a `backend` that cannot run this call.
+
+    >>> torch.manual_seed(0) and None
+    >>> keys = torch.nn.functional.normalize(torch.randn(1, 1, 4, 8), dim=-1)
+    >>> kernel_regression(keys, keys, torch.eye(4)[None, None], kernel="epanechnikov", slope=50.0).argmax(-1)
+    tensor([[[0, 1, 2, 3]]])
     """
+    kernel = kernel_from_config(kernel)
+    slope, intercept = (
+        scale if scale is None or torch.is_tensor(scale) else torch.as_tensor(scale, device=query.device)
+        for scale in (slope, intercept)
+    )
     call = Call(
         query, key, value, kernel, slope, intercept, window, query_offset, query_documents, pair_documents, dropout
     )

@@ -10,6 +10,8 @@ from tessera.errors import expect
 from tessera.kernels.base import Kernel
 from tessera.ops.kernel_regression.window import Window, visible_pairs
 
+WHERE = "kernel_regression"
+
 
 @dataclass(frozen=True)
 class Call:
@@ -28,14 +30,52 @@ class Call:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        q, k, v = self.query, self.key, self.value
-        fits = q.dim() == k.dim() == v.dim() == 4 and q.shape[-1] == k.shape[-1] and k.shape[:3] == v.shape[:3]
-        if not fits or q.shape[:2] != k.shape[:2]:
+        self._check_tensors()
+        batch, heads, steps, _ = self.query.shape
+        for name, scale in (("slope", self.slope), ("intercept", self.intercept)):
+            if scale is not None and not _broadcasts(scale.shape, (batch, heads, steps)):
+                rule = f"broadcast to (B, H, T) = {(batch, heads, steps)}"
+                expect(False, WHERE, name, rule, tuple(scale.shape))
+        self._check_documents()
+        self._check_window()
+        expect(0.0 <= self.dropout < 1.0, WHERE, "dropout", "lie in [0, 1)", self.dropout)
+
+    def _check_tensors(self) -> None:
+        q, k, v = tensors = self.query, self.key, self.value
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        agree = q.dim() == k.dim() == v.dim() == 4 and q.shape[-1] == k.shape[-1] and k.shape[:3] == v.shape[:3]
+        if not agree or q.shape[:2] != k.shape[:2]:
             rule = "have shapes (B, H, T, K), (B, H, N, K) and (B, H, N, V)"
-            expect(False, "kernel_regression", "query, key and value", rule, [tuple(t.shape) for t in (q, k, v)])
+            expect(False, WHERE, "query, key and value", rule, shapes)
+        if not (q.dtype == k.dtype == v.dtype and q.is_floating_point()):
+            dtypes = ", ".join(str(tensor.dtype) for tensor in tensors)
+            expect(False, WHERE, "query, key and value", "have one floating-point dtype", dtypes)
+        if not q.device == k.device == v.device:
+            devices = ", ".join(str(tensor.device) for tensor in tensors)
+            expect(False, WHERE, "query, key and value", "be on one device", devices)
+
+    def _check_window(self) -> None:
+        if self.window is not None and not isinstance(self.window, Window):
+            expect(False, WHERE, "window", "be a Window or None", repr(self.window))
+        delay = 1 if self.window is None else self.window.delay
+        if isinstance(delay, Tensor) and delay.shape != self.query.shape[:1]:
+            rule = f"be one integer or one per sequence ({self.query.shape[0]},)"
+            expect(False, WHERE, "the window's delay", rule, tuple(delay.shape))
+        if isinstance(self.query_offset, int) and self.query_offset < 0:
+            expect(False, WHERE, "query_offset", "be an integer of at least 0", self.query_offset)
+
+    def _check_documents(self) -> None:
         if (self.query_documents is None) != (self.pair_documents is None):
-            expect(False, "kernel_regression", "query_documents and pair_documents", "be given together", "only one")
-        expect(0.0 <= self.dropout < 1.0, "kernel_regression", "dropout", "lie in [0, 1)", self.dropout)
+            expect(False, WHERE, "query_documents and pair_documents", "be given together", "only one")
+        if self.pair_documents is None:
+            return
+        for name, documents, like in (
+            ("query_documents", self.query_documents, self.query),
+            ("pair_documents", self.pair_documents, self.key),
+        ):
+            shape = (like.shape[0], like.shape[2])
+            if tuple(documents.shape) != shape or documents.is_floating_point():
+                expect(False, WHERE, name, f"be integers {shape}", f"{documents.dtype} {tuple(documents.shape)}")
 
     def trimmed(self) -> Self:
         """The same call over the pairs that the window leaves to any query, without it where it hides none of them."""
@@ -73,10 +113,21 @@ class Call:
             self.query.device,
         )
 
+    def zeros(self) -> Tensor:
+        """The answers of a call without pairs: zeros that still depend on its tensors, so that all get gradients."""
+        return ((self.query * self.per_query(self.slope)) @ self.key[:, :, :0].mT) @ self.value[:, :, :0]
+
     def largest_slope(self) -> float:
         """The sharpest kernel of the call."""
         return float(torch.as_tensor(self.slope).detach().max())
 
     def per_query(self, scale: Tensor) -> Tensor:
         """`scale` (slope or intercept) with a last dimension of one, to multiply (B, H, T, ...) tensors."""
-        return scale.to(self.query.dtype).unsqueeze(-1) if torch.is_tensor(scale) else scale
+        return scale.to(self.query).unsqueeze(-1) if torch.is_tensor(scale) else scale
+
+
+def _broadcasts(shape: torch.Size, target: tuple[int, ...]) -> bool:
+    """Whether a tensor of `shape` broadcasts to `target` without enlarging it."""
+    return len(shape) <= len(target) and all(
+        size in (1, full) for size, full in zip(reversed(shape), reversed(target), strict=False)
+    )

@@ -27,9 +27,9 @@ def run(call: Call) -> Tensor:
     pairs, whatever the delay, and also with one delay per sequence. Anything else goes through a boolean mask, which
     PyTorch materialises: O(T N) bytes.
     """
+    if call.key.shape[2] == 0:
+        return call.zeros()
     query = call.query * call.per_query(call.slope)
-    if call.key.shape[2] == 0:  # zeros that still depend on all three, for gradients
-        return (query @ call.key.mT) @ call.value
     if _sees_everything(call):
         return _attention(call, query, call.key, call.value)
     if _is_shifted_past(call):

@@ -46,7 +46,7 @@ def run(call: Call, **tiles: list[int]) -> Tensor:
     query, key, value = call.query, call.key, call.value
     shape = query.shape[:3]
     if query.numel() == 0 or value.numel() == 0:
-        return query.new_zeros(*shape, value.shape[-1])
+        return call.zeros()
     plan = plan_of(call)._replace(**tiles)
     slope = call.slope.to(query.device).expand(shape)
     if plan.family == "fixed" and call.intercept is not None:

@@ -22,13 +22,13 @@ class Tiles(NamedTuple):
 
 
 def tiles_of(plan: Plan, query: Tensor, value: Tensor, kernel: str) -> Tiles:
-    """The tiles asked for, or those that fit the registers of a Hopper GPU (tests/ops/test_triton_compiles.py).
+    """The tiles of the plan, or those that fit the registers of a Hopper GPU (tests/ops/test_triton_compiles.py).
 
     `kernel`: "forward", or one of the backward pass, "queries" or "pairs" (by what its programs hold).
     """
-    asked = plan.forward_tiles if kernel == "forward" else plan.backward_tiles
-    if asked is not None:
-        return Tiles(*asked)
+    tiles = plan.forward_tiles if kernel == "forward" else plan.backward_tiles
+    if tiles is not None:
+        return Tiles(*tiles)
     if INTERPRETED:
         return Tiles(16, 16, 4, 1)
     wide = max(query.shape[-1], value.shape[-1]) > 64

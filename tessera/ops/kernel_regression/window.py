@@ -7,6 +7,8 @@ from torch import Tensor
 
 from tessera.errors import expect
 
+LOOKS_AHEAD = "(a pair's value looks one step ahead)"
+
 
 @dataclass(frozen=True)
 class Window:
@@ -14,18 +16,34 @@ class Window:
 
     Contextual memory: delay 1, no span (the pair (k_T, v_T) exists only once x_{T+1} is known). Short-term memory:
     delay 1, span h. Long-term memory: delay m, no span. `delay` may be a tensor (B,), one delay per sequence.
+
+    Raises:
+        TesseraError: a delay below 1, a span that holds no pair, or either of another type.
     """
 
     delay: int | Tensor = 1
     span: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.delay, int):
-            expect(
-                self.delay >= 1, "Window", "delay", "be at least 1 (a pair's value looks one step ahead)", self.delay
-            )
-            if self.span is not None:
-                expect(self.span > self.delay, "Window", "span", f"exceed delay ({self.delay})", self.span)
+        if isinstance(self.delay, Tensor):
+            self._check_delays(self.delay)
+        else:
+            valid = type(self.delay) is int and self.delay >= 1
+            expect(valid, "Window", "delay", f"be an integer of at least 1 {LOOKS_AHEAD}", self.delay)
+        if self.span is not None:
+            least = self.delay if isinstance(self.delay, int) else 1
+            valid = type(self.span) is int and self.span > least
+            expect(valid, "Window", "span", f"be an integer that exceeds delay ({least})", self.span)
+
+    @staticmethod
+    def _check_delays(delay: Tensor) -> None:
+        described = f"{delay.dtype} {tuple(delay.shape)}"
+        integers = not delay.is_floating_point() and not delay.is_complex() and delay.dtype != torch.bool
+        expect(integers and delay.dim() == 1, "Window", "delay", "be integers (B,), one per sequence", described)
+        # Looking at the numbers would cost a GPU a wait, and a compiled step a break in its graph.
+        if delay.device.type == "cpu" and delay.numel() and not torch.compiler.is_compiling():
+            least = int(delay.min())
+            expect(least >= 1, "Window", "every delay", f"be at least 1 {LOOKS_AHEAD}", least)
 
     def num_pairs(self, positions: Tensor) -> Tensor:
         """How many pairs are seen at `positions` (B, T), counted from 1 within their document."""

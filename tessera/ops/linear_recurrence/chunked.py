@@ -129,8 +129,8 @@ def _between_chunks(
         # From the first step of the next chunk back to each step of this one.
         next_keep = pad(log_keep[:, :, 1:, 0], (0, 1))[..., None]
         weight = reach[..., -1:] - reach + next_keep
-        whole = pad(weight[:, :, :-1, 0], (1, 0)).clamp(min=LOG2_ZERO)
-        return pad(scan(y[..., 0, :], whole, reverse=True)[:, :, 1:], (0, 0, 0, 1)), weight
+        per_chunk = pad(weight[:, :, :-1, 0], (1, 0)).clamp(min=LOG2_ZERO)
+        return pad(scan(y[..., 0, :], per_chunk, reverse=True)[:, :, 1:], (0, 0, 0, 1)), weight
     if chunks == 1:
         return None if carry is None else carry.to(y.dtype).unsqueeze(2), reach
     ends = scan(y[..., -1, :], reach[..., -1].clamp(min=LOG2_ZERO), carry)[:, :, :-1]

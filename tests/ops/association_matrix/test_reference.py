@@ -82,7 +82,7 @@ def test_an_empty_memory_answers_zero_and_a_full_one_what_was_stored():
     empty = torch.ones(1, dtype=torch.bool)
     assert not read_association(matrix, normaliser, key).any()
     matrix, normaliser = write_association(matrix, normaliser, key, value, torch.ones_like(strength), empty)
-    # One pair at full strength comes back but for epsilon, which |phi|^2 of order one exceeds 1e4-fold.
+    # One pair at full strength comes back but for eps, which |phi|^2 of order one exceeds 1e4-fold.
     torch.testing.assert_close(read_association(matrix, normaliser, key), value, rtol=1e-3, atol=1e-3)
 
 

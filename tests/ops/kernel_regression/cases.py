@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 
 from tessera.kernels import Kernel
 from tessera.ops.kernel_regression import Window, kernel_regression
-from tessera.ops.kernel_regression.strips import QUERIES
+from tessera.ops.kernel_regression.query_blocks import QUERIES
 
 BATCH, HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 3, 5, 4
 LENGTHS = (1, 2, 63, QUERIES - 1, QUERIES, QUERIES + 1, 130)

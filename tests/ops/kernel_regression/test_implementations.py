@@ -6,7 +6,7 @@ import torch
 from tessera.errors import TesseraError
 from tessera.kernels import Biweight, Gaussian, NearestNeighbours, NormalizedReLU, ReLUmax, Triweight
 from tessera.ops.kernel_regression import BACKENDS, Call, Window, choose_backend, kernel_regression
-from tessera.ops.kernel_regression.strips import QUERIES, strips
+from tessera.ops.kernel_regression.query_blocks import QUERIES, query_blocks
 from tests.kernels.contract import all_kernels, identifier
 from tests.ops.kernel_regression.cases import CASES, Case, perturbed, regress, rounded
 from tests.tolerances import REORDERED_FLOAT64
@@ -62,7 +62,7 @@ def test_the_future_has_no_influence(kernel, backend):
     before = regress(case, kernel, backend)[0]
     for name in ("key", "value"):
         after = regress(case, kernel, backend, **perturbed(case, name, slice(60, None)))[0]
-        # Rows of one strip share their Newton steps: a row may take one more, of the size of rounding.
+        # Rows of one block share their Newton steps: a row may take one more, of the size of rounding.
         torch.testing.assert_close(after[:, :, :63], before[:, :, :63], rtol=0, atol=REORDERED_FLOAT64)
         assert not torch.equal(after[:, :, 63:], before[:, :, 63:])
 
@@ -157,7 +157,7 @@ def test_a_batch_equals_its_sequences():
 def test_the_cost_of_a_span_is_linear_in_the_length():
     query = torch.zeros(1, 1, 40 * QUERIES, 1)
     call = Call(query, query, query, Gaussian(), torch.ones(()), window=Window(span=100))
-    scores = sum((s.queries.stop - s.queries.start) * (s.pairs.stop - s.pairs.start) for s in strips(call))
+    scores = sum((s.queries.stop - s.queries.start) * (s.pairs.stop - s.pairs.start) for s in query_blocks(call))
     assert scores <= 40 * QUERIES * (QUERIES + 100)  # all pairs would be 20 times as many
 
 

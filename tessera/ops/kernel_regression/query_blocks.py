@@ -1,4 +1,4 @@
-"""How the blocked implementation cuts one call: strips of queries against the pairs that any of them can see."""
+"""How the blocked implementation cuts one call: blocks of queries against the pairs that any of them can see."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from torch import Tensor
 
 from tessera.ops.kernel_regression.call import Call
 
-# Queries per strip. 128 keeps the matrix products efficient, and a strip of 128 x 4,096 scores is 2 MB.
+# Queries per block. 128 keeps the matrix products efficient, and a block of 128 x 4,096 scores is 2 MB.
 QUERIES = 128
-# Scores per strip at most, over all heads done together: about what stays in the second-level caches.
+# Scores per block at most, over all heads done together: about what stays in the second-level caches.
 SCORES = 1 << 19
 
 
 @dataclass(frozen=True)
-class Strip:
+class QueryBlock:
     """Queries `queries` of the sequences `batch` against the pairs `pairs`, and what is hidden among them.
 
     `hidden` lists (columns, mask) with columns relative to `pairs.start` and mask (queries, columns), True where the
-    query does not see the pair. Columns that are not listed are seen by every query of the strip.
+    query does not see the pair. Columns that are not listed are seen by every query of the block.
     """
 
     batch: slice
@@ -41,8 +41,8 @@ class Strip:
             scores[..., columns].masked_fill_(mask, -torch.inf)
 
 
-def strips(call: Call, queries: int = QUERIES) -> Iterator[Strip]:
-    """All strips of `call`, of `queries` queries each, that have a visible pair.
+def query_blocks(call: Call, queries: int = QUERIES) -> Iterator[QueryBlock]:
+    """All blocks of `call`, of `queries` queries each, that have a visible pair.
 
     Whatever differs between sequences cuts the batch into single ones.
     """
@@ -53,11 +53,11 @@ def strips(call: Call, queries: int = QUERIES) -> Iterator[Strip]:
         delay = _delay(call, sequence.start)
         # The latest first: under most windows it is the largest, and sets the size of the reused memory.
         for start in reversed(range(0, num_queries, queries)):
-            strip = _windowed(call, sequence, slice(start, min(start + queries, num_queries)), delay)
-            if strip is not None and call.pair_documents is not None:
-                strip = _within_documents(call, strip)
-            if strip is not None:
-                yield strip
+            block = _windowed(call, sequence, slice(start, min(start + queries, num_queries)), delay)
+            if block is not None and call.pair_documents is not None:
+                block = _within_documents(call, block)
+            if block is not None:
+                yield block
 
 
 def _delay(call: Call, sequence: int) -> int | None:
@@ -67,11 +67,11 @@ def _delay(call: Call, sequence: int) -> int | None:
     return int(delay.reshape(-1)[sequence if delay.numel() > 1 else 0]) if torch.is_tensor(delay) else delay
 
 
-def _windowed(call: Call, sequence: slice, queries: slice, delay: int | None) -> Strip | None:
-    """The strip of `queries` under the call's window alone."""
+def _windowed(call: Call, sequence: slice, queries: slice, delay: int | None) -> QueryBlock | None:
+    """The block of `queries` under the call's window alone."""
     num_pairs = call.key.shape[2]
     if delay is None:
-        return Strip(sequence, queries, slice(0, num_pairs)) if num_pairs else None
+        return QueryBlock(sequence, queries, slice(0, num_pairs)) if num_pairs else None
     first, last = queries.start + call.query_offset, queries.stop - 1 + call.query_offset
     span = call.window.span
     # Seen by some query: [start, stop). Seen by all of them: [all_start, all_stop).
@@ -89,15 +89,15 @@ def _windowed(call: Call, sequence: slice, queries: slice, delay: int | None) ->
             age = positions - torch.arange(low, high, device=call.query.device)
             seen = age >= delay if span is None else (age >= delay) & (age < span)
             hidden.append((slice(low - start, high - start), ~seen))
-    return Strip(sequence, queries, slice(start, stop), tuple(hidden))
+    return QueryBlock(sequence, queries, slice(start, stop), tuple(hidden))
 
 
-def _within_documents(call: Call, strip: Strip) -> Strip | None:
-    """`strip` of one sequence cut down to the documents of its queries."""
-    queries = call.query_documents[strip.batch.start, strip.queries]
-    pairs = call.pair_documents[strip.batch.start, strip.pairs]
+def _within_documents(call: Call, block: QueryBlock) -> QueryBlock | None:
+    """`block` of one sequence cut down to the documents of its queries."""
+    queries = call.query_documents[block.batch.start, block.queries]
+    pairs = call.pair_documents[block.batch.start, block.pairs]
     seen = (queries[:, None] == pairs) & (pairs >= 0)
-    for columns, mask in strip.hidden:
+    for columns, mask in block.hidden:
         seen[:, columns] &= ~mask
     used = seen.any(0).nonzero()
     if used.numel() == 0:
@@ -105,5 +105,5 @@ def _within_documents(call: Call, strip: Strip) -> Strip | None:
     first, last = int(used[0]), int(used[-1]) + 1
     seen = seen[:, first:last]
     hidden = () if bool(seen.all()) else ((slice(0, last - first), ~seen),)
-    pairs = slice(strip.pairs.start + first, strip.pairs.start + last)
-    return Strip(strip.batch, strip.queries, pairs, hidden)
+    pairs = slice(block.pairs.start + first, block.pairs.start + last)
+    return QueryBlock(block.batch, block.queries, pairs, hidden)

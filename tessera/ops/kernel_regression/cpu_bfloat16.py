@@ -1,6 +1,6 @@
-"""Gaussian kernel regression in bfloat16 on CPUs: strips of softmax weights that stay in cache.
+"""Gaussian kernel regression in bfloat16 on CPUs: blocks of softmax weights that stay in cache.
 
-PyTorch's fused attention spends most of its time on CPUs outside the products. Here each strip of scores is written by
+PyTorch's fused attention spends most of its time on CPUs outside the products. Here each block of scores is written by
 one product and turned into weights by one softmax, both in bfloat16. What bfloat16 would lose is put into the
 products, which sum in float32: scores are centred on an upper bound of the row, `slope (q . k_i - |q| max_j |k_j|)`,
 so that those that matter are small and rounding them costs little; and the backward pass subtracts `sum_i w_i g_i`
@@ -13,9 +13,9 @@ from torch.autograd.function import once_differentiable
 
 from tessera.kernels.gaussian import Gaussian
 from tessera.ops.kernel_regression.call import Call
-from tessera.ops.kernel_regression.strips import Strip, strips
+from tessera.ops.kernel_regression.query_blocks import QUERIES, QueryBlock, query_blocks
 
-# Queries per strip when every query sees every pair: fewer sums over strips, and no future to skip.
+# Queries per block when every query sees every pair: fewer sums over blocks, and no future to skip.
 UNMASKED_QUERIES = 512
 # A score of 64 rounded to bfloat16 is off by up to an eighth. Sharper kernels take a backend with float32 scores.
 LARGEST_SLOPE = 64.0
@@ -30,21 +30,23 @@ def unsupported_reason(call: Call) -> str | None:
     if call.dropout:
         return "it has no dropout of weights"
     if torch.compiler.is_compiling():
-        return "its strips are a Python loop, which torch.compile would unroll"
+        return "its blocks are a Python loop, which torch.compile would unroll"
     if call.query.shape[2] == 1:
-        return "a single query has no strip to fill (the fused backend is faster)"
+        return "a single query has no block to fill (the fused backend is faster)"
     if call.largest_slope() > LARGEST_SLOPE:
         return f"scores of a slope above {LARGEST_SLOPE:g} lose too much in bfloat16"
     return None
 
 
 def run(call: Call) -> Tensor:
-    """Softmax weights strip by strip; time O(visible pairs), memory O(T + N) per head beside one strip."""
+    """Softmax weights block by block; time O(visible pairs), memory O(T + N) per head beside one block."""
+    if call.key.shape[2] == 0:
+        return call.zeros()
     slope = torch.as_tensor(call.slope).float().expand(call.query.shape[:3])
-    return _Narrow.apply(call.query, call.key, call.value, slope, call)
+    return _Bfloat16.apply(call.query, call.key, call.value, slope, call)
 
 
-class _Narrow(torch.autograd.Function):
+class _Bfloat16(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, slope, call: Call) -> Tensor:
         batch, heads, steps, _ = query.shape
@@ -53,9 +55,9 @@ class _Narrow(torch.autograd.Function):
         with torch.autocast("cpu", enabled=False):
             work = _Work(query, key, value, slope)
             covered = 0
-            for strip, group, weights in work.strips(call, heads):
-                part = torch.bmm(weights, work.value[group, strip.pairs])
-                work.scatter(output, strip, group, part)
+            for block, group, weights in work.blocks(call, heads):
+                part = torch.bmm(weights, work.value[group, block.pairs])
+                work.scatter(output, block, group, part)
                 covered += part.shape[0] * part.shape[1]
         if covered < batch * heads * steps:
             _clear_uncovered(output, call)
@@ -74,13 +76,13 @@ class _Narrow(torch.autograd.Function):
         grad_value = torch.zeros(work.value.shape[0], value.shape[2], value.shape[3])
         above, value_and_ones = _with_mean_gradient(grad, output), _append(work.value, 1.0, 1.0)
         width = value.shape[-1]
-        for strip, group, weights in work.strips(ctx.call, heads):
-            upper = above[group, strip.queries]
-            grad_value[group, strip.pairs] += torch.bmm(weights.mT, upper[..., :width])
+        for block, group, weights in work.blocks(ctx.call, heads):
+            upper = above[group, block.queries]
+            grad_value[group, block.pairs] += torch.bmm(weights.mT, upper[..., :width])
             # w_i (g_i - sum_j w_j g_j): the difference is made inside the product, in float32.
-            grad_scores = torch.bmm(upper, value_and_ones[group, strip.pairs].mT).mul_(weights)
-            torch.bmm(grad_scores, work.plain_key[group, strip.pairs], out=grad_query[group, strip.queries])
-            grad_key[group, strip.pairs] += torch.bmm(grad_scores.mT, work.plain_query[group, strip.queries])
+            grad_scores = torch.bmm(upper, value_and_ones[group, block.pairs].mT).mul_(weights)
+            torch.bmm(grad_scores, work.plain_key[group, block.pairs], out=grad_query[group, block.queries])
+            grad_key[group, block.pairs] += torch.bmm(grad_scores.mT, work.plain_query[group, block.queries])
         grad_query = grad_query.view(query.shape)
         grad_slope = torch.linalg.vecdot(grad_query, query).float()
         grad_query = grad_query * slope.unsqueeze(-1).to(query.dtype)
@@ -107,31 +109,31 @@ class _Work:
     def plain_key(self) -> Tensor:
         return self.key[..., :-1]
 
-    def strips(self, call: Call, heads: int):
-        """Each strip of `call` with its group of heads and its weights (heads, queries, pairs)."""
-        cut = strips(call, UNMASKED_QUERIES) if call.window is None and call.pair_documents is None else strips(call)
-        for strip in cut:
-            empty = _empty_rows(strip)
-            for group in strip.groups(heads):
-                scores = torch.bmm(self.query[group, strip.queries], self.key[group, strip.pairs].mT)
-                strip.hide(scores)
+    def blocks(self, call: Call, heads: int):
+        """Each block of `call` with its group of heads and its weights (heads, queries, pairs)."""
+        masked = call.window is not None or call.pair_documents is not None
+        for block in query_blocks(call, QUERIES if masked else UNMASKED_QUERIES):
+            empty = _empty_rows(block)
+            for group in block.groups(heads):
+                scores = torch.bmm(self.query[group, block.queries], self.key[group, block.pairs].mT)
+                block.hide(scores)
                 weights = torch.softmax(scores, dim=-1)
                 if empty is not None:
                     weights.masked_fill_(empty, 0.0)
-                yield strip, group, weights
+                yield block, group, weights
 
     @staticmethod
-    def scatter(output: Tensor, strip: Strip, group: slice, part: Tensor) -> None:
+    def scatter(output: Tensor, block: QueryBlock, group: slice, part: Tensor) -> None:
         """Write the rows of one group of flattened (batch, head) into `output` (B, H, T, V)."""
         heads = output.shape[1]
         for row, index in enumerate(range(group.start, group.stop)):
-            output[index // heads, index % heads, strip.queries] = part[row]
+            output[index // heads, index % heads, block.queries] = part[row]
 
 
-def _empty_rows(strip: Strip) -> Tensor | None:
-    """Bool (queries, 1), True for queries that see no pair of the strip; None when there is none."""
-    width = strip.pairs.stop - strip.pairs.start
-    for columns, mask in strip.hidden:
+def _empty_rows(block: QueryBlock) -> Tensor | None:
+    """Bool (queries, 1), True for queries that see no pair of the block; None when there is none."""
+    width = block.pairs.stop - block.pairs.start
+    for columns, mask in block.hidden:
         if columns.stop - columns.start == width:
             empty = mask.all(dim=-1, keepdim=True)
             return empty if bool(empty.any()) else None
@@ -139,10 +141,10 @@ def _empty_rows(strip: Strip) -> Tensor | None:
 
 
 def _clear_uncovered(output: Tensor, call: Call) -> None:
-    """Zero the queries that no strip covers: those without any visible pair."""
+    """Zero the queries that no block covers: those without any visible pair."""
     seen = torch.zeros(output.shape[0], output.shape[2], dtype=torch.bool)
-    for strip in strips(call):
-        seen[strip.batch, strip.queries] = True
+    for block in query_blocks(call):
+        seen[block.batch, block.queries] = True
     output.masked_fill_(~seen[:, None, :, None], 0.0)
 
 

@@ -1,11 +1,11 @@
-"""The bfloat16 strips against the float64 reference: every window, documents, gradients, queries that see nothing."""
+"""The bfloat16 blocks against the float64 reference: every window, documents, gradients, queries that see nothing."""
 
 import pytest
 import torch
 
 from tessera.errors import TesseraError
 from tessera.kernels import Gaussian
-from tessera.ops.kernel_regression import Window, choose_backend, kernel_regression, narrow
+from tessera.ops.kernel_regression import Window, choose_backend, cpu_bfloat16, kernel_regression
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.unit_norm import unit_norm
 
@@ -49,7 +49,7 @@ def expect_close(found, expected):
 @pytest.mark.parametrize("steps", [2, 63, 130])
 def test_agrees_with_float64(window, steps):
     expect_close(
-        results("narrow", torch.bfloat16, steps, WINDOWS[window]),
+        results("cpu_bfloat16", torch.bfloat16, steps, WINDOWS[window]),
         results("reference", torch.float64, steps, WINDOWS[window]),
     )
 
@@ -57,7 +57,7 @@ def test_agrees_with_float64(window, steps):
 def test_documents():
     documents = torch.tensor([[0] * 40 + [1] * 50, [-1] * 10 + [0] * 80])
     expect_close(
-        results("narrow", torch.bfloat16, 90, Window(), documents),
+        results("cpu_bfloat16", torch.bfloat16, 90, Window(), documents),
         results("reference", torch.float64, 90, Window(), documents),
     )
 
@@ -66,15 +66,15 @@ def test_slots_shared_by_all_sequences_get_their_gradients_summed():
     keys, values = torch.randn(H, 7, K).bfloat16().requires_grad_(), torch.randn(H, 7, K).bfloat16().requires_grad_()
     query, slope = unit_norm(torch.randn(B, H, 40, K)).bfloat16(), torch.full((H, 1), 3.0)
     found = {}
-    for backend, dtype in (("narrow", torch.bfloat16), ("reference", torch.float64)):
+    for backend, dtype in (("cpu_bfloat16", torch.bfloat16), ("reference", torch.float64)):
         shared = [t.to(dtype).expand(B, -1, -1, -1) for t in (keys, values)]
         output = kernel_regression(query.to(dtype), *shared, kernel=Gaussian(), slope=slope, backend=backend)
         found[backend] = (output, *torch.autograd.grad(output.sum(), (keys, values)))
-    expect_close(found["narrow"], [tensor.double() for tensor in found["reference"]])
+    expect_close(found["cpu_bfloat16"], [tensor.double() for tensor in found["reference"]])
 
 
 def test_queries_that_see_nothing_get_zero():
-    output, *gradients = results("narrow", torch.bfloat16, 300, Window(200))
+    output, *gradients = results("cpu_bfloat16", torch.bfloat16, 300, Window(200))
     assert torch.equal(output[:, :, :200], torch.zeros_like(output[:, :, :200]))
     assert all(gradient.isfinite().all() for gradient in gradients)
 
@@ -84,13 +84,15 @@ def test_what_it_is_not_for_it_refuses_with_the_reason():
 
     def reason(dtype=torch.bfloat16, slope=3.0, **changes):
         tensors = [query.to(dtype)] * 3
-        return narrow.unsupported_reason(Call(*tensors, Gaussian(), torch.tensor(slope), window=Window(), **changes))
+        return cpu_bfloat16.unsupported_reason(
+            Call(*tensors, Gaussian(), torch.tensor(slope), window=Window(), **changes)
+        )
 
     assert reason() is None
     assert "bfloat16 on a CPU" in reason(torch.float32)
     assert "above 64" in reason(slope=65.0)
     assert "dropout" in reason(dropout=0.1)
     sharp = Call(query, query, query, Gaussian(), torch.tensor(65.0), window=Window())
-    assert choose_backend(sharp) is not narrow
-    with pytest.raises(TesseraError, match="backend 'narrow' cannot run this call: it is for bfloat16"):
-        kernel_regression(*[query.float()] * 3, kernel=Gaussian(), slope=torch.tensor(3.0), backend="narrow")
+    assert choose_backend(sharp) is not cpu_bfloat16
+    with pytest.raises(TesseraError, match="backend 'cpu_bfloat16' cannot run this call: it is for bfloat16"):
+        kernel_regression(*[query.float()] * 3, kernel=Gaussian(), slope=torch.tensor(3.0), backend="cpu_bfloat16")

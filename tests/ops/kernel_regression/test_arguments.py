@@ -1,0 +1,107 @@
+"""What kernel regression takes, and the one line that each mistake gets."""
+
+import pytest
+import torch
+
+import tessera
+from tessera.errors import TesseraError
+from tessera.kernels import Gaussian, NearestNeighbours, kernel_from_config
+from tessera.ops.kernel_regression import BACKENDS, Window, kernel_regression
+from tests.kernels.contract import all_kernels, identifier
+
+B, H, T, N, K, V = 2, 3, 5, 7, 4, 6
+
+
+def arguments(**changes):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(B, H, *size, generator=generator) for size in ((T, K), (N, K), (N, V)))
+    return {"query": query, "key": key, "value": value, "kernel": "gaussian", "slope": 2.0, **changes}
+
+
+def integers(*shape):
+    return torch.zeros(*shape, dtype=torch.long)
+
+
+MISTAKES = {
+    "three dimensions": ({"query": torch.zeros(H, T, K)}, "query, key and value must have shapes"),
+    "another width": ({"key": torch.zeros(B, H, N, K + 1)}, "query, key and value must have shapes"),
+    "values of other pairs": ({"value": torch.zeros(B, H, N + 1, V)}, "query, key and value must have shapes"),
+    "mixed dtypes": (
+        {"value": torch.zeros(B, H, N, V).double()},
+        "query, key and value must have one floating-point dtype; got torch.float32, torch.float32, torch.float64.",
+    ),
+    "integers": (
+        {name: integers(B, H, N, K) for name in ("query", "key", "value")},
+        "query, key and value must have one floating-point dtype",
+    ),
+    "a slope for others": ({"slope": torch.ones(H + 1, 1)}, r"slope must broadcast to \(B, H, T\) = \(2, 3, 5\)"),
+    "an intercept too large": ({"intercept": torch.ones(1, B, H, T)}, r"intercept must broadcast to \(B, H, T\)"),
+    "query documents too short": (
+        {"query_documents": integers(B, T - 1), "pair_documents": integers(B, N)},
+        r"query_documents must be integers \(2, 5\); got torch.int64 \(2, 4\)",
+    ),
+    "pair documents too long": (
+        {"query_documents": integers(B, T), "pair_documents": integers(B, N + 1)},
+        r"pair_documents must be integers \(2, 7\); got torch.int64 \(2, 8\)",
+    ),
+    "documents of no integers": (
+        {"query_documents": torch.zeros(B, T), "pair_documents": integers(B, N)},
+        "query_documents must be integers",
+    ),
+    "documents of one side": ({"query_documents": integers(B, T)}, "must be given together"),
+    "delays of another batch": ({"window": Window(torch.tensor([1, 2, 3]))}, r"one per sequence \(2,\)"),
+    "a window that is none": ({"window": 3}, "window must be a Window or None; got 3"),
+    "a negative offset": ({"query_offset": -1}, "query_offset must be an integer of at least 0; got -1"),
+    "an unknown kernel": ({"kernel": "gausian"}, "unknown kernel 'gausian'. Did you mean 'gaussian'?"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_explained(changes, message):
+    with pytest.raises(TesseraError, match=message) as caught:
+        kernel_regression(**arguments(**changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("delay", [0, -3, 1.5, True, torch.tensor([-3]), torch.tensor([2, 0]), torch.tensor([1.0]),
+                                   torch.tensor(2)], ids=str)  # fmt: skip
+def test_no_window_sees_the_future(delay):
+    with pytest.raises(TesseraError, match="Window: (every )?delay must be"):
+        Window(delay)
+
+
+@pytest.mark.parametrize("span", [0, 3, 3.5])
+def test_a_span_holds_a_pair(span):
+    with pytest.raises(TesseraError, match="Window: span must be an integer that exceeds delay"):
+        Window(3, span)
+
+
+@pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
+@pytest.mark.parametrize(("batch", "steps", "pairs"), [(0, T, N), (B, 0, N), (B, T, 0), (B, 1, 0), (B, 0, 0)], ids=str)
+@pytest.mark.parametrize("window", [None, Window(), Window(2, 4), "each"], ids=str)
+def test_nothing_gives_nothing(kernel, batch, steps, pairs, window):
+    """No sequence, no query, no pair: an empty answer or zeros, and zeros as gradients."""
+    window = Window(torch.full((batch,), 2)) if window == "each" else window
+    leaves = [torch.randn(batch, H, *size).requires_grad_() for size in ((steps, K), (pairs, K), (pairs, V))]
+    documents = {"query_documents": integers(batch, steps), "pair_documents": integers(batch, pairs)}
+    for masks in ({}, documents):
+        y = kernel_regression(*leaves, kernel=kernel, slope=3.0, window=window, **masks)
+        assert y.shape == (batch, H, steps, V)
+        assert y.eq(0).all()
+        for gradient, leaf in zip(torch.autograd.grad(y.sum(), leaves), leaves, strict=True):
+            assert gradient.shape == leaf.shape
+            assert gradient.eq(0).all()
+
+
+def test_a_kernel_by_name_and_numbers_for_scores():
+    expected = kernel_regression(**arguments(kernel=Gaussian(), slope=torch.tensor(2.0)))
+    assert torch.equal(kernel_regression(**arguments()), expected)
+    assert torch.equal(tessera.kernel_regression(**arguments()), expected)
+    neighbours = {"name": "knn", "base": "uniform", "k": 2}
+    assert kernel_from_config(neighbours) == NearestNeighbours("uniform", 2)
+    one = kernel_regression(**arguments(kernel=neighbours))
+    assert torch.equal(one, kernel_regression(**arguments(kernel=NearestNeighbours("uniform", 2))))
+
+
+def test_the_names_of_the_backends():
+    assert list(BACKENDS) == ["cpu_bfloat16", "fused", "triton", "chunked", "reference"]
