@@ -22,13 +22,11 @@ WIDEST = 256
 
 def unsupported_reason(call: Call) -> str | None:
     """Why this call cannot run here, or None."""
-    q, k, v = call.query, call.key, call.value
+    q, v = call.query, call.value
     if family_of(call.kernel) is None:
         return f"the Triton kernels do not compute the kernel {call.kernel.name!r}"
     if call.dropout:
         return "the Triton kernels have no dropout of weights"
-    if not (q.dtype == k.dtype == v.dtype):
-        return f"query, key and value must have one dtype; got {q.dtype}, {k.dtype}, {v.dtype}"
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"the Triton kernels compute in float32, float16 and bfloat16, not {q.dtype}"
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
