@@ -126,7 +126,7 @@ class MemoryMosaicPreTrainedModel(StackPreTrainedModel):
 
 
 class MemoryMosaicModel(MemoryMosaicPreTrainedModel, StackModel):
-    """The stack of memories without a lm_head. See `MemoryMosaicConfig`."""
+    """The stack of memories without an lm_head. See `MemoryMosaicConfig`."""
 
     def make_layer(self, config: MemoryMosaicConfig) -> nn.Module:
         """One block of a contextual and a persistent memory."""

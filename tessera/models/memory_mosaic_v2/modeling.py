@@ -70,7 +70,7 @@ class MemoryMosaicV2PreTrainedModel(StackPreTrainedModel):
     _no_split_modules = ["MemoryMosaicV2Layer"]
     parts = {
         "embeddings": "embed_tokens",
-        "read-out": "lm_head",
+        "lm_head": "lm_head",
         "norms": "norm.",
         "short-term": ".short_term.",
         "long-term": ".long_term.",
@@ -123,14 +123,14 @@ class MemoryMosaicV2PreTrainedModel(StackPreTrainedModel):
 
 
 class MemoryMosaicV2Model(MemoryMosaicV2PreTrainedModel, StackModel):
-    """The stack of memories without a read-out. See `MemoryMosaicV2Config`."""
+    """The stack of memories without an lm_head. See `MemoryMosaicV2Config`."""
 
     def make_layer(self, config: MemoryMosaicV2Config) -> nn.Module:
         """One block of a short-term, a long-term and a persistent memory."""
         return MemoryMosaicV2Layer(config)
 
     def make_norm(self, config: MemoryMosaicV2Config) -> nn.Module:
-        """The norm before the read-out."""
+        """The norm before the lm_head."""
         return _norm(config)
 
     def layer_arguments(self, hidden: Tensor) -> dict[str, object]:
