@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tessera.experiments.experiment import Run
-from tessera.experiments.three_moons.published import INVERSE_BANDWIDTH
+from tessera.experiments.three_moons.published import INVERSE_BANDWIDTH, TRIPLE
 from tessera.tasks.three_moons import HELD_OUT, Periods
 from tessera.training.fit import FitOptions
 
@@ -140,7 +140,7 @@ class Budget:
         return Run(f"{name}/seed {seed}", settings, cost=(1.0 + 5.0 * is_trained) * (0.4 + variant.num_heads))
 
     def _evaluation(self, sequences: int) -> Evaluation:
-        triples = {"training": SEEN, "held out": HELD_OUT[0]}
+        triples = {"published": TRIPLE, "training": SEEN, "held out": HELD_OUT[0]}
         return Evaluation(sequences, self.contexts, self.horizon, triples)
 
 
