@@ -26,7 +26,8 @@ class FitOptions:
 
     Attributes:
         steps, learning_rate, min_learning_rate, warmup_ratio: the rate rises over this share of the steps to its peak
-            and falls along `decay` ("cosine", "linear", "constant") to the minimum.
+            and falls along `decay` ("cosine", "linear", "constant") to the minimum. schedule_ratio: the step of the
+            minimum as a multiple of the steps: with 2 the training ends halfway down.
         weight_decay: on matrices alone. betas: of AdamW. clip, clip_value: the largest norm of the gradient, and the
             largest absolute value in it; None is no clipping.
         scalar_learning_rate_scale: factor of the rate for the per-head scalars, see
@@ -40,6 +41,7 @@ class FitOptions:
     min_learning_rate: float = 0.0
     warmup_ratio: float = 0.1
     decay: str = "cosine"
+    schedule_ratio: float = 1.0
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     clip: float | None = None
@@ -143,7 +145,7 @@ def _set_rate(
     factor = learning_rate_factor(
         step,
         warmup=max(1, round(options.warmup_ratio * options.steps)),
-        steps=options.steps,
+        steps=round(options.schedule_ratio * options.steps),
         floor=options.min_learning_rate / options.learning_rate,
         decay=options.decay,
     )

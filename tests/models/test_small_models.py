@@ -93,3 +93,19 @@ def test_the_lstm_refuses_padding_before_tokens():
     mask[:, 0] = 0
     with pytest.raises(TesseraError, match="padding must follow the tokens"):
         model(input_ids=tokens(), attention_mask=mask)
+
+
+def test_published_details_of_models_are_options():
+    torch.manual_seed(0)
+    mosaic = build_small_model("mosaic", **SIZES, dropout=0.05, initialization="fan_in").config
+    assert (mosaic.weight_dropout, mosaic.contextual_weight_dropout, mosaic.residual_dropout) == (0.05, None, 0.05)
+    assert mosaic.initialization == "fan_in"
+    assert mosaic.logit_scale == pytest.approx(32**-0.5)
+    partly = build_small_model("mosaic", **SIZES, dropout=0.05, contextual_dropout=False).config
+    assert (partly.weight_dropout, partly.contextual_weight_dropout, partly.residual_dropout) == (0.05, 0.0, 0.05)
+    mamba = build_small_model("mamba", **SIZES, mamba_state_size=32).config
+    assert (mamba.hidden_size, mamba.num_hidden_layers, mamba.state_size) == (32, 2, 32)
+    wide = build_small_model("prmt", **SIZES, num_memory_tokens=64, memory_initializer_range=1.0)
+    assert wide.memory_tokens[1].tokens.std().item() == pytest.approx(1.0, rel=0.05)  # 2,048 numbers
+    narrow = build_small_model("prmt", **SIZES, num_memory_tokens=64)
+    assert narrow.memory_tokens[1].tokens.std().item() == pytest.approx(0.05, rel=0.1)

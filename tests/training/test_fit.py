@@ -136,6 +136,20 @@ def test_schedule(tmp_path, decay, last):
     assert moves[-1] == pytest.approx(expected if decay != "linear" else 1 / 8, abs=1e-4)
 
 
+@pytest.mark.parametrize(("ratio", "last"), [(2.0, 1 - 7 / 18), (0.5, 0.0)])
+def test_a_schedule_may_be_longer_or_shorter_than_the_training(tmp_path, ratio, last):
+    net = nn.Linear(1, 1, bias=False)
+    places = []
+
+    def loss_at(step):
+        places.append(net.weight.item())
+        return net.weight.sum()
+
+    options = FitOptions(10, 1.0, warmup_ratio=0.2, decay="linear", schedule_ratio=ratio, betas=(0.0, 0.0))
+    fit(net, loss_at, options, tmp_path)
+    assert places[-1] - net.weight.item() == pytest.approx(last, abs=1e-4)  # warm-up: two steps in any case
+
+
 def test_a_loss_that_is_not_finite_stops_it(tmp_path):
     net = model()
     with pytest.raises(TesseraError, match="the loss must be finite; got nan at step 20"):

@@ -22,12 +22,15 @@ class PRMTConfig(SegmentedConfig):
     Args:
         recurrence: "own_layer": layer l gets its own output of the previous segment. "published": what the
             published code does by an aliasing mistake: every layer but the last gets what layer l + 1 was given in
-            the previous segment. Only for its checkpoints. The others: see `SegmentedConfig`.
+            the previous segment. Only for its checkpoints.
+        memory_initializer_range: standard deviation of the memory tokens at the start (published: 1); None: that of the
+            token embeddings. The others: see `SegmentedConfig`.
     """
 
     model_type = "prmt"
 
     recurrence: str = "own_layer"
+    memory_initializer_range: float | None = None
 
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
@@ -113,7 +116,8 @@ class PRMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
     def _add_memory(self, config: PRMTConfig) -> None:
         weight = self.get_input_embeddings().weight
         self.memory_tokens = nn.ModuleList(
-            MemoryTokens(config.num_memory_tokens, weight) for _ in range(config.num_hidden_layers)
+            MemoryTokens(config.num_memory_tokens, weight, config.memory_initializer_range)
+            for _ in range(config.num_hidden_layers)
         )
 
     def _memory(self) -> SegmentMemory:

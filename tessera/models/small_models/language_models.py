@@ -48,6 +48,11 @@ def _mosaic(size: ModelSize) -> nn.Module:
             num_heads=size.num_heads,
             kernel=kernel_from_config(size.kernel).to_config(),
             num_persistent_slots=7 * size.hidden_size // 2 if slots is None else slots,
+            weight_dropout=size.dropout,
+            contextual_weight_dropout=None if size.contextual_dropout else 0.0,
+            residual_dropout=size.dropout,
+            initialization=size.initialization,
+            logit_scale=size.hidden_size**-0.5 if size.initialization == "fan_in" else 1.0,
         )
     )
 
@@ -102,22 +107,26 @@ def _lstm(size: ModelSize) -> nn.Module:
 
 @SMALL_MODELS.register("mamba")
 def _mamba(size: ModelSize) -> nn.Module:
-    """Two Mamba blocks for a transformer's layer, as published (Gu and Dao 2023), of the width that equals its size."""
+    """Two Mamba blocks for a transformer's layer, as published (Gu and Dao 2023), of the width that equals its size.
+
+    With `mamba_state_size`: one block for a layer, of the layer's width.
+    """
     from transformers import MambaConfig
 
-    layers = 2 * size.num_layers
+    equal_size = size.mamba_state_size is None
+    layers = 2 * size.num_layers if equal_size else size.num_layers
 
     def count(width: int) -> int:
         inner, rank = 2 * width, -(-width // 16)
         block = 3 * inner * width + inner * (4 + 1) + inner * (rank + 32) + rank * inner + inner + inner * 17 + width
         return size.vocab_size * width + layers * block + width
 
-    width = _closest(count, size.num_parameters, step=2)
+    width = _closest(count, size.num_parameters, step=2) if equal_size else size.hidden_size
     config = MambaConfig(
         vocab_size=size.vocab_size,
         hidden_size=width,
         num_hidden_layers=layers,
-        state_size=16,
+        state_size=size.mamba_state_size or 16,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,

@@ -64,4 +64,4 @@ def _rmt(size: ModelSize) -> nn.Module:
 @SMALL_MODELS.register("prmt")
 def _prmt(size: ModelSize) -> nn.Module:
     """Every layer's memory tokens are handed on."""
-    return _wrapped(PRMTConfig, PRMTForCausalLM, size)
+    return _wrapped(PRMTConfig, PRMTForCausalLM, size, memory_initializer_range=size.memory_initializer_range)

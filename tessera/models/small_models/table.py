@@ -12,6 +12,17 @@ from tessera.kernels import kernel_from_config
 from tessera.registry import Registry
 
 
+# Fields of `ModelSize` that the models check.
+NO_COUNTS = (
+    "kernel",
+    "initializer_range",
+    "memory_initializer_range",
+    "dropout",
+    "contextual_dropout",
+    "initialization",
+)
+
+
 @dataclass(frozen=True)
 class ModelSize:
     """Sizes of the transformer that a model is to equal, in the words of configurations and recipes.
@@ -23,7 +34,13 @@ class ModelSize:
             `kernel_names()`, or a mapping such as `{"name": "knn", "k": 32}`. Other models have none.
         num_persistent_slots: per head of each persistent memory of `mosaic`; None: as many as make the sizes equal.
         num_memory_tokens, memory_dim: of the segmented models (`memory_dim`: of ARMT alone, before the feature map).
-        initializer_range: standard deviation of the segmented models' bases.
+        initializer_range: standard deviation of the segmented models' bases. memory_initializer_range: of PRMT's memory
+            tokens; None: that of its token embeddings (published: 1).
+        dropout: of `mosaic`, on weights and after the combining layers. contextual_dropout: whether on the weights of
+            contextual memories too. initialization: of `mosaic`: "normal", or as the published library "fan_in", with
+            logits / sqrt(width).
+        mamba_state_size: None: `mamba` has two blocks for each layer, of the width that makes the sizes equal, and
+            states of 16; a number: one block of `hidden_size` for each layer, with states of this size.
     """
 
     vocab_size: int
@@ -36,11 +53,16 @@ class ModelSize:
     num_memory_tokens: int = 4
     memory_dim: int = 32
     initializer_range: float = 0.05
+    memory_initializer_range: float | None = None
+    dropout: float = 0.0
+    contextual_dropout: bool = True
+    initialization: str = "normal"
+    mamba_state_size: int | None = None
 
     def __post_init__(self) -> None:
         where = "build_small_model"
         for name, value in asdict(self).items():
-            if name in ("kernel", "initializer_range") or value is None:
+            if name in NO_COUNTS or value is None:
                 continue
             least = 0 if name == "num_persistent_slots" else 1
             is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
