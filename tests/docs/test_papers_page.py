@@ -66,7 +66,7 @@ def test_commands_parse(command):
         assert parsed.what in PRESETS or find_recipe(parsed.what)
     elif parsed.verb == "reproduce":
         assert parsed.experiment in EXPERIMENTS
-    elif parsed.verb in ("eval", "generate"):  # the folders that `train` makes
+    elif parsed.verb in ("eval", "generate", "inspect"):  # the folders that `train` makes
         assert all(find_recipe(Path(model).name) for model in parsed.models)
 
 
