@@ -95,6 +95,32 @@ def test_a_whole_text_model_is_trained_on_the_answers_alone():
     torch.testing.assert_close(q.loss(model, context, questions, TASK.segment_size), -expected.mean())
 
 
+@pytest.mark.parametrize("name", ["armt", "mosaic"])
+def test_an_end_token_behind_the_answer_counts_in_the_loss(name):
+    end = TASK.vocab_size
+    model = small(name, replace(SIZES, vocab_size=end + 1)).eval()
+    context, questions = TASK.sample_questions(2, 1, generator())
+    row = torch.cat([context, questions.flatten(1), torch.full((2, 1), end)], 1)
+    if q.is_segmented(model):
+        model.config.segment_size = TASK.segment_size
+    log_probabilities = torch.log_softmax(model(input_ids=row).logits, -1)
+    places = (row.shape[1] - 2, row.shape[1] - 1)  # the answer and the end token
+    expected = torch.stack([log_probabilities[:, p - 1].gather(1, row[:, p, None]) for p in places])
+    torch.testing.assert_close(q.loss(model, context, questions, TASK.segment_size, end), -expected.mean())
+
+
+def test_the_full_budget_is_as_published():
+    runs = {run.key: run.configuration for run in EXPERIMENT.runs(RunSelection("full"))}
+    settings = runs["armt/rewrite/seed 0"]
+    assert (settings.fit.schedule_ratio, settings.fit.warmup_ratio, settings.fit.decay) == (2.0, 0.1, "linear")
+    assert (settings.fit.weight_decay, settings.fit.clip_value, settings.batch_size) == (1e-3, 1.0, 512)
+    assert (settings.end_token, settings.sizes.vocab_size) == (True, VOCABULARY + 1)
+    mamba = models.build("mamba", settings.sizes, 0).config
+    assert (mamba.num_hidden_layers, mamba.hidden_size, mamba.state_size) == (4, 128, 32)
+    assert models.build("prmt", settings.sizes, 0).config.memory_initializer_range == 1.0
+    assert runs["armt/rewrite/seed 0"].sizes != BUDGETS["cpu"].sizes
+
+
 def test_models_start_from_their_seed_and_leave_the_global_state_alone():
     before = torch.get_rng_state()
     one, same, other = (models.build("armt", SIZES, seed) for seed in (0, 0, 1))

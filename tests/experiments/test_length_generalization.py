@@ -1,6 +1,7 @@
 """The published setting, the evaluation, and the numbers of the table."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from tessera.experiments.experiment import Record, RunSelection
 from tessera.experiments.length_generalization import published
 from tessera.experiments.length_generalization.evaluate import evaluate, sharper
-from tessera.experiments.length_generalization.experiment import LengthGeneralization
+from tessera.experiments.length_generalization.experiment import LengthGeneralization, _model
 from tessera.experiments.length_generalization.report import curves, half, tables
 from tessera.experiments.length_generalization.settings import KERNELS, SETTINGS
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
@@ -39,7 +40,21 @@ def test_the_full_budget_is_table_6():
         settings = runs[f"{task}/biweight/seed 2"]
         assert (settings.fit.steps, settings.batch_size, settings.hidden_size) == (steps, 256, 512)
         assert (settings.task_fields["length"], settings.task_fields["spread"], settings.test_length) == (48, 16, 64)
+        assert (round(settings.fit.warmup_ratio * steps), round(settings.fit.schedule_ratio * steps)) == (
+            40_000,
+            156_250,
+        )
+        assert (settings.fit.learning_rate, settings.fit.min_learning_rate) == (1e-3, 5e-5)
+        assert (settings.fit.betas, settings.fit.clip, settings.fit.weight_decay) == ((0.9, 0.95), 1.0, 0.1)
+        assert (settings.num_persistent_slots, settings.initialization) == (2688, "fan_in")
+        assert (settings.dropout, settings.contextual_dropout) == (0.05, False)
     assert runs["sort/gaussian/seed 0"].num_layers == 2
+
+
+def test_a_run_has_the_dropout_and_initialization_of_its_settings():
+    settings = replace(SETTINGS["smoke"][0], dropout=0.1, contextual_dropout=False, initialization="fan_in")
+    config = _model(settings).config
+    assert (config.weight_dropout, config.contextual_weight_dropout, config.initialization) == (0.1, 0.0, "fan_in")
 
 
 class Knowing(torch.nn.Module):

@@ -93,6 +93,12 @@ def test_full_is_the_published_search():
     runs = {run.key: run.configuration for run in EXPERIMENT.runs(RunSelection("full"))}
     grid = [one for one in runs.values() if one.model == "mosaic" and one.num_problems == 1000]
     assert len([one for one in grid if one.kernel == "gaussian"]) == 2 * 3 * 3 * 4
+    few = [one for one in runs.values() if one.model == "mosaic" and one.num_problems == 100]
+    assert len([one for one in few if one.kernel == "gaussian"]) == 2 * 3 * 3 * 3
+    assert {one.hidden_size for one in grid} == {32, 128, 256}
+    assert {one.hidden_size for one in few} == {64, 128, 256}
+    assert {(one.dropout, one.initialization) for one in grid + few} == {(0.05, "fan_in")}
+    assert {one.dropout for one in runs.values() if one.model == "transformer"} == {0.0}
     other = next(one for one in grid if one.kernel == "biweight")
     assert (other.num_layers, other.num_heads, other.hidden_size, other.batch_size) == (2, 8, 128, 32)
     assert (other.fit.weight_decay, other.fit.learning_rate, other.fit.steps) == (0.01, 5e-4, 200 * 31)

@@ -18,20 +18,25 @@ def is_segmented(model: nn.Module) -> bool:
     return hasattr(model, "empty_memory")
 
 
-def loss(model: nn.Module, context: Tensor, questions: Tensor, segment_size: int) -> Tensor:
-    """Cross entropy of the answers to questions (B, Q, t) about contexts (B, T).
+def loss(
+    model: nn.Module, context: Tensor, questions: Tensor, segment_size: int, end_token: int | None = None
+) -> Tensor:
+    """Cross entropy of the answers to questions (B, Q, t) about contexts (B, T), and of `end_token` behind each answer.
 
     A segmented model reads each context once, and every question is asked of its memory. Another one reads the
     questions with their answers after the context, in one row.
     """
+    answer_size = 1
+    if end_token is not None:
+        questions, answer_size = torch.cat([questions, torch.full_like(questions[..., :1], end_token)], -1), 2
     context, questions = context.to(model.device), questions.to(model.device)
     if not is_segmented(model):
         row = torch.cat([context, questions.flatten(1)], 1)
         labels = torch.full_like(row, IGNORED)
-        labels[:, context.shape[1] :] = _only_answers(questions).flatten(1)
+        labels[:, context.shape[1] :] = _only_answers(questions, answer_size).flatten(1)
         return model(input_ids=row, labels=labels).loss
     memory = read(model, context, segment_size).repeat_batch(questions.shape[1])
-    labels = _only_answers(questions).flatten(0, 1)
+    labels = _only_answers(questions, answer_size).flatten(0, 1)
     # With a cache the questions' segments stay open: nothing of them is written.
     return model(input_ids=questions.flatten(0, 1), labels=labels, memory_state=memory, use_cache=True).loss
 
@@ -91,7 +96,7 @@ def memory_norms(model: nn.Module, task: AssociativeRetrieval, lengths: Sequence
     return norms
 
 
-def _only_answers(questions: Tensor) -> Tensor:
+def _only_answers(questions: Tensor, size: int) -> Tensor:
     labels = torch.full_like(questions, IGNORED)
-    labels[..., -1] = questions[..., -1]
+    labels[..., -size:] = questions[..., -size:]
     return labels

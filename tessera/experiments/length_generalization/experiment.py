@@ -75,6 +75,9 @@ def _model(settings: LengthSettings) -> nn.Module:
         num_heads=settings.num_heads,
         kernel=settings.kernel or "gaussian",
         num_persistent_slots=settings.num_persistent_slots,
+        dropout=settings.dropout,
+        contextual_dropout=settings.contextual_dropout,
+        initialization=settings.initialization,
     )
 
 

@@ -80,6 +80,8 @@ def _model(settings: RegBenchSettings, task: RegBench) -> PreTrainedModel:
         num_heads=settings.num_heads,
         kernel=settings.kernel or "gaussian",
         max_positions=task.max_tokens,
+        dropout=settings.dropout,
+        initialization=settings.initialization,
     )
 
 

@@ -62,11 +62,12 @@ IN_DISTRIBUTION_100: dict[str, tuple[float, float]] = {
     "retnet": (87.6, 29.6),
 }
 
-# Sparse Attention as Compact Kernel Regression, table 5.
-SEARCH_GRID: dict[str, tuple] = {
+# The searched settings: Sparse Attention as Compact Kernel Regression, table 5; and Memory Mosaics, section 7, for its
+# 100 automata (table 3) and for what only that paper trained.
+SPARSE_GRID: dict[str, tuple] = {
     "weight_decay": (0.1, 0.01),
     "num_layers": (2, 4, 8),
     "hidden_size": (32, 128, 256),
     "num_heads": (1, 2, 4, 8),
-    "learning_rate": (5e-4,),
 }
+MOSAIC_GRID: dict[str, tuple] = {**SPARSE_GRID, "hidden_size": (64, 128, 256), "num_heads": (2, 4, 8)}

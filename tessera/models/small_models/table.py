@@ -11,7 +11,6 @@ from tessera.errors import expect
 from tessera.kernels import kernel_from_config
 from tessera.registry import Registry
 
-
 # Fields of `ModelSize` that the models check.
 NO_COUNTS = (
     "kernel",
