@@ -9,7 +9,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from tessera.errors import TesseraError, did_you_mean, expect
 from tessera.ops.linear_cross_entropy import IGNORED
 
-_PACKED = "say which steps are of one document by document_ids"
+# What attention kernels are told about packed documents; `position_ids` say the same.
+PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+_PACKED = "say which steps are of one document by document_ids or position_ids"
 REASONS = {
     "output_attentions": "the weights of all pairs are never held at once",
     "output_router_logits": "there are no experts",
@@ -17,11 +19,7 @@ REASONS = {
     "head_mask": "heads cannot be switched off",
     "encoder_hidden_states": "there is no encoder",
     "encoder_attention_mask": "there is no encoder",
-    "cu_seq_lens_q": _PACKED,
-    "cu_seq_lens_k": _PACKED,
-    "max_length_q": _PACKED,
-    "max_length_k": _PACKED,
-    "seq_idx": _PACKED,
+    **dict.fromkeys(PACKING, _PACKED),
 }
 
 
@@ -39,6 +37,12 @@ def refuse_keywords(where: str, keywords: Mapping, reasons: Mapping[str, str], k
             raise TesseraError(f"{where}: unknown argument {name!r}. {did_you_mean(name, {*known, *reasons})}")
         elif value is not None and value is not False:
             raise TesseraError(f"{where}: {name} must be left out: {reasons[name]}.")
+
+
+def without_packing(keywords: Mapping, document_ids: Tensor | None, position_ids: Tensor | None) -> dict:
+    """`keywords` without what attention kernels are told about packed documents, where either argument says it."""
+    is_said = document_ids is not None or position_ids is not None
+    return {name: value for name, value in keywords.items() if not (is_said and name in PACKING)}
 
 
 def demand(condition: Tensor, where: str, argument: str, requirement: str, got: Callable[[], object]) -> None:

@@ -16,6 +16,7 @@ from tessera.models.forward_arguments import (
     is_plain_linear,
     kept_steps,
     refuse_keywords,
+    without_packing,
 )
 from tessera.models.stack_state import StackState, last_document, read_documents
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
@@ -76,6 +77,7 @@ class StackModel(StackPreTrainedModel):
         layer and the output of the last norm. Further keywords of transformers are refused by name.
         """
         where = type(self).__name__
+        keywords = without_packing(keywords, document_ids, position_ids)
         refuse_keywords(where, keywords, REASONS, _arguments(self))
         is_one = (input_ids is None) != (inputs_embeds is None)
         expect(is_one, where, "input_ids or inputs_embeds", "be given", "both or neither")
@@ -163,6 +165,7 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         tokens = inputs_embeds if input_ids is None else input_ids
         if labels is not None and tokens is not None:
             check_labels(where, labels, tokens.shape[:2], self.config.vocab_size)
+            keywords = without_packing(keywords, document_ids, keywords.get("position_ids"))
             places = [keywords.pop(name, None) for name in ("position_ids", "cache_position")]
             masks = (attention_mask, document_ids, *places)
             attention_mask, document_ids = None, read_documents(where, tokens.shape[:2], past_key_values, *masks)
