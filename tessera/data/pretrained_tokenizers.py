@@ -1,13 +1,13 @@
 """Tokenizers that somebody made: a folder, a tokenizer.json file, or a model of the Hugging Face hub."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from huggingface_hub import HfApi
+from huggingface_hub.utils import HFValidationError
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tessera.errors import TesseraError, first_line
 from tessera.foreign_code import require_no_code
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 # What ends a text, where a tokenizer.json file alone does not say; the first one that it knows.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
@@ -33,7 +33,6 @@ def pretrained_tokenizer(path: str) -> "PreTrainedTokenizerFast":
 
 def _from_file(path: Path) -> "PreTrainedTokenizerFast":
     """A file of the tokenizers library. Settings beside it count; without them the end of a text is guessed."""
-    from transformers import PreTrainedTokenizerFast
 
     if path.name == "tokenizer.json" and (path.parent / "tokenizer_config.json").is_file():
         return _load(str(path), str(path.parent), local_files_only=True)
@@ -56,8 +55,6 @@ def _from_file(path: Path) -> "PreTrainedTokenizerFast":
 
 
 def _from_hub(name: str) -> "PreTrainedTokenizerFast":
-    from huggingface_hub import HfApi
-    from huggingface_hub.utils import HFValidationError
 
     try:
         return _load(name, name, local_files_only=True)
@@ -77,7 +74,6 @@ def _from_hub(name: str) -> "PreTrainedTokenizerFast":
 
 
 def _load(path: str, source: str, *, local_files_only: bool) -> "PreTrainedTokenizerFast":
-    from transformers import AutoTokenizer
 
     if Path(source).is_dir():
         require_no_code(Path(source), "tokenizer")

@@ -6,15 +6,12 @@ All are `PreTrainedTokenizerFast`, so `save_pretrained`, `AutoTokenizer` and pip
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from tessera.data.pretrained_tokenizers import pretrained_tokenizer
 from tessera.errors import TesseraError, did_you_mean, first_line
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 BEGIN, END = "<|beginoftext|>", "<|endoftext|>"
 GPT2_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
@@ -134,7 +131,6 @@ def gpt2_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
 
 
 def _wrap(tokenizer: Tokenizer, begin: str) -> "PreTrainedTokenizerFast":
-    from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -11,11 +11,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from tessera.errors import TesseraError
 from tessera.models.sizes import flops_per_token, meta_model, num_parameters
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -44,7 +45,6 @@ class ModelAccount:
 
 def account(config: "PreTrainedConfig", context: int, dtype: "torch.dtype | None" = None) -> ModelAccount:
     """Count on a model without weights (meta device); `dtype` (default bfloat16) is that of the state."""
-    import torch
 
     dtype = dtype or torch.bfloat16
     try:

@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import tessera
 
 PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "numpy")
@@ -43,7 +45,6 @@ def _program() -> str:
 
 def hardware() -> dict[str, Any]:
     """Processor, cores and threads in use, and the GPU if there is one."""
-    import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

@@ -3,6 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
 from tessera.checkpoints import latest_complete
 from tessera.errors import TesseraError, first_line
 from tessera.foreign_code import require_no_code
@@ -30,7 +34,6 @@ def model_folder(path: str | Path) -> Path:
 
 def load_config(path: str | Path) -> "PreTrainedConfig":
     """The configuration of the model in `path`."""
-    from transformers import AutoConfig
 
     folder = Path(path)
     if not (folder / "config.json").is_file():
@@ -49,9 +52,6 @@ def load_model(path: str | Path, config: "PreTrainedConfig | None" = None) -> "P
     files are truncated or belong to something else, the weights do not fit the model exactly or are not finite, or the
     folder brings code of its own.
     """
-    import torch
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
 
     folder = model_folder(path)
     require_no_code(folder, "model")
@@ -78,7 +78,6 @@ def load_model(path: str | Path, config: "PreTrainedConfig | None" = None) -> "P
 
 def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerFast":
     """The tokenizer saved with the model in `path`."""
-    from transformers import AutoTokenizer
 
     folder = model_folder(path)
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
@@ -103,7 +102,6 @@ def _require_fit(path: str | Path, report: dict) -> None:
 
 def _require_finite(path: str | Path, model: "PreTrainedModel") -> None:
     """One pass over the weights: everything that a diverged model says is NaN."""
-    import torch
 
     names = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
     if names:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 
 def resolve_precision(precision: str) -> str:
     """ "bf16" or "fp32"; "auto" is bf16 where the hardware multiplies bfloat16 matrices natively."""
@@ -12,7 +14,6 @@ def resolve_precision(precision: str) -> str:
 
 def has_fast_bfloat16() -> bool:
     """Does the GPU (or, without one, the CPU) have bfloat16 instructions?"""
-    import torch
 
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -22,6 +23,5 @@ def has_fast_bfloat16() -> bool:
 
 def autocast(precision: str, device_type: str) -> Any:
     """The context of a forward pass: bfloat16 autocast, or nothing. Weights stay in float32."""
-    import torch
 
     return torch.autocast(device_type, dtype=torch.bfloat16, enabled=precision == "bf16")

@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from transformers import LlamaConfig
+
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
 from tessera.models.sizes import count_parameters, flops_per_token
 from tessera.registry import Registry
 
 if TYPE_CHECKING:
-    from transformers import LlamaConfig, PreTrainedConfig
+    from transformers import PreTrainedConfig
 
 PRESETS: Registry[Callable[[], "PreTrainedConfig"]] = Registry("preset")
 
@@ -51,7 +53,6 @@ def matching_llama_config(config: MemoryMosaicV2Config, equal_parameters: bool =
     number of parameters is that of `config` (to within one unit of that width): two memories have two matrices per
     layer more than attention, about 2/3 of the width.
     """
-    from transformers import LlamaConfig
 
     width, heads = config.hidden_size, config.num_heads
     memories = 1 + config.long_term_memory

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from tessera.errors import expect
 
@@ -18,7 +19,6 @@ def count_parameters(config: "PreTrainedConfig") -> int:
 
 def meta_model(config: "PreTrainedConfig") -> "PreTrainedModel":
     """The causal language model that `config` describes, on the meta device: shapes without numbers."""
-    from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)

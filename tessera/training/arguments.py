@@ -3,14 +3,14 @@
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
 
 from tessera.errors import TesseraError, did_you_mean
 from tessera.models.precision import resolve_precision
 from tessera.training.sections import Recipe, TrainingSection
-
-if TYPE_CHECKING:
-    from transformers import TrainingArguments
 
 
 def training_arguments(recipe: Recipe, run: Path) -> "TrainingArguments":
@@ -19,8 +19,6 @@ def training_arguments(recipe: Recipe, run: Path) -> "TrainingArguments":
     Raises `TesseraError` for an unknown `training.trainer` key, a value the Trainer refuses, or a batch size that
     the number of processes does not divide.
     """
-    import torch
-    from transformers import TrainingArguments
 
     section = recipe.training
     known = {field.name for field in fields(TrainingArguments)}

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transformers import AutoTokenizer
+
 from tessera.checkpoints import publish, verify
 from tessera.data.sources import TextSource, text_source
 from tessera.data.store import open_or_build, working_in
@@ -94,7 +96,6 @@ def _new_tokenizer(recipe: Recipe, text: TextSource, cache: Path) -> "PreTrained
 
 def load_saved_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     """What `save_pretrained` wrote into `folder`. Raises `TesseraError` when it cannot be read."""
-    from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -4,13 +4,19 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
 from tessera.errors import TesseraError, did_you_mean
 from tessera.models.loading import load_config, load_model
+from tessera.models.recurrence import SegmentedConfig
 from tessera.models.sizes import meta_model
 from tessera.models.transformer import context_limit, transformer_config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 TRANSFORMER = "transformer"
 OWN_TYPES = (TRANSFORMER, "memory_mosaic")  # they check their configurations themselves
@@ -84,8 +90,6 @@ def config_for(
 
 def build_model(config: "PreTrainedConfig", seed: int, base: str | None = None) -> "PreTrainedModel":
     """A model of `config` with initial weights by `seed` alone; ARMT, RMT and PRMT may start on the model in `base`."""
-    import torch
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -105,7 +109,6 @@ def _with_base(section: dict[str, Any], build: Callable, defaults: dict[str, Any
 
     `base` is a model section of its own (`base_config` with its `model_type` says the same), or a folder with a model.
     """
-    from tessera.models.recurrence import SegmentedConfig
 
     if not (isinstance(build, type) and issubclass(build, SegmentedConfig)):
         return section
@@ -130,7 +133,6 @@ def _with_base(section: dict[str, Any], build: Callable, defaults: dict[str, Any
 
 def _builder(name: str) -> tuple[Callable[..., "PreTrainedConfig"], set[str]]:
     """What makes configurations of this model type, and the fields it takes."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if name == TRANSFORMER:
         return transformer_config, set(transformer_config.__kwdefaults__)
@@ -145,7 +147,6 @@ def _builder(name: str) -> tuple[Callable[..., "PreTrainedConfig"], set[str]]:
 
 
 def _unknown(section: dict[str, Any], known: set[str]) -> list[tuple[str, str]]:
-    from transformers import PreTrainedConfig
 
     worth_naming = known - {field.name for field in fields(PreTrainedConfig)}
     return [
@@ -157,7 +158,6 @@ def _unknown(section: dict[str, Any], known: set[str]) -> list[tuple[str, str]]:
 
 def _checked(build: Callable[..., "PreTrainedConfig"], arguments: dict[str, Any]) -> "PreTrainedConfig":
     """`build(**arguments)`, with the type errors of transformers' configurations as a `TesseraError` of one line."""
-    from huggingface_hub.errors import StrictDataclassError
 
     try:
         return build(**arguments)

@@ -1,11 +1,14 @@
 """A run from a recipe to a folder that holds a model."""
 
+import inspect
 import logging
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.checkpoints import latest_complete, step_of
 from tessera.data.windows import TrainingWindows, ValidationWindows
@@ -17,11 +20,12 @@ from tessera.training.folder import claimed
 from tessera.training.model_section import base_folder, build_model, config_for
 from tessera.training.result import RunSummary, publish_model
 from tessera.training.sections import Recipe
+from tessera.training.sharding import ShardedTrainer
+from tessera.training.trainer import RecipeTrainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainingArguments
 
-    from tessera.training.trainer import RecipeTrainer
 
 log = logging.getLogger(__name__)
 
@@ -89,11 +93,9 @@ def _prepare(recipe: Recipe, run: Path, saved_tokenizer: bool) -> Prepared:
 def _trainer(
     recipe: Recipe, run: Path, arguments: "TrainingArguments", prepared: Prepared, progress: bool
 ) -> "RecipeTrainer":
-    from tessera.training.trainer import RecipeTrainer
 
-    trainer_class = RecipeTrainer
-    if recipe.training.shard and arguments.world_size > 1:  # one process has nothing to shard
-        from tessera.training.sharding import ShardedTrainer as trainer_class
+    # one process has nothing to shard
+    trainer_class = ShardedTrainer if recipe.training.shard and arguments.world_size > 1 else RecipeTrainer
     return trainer_class(
         prepared.model,
         recipe,
@@ -138,14 +140,12 @@ def _require_same_tokens(key: str, start: str, corpus: Corpus) -> None:
 
 
 def _require_document_ids(model: "PreTrainedModel", recipe: Recipe) -> None:
-    import inspect
 
     if recipe.data.document_ids and "document_ids" not in inspect.signature(model.forward).parameters:
         raise TesseraError(f"data.document_ids must be false for model type {recipe.model['type']}; got true.")
 
 
 def _enable_checkpointing(model: "PreTrainedModel", recipe: Recipe) -> None:
-    from transformers.modeling_layers import GradientCheckpointingLayer
 
     if recipe.training.gradient_checkpointing:
         # transformers 5.2x renames the method and warns about the older name

@@ -52,7 +52,7 @@ def test_longer_is_longer(name):
         examples = TASKS[name]().at_length(length).sample(2, 0, "test")
         return (examples.tokens if isinstance(examples, TokenExamples) else examples.observations).shape[1]
 
-    assert size(40) > size(20)
+    assert size(240) > size(120)
 
 
 def test_settings_are_yaml_and_checked():
