@@ -1,5 +1,6 @@
 """Plain data (JSON, YAML) to frozen dataclasses and back, with every problem found, not only the first."""
 
+import copy
 import dataclasses
 import json
 import math
@@ -10,6 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from tessera.errors import TesseraError, did_you_mean
 
+MEANING = "meaning"
 Report = Callable[[str, str], None]
 _WORDS = {
     int: "an integer",
@@ -19,6 +21,13 @@ _WORDS = {
     type(None): "null",
     dict: "a mapping",
 }
+
+
+def option(default: Any, meaning: str) -> Any:
+    """A dataclass field with a default and a sentence for people; a default that could change is made anew."""
+    if isinstance(default, dict | list) or is_dataclass(default):
+        return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata={MEANING: meaning})
+    return dataclasses.field(default=default, metadata={MEANING: meaning})
 
 
 def to_json(instance: Any) -> Any:

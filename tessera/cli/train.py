@@ -10,6 +10,20 @@ import os
 from pathlib import Path
 
 
+class HelpRecipe(argparse.Action):
+    """Prints what a recipe may say, and ends the program, whatever else is given."""
+
+    def __init__(self, option_strings: list[str], dest: str, **options: object) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """See `argparse.Action`."""
+        from tessera.training.recipe_help import recipe_help
+
+        print(recipe_help())
+        parser.exit()
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera train`."""
     parser.add_argument("recipe", help="recipe file, or the name of a shipped recipe")
@@ -21,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         action="store_true",
         help="continue from the last complete checkpoint; same weights as without a stop",
+    )
+    parser.add_argument(
+        "--help-recipe", action=HelpRecipe, help="print every key of a recipe with type, default and meaning"
     )
     parser.add_argument("--overwrite", action="store_true", help="delete the run that the folder holds and start again")
 

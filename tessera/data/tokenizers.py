@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tessera.data.pretrained_tokenizers import pretrained_tokenizer
 from tessera.errors import TesseraError, did_you_mean, first_line
+from tessera.typed import option
 
 BEGIN, END = "<|beginoftext|>", "<|endoftext|>"
 GPT2_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
@@ -22,16 +23,19 @@ TOKENIZER_TYPES = ("byte", "bpe", "gpt2", "pretrained")
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """Which tokenizer a recipe wants.
+    """Which tokenizer a recipe wants."""
 
-    type : "byte" (256 bytes and two special tokens), "bpe" (trained on the corpus to `vocab_size` tokens), "gpt2"
-        (from `path`: a folder with vocab.json and merges.txt, or encoder.json and vocab.bpe, or a hub name; without
-        `path` from the hub) or "pretrained" (a folder, a tokenizer.json file, or a hub name in `path`).
-    """
-
-    type: str = "byte"
-    vocab_size: int | None = None
-    path: str | None = None
+    type: str = option(
+        "byte",
+        "byte (256 bytes and two special tokens), bpe (trained on the text), gpt2 (from `path`, or from the hub) or "
+        "pretrained (from `path`)",
+    )
+    vocab_size: int | None = option(None, "number of tokens of bpe, at least 258")
+    path: str | None = option(
+        None,
+        "of gpt2: a folder with vocab.json and merges.txt, or encoder.json and vocab.bpe, or a hub name; of "
+        "pretrained: a folder, a tokenizer.json file, or a hub name",
+    )
 
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) for every rule this specification breaks."""

@@ -77,7 +77,7 @@ def model_card(recipe: Recipe, summary: "RunSummary") -> str:
         context=recipe.data.context,
         tokenizer=_quoted(recipe.tokenizer.path or recipe.tokenizer.type),
         learning_rate=recipe.training.learning_rate,
-        warmup=recipe.training.warmup_steps,
+        warmup=recipe.training.warmup,
         seed=recipe.seed,
         loss=summary.validation_loss,
         bits=summary.validation_bits_per_byte,

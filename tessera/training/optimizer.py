@@ -91,5 +91,5 @@ def learning_rate_factor(step: int, *, warmup: int, steps: int, floor: float, de
 def make_scheduler(optimizer: torch.optim.Optimizer, section: TrainingSection) -> LambdaLR:
     """`learning_rate_factor` on every parameter group."""
     floor = section.min_learning_rate / section.learning_rate
-    factor = partial(learning_rate_factor, warmup=section.warmup_steps, steps=section.steps, floor=floor)
+    factor = partial(learning_rate_factor, warmup=section.warmup, steps=section.steps, floor=floor)
     return LambdaLR(optimizer, factor)

@@ -4,11 +4,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.data.tokenizers import TokenizerSpec
+from tessera.errors import did_you_mean
+from tessera.typed import MEANING, option, shown
 
 FORMATS = ("text", "json_lines")
 PRECISIONS = ("auto", "bf16", "fp32")
 ON_NONFINITE = ("stop", "skip")
-# What this library decides about the Trainer; `training.trainer` may set anything else.
+# What `training.trainer` may set: resuming is tested with it, or does not depend on it.
+TRAINER_ARGUMENTS = frozenset(
+    "dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend "
+    "ddp_bucket_cap_mb ddp_find_unused_parameters ddp_timeout fsdp fsdp_config tf32 torch_compile_backend "
+    "torch_compile_mode torch_empty_cache_steps".split()
+)
+# What the recipe's own keys decide.
 OWN_TRAINER_ARGUMENTS = frozenset(
     "output_dir max_steps num_train_epochs per_device_train_batch_size per_device_eval_batch_size learning_rate "
     "gradient_accumulation_steps lr_scheduler_type lr_scheduler_kwargs warmup_steps optim optim_args weight_decay "
@@ -23,29 +31,29 @@ Problems = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class DataSection:
-    """Text and how it is cut.
+    """Text and how it is cut."""
 
-    source, validation : see `tessera.data.sources.text_source`. Without `validation`, the stories and datasets use
-        their validation split; files hold out the last `validation_fraction` of their tokens.
-    context : tokens per sequence. begin_token, end_token : put around each document.
-    document_ids : tell the model which document each token belongs to (models that accept `document_ids`).
-    format : of files, text or json_lines. separator : the mark between documents of a text file.
-    text_column, subset, split, validation_split : of a dataset.
-    """
-
-    source: str | list[str] = "stories"
-    validation: str | list[str] | None = None
-    validation_fraction: float = 0.05
-    context: int = 512
-    begin_token: bool = False
-    end_token: bool = True
-    document_ids: bool = False
-    format: str = "text"
-    separator: str | None = None
-    text_column: str = "text"
-    subset: str | None = None
-    split: str = "train"
-    validation_split: str = "validation"
+    source: str | list[str] = option(
+        "stories",
+        "stories (the books that come with the library); a file, a folder or a pattern, or a list of them; a Hugging "
+        "Face dataset as owner/name or hf://NAME",
+    )
+    validation: str | list[str] | None = option(
+        None,
+        "text to validate on, named as `source` is; null: the validation split of stories and datasets, else the last "
+        "part of the text",
+    )
+    validation_fraction: float = option(0.05, "how much of the tokens of files is held out where `validation` is null")
+    context: int = option(512, "tokens per sequence")
+    begin_token: bool = option(False, "put the tokenizer's first token before each document")
+    end_token: bool = option(True, "put the tokenizer's end token after each document")
+    document_ids: bool = option(False, "tell the model which document each token belongs to (models that accept it)")
+    format: str = option("text", "of files: text or json_lines")
+    separator: str | None = option(None, "the mark between documents of a text file; null: a file is a document")
+    text_column: str = option("text", "column of a dataset, or key of json_lines, that holds the text")
+    subset: str | None = option(None, "configuration of a dataset")
+    split: str = option("train", "split of a dataset to train on")
+    validation_split: str = option("validation", "split of a dataset to validate on")
 
     @property
     def text_options(self) -> dict[str, Any]:
@@ -73,50 +81,47 @@ class DataSection:
 
 @dataclass(frozen=True)
 class TrainingSection:
-    """Optimisation, precision and bookkeeping of a run.
+    """Optimisation, precision and bookkeeping of a run."""
 
-    steps : optimizer steps. batch_size : sequences per step, over all processes and accumulated micro-batches.
-    micro_batch_size : sequences per process and forward pass; None: no accumulation.
-    learning_rate, min_learning_rate, warmup_steps : linear warm-up, then a cosine down to the minimum at `steps`.
-    weight_decay : on matrices only. clip : largest gradient norm (0: none).
-    scalar_learning_rate_scale : multiplies the learning rate of per-head scalars. scalar_learning_rate_scales : in its
-        place for scalars of some names (the last part of the parameter's name, such as mix).
-    precision : auto (bf16 where the hardware has it), bf16 (autocast, weights in float32) or fp32.
-    gradient_checkpointing : recompute the layers' activations in the backward pass instead of keeping them; of every
-        `checkpoint_layers_every` layers one is recomputed (1: all of them).
-    shard : under torchrun, spread weights, gradients and optimizer state over the processes (FSDP2). Checkpoints stay
-        whole: they resume on any number of processes.
-    on_nonfinite : stop, or skip and count the step, when a loss or gradient is not finite.
-    evaluate_every, evaluate_sequences : validation loss every so many steps on so many sequences.
-    checkpoint_every, keep_checkpoints : in steps; how many to keep.
-    initialize_from : a run or model folder whose weights to start from.
-    trainer : further `transformers.TrainingArguments` (fsdp, fsdp_config, dataloader_num_workers, ...).
-    """
+    steps: int = option(1000, "optimizer steps")
+    batch_size: int = option(32, "sequences per step, over all processes and accumulated micro-batches")
+    micro_batch_size: int | None = option(None, "sequences per process and forward pass; null: no accumulation")
+    learning_rate: float = option(1e-3, "its peak")
+    min_learning_rate: float = option(0.0, "where the cosine ends at the last step")
+    warmup_steps: int = option(100, "of the linear warm-up; where it exceeds `steps`, a tenth of them")
+    betas: tuple[float, float] = option((0.9, 0.95), "of AdamW")
+    weight_decay: float = option(0.1, "of AdamW, on matrices alone")
+    clip: float = option(1.0, "largest norm of the gradient; 0: no limit")
+    scalar_learning_rate_scale: float = option(1.0, "multiplies the learning rate of per-head scalars")
+    scalar_learning_rate_scales: dict[str, float] = option(
+        {}, "the same for scalars of some names (the last part of the parameter's name, such as mix)"
+    )
+    precision: str = option(
+        "auto", "bf16 (autocast, weights in float32), fp32, or auto: bf16 where the hardware computes in it"
+    )
+    compile: bool = option(False, "torch.compile the model")
+    gradient_checkpointing: bool = option(False, "compute the layers' activations again in the backward pass")
+    checkpoint_layers_every: int = option(1, "with gradient_checkpointing, of so many layers one is computed again")
+    shard: bool = option(
+        False,
+        "under torchrun, spread weights, gradients and optimizer state over the processes (FSDP2); checkpoints resume "
+        "on any number of processes",
+    )
+    on_nonfinite: str = option("stop", "stop, or skip and count the step, when a loss or gradient is not finite")
+    log_every: int = option(10, "steps between lines of metrics.jsonl")
+    evaluate_every: int = option(100, "steps between validations")
+    evaluate_sequences: int = option(64, "sequences of a validation")
+    checkpoint_every: int = option(500, "steps between checkpoints")
+    keep_checkpoints: int = option(2, "how many of the last checkpoints stay")
+    initialize_from: str | None = option(None, "a run or model folder whose weights to start from")
+    trainer: dict[str, Any] = option(
+        {}, f"further settings of the transformers Trainer: {', '.join(sorted(TRAINER_ARGUMENTS))}"
+    )
 
-    steps: int = 1000
-    batch_size: int = 32
-    micro_batch_size: int | None = None
-    learning_rate: float = 1e-3
-    min_learning_rate: float = 0.0
-    warmup_steps: int = 100
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    scalar_learning_rate_scale: float = 1.0
-    scalar_learning_rate_scales: dict[str, float] = field(default_factory=dict)
-    precision: str = "auto"
-    compile: bool = False
-    gradient_checkpointing: bool = False
-    checkpoint_layers_every: int = 1
-    shard: bool = False
-    on_nonfinite: str = "stop"
-    log_every: int = 10
-    evaluate_every: int = 100
-    evaluate_sequences: int = 64
-    checkpoint_every: int = 500
-    keep_checkpoints: int = 2
-    initialize_from: str | None = None
-    trainer: dict[str, Any] = field(default_factory=dict)
+    @property
+    def warmup(self) -> int:
+        """Steps of the warm-up: `warmup_steps`, or a tenth of `steps` where these are fewer."""
+        return self.warmup_steps if self.warmup_steps <= self.steps else self.steps // 10
 
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule this section breaks."""
@@ -129,8 +134,8 @@ class TrainingSection:
             for name in counts.split()
             if getattr(self, name) < 1
         ]
-        if not 0 <= self.warmup_steps <= self.steps:
-            found.append(("warmup_steps", f"must lie in 0..steps ({self.steps}); got {self.warmup_steps}."))
+        if self.warmup_steps < 0:
+            found.append(("warmup_steps", f"must not be negative; got {self.warmup_steps}."))
         if self.micro_batch_size is not None and (self.micro_batch_size < 1 or self.batch_size % self.micro_batch_size):
             found.append(
                 ("micro_batch_size", f"must divide batch_size ({self.batch_size}); got {self.micro_batch_size}.")
@@ -158,32 +163,45 @@ class TrainingSection:
         return found + self._trainer_problems()
 
     def _trainer_problems(self) -> Problems:
-        own = sorted(self.trainer.keys() & OWN_TRAINER_ARGUMENTS)
-        return [
-            (f"trainer.{name}", f"must be set by the recipe's own keys; got {self.trainer[name]!r}.") for name in own
-        ]
+        """Of what passes through to the Trainer: only what is tested with resuming."""
+        found = []
+        for name in sorted(self.trainer, key=str):
+            if name in OWN_TRAINER_ARGUMENTS:
+                rule = "set by the recipe's own keys"
+            elif name not in TRAINER_ARGUMENTS:
+                rule = f"left out; {did_you_mean(name, TRAINER_ARGUMENTS)[:-1].replace('Known', 'possible')}"
+            else:
+                continue
+            found.append((f"trainer.{name}", f"must be {rule}; got {shown(self.trainer[name])}."))
+        workers = self.trainer.get("dataloader_num_workers", 0)
+        if not isinstance(workers, int) or isinstance(workers, bool) or not 0 <= workers <= 256:
+            found.append(("trainer.dataloader_num_workers", f"must be an integer in 0..256; got {shown(workers)}."))
+        return found
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One training run, complete: the same recipe on the same text gives the same model.
+    """One training run, complete: the same recipe on the same text gives the same model."""
 
-    model : `{type: memory_mosaic | transformer | <any model type of transformers>, <configuration fields>}`; the
-        vocabulary size is the tokenizer's unless it is given.
-    """
-
-    name: str
-    model: dict[str, Any]
-    data: DataSection = field(default_factory=DataSection)
-    tokenizer: TokenizerSpec = field(default_factory=TokenizerSpec)
-    training: TrainingSection = field(default_factory=TrainingSection)
-    seed: int = 0
+    name: str = field(metadata={MEANING: "of the run, and of its folder in runs/; by default that of the recipe file"})
+    model: dict[str, Any] = field(
+        metadata={
+            MEANING: "`type`: memory_mosaic, transformer, or any model type of transformers; beside it the fields of "
+            "its configuration. The vocabulary size is the tokenizer's unless it is given"
+        }
+    )
+    data: DataSection = option(DataSection(), "text and how it is cut")
+    tokenizer: TokenizerSpec = option(TokenizerSpec(), "how text becomes tokens")
+    training: TrainingSection = option(TrainingSection(), "optimisation, precision and bookkeeping")
+    seed: int = option(0, "of the initial weights and of the order of the text")
 
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule that concerns the recipe as a whole."""
         is_name = self.name.strip() not in ("", ".", "..") and not set(self.name) & set("/\\\0\n")
         if not is_name or len(self.name.encode()) > 200:
             return [("name", f"must be a name, not a path, of at most 200 bytes; got {self.name!r}.")]
+        if not 0 <= self.seed < 2**32:
+            return [("seed", f"must lie in 0..2^32 - 1; got {shown(self.seed)}.")]
         if not isinstance(self.model.get("type"), str):
             return [("model.type", f"must name a model type, such as memory_mosaic; got {self.model.get('type')!r}.")]
         return []

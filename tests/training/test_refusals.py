@@ -30,7 +30,7 @@ def go(recipe_file, tmp_path):
         ("data.context=100000", "the training text must hold at least one context of 100000 tokens; got"),
         ("data.context=900", "the validation text must hold at least one context of 900"),
         ("model.vocab_size=200", "model.vocab_size must be at least the tokenizer's"),
-        ("training.trainer={fdsp: x}", "training.trainer.fdsp is not a known key. Did you mean 'fsdp'"),
+        ("training.trainer={fdsp: x}", "training.trainer.fdsp must be left out; Did you mean 'fsdp'"),
         ("training.trainer={fsdp: true}", "training.trainer.fsdp must be left out here"),
         ("training.initialize_from=nowhere", "nowhere: no such folder"),
         ("tokenizer={type: gpt2, path: no/such/model}", "'no/such/model', which does not exist"),
