@@ -103,8 +103,8 @@ def kernel_from_config(spec: "str | dict | Kernel") -> Kernel:
     if isinstance(spec, str):
         spec = {"name": spec}
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
-        known = ", ".join(kernel_names())
-        raise TesseraError(f"kernel must be a name or a mapping with a name; got {spec!r}. Known: {known}.")
+        names = ", ".join(kernel_names())
+        raise TesseraError(f"kernel must be a name or a mapping with a name; got {spec!r}. Known: {names}.")
     name = spec["name"]
     if name not in KERNELS and name not in KERNEL_ALIASES:
         raise TesseraError(f"unknown kernel {name!r}. {did_you_mean(name, kernel_names())}")
