@@ -166,11 +166,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         """
         where, cache = type(self).__name__, past_key_values
         refuse_keywords(where, keywords, REFUSED, inspect.signature(self.forward).parameters)
-        is_cache = cache is None or isinstance(cache, (SegmentCache, GroupedCache))
-        expect(is_cache, where, "past_key_values", "be what an earlier call returned", type(cache).__name__)
-        expect(
-            kept_steps(where, logits_to_keep) is not logits_to_keep, where, "logits_to_keep", "be a number", "a tensor"
-        )
+        _check_arguments(where, cache, logits_to_keep)
         mask = attention_mask if cache is None else None
         text = SegmentedInput.of(self.get_input_embeddings(), input_ids, inputs_embeds, mask, labels, loss_mask)
         skip = (self.training and labels is not None) if skip_logits is None else skip_logits
@@ -223,6 +219,13 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         is_one_or_all = state.batch_size in (1, batch)
         expect(is_one_or_all, type(self).__name__, "memory_state", f"hold 1 or {batch} rows", state.batch_size)
         return state if state.batch_size == batch else state.repeat_batch(batch)
+
+
+def _check_arguments(where: str, cache: object, logits_to_keep: object) -> None:
+    is_cache = cache is None or isinstance(cache, (SegmentCache, GroupedCache))
+    expect(is_cache, where, "past_key_values", "be what an earlier call returned", type(cache).__name__)
+    is_number = kept_steps(where, logits_to_keep) is not logits_to_keep
+    expect(is_number, where, "logits_to_keep", "be a number", "a tensor")
 
 
 def _check_continued_mask(where: str, attention_mask: Tensor, before: int, shape: tuple[int, int]) -> None:

@@ -71,10 +71,9 @@ def read_text(
         output, new_state, attention, hidden = runner.run(segment, state)
         hidden_states.append(hidden)
         scores = logits.add(output[:, max(first_kept - start, 0) :], head) if is_kept else None
-        if in_loss and scores is not None and start >= first_kept:
-            loss.add(scores, start)
-        elif in_loss:
-            loss.add(output, start, head)
+        if in_loss:
+            has_all = scores is not None and start >= first_kept
+            loss.add(*((scores, start) if has_all else (output, start, head)))
         if close:
             cache, state = None, new_state.detach() if number < truncated else new_state
             if options.segment_states:  # all of them in memory at once
