@@ -34,6 +34,9 @@ test-slow: install ## run the slow tests as well
 test-browser: install ## test the inspection page in Chromium (Debian: apt-get install chromium)
 	$(BIN)/python -m pytest -m browser -rs
 
+torture: install ## bad inputs, kills, full disks, two processes: writes the table of docs/reliability.md (about an hour)
+	$(BIN)/python -m tests.reliability
+
 lint: install ## check style, types, and that imports point one way
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

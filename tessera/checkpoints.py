@@ -37,7 +37,7 @@ def verify(folder: Path) -> str | None:
     """What is wrong with a folder that has a manifest, in a few words; None when it is complete."""
     try:
         record = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return f"no readable {MANIFEST}"
     return differences(folder, record)
 

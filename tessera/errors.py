@@ -28,7 +28,7 @@ def first_line(error: Exception) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'?` when some known name is close to `name`, and the list of known names in any case."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1)
+    known = sorted(map(str, known))
+    close = difflib.get_close_matches(str(name), known, n=1)
     guess = f"Did you mean {close[0]!r}? " if close else ""
     return f"{guess}Known: {', '.join(known)}."

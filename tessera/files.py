@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,13 +16,33 @@ _FOREIGN_WRITE_ERRORS = ("os error", "I/O error", "inline_container", "PytorchSt
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """`write(temporary)`, wait for the disk, rename it to `path`: a reader, or a kill, never meets half a file."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
+    _clean_up_after_the_dead(path)
     try:
         write(temporary)
         sync(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _clean_up_after_the_dead(path: Path) -> None:
+    """Delete what processes of this machine that were killed have left of `path`."""
+    start = f"{path.name}.{socket.gethostname()}-"
+    for name in os.listdir(path.parent):
+        process = name.removeprefix(start).removesuffix(".tmp")
+        if name.startswith(start) and name.endswith(".tmp") and process.isdecimal() and not _is_alive(int(process)):
+            path.with_name(name).unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def write_text_atomically(path: Path, text: str) -> None:

@@ -141,7 +141,7 @@ def _open(folder: Path, name: str) -> tuple[TokenStore | None, str]:
             return None, "its tokens were changed"
     except FileNotFoundError as error:
         return None, f"{Path(error.filename).name} is missing" if folder.exists() else ""
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         return None, f"it cannot be read ({error})"
     return TokenStore(folder, description), ""
 

@@ -13,12 +13,14 @@ from tessera.models.transformer import context_limit
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+LEAST_TEMPERATURE = 1e-6  # logits divided by less may overflow
+
 
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are chosen.
 
-    max_new_tokens : stop after so many. temperature : of the softmax; 0 takes the likeliest token. top_k : sample among
+    max_new_tokens : stop after so many. temperature : of the softmax; 0 (or a millionth) takes the likeliest token. top_k : sample among
     the k likeliest (0: all). top_p : among the likeliest of this total probability. num_beams : beam search of this
     width (1: none), which takes no samples. seed : of the samples.
     """
@@ -33,7 +35,7 @@ class Sampling:
     @property
     def arguments(self) -> dict[str, Any]:
         """Keywords of `generate`."""
-        samples = self.temperature > 0 and self.num_beams == 1
+        samples = self.temperature > LEAST_TEMPERATURE and self.num_beams == 1
         chosen = {"do_sample": samples, "num_beams": self.num_beams, "max_new_tokens": self.max_new_tokens}
         if samples:
             chosen |= {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}

@@ -58,7 +58,10 @@ class StrictConfig(PreTrainedConfig):
         where = type(self).__name__
         for key in sorted(kwargs.keys() - _keys_of_transformers() - set(self.attribute_map)):
             raise TesseraError(f"{where}: unknown argument {key!r}. {did_you_mean(key, known)}")
-        super().__post_init__(**kwargs)
+        try:
+            super().__post_init__(**kwargs)
+        except (AttributeError, TypeError, ValueError) as error:  # a setting of transformers' own has another type
+            raise TesseraError(f"{where}: a setting must be one that transformers takes; got: {error}.") from None
         mistyped = self._mistyped()
         try:
             problems = self.problems()

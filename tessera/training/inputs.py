@@ -81,7 +81,7 @@ def _recorded(run: Path) -> dict[str, Any] | None:
         return record
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TesseraError(
             f"{path}: must be what the run wrote; it cannot be read ({error}). Delete it to resume without comparing "
             "the text with the one that the run began with."
