@@ -11,7 +11,14 @@ from pathlib import Path
 from tessera.errors import TesseraError
 
 # What safetensors, tokenizers and torch say of the system's errors; their exceptions share no class.
-_FOREIGN_WRITE_ERRORS = ("os error", "I/O error", "inline_container", "PytorchStreamWriter", "cannot be opened")
+_FOREIGN_WRITE_ERRORS = (
+    "os error",
+    "I/O error",
+    "inline_container",
+    "PytorchStreamWriter",
+    "cannot be opened",
+    "Parent directory",
+)
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -93,6 +100,9 @@ def expect_writable(path: Path, where: str, argument: str) -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError(21, "Is a directory")
+        os.fspath(path).encode()  # half of a surrogate pair is no name
+        if "\0" in os.fspath(path):
+            raise ValueError("its name has a null byte")
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(13, "Permission denied")
         folder = next(parent for parent in path.absolute().parents if parent.exists())

@@ -20,9 +20,9 @@ LEAST_TEMPERATURE = 1e-6  # logits divided by less may overflow
 class Sampling:
     """How tokens are chosen.
 
-    max_new_tokens : stop after so many. temperature : of the softmax; 0 (or a millionth) takes the likeliest token. top_k : sample among
-    the k likeliest (0: all). top_p : among the likeliest of this total probability. num_beams : beam search of this
-    width (1: none), which takes no samples. seed : of the samples.
+    max_new_tokens : stop after so many. temperature : of the softmax; at most 1e-6: the likeliest token. top_k :
+    sample among the k likeliest (0: all). top_p : among the likeliest of this total probability. num_beams : beam
+    search of this width (1: none), which takes no samples. seed : of the samples.
     """
 
     max_new_tokens: int = 200
