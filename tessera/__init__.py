@@ -5,6 +5,7 @@ it, `AutoModelForCausalLM.from_pretrained` reads the library's models.
 """
 
 import importlib
+from typing import Any
 
 from tessera import auto_classes
 
@@ -54,7 +55,7 @@ _ROOMS = ("armt", "data", "evaluation", "experiments", "interop", "kernels", "la
 __all__ = sorted([*_MODULES, "__version__"])
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name in _MODULES:
         value = getattr(importlib.import_module(_MODULES[name]), name)
         globals()[name] = value
