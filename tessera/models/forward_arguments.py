@@ -1,6 +1,7 @@
 """Arguments that transformers' models take in `forward`: checked here, or refused by name with the reason."""
 
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +24,10 @@ REASONS = {
 }
 
 
-def refuse_keywords(where: str, keywords: Mapping, reasons: Mapping[str, str], known: Iterable[str]) -> None:
+def refuse_keywords(where: str, keywords: Mapping, reasons: Mapping[str, str], forward: Callable) -> None:
     """Raise `TesseraError` for each of transformers' keywords that cannot be honoured, and for unknown ones.
 
-    `reasons` says why a keyword must be left out; None and False ask for nothing. `known`: what `forward` takes.
+    `reasons` says why a keyword must be left out; None and False ask for nothing. `forward` is the method called.
     """
     for name, value in keywords.items():
         if name == "is_causal":
@@ -34,7 +35,8 @@ def refuse_keywords(where: str, keywords: Mapping, reasons: Mapping[str, str], k
         elif name == "tokenizer":
             continue  # of `generate`'s stop_strings, which transformers passes on
         elif name not in reasons:
-            raise TesseraError(f"{where}: unknown argument {name!r}. {did_you_mean(name, {*known, *reasons})}")
+            known = {*inspect.signature(forward).parameters, *reasons} - {"keywords"}
+            raise TesseraError(f"{where}: unknown argument {name!r}. {did_you_mean(name, known)}")
         elif value is not None and value is not False:
             raise TesseraError(f"{where}: {name} must be left out: {reasons[name]}.")
 

@@ -1,7 +1,5 @@
 """What all of the library's language models share: a stack of layers with memories, as Hugging Face models."""
 
-import inspect
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -78,7 +76,7 @@ class StackModel(StackPreTrainedModel):
         """
         where = type(self).__name__
         keywords = without_packing(keywords, document_ids, position_ids)
-        refuse_keywords(where, keywords, REASONS, _arguments(self))
+        refuse_keywords(where, keywords, REASONS, self.forward)
         is_one = (input_ids is None) != (inputs_embeds is None)
         expect(is_one, where, "input_ids or inputs_embeds", "be given", "both or neither")
         past = past_key_values
@@ -215,8 +213,3 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
 
     def _reorder_cache(self, past_key_values: StackState, beam_idx: Tensor) -> StackState:
         return past_key_values.select_batch(beam_idx)
-
-
-def _arguments(model: nn.Module) -> list[str]:
-    """The names that its `forward` takes."""
-    return [name for name in inspect.signature(model.forward).parameters if name != "keywords"]

@@ -102,6 +102,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         wrap_layers(layer_list(base, config.layers_path))
         fuse_activations(base)
         base.base_model.register_forward_hook(keep_last_hidden)
+        self._takes_positions = "position_ids" in inspect.signature(base.forward).parameters
         self._add_memory(config)
         self.post_init()
         self.generation_config = copy.deepcopy(base.generation_config)
@@ -120,7 +121,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
 
     def segment_runner(self) -> SegmentRunner:
         """What reads segments with the present modules."""
-        return SegmentRunner(self.base, self._memory(), self.config)
+        return SegmentRunner(self.base, self._memory(), self.config, self._takes_positions)
 
     def empty_memory(self, batch: int) -> MemoryState:
         """The memory of `batch` rows before anything was read."""
@@ -165,7 +166,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
             TesseraError: inputs that do not fit each other or the model, and other keywords of transformers, by name.
         """
         where, cache = type(self).__name__, past_key_values
-        refuse_keywords(where, keywords, REFUSED, inspect.signature(self.forward).parameters)
+        refuse_keywords(where, keywords, REFUSED, self.forward)
         _check_arguments(where, cache, logits_to_keep)
         mask = attention_mask if cache is None else None
         text = SegmentedInput.of(self.get_input_embeddings(), input_ids, inputs_embeds, mask, labels, loss_mask)

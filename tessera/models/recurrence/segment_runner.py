@@ -1,6 +1,5 @@
 """One call of the base model over (a part of) one segment, with its memory around the base's layers."""
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,10 +83,10 @@ class SegmentMemory(ABC):
 class SegmentRunner:
     """Calls `base` with `memory`. It holds references alone and is made anew for each text."""
 
-    def __init__(self, base: PreTrainedModel, memory: SegmentMemory, config: SegmentedConfig):
+    def __init__(self, base: PreTrainedModel, memory: SegmentMemory, config: SegmentedConfig, takes_positions: bool):
         self.base, self.memory, self.config = base, memory, config
         self.front = config.num_memory_tokens if memory.at_front else 0
-        self.takes_positions = "position_ids" in inspect.signature(base.forward).parameters
+        self.takes_positions = takes_positions
 
     def run(self, segment: Segment, state: MemoryState | None) -> SegmentResult:
         """Read `segment` after the memory `state` (None: nothing was read)."""
