@@ -23,7 +23,7 @@ def provenance(
     """A JSON-ready record: configuration, seed, command, versions, hardware, commit, time.
 
     `command` defaults to this process's command line without folders' names. `commit` is null outside a git checkout
-    of the library and ends in "+changes" when tracked files differ from it.
+    of the library and ends in "+changes" when tracked files outside `results/` differ from it.
     """
     return {
         "command": command or f"{_program()} {shlex.join(sys.argv[1:])}".strip(),
@@ -58,7 +58,18 @@ def commit(folder: Path | None = None) -> str | None:
         return None
     try:
         name = _git(here, "rev-parse", "HEAD")
-        changed = _git(here, "status", "--porcelain", "--untracked-files=no")
+        # What a command has just written is no change of what it ran with.
+        changed = _git(
+            here,
+            "status",
+            "--porcelain",
+            "--untracked-files=no",
+            "--",
+            ".",
+            ":(exclude)results/*.json",
+            ":(exclude)results/*.md",
+            ":(exclude)results/*.png",
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return name + ("+changes" if changed else "")

@@ -38,6 +38,21 @@ def test_the_commit_is_named_with_its_changes(tmp_path):
     assert commit(tmp_path) == name + "+changes"
 
 
+def test_results_that_a_command_has_written_are_no_changes(tmp_path):
+    git(tmp_path, "init", "-q")
+    (tmp_path / "results" / "toy").mkdir(parents=True)
+    for name in ("cpu.json", "cpu.md"):
+        (tmp_path / "results" / "toy" / name).write_text("one")
+    (tmp_path / "results" / "migrate.py").write_text("one")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    for name in ("cpu.json", "cpu.md"):
+        (tmp_path / "results" / "toy" / name).write_text("two")
+    assert not commit(tmp_path).endswith("+changes")
+    (tmp_path / "results" / "migrate.py").write_text("two")
+    assert commit(tmp_path).endswith("+changes")
+
+
 def test_the_command_is_one_that_can_be_called(tmp_path):
     """A module by its name with `python -m`, a script by its own."""
     code = "from tessera.evaluation.provenance import provenance; print(provenance()['command'])"

@@ -46,7 +46,7 @@ def _continue(memory: LinearContextualMemory, x: Tensor, cut: slice, horizon: in
     """Predictions (B, C, horizon, input) after each of the C contexts x_1..x_{c+1}, c in `cut`.
 
     At each step a query sees the pairs of its context, which all contexts share, and those that its own predictions
-    completed. Its scores against both stand side by side in one row.
+    completed. Its scores against both are one row.
     """
     held = _Held(memory, x, cut, horizon, workspace)
     keys, _ = memory.features(x[:, cut])

@@ -43,9 +43,8 @@ class AssociativeRetrieval(Task):
             expect(getattr(self, name) >= 1, where, name, "be at least 1", getattr(self, name))
         expect(self.num_symbols >= 2, where, "num_symbols", "be at least 2", self.num_symbols)
         if self.rule == "remember":
-            rule = f"be at most the number of keys ({self.num_keys}, key_size {self.key_size})"
-            fits = self.num_pairs <= self.num_keys
-            expect(fits, where, "num_pairs", rule, self.num_pairs, "Use a larger key_size.")
+            most = f"be at most the number of keys ({self.num_keys}, key_size {self.key_size})"
+            expect(self.num_pairs <= self.num_keys, where, "num_pairs", most, self.num_pairs, "Use a larger key_size.")
 
     @classmethod
     def variants(cls) -> list[Task]:
@@ -84,11 +83,11 @@ class AssociativeRetrieval(Task):
         values = torch.randint(self.num_symbols, (count, self.num_pairs), generator=generator)
         colon, comma = (torch.full((count, self.num_pairs, 1), self.num_symbols + i) for i in range(2))
         context = torch.cat([self._digits(keys), colon, values[..., None], comma], -1).flatten(1)
-        asked = keys.gather(1, self._pick_distinct(keys, num_questions, generator))
-        latest = self.num_pairs - 1 - (keys[:, None] == asked[:, :, None]).flip(-1).int().argmax(-1)
+        queried = keys.gather(1, self._pick_distinct(keys, num_questions, generator))
+        latest = self.num_pairs - 1 - (keys[:, None] == queried[:, :, None]).flip(-1).int().argmax(-1)
         answers = values.gather(1, latest)[..., None]
         dash = torch.full_like(answers, self.num_symbols + 2)
-        return context, torch.cat([self._digits(asked), dash, answers], -1)
+        return context, torch.cat([self._digits(queried), dash, answers], -1)
 
     def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
         """`exact_match` (B,): whether the largest logit before the answer is the answer's."""
@@ -99,9 +98,9 @@ class AssociativeRetrieval(Task):
         """Logits (B, T, V) of something that reads the tokens as a person would."""
         tokens, size = examples.tokens, self.segment_size
         pairs = tokens[:, : tokens.shape[1] // size * size].unflatten(1, (-1, size))[:, : self.num_pairs]
-        asked = tokens[:, None, -self.key_size - 2 : -2]
-        found = (pairs[..., : self.key_size] == asked).all(-1)
-        latest = self.num_pairs - 1 - found.flip(1).int().argmax(1)
+        queried = tokens[:, None, -self.key_size - 2 : -2]
+        has_key = (pairs[..., : self.key_size] == queried).all(-1)
+        latest = self.num_pairs - 1 - has_key.flip(1).int().argmax(1)
         answers = pairs[torch.arange(len(tokens)), latest, self.key_size + 1]
         logits = torch.zeros(*tokens.shape, self.vocab_size)
         logits[torch.arange(len(tokens)), -2, answers] = 1.0

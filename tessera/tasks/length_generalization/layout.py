@@ -61,7 +61,7 @@ def lay_out(keys: Tensor, values: Tensor, pairs: Tensor, lengths: Tensor, genera
     return context.scatter_(1, columns.flatten(1), blocks.flatten(1))[:, :-1]
 
 
-def list_words(words: Tensor, asked: Tensor) -> Tensor:
-    """`2 w1 w2` for each of the asked (B, Q) words (B, P, 2): (B, 3 Q)."""
-    picked = words.gather(1, asked[..., None].expand(-1, -1, 2))
+def list_words(words: Tensor, places: Tensor) -> Tensor:
+    """`2 w1 w2` for each of the words (B, P, 2) at `places` (B, Q): (B, 3 Q)."""
+    picked = words.gather(1, places[..., None].expand(-1, -1, 2))
     return torch.cat([torch.full_like(picked[..., :1], QUERY_SEPARATOR), picked], -1).flatten(1)

@@ -50,10 +50,9 @@ class MultiQueryRecall(SourceTargetTask):
         where, possible = type(self).__name__, self.num_symbols**2
         pairs = num_pairs(self.length + self.spread)
         expect(self.num_queries >= 1, where, "num_queries", "be at least 1", self.num_queries)
-        rule = f"be at most num_symbols^2 ({possible})"
-        expect(self.num_words <= possible, where, "num_words", rule, self.num_words)
-        rule = f"be at least the number of pairs in the longest source ({pairs})"
-        expect(self.num_words >= pairs, where, "num_words", rule, self.num_words)
+        expect(self.num_words <= possible, where, "num_words", f"be at most num_symbols^2 ({possible})", self.num_words)
+        least = f"be at least the number of pairs in the longest source ({pairs})"
+        expect(self.num_words >= pairs, where, "num_words", least, self.num_words)
 
     @classmethod
     def variants(cls) -> list[Task]:
@@ -74,13 +73,13 @@ class MultiQueryRecall(SourceTargetTask):
 
         `second_alone`: of second symbols whose first occurs once in the stored pairs; `second_shared`: of the others.
         """
-        wanted = examples.labels[:, 1:]
-        symbols = self.scored(wanted)
-        right = (predictions[:, :-1].argmax(-1).cpu() == wanted)[symbols].view(-1, self.num_queries, 2).double()
-        firsts = wanted[symbols].view(-1, self.num_queries, 2)[:, :, :1]
-        end = (wanted >= 0).int().argmax(1)[
-            :, None
-        ] - 3 * self.num_queries  # of the stored pairs: <sep> and queries off
+        labels = examples.labels[:, 1:]
+        symbols = self.scored(labels)
+        is_right = (predictions[:, :-1].argmax(-1).cpu() == labels)[symbols]
+        right = is_right.view(-1, self.num_queries, 2).double()
+        firsts = labels[symbols].view(-1, self.num_queries, 2)[:, :, :1]
+        # The stored pairs end before <sep> and the queries.
+        end = (labels >= 0).int().argmax(1)[:, None] - 3 * self.num_queries
         stored = torch.where(torch.arange(examples.tokens.shape[1]) < end, examples.tokens, FILLER)
         alone = (stored[:, None] == firsts).sum(-1) == 1
         second = right[:, :, 1]
@@ -100,8 +99,8 @@ class MultiQueryRecall(SourceTargetTask):
             for words in vocabularies(self.num_symbols, self.num_words, self.vocabulary_seed)
         )
         context = lay_out(keys, values, pairs, lengths, generator)
-        asked = (torch.rand(len(lengths), self.num_queries, generator=generator) * pairs[:, None]).long()
-        queries, answers = (list_words(words, asked) for words in (keys, values))
+        places = (torch.rand(len(lengths), self.num_queries, generator=generator) * pairs[:, None]).long()
+        queries, answers = (list_words(words, places) for words in (keys, values))
         # The queries follow each context directly; beyond them the row is padding.
         source = torch.cat([context, torch.zeros_like(queries)], 1)
         source.scatter_(1, lengths[:, None] + torch.arange(queries.shape[1]), queries)
@@ -125,7 +124,7 @@ class MultiQueryRecall(SourceTargetTask):
 
     def _parse(self, source: list[int]) -> tuple[dict[tuple[int, ...], tuple[int, ...]], list[tuple[int, ...]]]:
         """The stored values by key, and the queried keys."""
-        context, asked = source[: -3 * self.num_queries], source[-3 * self.num_queries :]
+        context, queries = source[: -3 * self.num_queries], source[-3 * self.num_queries :]
         separators = [place for place, token in enumerate(context) if token == PAIR_SEPARATOR]
         stored = {tuple(context[i - 2 : i]): tuple(context[i + 1 : i + 3]) for i in separators}
-        return stored, [tuple(asked[place + 1 : place + 3]) for place in range(0, len(asked), 3)]
+        return stored, [tuple(queries[place + 1 : place + 3]) for place in range(0, len(queries), 3)]

@@ -89,10 +89,10 @@ class SourceTargetTask(Task):
 
     def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
         """Exact match, and the share of the target's symbols that are right; from logits (B, T, V)."""
-        wanted = examples.labels[:, 1:].to(predictions.device)
-        asked = self.scored(wanted)
-        right = (predictions[:, :-1].argmax(-1) == wanted) & asked
-        hits, total = right.sum(1), asked.sum(1)
+        labels = examples.labels[:, 1:].to(predictions.device)
+        scored = self.scored(labels)
+        is_right = (predictions[:, :-1].argmax(-1) == labels) & scored
+        hits, total = is_right.sum(1), scored.sum(1)
         return {"exact_match": (hits == total).double().cpu(), "token_accuracy": (hits / total).double().cpu()}
 
     def oracle(self, examples: TokenExamples) -> Tensor:
@@ -122,9 +122,9 @@ class SourceTargetTask(Task):
         tokens[torch.arange(len(read)), read + 1] = special["sep"]
         tokens[torch.arange(len(read)), read + written + 2] = special["eos"]
         place = torch.arange(width)
-        asked = (place > read[:, None] + 1) & (place <= (read + written)[:, None] + 2)
+        is_target = (place > read[:, None] + 1) & (place <= (read + written)[:, None] + 2)
         tokens = tokens[:, :-1].contiguous()
-        return TokenExamples(tokens, torch.where(asked, tokens, IGNORED))
+        return TokenExamples(tokens, torch.where(is_target, tokens, IGNORED))
 
     def _sources(self, examples: TokenExamples) -> list[list[int]]:
         rows = examples.tokens.tolist()

@@ -49,8 +49,8 @@ class RegBench(Task):
         for name, least in (("states", 2), ("alphabet", 1), ("strings", 1), ("length", 1)):
             low, high = getattr(self, name)
             expect(least <= low <= high, "RegBench", name, f"be (lowest, highest), from {least} on", (low, high))
-        rule = f"be at most num_symbols ({self.num_symbols})"
-        expect(self.alphabet[1] <= self.num_symbols, "RegBench", "alphabet", rule, self.alphabet)
+        is_possible = self.alphabet[1] <= self.num_symbols
+        expect(is_possible, "RegBench", "alphabet", f"be at most num_symbols ({self.num_symbols})", self.alphabet)
         most = min(self.states[0] - 1, self.alphabet[0])
         expect(1 <= self.max_edges <= most, "RegBench", "max_edges", f"lie in 1..{most}", self.max_edges)
         expect(self.strings[1] * self.length[0] > 1, "RegBench", "strings", "hold two symbols", self.strings)
@@ -122,8 +122,8 @@ class RegBench(Task):
     def chance(self, examples: TokenExamples) -> float:
         """The share of symbols that are allowed, over the positions that count."""
         allowed = self._allowed(examples)[:, :-1].sum(-1) / self.num_symbols
-        asked = examples.labels[:, 1:] >= 0
-        return float(((allowed * asked).sum(1) / asked.sum(1)).mean())
+        scored = examples.labels[:, 1:] >= 0
+        return float(((allowed * scored).sum(1) / scored.sum(1)).mean())
 
     def held_apart(self, examples: TokenExamples) -> set[Automaton]:
         """The canonical automata."""
@@ -141,9 +141,9 @@ class RegBench(Task):
 
     def _new_automaton(self, known: dict[Automaton, list[int]], split: str, draws: random.Random) -> Automaton:
         for _ in range(MAX_TRIES):
-            found = random_automaton(draws, self.states, self.alphabet, self.num_symbols, self.max_edges)
-            if found.digest() % len(SPLITS) == SPLITS.index(split) and found not in known:
-                return found
+            automaton = random_automaton(draws, self.states, self.alphabet, self.num_symbols, self.max_edges)
+            if automaton.digest() % len(SPLITS) == SPLITS.index(split) and automaton not in known:
+                return automaton
         raise TesseraError(
             f"RegBench: count must be at most the number of automata that these settings give; "
             f"got stuck after {len(known)}. Use more states or symbols."

@@ -58,8 +58,8 @@ class ThreeMoons(Task):
     def __post_init__(self) -> None:
         where = "ThreeMoons"
         expect(self.context >= 1, where, "context", "be at least 1", self.context)
-        rule = f"be at least 1, and at most {LINE // 2} - context"
-        expect(self.horizon >= 1 and self.context + self.horizon <= LINE // 2, where, "horizon", rule, self.horizon)
+        is_possible = self.horizon >= 1 and self.context + self.horizon <= LINE // 2
+        expect(is_possible, where, "horizon", f"be at least 1, and at most {LINE // 2} - context", self.horizon)
 
     @classmethod
     def variants(cls) -> "list[ThreeMoons]":
@@ -68,8 +68,8 @@ class ThreeMoons(Task):
     def sample(self, count: int, seed: int, split: str = "train") -> MoonExamples:
         triples = TRAINING if split == "train" else HELD_OUT
         if self.periods is not None:
-            rule = f"be one of the {split} triples " + ", ".join(map(str, triples))
-            expect(tuple(self.periods) in triples, "ThreeMoons", "periods", rule, self.periods)
+            choices = f"be one of the {split} triples " + ", ".join(map(str, triples))
+            expect(tuple(self.periods) in triples, "ThreeMoons", "periods", choices, self.periods)
             triples = (self.periods,)
         generator = generator_of(self, seed, split)
         length = self.context + self.horizon
