@@ -14,7 +14,8 @@ def from_reference(source: str, state_dict: dict[str, Tensor], arguments: dict) 
     Args:
         source: which published code: a name of `REFERENCES`.
         state_dict: the published module's own parameter names and tensors.
-        arguments: the published constructor's arguments by name; those left out take the published defaults.
+        arguments: the published constructor's arguments by name; those left out take the published defaults. Of the
+            Memory Mosaics sources also a training script's `model_args`: what the constructor does not take is ignored.
     Returns:
         A model that takes `input_ids` (B, T) and returns `.logits`. Parameters keep the dtype of the checkpoint, except
         for a few per-head scalars that are functions of published ones and come in float64: `model.double()` is exact.

@@ -1,13 +1,15 @@
 """tessera/recipes/README.md: one row for each recipe, with what it costs."""
 
+import json
 import re
 
 from tessera.data.tokenizers import vocabulary_size
-from tessera.evaluation.accounting import account
+from tessera.evaluation.accounting import ModelAccount, account
 from tessera.training.model_section import model_config
 from tessera.training.recipe import SHIPPED, read_recipe
 
 ROW = re.compile(r"^\| `([\w-]+)` \| .* \| ([^|]+ \| [^|]+ \| [^|]+) \|$", re.MULTILINE)
+COUNTED: dict[str, ModelAccount] = {}  # several recipes have one model
 
 
 def cost(name: str) -> str:
@@ -17,7 +19,10 @@ def cost(name: str) -> str:
     sizes = {"max_positions": context, "n_positions": context}
     if "vocab_size" not in recipe.model:
         sizes["vocab_size"] = vocabulary_size(recipe.tokenizer)
-    counted = account(model_config(recipe.model, **sizes), context)
+    key = json.dumps([{**recipe.model, "kernel": None}, sizes])  # no kernel changes a cost
+    if key not in COUNTED:
+        COUNTED[key] = account(model_config(recipe.model, **sizes), context)
+    counted = COUNTED[key]
     tokens = recipe.training.steps * recipe.training.batch_size * context
     return f"{_short(counted.parameters)} | {_short(tokens)} | {3 * counted.flops_per_token * tokens:.1e}"
 
