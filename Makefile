@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
 .DEFAULT_GOAL := help
@@ -12,17 +13,21 @@ help: ## list these targets
 
 # constraints.txt pins every package to the versions the tests passed with. torch comes first: nothing may choose another.
 # Where the index offers only builds for GPUs, point pip to one with CPU builds (PIP_INDEX_URL) to save gigabytes.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.runtime: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Tessera needs Python >= 3.11; got $$($(PYTHON) --version). Set PYTHON=/path/to/python3.11."; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP) torch
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.runtime
+	$(PIP) --editable '.[dev]'
 	@touch $@
 
 install: $(VENV)/.installed ## create .venv and install Tessera with everything its tests need
 
-demo: install ## train a small Memory Mosaic and an equal transformer on stories, then sample from it (8 minutes)
+demo: $(VENV)/.runtime ## train a small Memory Mosaic and an equal transformer on stories, then sample from it (8 minutes)
 	$(BIN)/tessera demo --output runs/demo
 
 test: install ## run the test suite

@@ -40,7 +40,8 @@ def test_the_demo_leaves_both_runs_and_their_comparison(tessera, tmp_path, small
     assert samples.count("A king") == 6
     results = json.loads((output / "demo.json").read_text())
     rows = [line for line in out.splitlines() if line.startswith(("Memory Mosaic  ", "transformer  "))]
-    for row, result in zip(rows, results.values()):
+    assert results["provenance"]["versions"]["torch"]
+    for row, result in zip(rows, results["models"].values(), strict=True):
         assert f"{result['parameters']:,}" in row
         assert f"{result['validation_loss']:.4f}" in row
     assert len(rows) == 2
