@@ -1,6 +1,7 @@
 """YAML as data that a person wrote: bounded in size and depth, keys are text, and no key stands twice."""
 
 import re
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class _Loader(yaml.SafeLoader):
             raise _Refusal(f"nested at most {DEEPEST} deep", self.get_mark())
         super().fetch_flow_collection_start(token)
 
-    def compose_node(self, parent: Any, index: Any) -> yaml.Node:
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
         self.depth += 1
         if self.depth > DEEPEST:
             raise _Refusal(f"nested at most {DEEPEST} deep", self.peek_event().start_mark)
@@ -46,7 +47,7 @@ class _Loader(yaml.SafeLoader):
         _count(node, {})
         return self.construct_document(node)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[str, int] = {}
         for key, _ in node.value:
             line = key.start_mark.line + 1

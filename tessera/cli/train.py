@@ -8,12 +8,13 @@ Under torchrun it uses all processes; FSDP and other Trainer settings go under t
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 
 class HelpRecipe(argparse.Action):
     """Prints what a recipe may say, and ends the program, whatever else is given."""
 
-    def __init__(self, option_strings: list[str], dest: str, **options: object) -> None:
+    def __init__(self, option_strings: list[str], dest: str, **options: Any) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:

@@ -36,7 +36,11 @@ class Sampling:
     def arguments(self) -> dict[str, Any]:
         """Keywords of `generate`."""
         samples = self.temperature > LEAST_TEMPERATURE and self.num_beams == 1
-        chosen = {"do_sample": samples, "num_beams": self.num_beams, "max_new_tokens": self.max_new_tokens}
+        chosen: dict[str, Any] = {
+            "do_sample": samples,
+            "num_beams": self.num_beams,
+            "max_new_tokens": self.max_new_tokens,
+        }
         if samples:
             chosen |= {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
         return chosen

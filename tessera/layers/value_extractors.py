@@ -48,7 +48,7 @@ class ConvolutionValueExtractor(nn.Module):
         self.projection = nn.Linear(hidden_size, num_heads * head_dim, bias=bias)
         self.next_projection = nn.Linear(hidden_size, num_heads * head_dim, bias=False)
         # Both make one layer whose inputs are two steps; for an initialisation by fan-in.
-        self.projection.fan_in = self.next_projection.fan_in = 2 * hidden_size
+        self.projection.fan_in = self.next_projection.fan_in = 2 * hidden_size  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`now` and `next`, each (B, H, T, V)."""
