@@ -98,9 +98,9 @@ def open_or_build(
         return store
     if reason:
         log.warning(f"token store {folder}: {reason}; it is made again from the text")
-    marks = _marks(tokenizer, begin_token, end_token)
+    special_tokens = _special_tokens(tokenizer, begin_token, end_token)
     with writing(f"token store {folder}"), working_in(cache):
-        return _build(source, tokenizer, folder, name, marks)
+        return _build(source, tokenizer, folder, name, special_tokens)
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def _open(folder: Path, name: str) -> tuple[TokenStore | None, str]:
     return TokenStore(folder, description), ""
 
 
-def _marks(tokenizer: "PreTrainedTokenizerFast", begin: bool, end: bool) -> tuple[list[int], list[int]]:
+def _special_tokens(tokenizer: "PreTrainedTokenizerFast", begin: bool, end: bool) -> tuple[list[int], list[int]]:
     for is_used, name, token in (
         (begin, "begin_token", tokenizer.bos_token_id),
         (end, "end_token", tokenizer.eos_token_id),
@@ -161,7 +161,7 @@ def _build(
     tokenizer: "PreTrainedTokenizerFast",
     folder: Path,
     name: str,
-    marks: tuple[list[int], list[int]],
+    special_tokens: tuple[list[int], list[int]],
 ) -> TokenStore:
     dtype = "<u2" if len(tokenizer) <= 1 << 16 else "<u4"
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
@@ -170,7 +170,7 @@ def _build(
     try:
         starts, num_tokens, num_bytes, largest, value = [], 0, 0, -1, 0
         with open(temporary / TOKENS, "wb") as file:
-            for ids, first, size in _encoded(source, tokenizer, marks):
+            for ids, first, size in _encoded(source, tokenizer, special_tokens):
                 if first:
                     starts.append(num_tokens)
                 data = np.asarray(ids, dtype=dtype).tobytes()
@@ -202,11 +202,11 @@ def _publish(temporary: Path, folder: Path, name: str) -> None:
 
 
 def _encoded(
-    source: TextSource, tokenizer: "PreTrainedTokenizerFast", marks: tuple[list[int], list[int]]
+    source: TextSource, tokenizer: "PreTrainedTokenizerFast", special_tokens: tuple[list[int], list[int]]
 ) -> Iterator[tuple[list[int], bool, int]]:
     """(token ids, does a document begin here, bytes of text), piece after piece."""
     encode = tokenizer.backend_tokenizer.encode
-    before, after = marks
+    before, after = special_tokens
     for document in source.documents():
         first = True
         for piece in document:

@@ -40,8 +40,8 @@ class EvaluationText:
 
     def windows(self, tokenizer: "PreTrainedTokenizerFast", limit: int | None, cache: Path) -> ValidationWindows:
         """At most `limit` sequences; the tokens are stored in `cache`."""
-        marks = {"begin_token": self.begin_token, "end_token": self.end_token}
-        split = Split.of(open_or_build(self.source, tokenizer, cache, **marks))
+        special_tokens = {"begin_token": self.begin_token, "end_token": self.end_token}
+        split = Split.of(open_or_build(self.source, tokenizer, cache, **special_tokens))
         if self.held_out < 1:
             split = split.divided(self.held_out)[1]
         return ValidationWindows(split, self.context, limit, self.document_ids)

@@ -51,12 +51,12 @@ def open_corpus(recipe: Recipe, run: Path, *, saved_tokenizer: bool = True) -> C
         tokenizer = load_saved_tokenizer(run)
     else:
         tokenizer = _new_tokenizer(recipe, training, cache)
-    marks = {"begin_token": recipe.data.begin_token, "end_token": recipe.data.end_token}
-    everything = Split.of(open_or_build(training, tokenizer, cache, **marks))
+    special_tokens = {"begin_token": recipe.data.begin_token, "end_token": recipe.data.end_token}
+    everything = Split.of(open_or_build(training, tokenizer, cache, **special_tokens))
     if validation is None:
         parts = everything.divided(recipe.data.validation_fraction)
     else:
-        parts = everything, Split.of(open_or_build(validation, tokenizer, cache, **marks))
+        parts = everything, Split.of(open_or_build(validation, tokenizer, cache, **special_tokens))
     corpus = Corpus(tokenizer, *parts)
     corpus.training.require(recipe.data.context, "the training text")
     corpus.validation.require(recipe.data.context, "the validation text")
