@@ -1,5 +1,6 @@
 """One process per run folder: the second is told who holds it, and a lock dies with its process."""
 
+import fcntl
 import json
 import os
 import signal
@@ -78,11 +79,22 @@ def test_a_lock_dies_with_its_process_even_when_its_children_live(tmp_path):
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_lock_whose_file_was_removed_is_not_taken_for_the_new_one(tmp_path):
-    path = tmp_path / "a.lock"
+def test_a_file_that_was_replaced_while_it_was_locked_is_left(tmp_path, monkeypatch):
+    """Between opening and locking, its holder may remove the file, and a third process make a new one."""
+    path, original, calls = tmp_path / "a.lock", fcntl.flock, []
+
+    def flock(handle, operation):
+        calls.append(handle)
+        if len(calls) == 1:
+            path.unlink()
+            path.touch()
+        return original(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
     with held(path, ""):
-        path.unlink()
-        with held(path, ""), pytest.raises(TesseraError, match="one process at a time"), held(path, ""):
+        assert len(calls) == 2
+        monkeypatch.undo()
+        with pytest.raises(TesseraError, match="one process at a time"), held(path, ""):
             pass
 
 
