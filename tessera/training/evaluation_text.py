@@ -6,7 +6,7 @@ from pathlib import Path
 from tessera.data.sources import text_source
 from tessera.errors import TesseraError
 from tessera.evaluation.text import EvaluationText
-from tessera.training.folder import RECIPE
+from tessera.training.saved_recipe import RECIPE
 from tessera.training.sections import DataSection
 from tessera.yaml_files import read_yaml
 
