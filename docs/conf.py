@@ -56,8 +56,11 @@ def _escaped(match):
 
 
 def links_between_pages(app, docname, source):
-    """The derivations lie beside the operations' code; here they are pages."""
-    source[0] = re.sub(r"\(\.\./tessera/ops/(\w+)/README\.md", r"(derivations/\1.md", source[0])
+    """READMEs beside the code are pages here; other files of the package are named, not linked."""
+    text = re.sub(r"\(\.\./tessera/ops/(\w+)/README\.md", r"(derivations/\1.md", source[0])
+    text = text.replace("(../tessera/recipes/README.md", "(reference/shipped-recipes.md")
+    text = text.replace("(../CONTRIBUTING.md", "(contributing.md")
+    source[0] = re.sub(r"\[([^\]]+)\]\(\.\./tessera/[^)]*\)", r"\1", text)
 
 
 def note_processor_time(app, docname, *_):

@@ -48,3 +48,8 @@ def test_the_public_names_of_every_package_are_in_the_reference(package):
     module = importlib.import_module(package)
     public = {name for name in module.__all__ if callable(getattr(module, name))}
     assert {f"{package}.{name}" for name in public} - documented_names() == set()
+
+
+def test_the_readme_of_every_operation_is_a_page():
+    beside = {path.parent.name for path in Path(tessera.__file__).parent.glob("ops/*/README.md")}
+    assert {path.stem for path in (REFERENCE.parent / "derivations").glob("*.md")} == beside

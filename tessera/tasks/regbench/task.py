@@ -27,10 +27,10 @@ class RegBench(Task):
 
     Scores of each example, means over the positions whose next token is a symbol (not the separator):
 
-        accuracy: the most likely token is allowed by the state reached in the current string.
-        tvd: the total variation distance `1/2 sum_v |p_v - q_v|` of the model's distribution p and the uniform one q
-            over the allowed symbols, in [0, 1].
-        last_accuracy, last_tvd: the same, at the last position alone.
+        - accuracy: the most likely token is allowed by the state reached in the current string.
+        - tvd: the total variation distance `1/2 sum_v |p_v - q_v|` of the model's distribution p and the uniform one q
+          over the allowed symbols, in [0, 1].
+        - last_accuracy, last_tvd: the same, at the last position alone.
     """
 
     summary = "next symbols of regular languages that only the context shows"
