@@ -34,7 +34,7 @@ from tessera.training.replacing import (
     move_aside,
     recover,
 )
-from tessera.training.saved_recipe import RECIPE, is_saved_recipe, is_untouched, require_same, saved_text
+from tessera.training.saved_recipe import RECIPE, is_saved_recipe, is_untouched, require_same, saved_text, says
 from tessera.training.sections import Recipe
 
 LOCK = "run.lock"
@@ -63,7 +63,7 @@ class Claim:
         with writing(self.run, OUTPUT, ADVICE):
             if saved and not self.resume:
                 move_aside(self.run)
-            if not (saved and self.resume):
+            if not (saved and self.resume) or not says(self.run / RECIPE, self.recipe):
                 write_text_atomically(self.run / RECIPE, saved_text(self.recipe))
             if not (self.resume and (self.run / TOKENIZER).exists()):
                 write_tokenizer(self.run, corpus.tokenizer)

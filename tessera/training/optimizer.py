@@ -90,6 +90,10 @@ def learning_rate_factor(step: int, *, warmup: int, steps: int, floor: float, de
 
 def make_scheduler(optimizer: torch.optim.Optimizer, section: TrainingSection) -> LambdaLR:
     """`learning_rate_factor` on every parameter group."""
+    return LambdaLR(optimizer, partial(schedule_factor, section))
+
+
+def schedule_factor(section: TrainingSection, step: int) -> float:
+    """`learning_rate_factor` of a recipe, after `step` steps."""
     floor = section.min_learning_rate / section.learning_rate
-    factor = partial(learning_rate_factor, warmup=section.warmup, steps=section.steps, floor=floor)
-    return LambdaLR(optimizer, factor)
+    return learning_rate_factor(step, warmup=section.warmup, steps=section.steps, floor=floor)

@@ -18,7 +18,9 @@ from tessera.training.arguments import training_arguments
 from tessera.training.corpus import Corpus, open_corpus
 from tessera.training.folder import claimed
 from tessera.training.model_section import base_folder, build_model, config_for
+from tessera.training.optimizer import schedule_factor
 from tessera.training.result import RunSummary, publish_model
+from tessera.training.saved_recipe import saved_steps
 from tessera.training.sections import Recipe
 from tessera.training.sharding import ShardedTrainer
 from tessera.training.trainer import RecipeTrainer
@@ -59,11 +61,14 @@ def train(
         with arguments.main_process_first(desc="tokenising"):
             prepared = _prepare(recipe, run, saved_tokenizer=not overwrite)
         checkpoint = _checkpoint(run) if resume else None
+        extended = _extension(recipe, run) if checkpoint else ""
         trainer = _trainer(recipe, run, arguments, prepared, progress)
         if claim is not None:
             claim.begin(prepared.corpus)
             trainer.metrics.cut_after(step_of(checkpoint) if checkpoint else 0)
         trainer.guard.skipped = trainer.metrics.skipped_steps()
+        if extended and claim is not None:
+            log.warning(extended)
         _steps(trainer, checkpoint, recipe.training.steps)
         return publish_model(trainer, time.time() - began)
 
@@ -117,6 +122,18 @@ def _steps(trainer: "RecipeTrainer", checkpoint: Path | None, steps: int) -> Non
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     finally:
         trainer.progress.close()
+
+
+def _extension(recipe: Recipe, run: Path) -> str:
+    """What more steps than the run was begun with mean for its learning rate; "" when there are none."""
+    steps = saved_steps(run)
+    if steps is None or steps >= recipe.training.steps:
+        return ""
+    rate = recipe.training.learning_rate * schedule_factor(recipe.training, steps)
+    return (
+        f"{run}: extended from {steps:,} to {recipe.training.steps:,} steps. From here on the learning rate is that of "
+        f"a run of {recipe.training.steps:,} steps: {rate:.3g} after step {steps:,}."
+    )
 
 
 def _checkpoint(run: Path) -> Path | None:

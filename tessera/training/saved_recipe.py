@@ -12,6 +12,9 @@ from tessera.typed import read_dataclass
 from tessera.yaml_files import parse_yaml
 
 RECIPE = "recipe.yaml"
+# What changes no weight: they may differ when a run goes on.
+FREE = {f"training.{name}" for name in ("log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints")}
+STEPS = "training.steps"
 KEYS = {"name", "model", "data", "tokenizer", "training", "seed"}
 
 
@@ -27,6 +30,18 @@ def is_saved_recipe(path: Path) -> bool:
     return sections and all(isinstance(content[name], dict) for name in ("model", "data", "tokenizer", "training"))
 
 
+def says(path: Path, recipe: Recipe) -> bool:
+    """Does the saved recipe hold the very settings of `recipe`?"""
+    return _read(path)[1] == parse_yaml(saved_text(recipe), str(path))
+
+
+def saved_steps(run: Path) -> int | None:
+    """The steps that the run in this folder was begun with, if it says."""
+    content = _read(run / RECIPE)[1]
+    steps = content.get("training", {}).get("steps") if is_saved_recipe(run / RECIPE) else None
+    return steps if isinstance(steps, int) else None
+
+
 def is_untouched(path: Path) -> bool:
     """Is the saved recipe, byte for byte, what YAML's writer makes of it? Comments and other layouts are a person's."""
     text, content = _read(path)
@@ -36,12 +51,13 @@ def is_untouched(path: Path) -> bool:
 def require_same(run: Path, recipe: Recipe) -> None:
     """Raise `TesseraError` unless the run's recipe says what `recipe` says, naming the first key that differs.
 
-    Keys that a later release has added count with their defaults.
+    Keys that a later release has added count with their defaults. Intervals may differ, and there may be more steps.
     """
     theirs = _read(run / RECIPE)[1]
     complete = read_dataclass(Recipe, theirs, lambda key, message: None)
     before, now = _flat(theirs if complete is None else recipe_to_dict(complete)), _flat(recipe_to_dict(recipe))
-    differing = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    differing = [key for key in sorted((before.keys() | now.keys()) - FREE) if before.get(key) != now.get(key)]
+    differing = [key for key in differing if not (key == STEPS and _is_more(now, before))]
     if differing:
         key = differing[0]
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
@@ -49,6 +65,10 @@ def require_same(run: Path, recipe: Recipe) -> None:
             f"{run}: holds a run of another recipe; {key} is {before.get(key)!r} there and {now.get(key)!r} here{more}."
             " Use another --output, or --overwrite."
         )
+
+
+def _is_more(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    return isinstance(before.get(STEPS), int) and now[STEPS] > before[STEPS]
 
 
 def _read(path: Path) -> tuple[str, Any]:

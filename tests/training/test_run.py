@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers
+import yaml
 from safetensors.torch import load_file
 
 from tessera.errors import TesseraError
@@ -232,3 +233,34 @@ def test_a_compiled_run_is_the_same_training_in_one_graph(go):
     compiled = go("training.steps=4", "training.compile=true", folder="compiled")
     assert compiled.validation_loss == pytest.approx(plain.validation_loss, rel=1e-4)
     assert torch._dynamo.utils.counters["graph_break"] == {}
+
+
+def test_a_finished_run_is_extended(go, tmp_path, caplog):
+    constant = ("training.min_learning_rate=0.01",)  # the schedule is then the same for any number of steps
+    go(*constant, "training.steps=10", folder="long")
+    go(*constant)
+    go(*constant, "training.steps=10", "training.log_every=3", "training.checkpoint_every=5", resume=True)
+    assert same_bits(weights(tmp_path / "long"), weights(tmp_path / "run"))
+    (line,) = [record.message for record in caplog.records if "extended" in record.message]
+    assert "extended from 6 to 10 steps" in line
+    assert line.endswith("0.01 after step 6.")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["result"]["steps"] == 10
+    assert yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["training"]["log_every"] == 3
+
+
+def test_intervals_may_change_on_resume_and_nothing_else(go, stop_after, tmp_path):
+    go(folder="whole")
+    restart = stop_after(4)
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    restart()
+    with pytest.raises(TesseraError, match=r"training\.learning_rate is 0\.01 there and 0\.02 here"):
+        go("training.learning_rate=0.02", resume=True)
+    with pytest.raises(TesseraError, match=r"training\.steps is 6 there and 5 here"):
+        go("training.steps=5", resume=True)
+    go("training.evaluate_every=1", "training.checkpoint_every=1", "training.keep_checkpoints=1", resume=True)
+    assert same_bits(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
+def test_a_few_steps_need_no_second_key(go):
+    assert go("training.steps=1").steps == 1  # the recipe's warm-up has two
