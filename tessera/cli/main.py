@@ -57,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TesseraError as error:
         print(error, file=sys.stderr)
         return USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(str(interrupt) or "interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone, as in `tessera info ... | head`
         _flush_or_abandon_output()

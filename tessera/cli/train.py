@@ -6,12 +6,17 @@ Under torchrun it uses all processes; FSDP and other Trainer settings go under t
 
 A run that was stopped, or has finished, goes on with --resume. Its recipe must be the same, but for the intervals
 (training.log_every, evaluate_every, checkpoint_every, keep_checkpoints) and for more training.steps. More steps extend
-the run: from there on the learning rate is that of a run of so many steps. It has ended low, so it rises at first, and
-the weights differ from those of one run of that length, which never went so low.
+the run: from there on the learning rate is that of a run of so many steps. So a cosine that had come down rises again
+there, and the weights differ from those of one run of that length; they are the same where the schedule does not
+depend on the steps (training.min_learning_rate equal to learning_rate).
+
+Ctrl-C writes a checkpoint after the step that is being done and prints the command that goes on; a second one stops at
+once.
 """
 
 import argparse
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train, and print where the model is and how good it is."""
     from tessera.errors import TesseraError
+    from tessera.training.interruption import TrainingInterrupted
     from tessera.training.recipe import read_recipe
     from tessera.training.run import train
 
@@ -58,7 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise TesseraError("--resume and --overwrite exclude each other.")
     recipe = read_recipe(arguments.recipe, arguments.overrides)
     folder = arguments.output or Path("runs") / recipe.name
-    summary = train(recipe, folder, resume=arguments.resume, overwrite=arguments.overwrite)
+    try:
+        summary = train(recipe, folder, resume=arguments.resume, overwrite=arguments.overwrite)
+    except TrainingInterrupted as stop:
+        raise KeyboardInterrupt(f"{stop} Go on: {_resuming(arguments)}") from None
     if os.environ.get("RANK", "0") != "0":  # under torchrun one process speaks for all
         return 0
     print(f"{summary.name}: {summary.parameters:,} parameters, {summary.tokens:,} training tokens")
@@ -68,3 +77,13 @@ def run(arguments: argparse.Namespace) -> int:
     )
     print(f"model in {folder}")
     return 0
+
+
+def _resuming(arguments: argparse.Namespace) -> str:
+    """The command that goes on with the run of these arguments."""
+    words = ["tessera", "train", arguments.recipe, *arguments.overrides]
+    if arguments.output is not None:
+        words += ["--output", str(arguments.output)]
+    for name in arguments.imports:
+        words += ["--import", name]
+    return shlex.join([*words, "--resume"])

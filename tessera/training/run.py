@@ -17,6 +17,7 @@ from tessera.models.loading import load_model, load_tokenizer, model_folder
 from tessera.training.arguments import training_arguments
 from tessera.training.corpus import Corpus, open_corpus
 from tessera.training.folder import claimed
+from tessera.training.interruption import TrainingInterrupted
 from tessera.training.model_section import base_folder, build_model, config_for
 from tessera.training.optimizer import schedule_factor
 from tessera.training.result import RunSummary, publish_model
@@ -50,7 +51,8 @@ def train(
     With `resume`, continue from the latest complete checkpoint (from the start if there is none): on CPU the weights
     end bit-identical to an uninterrupted run's. An existing run is never replaced unless `overwrite` says so; it is
     deleted when the new one has its first checkpoint.
-    Raises `TesseraError` for impossible recipes, unusable data, folders and checkpoints, and non-finite losses.
+    Raises `TesseraError` for impossible recipes, unusable data, folders and checkpoints, and non-finite losses;
+    `TrainingInterrupted` after a Ctrl-C, when a checkpoint of the step holds everything.
     """
     began = time.time()
     arguments = training_arguments(recipe, run)
@@ -119,9 +121,13 @@ def _steps(trainer: "RecipeTrainer", checkpoint: Path | None, steps: int) -> Non
         if checkpoint is not None and step_of(checkpoint) >= steps:
             trainer._load_from_checkpoint(str(checkpoint))
         else:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            with trainer.interruption.listening():
+                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     finally:
         trainer.progress.close()
+    step = trainer.state.global_step
+    if trainer.interruption.is_requested and step < steps:
+        raise TrainingInterrupted(f"{trainer.run}: stopped after step {step:,} of {steps:,}; a checkpoint holds it.")
 
 
 def _extension(recipe: Recipe, run: Path) -> str:

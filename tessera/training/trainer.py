@@ -16,6 +16,7 @@ from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_posit
 from tessera.files import remove, writing
 from tessera.models.precision import autocast
 from tessera.training.callbacks import NonFiniteGuard, ProgressBar, Schedule, StepClock
+from tessera.training.interruption import Interruption
 from tessera.training.metrics import MetricsFile
 from tessera.training.optimizer import make_optimizer, make_scheduler
 from tessera.training.replacing import discard_replaced
@@ -48,17 +49,19 @@ class RecipeTrainer(Trainer):
         self.recipe, self.run, self.validation = recipe, run, validation
         self.metrics = MetricsFile(run / "metrics.jsonl")
         self.clock, self.progress = StepClock(), ProgressBar(recipe.name, progress)
-        self.guard = NonFiniteGuard(recipe.training.on_nonfinite)
+        self.guard, self.interruption = NonFiniteGuard(recipe.training.on_nonfinite), Interruption()
         super().__init__(
             model=model,
             args=arguments,
             train_dataset=training,
             data_collator=stacked,
             processing_class=tokenizer,
-            callbacks=[Schedule(recipe.training), self.clock, self.progress, self.guard],
+            callbacks=[Schedule(recipe.training), self.clock, self.progress, self.guard, self.interruption],
         )
         self.remove_callback(PrinterCallback)
         self.guard.all_finite = self._all_processes
+        if arguments.world_size > 1:
+            self.interruption.any_process = lambda requested: not self._all_processes(not requested)
         self.guard.last_checkpoint = lambda: latest_complete(run)[0]
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
@@ -125,9 +128,9 @@ class RecipeTrainer(Trainer):
         sums = torch.stack([part.total, part.count]).to(self.args.device)
         return LossByPosition(*self.accelerator.reduce(sums, "sum").cpu())
 
-    def _all_processes(self, finite: bool) -> bool:
-        broken = torch.tensor(0.0 if finite else 1.0, device=self.args.device)
-        return float(self.accelerator.reduce(broken, "sum")) == 0.0
+    def _all_processes(self, condition: bool) -> bool:
+        failures = torch.tensor(0.0 if condition else 1.0, device=self.args.device)
+        return float(self.accelerator.reduce(failures, "sum")) == 0.0
 
     def _get_output_dir(self, trial: Any = None) -> str:
         return str(self.run / FOLDER / TEMPORARY)
