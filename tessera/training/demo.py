@@ -8,6 +8,7 @@ from tessera.files import writing
 from tessera.locks import held
 from tessera.models.loading import load_tokenizer
 from tessera.training.demo_report import write_report
+from tessera.training.expectation import evaluation_in_steps
 from tessera.training.folder import delete_run
 from tessera.training.metrics import MetricsFile
 from tessera.training.recipe import read_recipe
@@ -51,8 +52,7 @@ def affordable_steps(demo: Demo) -> int | None:
     """None when the recipes' steps fit into the time; else how many do, measured on a few steps of each model."""
     section = read_recipe(next(iter(RECIPES.values())), demo.overrides).training
     seconds = sum(seconds_per_step(recipe, demo) for recipe in RECIPES.values())
-    # an evaluation is forward passes only, a third of the arithmetic of training on as many sequences
-    evaluating = EVALUATIONS * section.evaluate_sequences / section.batch_size / 3
+    evaluating = EVALUATIONS * evaluation_in_steps(section.evaluate_sequences, section.batch_size)
     steps, affordable = section.steps, int(60 * demo.minutes / seconds - evaluating)
     if affordable >= steps:
         return None

@@ -16,6 +16,7 @@ from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_posit
 from tessera.files import remove, writing
 from tessera.models.precision import autocast
 from tessera.training.callbacks import NonFiniteGuard, ProgressBar, Schedule, StepClock
+from tessera.training.expectation import Expectation
 from tessera.training.interruption import Interruption
 from tessera.training.metrics import MetricsFile
 from tessera.training.optimizer import make_optimizer, make_scheduler
@@ -50,13 +51,21 @@ class RecipeTrainer(Trainer):
         self.metrics = MetricsFile(run / "metrics.jsonl")
         self.clock, self.progress = StepClock(), ProgressBar(recipe.name, progress)
         self.guard, self.interruption = NonFiniteGuard(recipe.training.on_nonfinite), Interruption()
+        expectation = Expectation(recipe, len(validation), progress)
         super().__init__(
             model=model,
             args=arguments,
             train_dataset=training,
             data_collator=stacked,
             processing_class=tokenizer,
-            callbacks=[Schedule(recipe.training), self.clock, self.progress, self.guard, self.interruption],
+            callbacks=[
+                Schedule(recipe.training),
+                expectation,
+                self.clock,
+                self.progress,
+                self.guard,
+                self.interruption,
+            ],
         )
         self.remove_callback(PrinterCallback)
         self.guard.all_finite = self._all_processes
