@@ -76,8 +76,9 @@ def pretend_hopper() -> None:
 
 def gpu_backend(call, backend=None):
     """PyTorch's attention where it needs no mask, else Triton."""
-    fits = kernel_regression.fused.unsupported_reason(call) is None and not kernel_regression.fused.needs_mask(call)
-    return kernel_regression.fused if fits else kernel_regression.triton
+    fused = kernel_regression.fused
+    use_fused = fused.unsupported_reason(call) is None and not fused.needs_mask(call)
+    return fused if use_fused else kernel_regression.triton
 
 
 @contextmanager
@@ -149,8 +150,8 @@ def step(config, context: int) -> list[Count]:
 
         def loss(ids: Tensor, *tensors: Tensor) -> Tensor:
             with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-                given = {"input_ids": ids, "labels": ids}
-                return functional_call(model, dict(zip(held, tensors)), (), given).loss
+                arguments = {"input_ids": ids, "labels": ids}
+                return functional_call(model, dict(zip(held, tensors)), (), arguments).loss
 
         compiled = aot_function(
             loss, compiler(False), compiler(True), min_cut_rematerialization_partition, select_decomp_table()

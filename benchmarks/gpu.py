@@ -1,4 +1,4 @@
-"""Correct and fast on a GPU: check every Triton implementation, time it against its peers, write results/gpu/*.json.
+"""On a GPU: check every Triton implementation, compare its speed with other code, write results/gpu/*.json.
 
     python -m benchmarks.gpu                          # everything that results/gpu lacks, for at most nine minutes
     python -m benchmarks.gpu --stages correct,entmax  # some stages
@@ -6,7 +6,7 @@
 
 One case after the other; each is written when it is done, and what the files hold already is not measured again
 (`--again` does). A case is timed only after its operation was compared with the float64 reference in the same process.
-Times are medians by device events, alternating with the peers; ratios are within one case.
+Times are medians by device events; what is compared runs in turns; ratios are within one case.
 """
 
 import argparse
@@ -22,7 +22,7 @@ STAGES = ("correct", "attention", "entmax", "averages", "tiles", "training", "de
 
 
 def main() -> int:
-    """Run the wanted stages; 0: all their cases are done, 1: some failed or are left, 2: no GPU."""
+    """Run the chosen stages; 0: all their cases are done, 1: some failed or are left, 2: no GPU."""
     arguments = parse()
     if arguments.dry_run:
         # Before triton is imported, or its kernels would be compiled for a GPU.

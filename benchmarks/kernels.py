@@ -1,12 +1,12 @@
-"""Kernel regression against its peers on a CPU: forward + backward, 8 heads of 64, every kernel.
+"""Speed of kernel regression on a CPU beside other attention code: forward + backward, 8 heads of 64, every kernel.
 
     OMP_NUM_THREADS=2 python -m benchmarks.kernels --out results/kernels/cpu.json
 
 Each case runs in a fresh process, so that its peak memory is its own. Before anything is timed the operation is
-compared with its float64 reference in the type that is timed. Peers: PyTorch's fused causal attention, dense softmax
-attention, and the `entmax` package over the dense matrix of scores (its `entmax_bisect` is what the published code of
-Sparse Attention as Compact Kernel Regression runs for biweight and triweight). Cases that would not fit are listed as
-skipped. Ratios are given twice: of the fastest repetitions by the wall clock, and of processor time over all threads,
+compared with its float64 reference in the type that is timed. The other code is PyTorch's fused causal attention, dense
+softmax attention and the `entmax` package over the dense matrix of scores (its `entmax_bisect` is what the published
+code of Sparse Attention as Compact Kernel Regression runs for biweight and triweight). Cases that would not fit are
+listed as skipped. Ratios are given twice: of the fastest repetitions by the wall clock, and of processor time over all threads,
 which other load on the machine disturbs far less (`load_average` beside each case says how much of it there was).
 """
 
@@ -46,9 +46,9 @@ KERNELS = {
     "knn uniform k=32": {"name": "knn", "base": "uniform", "k": 32},
 }
 PEERS = ("fused softmax", "dense softmax", "sparsemax", "entmax15", "entmax_bisect 1.5", "entmax_bisect 4/3")
-# The peer that a kernel replaces.
+# The function of another package that a kernel replaces.
 REPLACES = {"epanechnikov": "sparsemax", "biweight": "entmax_bisect 1.5", "triweight": "entmax_bisect 4/3"}
-# What peers over the dense matrix hold of it at once, measured at T = 2,048 and rounded up.
+# How many copies of the dense matrix of scores these hold at once, measured at T = 2,048 and rounded up.
 DENSE_COPIES = {"dense softmax": 4, "sparsemax": 9, "entmax15": 12, "entmax_bisect 1.5": 13, "entmax_bisect 4/3": 13}
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 
@@ -84,7 +84,7 @@ def dense(weights: Callable[[Tensor], Tensor], query: Tensor, key: Tensor, value
 
 
 def peer(name: str) -> Callable[..., Tensor]:
-    """The peer as a function of query, key and value."""
+    """The attention code to compare with, as a function of query, key and value."""
     if name == "fused softmax":
         return fused_softmax
     if name == "dense softmax":
@@ -103,11 +103,11 @@ def peer(name: str) -> Callable[..., Tensor]:
 def deviation(spec: str | dict, dtype: torch.dtype, length: int = 257) -> float:
     """Largest difference from the float64 reference, output and gradients, relative to each one's largest entry."""
     *leaves, above = inputs(length, dtype)
-    found = ours(spec, *leaves)
+    output = ours(spec, *leaves)
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
     expected = ours(spec, *wide, backend="reference")
     pairs = zip(
-        [found, *torch.autograd.grad(found, leaves, above)],
+        [output, *torch.autograd.grad(output, leaves, above)],
         [expected, *torch.autograd.grad(expected, wide, above.double(), allow_unused=True)],
     )
     pairs = [(left.double(), torch.zeros_like(left).double() if right is None else right) for left, right in pairs]
@@ -149,7 +149,7 @@ def peak_megabytes() -> int:
 
 
 def cases(options: argparse.Namespace) -> list[dict]:
-    """Every case of the run in order, peers beside kernels so that they share the machine's mood."""
+    """Every case of the run in order; what is compared runs close together, under the same load of the machine."""
     listed = []
     for dtype in options.dtypes:
         for length in options.sizes:
@@ -179,9 +179,9 @@ def in_fresh_process(case: dict) -> dict:
 
 
 def ratios(results: list[dict]) -> list[dict]:
-    """Of each kernel: time against the peer it replaces (higher is better) and against fused softmax (lower)."""
+    """For each kernel: time of what it replaces / its own (higher is better), its own / fused softmax's (lower is)."""
     done = {(r["length"], r["dtype"], r["name"]): r for r in results if "seconds" in r}
-    found = []
+    lines = []
     for (length, dtype, name), result in done.items():
         if result["kind"] == "peer":
             continue
@@ -193,19 +193,19 @@ def ratios(results: list[dict]) -> list[dict]:
             fused = done.get((length, dtype, "fused softmax"))
             if fused:
                 line[f"this / fused softmax, {clock}"] = round(result[clock] / fused[clock], 2)
-        found.append(line)
-    return found
+        lines.append(line)
+    return lines
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Time kernel regression and its peers, forward + backward.")
+    parser = argparse.ArgumentParser(description="Time kernel regression and other attention code, forward + backward.")
     parser.add_argument("--sizes", type=int, nargs="+", default=[512, 2048, 4096, 8192], help="sequence lengths")
     parser.add_argument("--dtypes", nargs="+", choices=list(TOLERANCE), default=list(TOLERANCE))
     parser.add_argument("--kernels", nargs="+", choices=list(KERNELS), default=list(KERNELS))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--repetitions", type=int, default=5, help="timed repetitions after one warm-up")
     parser.add_argument("--budget", type=float, default=10.0, help="no new repetition after this many seconds")
-    parser.add_argument("--memory", type=float, default=7.5, help="skip peers that need more, in GB")
+    parser.add_argument("--memory", type=float, default=7.5, help="skip cases of other code that need more, in GB")
     parser.add_argument("--out", type=Path, default=Path("results/kernels/cpu.json"))
     parser.add_argument("--keep", action="store_true", help="do not repeat cases that --out holds already")
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)

@@ -4,8 +4,8 @@
 
 Both models run in this process, in turns, and the fastest of several rounds counts for each: on a shared machine the
 slower rounds measure the others. Before anything is timed, decoding is compared with the whole forward pass.
-Decoding starts from memories of the wanted length filled with random pairs (unit keys), which costs what real ones do.
-The peer decodes with transformers' DynamicCache (what `generate` uses) and with its StaticCache.
+Decoding starts from memories of the right length filled with random pairs (unit keys), which costs what real ones do.
+Llama decodes with transformers' DynamicCache (what `generate` uses) and with its StaticCache.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from tessera.models.presets import matching_llama_config
 from tessera.models.sizes import count_parameters
 
 SIZES = {"vocab_size": 8192, "hidden_size": 512, "num_layers": 4, "num_heads": 8, "intermediate_size": 1408}
-TARGETS = {"training": 0.7, "decoding": 1.0}  # speed relative to the peer
+TARGETS = {"training": 0.7, "decoding": 1.0}  # times as fast as Llama
 TOLERANCE = 1e-4  # logits of order one, float32
 
 
@@ -56,7 +56,9 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     for name, target in TARGETS.items():
-        print(f"{name}: {result[name]['speed_relative_to_llama']:.2f} x the Llama twin (target {target})")
+        print(
+            f"{name}: {result[name]['speed_relative_to_llama']:.2f} times as fast as the Llama of the same configuration (target {target})"
+        )
 
 
 @torch.no_grad()
@@ -64,11 +66,11 @@ def decoding_error(model: MemoryMosaicV2ForCausalLM) -> float:
     """Largest difference of logits between 400 steps at once and the last 100 one by one; refuses to go on if large."""
     ids = torch.randint(0, model.config.vocab_size, (1, 400))
     expected = model(ids).logits[:, 300:]
-    output, found = model(ids[:, :300], use_cache=True), []
+    output, stepwise = model(ids[:, :300], use_cache=True), []
     for step in range(300, 400):
         output = model(ids[:, step : step + 1], past_key_values=output.past_key_values, use_cache=True)
-        found.append(output.logits)
-    error = float((torch.cat(found, dim=1) - expected).abs().max())
+        stepwise.append(output.logits)
+    error = float((torch.cat(stepwise, dim=1) - expected).abs().max())
     assert error < TOLERANCE, f"decoding differs from the whole forward pass by {error}"
     return error
 

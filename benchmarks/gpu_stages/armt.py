@@ -19,8 +19,8 @@ TOLERANCE = 0.05  # of the matrices after eight segments in bfloat16
 def cases(settings: Settings) -> dict[str, Callable[[], dict]]:
     """The issue's model: 4 layers of width 256, segments of 512, 10 memory tokens; matrices of GPT-2's size."""
     lengths = settings.pick((65_536, 1_048_576), (40,))
-    found: dict[str, Callable[[], dict]] = {"association matrix": partial(matrices, settings)}
-    return found | {f"reading {length} tokens": partial(reading, settings, length) for length in lengths}
+    cases_by_name: dict[str, Callable[[], dict]] = {"association matrix": partial(matrices, settings)}
+    return cases_by_name | {f"reading {length} tokens": partial(reading, settings, length) for length in lengths}
 
 
 def matrices(settings: Settings) -> dict:
@@ -45,9 +45,9 @@ def matrices(settings: Settings) -> dict:
     if not worst <= 1e-3:
         raise ArithmeticError(f"the association matrix by Triton is off by {worst:.1e}")
     runs = {f"{f.__name__} {name}": partial(f, name) for f in (read, write) for name in ("triton", "reference")}
-    found = milliseconds(settings, runs)
-    ratios = {name: found[f"{name} reference"] / found[f"{name} triton"] for name in ("read", "write")}
-    return {"milliseconds": found, "times_as_fast_as_torch": ratios, "deviation": worst}
+    times = milliseconds(settings, runs)
+    ratios = {name: times[f"{name} reference"] / times[f"{name} triton"] for name in ("read", "write")}
+    return {"milliseconds": times, "times_as_fast_as_torch": ratios, "deviation": worst}
 
 
 @torch.inference_mode()
@@ -63,8 +63,8 @@ def reading(settings: Settings, length: int) -> dict:
         torch.nn.init.normal_(memory.value.weight, 0.0, 0.02)  # a memory that has an effect
     model = model.to(settings.device, settings.dtype)
     tokens = torch.randint(0, base.config.vocab_size, (length,)).tolist()
-    expected, found = (way(model, tokens[: 8 * segment]).A for way in (read_stream, read_stream_diagonally))
-    deviation = ((found - expected).norm() / expected.norm()).item()
+    expected, by_diagonals = (way(model, tokens[: 8 * segment]).A for way in (read_stream, read_stream_diagonally))
+    deviation = ((by_diagonals - expected).norm() / expected.norm()).item()
     if not deviation <= TOLERANCE:
         raise ArithmeticError(f"diagonal batching is off by {deviation:.1e} (allowed {TOLERANCE})")
     result: dict = {}

@@ -12,13 +12,13 @@ from tessera.ops.kernel_regression import Window
 
 def cases(settings: Settings) -> dict[str, Callable[[], dict]]:
     """Lengths 2k to 64k by head widths; and windows that need no full triangle."""
-    found: dict[str, Callable[[], dict]] = {"ceilings": lambda: ceilings(settings)}
+    cases_by_name: dict[str, Callable[[], dict]] = {"ceilings": lambda: ceilings(settings)}
     for width in settings.pick((64, 128), (16,)):
         for length in settings.pick((2048, 4096, 8192, 16_384, 32_768, 65_536), (20,)):
-            found[f"past, {length} x {width}"] = partial(past, settings, length, width)
+            cases_by_name[f"past, {length} x {width}"] = partial(past, settings, length, width)
     for name, window in {"short-term": Window(span=256), "long-term": Window(64)}.items():
-        found[f"{name} window"] = partial(windowed, settings, window)
-    return found
+        cases_by_name[f"{name} window"] = partial(windowed, settings, window)
+    return cases_by_name
 
 
 def past(settings: Settings, length: int, width: int) -> dict:
@@ -33,18 +33,18 @@ def past(settings: Settings, length: int, width: int) -> dict:
         "triton": forward_and_backward(partial(ours, kernel, backend="triton"), leaves, above),
         "peer": forward_and_backward(fused_attention, leaves, above),
     }
-    found = milliseconds(settings, runs)
+    times = milliseconds(settings, runs)
     # Two products forward and five backward over half of the T x T scores.
     teraflops = 7 * batch * heads * length**2 * width / 1e12
     return {
         "batch": batch,
         "heads": heads,
-        "milliseconds": found,
-        "ratio": found["peer"] / found["chosen"],
-        "triton_ratio": found["peer"] / found["triton"],
+        "milliseconds": times,
+        "ratio": times["peer"] / times["chosen"],
+        "triton_ratio": times["peer"] / times["triton"],
         "target": 0.9,
         "deviation": errors,
-        "share_of_bf16_products": teraflops / found["chosen"] * 1e3 / ceilings(settings)["bf16_teraflops"],
+        "share_of_bf16_products": teraflops / times["chosen"] * 1e3 / ceilings(settings)["bf16_teraflops"],
     }
 
 
@@ -60,10 +60,10 @@ def windowed(settings: Settings, window: Window) -> dict:
         for name in ("triton", "fused")
     }
     runs["causal"] = forward_and_backward(fused_attention, leaves, above)
-    found = milliseconds(settings, runs)
+    times = milliseconds(settings, runs)
     return {
-        "milliseconds": found,
-        "times_as_fast_as_masked": found["fused"] / found["triton"],
-        "times_as_fast_as_causal": found["causal"] / found["triton"],
+        "milliseconds": times,
+        "times_as_fast_as_masked": times["fused"] / times["triton"],
+        "times_as_fast_as_causal": times["causal"] / times["triton"],
         "deviation": error,
     }

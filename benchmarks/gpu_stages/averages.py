@@ -39,11 +39,11 @@ def measure(settings: Settings, name: str, shape: tuple[int, int, int, int]) -> 
         for backend in ("triton", "chunked")
     }
     runs |= {f"triton, {count} programs": with_programs(count, runs["triton"]) for count in (700, 2800)}
-    found = milliseconds(settings, runs)
-    moved = STREAMS[name] * batch * heads * steps * width * 2 / 1e6 / found["triton"]
+    times = milliseconds(settings, runs)
+    moved = STREAMS[name] * batch * heads * steps * width * 2 / 1e6 / times["triton"]
     return {
-        "milliseconds": found,
-        "times_as_fast_as_chunked": found["chunked"] / found["triton"],
+        "milliseconds": times,
+        "times_as_fast_as_chunked": times["chunked"] / times["triton"],
         "gigabytes_per_second": moved,
         "share_of_copy": moved / ceilings(settings)["copy_gigabytes_per_second"],
         "target": 0.6,

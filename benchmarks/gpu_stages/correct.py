@@ -20,12 +20,12 @@ KERNELS = (Gaussian(), Epanechnikov(), Biweight(), Triweight(), RectifiedPolynom
 
 def cases(settings: Settings) -> dict[str, Callable[[], dict]]:
     """The contract suite as it is, then kernel regression at more sizes than a test suite can afford."""
-    found: dict[str, Callable[[], dict]] = {"contract suite": partial(contract_suite, settings)}
+    cases_by_name: dict[str, Callable[[], dict]] = {"contract suite": partial(contract_suite, settings)}
     for kernel in KERNELS:
-        found[kernel.name] = partial(one_kernel, settings, kernel)
+        cases_by_name[kernel.name] = partial(one_kernel, settings, kernel)
     for length in settings.pick((1, 2, 127, 128, 129, 4096, 65_536), (1, 17)):
-        found[f"length {length}"] = partial(one_length, settings, length)
-    return found
+        cases_by_name[f"length {length}"] = partial(one_length, settings, length)
+    return cases_by_name
 
 
 def contract_suite(settings: Settings) -> dict:
@@ -62,7 +62,7 @@ def windows(settings: Settings, length: int) -> dict[str, dict]:
     delay = torch.tensor([length // 4, length // 2], device=settings.device)
     documents = (torch.rand(2, length, device=settings.device) < 8 / length).cumsum(1)
     packed = {"query_documents": documents, "pair_documents": documents}
-    found = {
+    masks = {
         "delayed": {"window": Window(length // 4)},
         "delays": {"window": Window(delay)},
         "spanned": {"window": Window(span=length // 4)},
@@ -70,7 +70,7 @@ def windows(settings: Settings, length: int) -> dict[str, dict]:
         "documents": {"window": Window(), **packed},
         "everything": {"window": None},
     }
-    return settings.pick(found, {name: found[name] for name in ("delays", "documents")})
+    return settings.pick(masks, {name: masks[name] for name in ("delays", "documents")})
 
 
 def one_length(settings: Settings, length: int) -> dict:
@@ -82,11 +82,11 @@ def one_length(settings: Settings, length: int) -> dict:
             worst[kernel.name] = checked(kernel, "triton", tensors) if length > 1 else empty_memory(kernel, tensors)
             continue
         query, key, value, _ = (tensor.detach() for tensor in tensors)
-        found = ours(kernel, query, key, value, backend="triton")[:, :, -64:].double()
+        output = ours(kernel, query, key, value, backend="triton")[:, :, -64:].double()
         window = {"window": Window(), "query_offset": length - 64}
         last = (query[:, :, -64:].double(), key.double(), value.double())
         expected = ours(kernel, *last, backend="reference", **window)
-        worst[kernel.name] = ((found - expected).abs().max() / expected.abs().max()).item()
+        worst[kernel.name] = ((output - expected).abs().max() / expected.abs().max()).item()
         assert worst[kernel.name] <= TOLERANCE[torch.float32], worst
     return {"deviation": worst, "largest": max(worst.values())}
 

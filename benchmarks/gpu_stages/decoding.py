@@ -32,10 +32,10 @@ def compare(settings: Settings, name: str, context: int) -> dict:
     error = decoding_error(settings, models["mosaic"])
     ids = torch.randint(0, configs["mosaic"].vocab_size, (1, context), device=settings.device)
     runs = {kind: generation(model, ids, tokens) for kind, model in models.items()}
-    found = milliseconds(settings, runs, budget=8.0)
+    times = milliseconds(settings, runs, budget=8.0)
     return {
-        "milliseconds_per_token": {kind: time / tokens for kind, time in found.items()},
-        "ratio": found["transformer"] / found["mosaic"],
+        "milliseconds_per_token": {kind: time / tokens for kind, time in times.items()},
+        "ratio": times["transformer"] / times["mosaic"],
         "deviation": error,
     }
 
@@ -60,11 +60,11 @@ def decoding_error(settings: Settings, model: nn.Module) -> float:
     length = settings.pick(300, 12)
     ids = torch.randint(0, model.config.vocab_size, (1, length), device=settings.device)
     expected = model(input_ids=ids).logits[:, length // 2 :].float()
-    output, found = model(input_ids=ids[:, : length // 2], use_cache=True), []
+    output, stepwise = model(input_ids=ids[:, : length // 2], use_cache=True), []
     for step in range(length // 2, length):
         output = model(input_ids=ids[:, step : step + 1], past_key_values=output.past_key_values, use_cache=True)
-        found.append(output.logits.float())
-    error = (torch.cat(found, dim=1) - expected).abs().max().item()
+        stepwise.append(output.logits.float())
+    error = (torch.cat(stepwise, dim=1) - expected).abs().max().item()
     if not error <= TOLERANCE:
         raise ArithmeticError(f"decoding is off the whole forward pass by {error:.2g} (allowed {TOLERANCE})")
     return error

@@ -27,14 +27,14 @@ LONGEST_DENSE = 8192
 
 
 def cases(settings: Settings) -> dict[str, Callable[[], dict]]:
-    """alpha = 1.5 first; ReLUmax and normalised ReLU have no peer but fused attention."""
-    found: dict[str, Callable[[], dict]] = {}
+    """alpha = 1.5 first; ReLUmax and normalised ReLU are compared with fused attention only."""
+    cases_by_name: dict[str, Callable[[], dict]] = {}
     for kernel in (*ALPHAS, ReLUmax(), NormalizedReLU()):
         for length in settings.pick((8192, 16_384, 32_768, 65_536), (20,)):
-            found[f"{kernel.name}, {length}"] = partial(compare, settings, kernel, length)
+            cases_by_name[f"{kernel.name}, {length}"] = partial(compare, settings, kernel, length)
     for length in settings.pick((1024, 4096, 16_384, 65_536), (20,)):
-        found[f"one query, {length}"] = partial(one_query, settings, length)
-    return found
+        cases_by_name[f"one query, {length}"] = partial(one_query, settings, length)
+    return cases_by_name
 
 
 @torch.no_grad()
@@ -45,12 +45,12 @@ def one_query(settings: Settings, length: int) -> dict:
     leaves, masks = [query[:, :, -1:], key, value], {"query_offset": length}
     error = checked(Biweight(), "triton", [*leaves, query], **masks)
     backends = {name: partial(ours, Biweight(), *leaves, backend=name, **masks) for name in ("triton", "reference")}
-    found = milliseconds(settings, backends)
-    return {"milliseconds": found, "ratio": found["reference"] / found["triton"], "deviation": error}
+    times = milliseconds(settings, backends)
+    return {"milliseconds": times, "ratio": times["reference"] / times["triton"], "deviation": error}
 
 
 def compare(settings: Settings, kernel, length: int) -> dict:
-    """Forward and backward at 8 heads of 64, bfloat16; `ratios` > 1: faster than that peer."""
+    """Forward and backward at 8 heads of 64, bfloat16; `ratios` > 1: faster than the other code."""
     width, heads, alpha = settings.pick(64, 16), settings.pick(8, 1), ALPHAS.get(kernel)
     error = checked(kernel, "triton", inputs(settings, 1, 2, settings.pick(513, 17), width, settings.dtype))
     *leaves, above = inputs(settings, 1, heads, length, width, settings.dtype)
@@ -64,13 +64,13 @@ def compare(settings: Settings, kernel, length: int) -> dict:
         for name, peer in peers.items():
             runs[name] = forward_and_backward(peer, leaves, above)
         runs, absent = without_broken(runs)
-    found = milliseconds(settings, runs)
+    times = milliseconds(settings, runs)
     # The work of softmax attention, so that the share says how fast attention with this kernel is.
     teraflops = 7 * heads * length**2 * width / 1e12
     return {
-        "milliseconds": found,
-        "share_of_bf16_products": teraflops / found["ours"] * 1e3 / ceilings(settings)["bf16_teraflops"],
-        "ratios": {name: time / found["ours"] for name, time in found.items() if name != "ours"},
+        "milliseconds": times,
+        "share_of_bf16_products": teraflops / times["ours"] * 1e3 / ceilings(settings)["bf16_teraflops"],
+        "ratios": {name: time / times["ours"] for name, time in times.items() if name != "ours"},
         "targets": {"adasplash": 1.0, "dense": 5.0},
         "deviation": error,
         "absent": absent,
@@ -78,7 +78,7 @@ def compare(settings: Settings, kernel, length: int) -> dict:
 
 
 def without_broken(runs: dict[str, Callable[[], None]]) -> tuple[dict[str, Callable[[], None]], dict[str, str]]:
-    """The runs whose peers run here at all, and why the others do not."""
+    """The runs of other code that work here at all, and why the others do not."""
     absent = {}
     for name, run in list(runs.items()):
         if name == "ours":

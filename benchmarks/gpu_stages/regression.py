@@ -1,4 +1,4 @@
-"""Kernel regression for the stages that check and time it: inputs, the operation, its deviation, its peers."""
+"""Kernel regression for the stages that check and time it: inputs, operation, deviation, code to compare with."""
 
 from collections.abc import Callable
 from functools import partial
@@ -39,15 +39,15 @@ def ours(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, backend: str
 def deviation(kernel: Kernel, backend: str | None, tensors: list[Tensor], **masks) -> float:
     """Largest difference from the float64 reference, output and gradients, relative to each one's largest entry."""
     *leaves, above = tensors
-    found = ours(kernel, *leaves, backend=backend, **masks)
+    output = ours(kernel, *leaves, backend=backend, **masks)
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
     expected = ours(kernel, *wide, backend="reference", **masks)
     if not expected.requires_grad:
-        return (found.double() - expected).abs().max().item()
-    found_all = [found, *torch.autograd.grad(found, leaves, above)]
-    expected_all = [expected, *torch.autograd.grad(expected, wide, above.double())]
+        return (output.double() - expected).abs().max().item()
+    results = [output, *torch.autograd.grad(output, leaves, above)]
+    expected_results = [expected, *torch.autograd.grad(expected, wide, above.double())]
     worst = 0.0
-    for left, right in zip(found_all, expected_all):
+    for left, right in zip(results, expected_results):
         error = ((left.double() - right).abs().max() / right.abs().max().clamp_min(1e-2)).item()
         worst = error if not error <= worst else worst  # NaN stays
     return worst
@@ -55,14 +55,14 @@ def deviation(kernel: Kernel, backend: str | None, tensors: list[Tensor], **mask
 
 def checked(kernel: Kernel, backend: str | None, tensors: list[Tensor], **masks) -> float:
     """`deviation`, or an error if it is too large: nothing wrong is timed."""
-    found, allowed = deviation(kernel, backend, tensors, **masks), TOLERANCE[tensors[0].dtype]
-    if not found <= allowed:
-        raise ArithmeticError(f"{kernel.name} by {backend or 'choice'} is off by {found:.1e} (allowed {allowed:.0e})")
-    return found
+    error, allowed = deviation(kernel, backend, tensors, **masks), TOLERANCE[tensors[0].dtype]
+    if not error <= allowed:
+        raise ArithmeticError(f"{kernel.name} by {backend or 'choice'} is off by {error:.1e} (allowed {allowed:.0e})")
+    return error
 
 
 def fused_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """PyTorch's causal attention, the peer of every kernel."""
+    """PyTorch's causal attention, with which every kernel is compared."""
     return scaled_dot_product_attention(query, key, value, is_causal=True, scale=BETA)
 
 

@@ -42,9 +42,9 @@ def compare(settings: Settings, kernel, width: int) -> dict:
         except Exception as failure:  # too much shared memory, for one
             absent[name] = f"{type(failure).__name__}: {failure}"[:100]
             del runs[name]
-    found = milliseconds(settings, runs, budget=3.0)
-    best = {sort: min((n for n in found if n.startswith(sort)), key=found.get) for sort in ("forward", "both")}
-    return {"best": str(best), "milliseconds": found, "absent": absent, "deviation": error}
+    times = milliseconds(settings, runs, budget=3.0)
+    best = {sort: min((n for n in times if n.startswith(sort)), key=times.get) for sort in ("forward", "both")}
+    return {"best": str(best), "milliseconds": times, "absent": absent, "deviation": error}
 
 
 def forward(call: Call, **tiles: list[int]) -> None:

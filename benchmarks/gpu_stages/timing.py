@@ -51,10 +51,10 @@ def ceilings(settings: Settings) -> dict[str, float]:
     a, b = (torch.randn(side, side, device=settings.device, dtype=torch.bfloat16) for _ in range(2))
     source = torch.randint(0, 100, (count,), dtype=torch.int8, device=settings.device)
     target = torch.empty_like(source)
-    found = milliseconds(settings, {"copy": lambda: target.copy_(source), "product": lambda: a @ b}, budget=1.0)
+    times = milliseconds(settings, {"copy": lambda: target.copy_(source), "product": lambda: a @ b}, budget=1.0)
     return {
-        "copy_gigabytes_per_second": 2 * count / found["copy"] / 1e6,
-        "bf16_teraflops": 2 * side**3 / found["product"] / 1e9,
+        "copy_gigabytes_per_second": 2 * count / times["copy"] / 1e6,
+        "bf16_teraflops": 2 * side**3 / times["product"] / 1e9,
     }
 
 

@@ -35,7 +35,7 @@ def compare(settings: Settings, name: str, context: int, compiled: bool) -> dict
         kind: training_step(settings, config, (batch, context), compiled, losses[kind])
         for kind, config in configs.items()
     }
-    found = milliseconds(settings, steps, budget=10.0)
+    times = milliseconds(settings, steps, budget=10.0)
     for kind, seen in losses.items():
         assert all(loss.isfinite() for loss in seen), f"{kind} has a loss that is not finite"
         assert len(seen) < 4 or seen[-1] < seen[0], f"{kind} does not learn its one batch"
@@ -46,9 +46,9 @@ def compare(settings: Settings, name: str, context: int, compiled: bool) -> dict
     return {
         "batch": batch,
         "parameters": {kind: count_parameters(config) for kind, config in configs.items()},
-        "tokens_per_second": {kind: 1000 * tokens / time for kind, time in found.items()},
-        "share_of_bf16_products": {kind: teraflops[kind] / found[kind] * 1000 / ceiling for kind in found},
-        "ratio": found["transformer"] / found["mosaic"],
+        "tokens_per_second": {kind: 1000 * tokens / time for kind, time in times.items()},
+        "share_of_bf16_products": {kind: teraflops[kind] / times[kind] * 1000 / ceiling for kind in times},
+        "ratio": times["transformer"] / times["mosaic"],
         "target": TARGETS[name],
     }
 

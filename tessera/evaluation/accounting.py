@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # First match wins; names of parameters in the transformers library.
 _PARTS = (
     ("embeddings", re.compile(r"embed(?!_out)|wte|wpe")),
-    ("read-out", re.compile(r"^(lm_head|embed_out)\.")),
+    ("lm_head", re.compile(r"^(lm_head|embed_out)\.")),
     ("norms", re.compile(r"norm|ln_|\.ln\d|layernorm")),
     ("attention", re.compile(r"attn|attention")),
     ("feed-forward", re.compile(r"mlp|feed_forward|ffn")),

@@ -26,8 +26,8 @@ def read_prompts(name: str) -> list[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         got = f"{name!r} ({error.strerror if isinstance(error, OSError) else 'not UTF-8'})"
-        rule = f"must be a text file with a prompt in each line, or {STORIES!r}"
-        raise TesseraError(f"generate: --prompts {rule}; got {got}.") from None
+        message = f"generate: --prompts must be a text file with a prompt in each line, or {STORIES!r}; got {got}."
+        raise TesseraError(message) from None
     prompts = [line.rstrip() for line in lines if line.strip()]
     if not prompts:
         raise TesseraError(f"generate: --prompts must hold a prompt in each line; got {name!r}, which holds none.")

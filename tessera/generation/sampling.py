@@ -61,11 +61,11 @@ def prompt_tokens(
     expect(largest < size, where, "the tokenizer", f"fit the model (vocab_size {size})", f"token id {largest}", advice)
     longest, length = context_limit(model.config), ids.shape[1]
     if longest is not None:
-        room = longest - length
-        advice = f"Use --max-new-tokens {room}." if room > 0 else "Use a shorter prompt."
-        rule = f"fit the {longest} positions that this {model.config.model_type} has learned"
+        remaining = longest - length
+        advice = f"Use --max-new-tokens {remaining}." if remaining > 0 else "Use a shorter prompt."
+        requirement = f"fit the {longest} positions that this {model.config.model_type} has learned"
         total = f"{length} + {max_new_tokens}"
-        expect(max_new_tokens <= room, where, "tokens of the prompt and new ones", rule, total, advice)
+        expect(max_new_tokens <= remaining, where, "tokens of the prompt and new ones", requirement, total, advice)
     return ids.to(model.device)
 
 

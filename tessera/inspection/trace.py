@@ -27,7 +27,7 @@ class MemoryTrace:
         name, layer, kind: see `Site`. recalls: whether it has weights over stored pairs.
         rows: (Q H + 1,), `pairs` and `weights`: (R,). Query q of head h recalled the pairs
             `pairs[rows[q H + h] : rows[q H + h + 1]]`, heaviest first, with these weights: exactly the support of a
-            compact kernel, and of others the heaviest pairs that carry the share asked for.
+            compact kernel, and of others the heaviest pairs that have the requested share of the weight.
         share: (Q, H), the sum of the weights listed. num_pairs: (Q,) that the query saw. bandwidth: (Q, H), h of the
             kernel; NaN where nothing was seen, and for attention.
         ages: (H, A), the mean weight of a pair of age 2^a to 2^(a+1) - 1 over all traced queries; age 1 is the newest

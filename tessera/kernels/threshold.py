@@ -5,7 +5,7 @@ from torch import Tensor
 
 from tessera.kernels.workspace import Workspace
 
-# Columns are folded into groups of this many; the group maxima give the starting point of the full iteration.
+# Columns are split into groups of this many; the group maxima give the starting point of the full iteration.
 GROUP = 16
 MAX_STEPS = 100
 

@@ -98,5 +98,5 @@ def _rotated(x: Tensor, start: Tensor) -> Tensor:
     positions = start[:, None].double() + torch.arange(x.shape[2], device=x.device)
     angles = (positions[..., None] * frequencies)[:, None]
     cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    even, odd = x[..., ::2], x[..., 1::2]
-    return torch.stack([even * cosine - odd * sine, even * sine + odd * cosine], -1).flatten(-2)
+    first, second = x[..., ::2], x[..., 1::2]
+    return torch.stack([first * cosine - second * sine, first * sine + second * cosine], -1).flatten(-2)

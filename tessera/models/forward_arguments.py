@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from tessera.errors import TesseraError, did_you_mean, expect
 from tessera.ops.linear_cross_entropy import IGNORED
 
-# What attention kernels are told about packed documents; `position_ids` say the same.
+# Arguments that describe packed documents to attention kernels; `position_ids` contain the same information.
 PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 _PACKED = "say which steps are of one document by document_ids or position_ids"
 REASONS = {
@@ -42,7 +42,7 @@ def refuse_keywords(where: str, keywords: Mapping, reasons: Mapping[str, str], f
 
 
 def without_packing(keywords: Mapping, document_ids: Tensor | None, position_ids: Tensor | None) -> dict:
-    """`keywords` without what attention kernels are told about packed documents, where either argument says it."""
+    """`keywords` without those of `PACKING`, where either argument contains the same information."""
     is_said = document_ids is not None or position_ids is not None
     return {name: value for name, value in keywords.items() if not (is_said and name in PACKING)}
 

@@ -17,7 +17,7 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class TokenExamples:
-    """Sequences of tokens, and which of them are asked for.
+    """Sequences of tokens, and which of them are to be predicted.
 
     Attributes:
         tokens: integers (B, T). labels: (B, T), the token where its prediction counts, -100 elsewhere; not shifted, as

@@ -32,16 +32,16 @@ class Stage:
 
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) for every rule this stage breaks."""
-        found = []
+        invalid = []
         for name in ("length", "steps", "min_length"):
             if getattr(self, name) < 1:
-                found.append((name, f"must be at least 1; got {getattr(self, name)}."))
+                invalid.append((name, f"must be at least 1; got {getattr(self, name)}."))
         if self.min_length > self.length:
-            found.append(("min_length", f"must be at most length ({self.length}); got {self.min_length}."))
+            invalid.append(("min_length", f"must be at most length ({self.length}); got {self.min_length}."))
         for name in ("target", "learning_rate"):
             if not getattr(self, name) > 0:
-                found.append((name, f"must be positive; got {getattr(self, name)}."))
-        return found
+                invalid.append((name, f"must be positive; got {getattr(self, name)}."))
+        return invalid
 
     def length_at(self, step: int, seed: int) -> int:
         """The length of a step's batch: a function of the step, whatever was drawn before."""

@@ -75,8 +75,10 @@ def seconds_per_step(recipe: str, demo: Demo) -> float:
     finally:
         delete_run(folder)
     longest = plan.data.context - 1  # one token to write
-    rule = f"hold 1 to {longest} tokens (data.context - 1)"
-    expect(1 <= length <= longest, "demo", "--prompt", rule, length, "Use another --prompt, or a longer data.context.")
+    limits = f"hold 1 to {longest} tokens (data.context - 1)"
+    expect(
+        1 <= length <= longest, "demo", "--prompt", limits, length, "Use another --prompt, or a longer data.context."
+    )
     speeds = [line["tokens_per_second"] for line in lines if line["step"] > 1 and "tokens_per_second" in line]
     return plan.training.batch_size * plan.data.context / max(speeds)
 

@@ -27,8 +27,8 @@ class Fit:
     def outcome(self) -> dict[str, Any]:
         """JSON-ready."""
         best = None if math.isinf(self.best) else self.best
-        told = {name: value for name, value in vars(self).items() if name != "recent"}
-        return {**told, "best": best, "checks": self.checks or [], "seconds": round(self.seconds, 1)}
+        fields = {name: value for name, value in vars(self).items() if name != "recent"}
+        return {**fields, "best": best, "checks": self.checks or [], "seconds": round(self.seconds, 1)}
 
 
 def save(place: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Fit, best: dict | None) -> None:

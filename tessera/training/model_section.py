@@ -33,8 +33,9 @@ def model_config(section: dict[str, Any], **defaults: Any) -> "PreTrainedConfig"
     problems = [f"model.{key} {message}" for key, message in _unknown(section, known)]
     if problems:
         raise TesseraError("\n".join(problems))
-    given = {key: value for key, value in section.items() if key != "type"}
-    return _checked(build, {**{key: value for key, value in defaults.items() if key in known}, **given})
+    arguments = {key: value for key, value in defaults.items() if key in known}
+    arguments |= {key: value for key, value in section.items() if key != "type"}
+    return _checked(build, arguments)
 
 
 def model_problems(section: dict[str, Any]) -> list[str]:
@@ -55,8 +56,10 @@ def model_problems(section: dict[str, Any]) -> list[str]:
             _try_building(config)
     except TesseraError as error:
         lines = str(error).splitlines()
-        found = [f"model.{line.split(': ', 1)[-1]}" for line in lines]  # "MemoryMosaicConfig: num_heads must ..."
-        problems += found if own else [f"model must be one that {section['type']} accepts: {line}" for line in lines]
+        own_lines = [f"model.{line.split(': ', 1)[-1]}" for line in lines]  # "MemoryMosaicConfig: num_heads must ..."
+        problems += (
+            own_lines if own else [f"model must be one that {section['type']} accepts: {line}" for line in lines]
+        )
     return problems
 
 

@@ -61,7 +61,7 @@ class ShardedTrainer(RecipeTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         weights = load_file(Path(resume_from_checkpoint) / WEIGHTS)
-        options = StateDictOptions(full_state_dict=True, strict=False)  # a tied read-out is stored once
+        options = StateDictOptions(full_state_dict=True, strict=False)  # a tied output layer is stored once
         set_model_state_dict(self.model, weights, options=options)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

@@ -50,7 +50,7 @@ class LinearAttentionPreTrainedModel(StackPreTrainedModel):
     _no_split_modules = ["LinearAttentionLayer"]
     parts = {
         "embeddings": "embed_tokens",
-        "read-out": "lm_head",
+        "lm_head": "lm_head",
         "norms": "norm.",
         "memory": ".memory.",
         "feed-forward": ".feed_forward.",
@@ -70,14 +70,14 @@ class LinearAttentionPreTrainedModel(StackPreTrainedModel):
 
 
 class LinearAttentionModel(LinearAttentionPreTrainedModel, StackModel):
-    """The stack without a read-out. See `LinearAttentionConfig`."""
+    """The stack without the output layer. See `LinearAttentionConfig`."""
 
     def make_layer(self, config: LinearAttentionConfig) -> nn.Module:
         """One block of a memory and a feed-forward network."""
         return LinearAttentionLayer(config)
 
     def make_norm(self, config: LinearAttentionConfig) -> nn.Module:
-        """The norm before the read-out."""
+        """The norm before the output layer."""
         return _norm(config)
 
 

@@ -57,11 +57,11 @@ def _armt_no_correction(size: ModelSize) -> nn.Module:
 
 @SMALL_MODELS.register("rmt")
 def _rmt(size: ModelSize) -> nn.Module:
-    """The last layer's memory tokens are handed on."""
+    """RMT: the last layer's memory tokens go to the next segment."""
     return _wrapped(RMTConfig, RMTForCausalLM, size)
 
 
 @SMALL_MODELS.register("prmt")
 def _prmt(size: ModelSize) -> nn.Module:
-    """Every layer's memory tokens are handed on."""
+    """PRMT: every layer's memory tokens go to the next segment."""
     return _wrapped(PRMTConfig, PRMTForCausalLM, size, memory_initializer_range=size.memory_initializer_range)

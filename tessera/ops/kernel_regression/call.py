@@ -34,8 +34,8 @@ class Call:
         batch, heads, steps, _ = self.query.shape
         for name, scale in (("slope", self.slope), ("intercept", self.intercept)):
             if scale is not None and not _broadcasts(scale.shape, (batch, heads, steps)):
-                rule = f"broadcast to (B, H, T) = {(batch, heads, steps)}"
-                expect(False, WHERE, name, rule, tuple(scale.shape))
+                target = f"(B, H, T) = {(batch, heads, steps)}"
+                expect(False, WHERE, name, f"broadcast to {target}", tuple(scale.shape))
         self._check_documents()
         self._check_window()
         expect(0.0 <= self.dropout < 1.0, WHERE, "dropout", "lie in [0, 1)", self.dropout)
@@ -45,8 +45,8 @@ class Call:
         shapes = [tuple(tensor.shape) for tensor in tensors]
         agree = q.dim() == k.dim() == v.dim() == 4 and q.shape[-1] == k.shape[-1] and k.shape[:3] == v.shape[:3]
         if not agree or q.shape[:2] != k.shape[:2]:
-            rule = "have shapes (B, H, T, K), (B, H, N, K) and (B, H, N, V)"
-            expect(False, WHERE, "query, key and value", rule, shapes)
+            expected = "(B, H, T, K), (B, H, N, K) and (B, H, N, V)"
+            expect(False, WHERE, "query, key and value", f"have shapes {expected}", shapes)
         if not (q.dtype == k.dtype == v.dtype and q.is_floating_point()):
             dtypes = ", ".join(str(tensor.dtype) for tensor in tensors)
             expect(False, WHERE, "query, key and value", "have one floating-point dtype", dtypes)
@@ -59,8 +59,10 @@ class Call:
             expect(False, WHERE, "window", "be a Window or None", repr(self.window))
         delay = 1 if self.window is None else self.window.delay
         if isinstance(delay, Tensor) and delay.shape != self.query.shape[:1]:
-            rule = f"be one integer or one per sequence ({self.query.shape[0]},)"
-            expect(False, WHERE, "the window's delay", rule, tuple(delay.shape))
+            expected = f"({self.query.shape[0]},)"
+            expect(
+                False, WHERE, "the window's delay", f"be one integer or one per sequence {expected}", tuple(delay.shape)
+            )
         if isinstance(self.query_offset, int) and self.query_offset < 0:
             expect(False, WHERE, "query_offset", "be an integer of at least 0", self.query_offset)
 

@@ -1,4 +1,4 @@
-"""Background text: sentences of books, as long a run of them as is wanted, never held twice."""
+"""Background text: consecutive sentences of books, as many as needed, held in memory once."""
 
 import re
 from collections.abc import Sequence

@@ -19,5 +19,5 @@ def published_match(output: str, question: str, target: str, labels: Sequence[st
     def named(text: str) -> set[str]:
         return {label for label in labels if re.search(rf"\b{re.escape(label.lower())}\b", text.lower())}
 
-    wanted = {part.strip().lower() for part in target.split(",")}
-    return named(first) - named(question) == wanted
+    targets = {part.strip().lower() for part in target.split(",")}
+    return named(first) - named(question) == targets

@@ -47,8 +47,8 @@ def generate(kind: str, random: Random) -> Story:
     while True:
         facts = tuple(_WRITERS[kind](random, random.randint(*LENGTHS[kind])))
         world = world_after(facts)
-        asked = (Question(text, found) for text in _QUESTIONS[kind](world) if (found := answer(world, text)))
-        if questions := tuple(asked):
+        answers = ((text, answer(world, text)) for text in _QUESTIONS[kind](world))
+        if questions := tuple(Question(text, word) for text, word in answers if word):
             return Story(facts, questions)
 
 
@@ -68,8 +68,8 @@ def read_stories(path: Path) -> list[Story]:
             facts = []
         question, tab, rest = text.partition("\t")
         if tab:
-            asked = Question(question.strip(), rest.split("\t")[0].strip().lower())
-            stories.append(Story(tuple(facts), (asked,)))
+            story_question = Question(question.strip(), rest.split("\t")[0].strip().lower())
+            stories.append(Story(tuple(facts), (story_question,)))
         else:
             facts.append(text.strip())
     if not stories:
@@ -149,21 +149,21 @@ def _ask_earlier(world: World) -> list[str]:
 
 
 def _ask_sides(world: World) -> list[str]:
-    asked = [f"What is {side} of the {place}?" for side in OPPOSITE for place in PLACES]
-    return asked + [f"What is the {place} {side} of?" for side in OPPOSITE for place in PLACES]
+    questions = [f"What is {side} of the {place}?" for side in OPPOSITE for place in PLACES]
+    return questions + [f"What is the {place} {side} of?" for side in OPPOSITE for place in PLACES]
 
 
 def _ask_gifts(world: World) -> list[str]:
-    asked = []
+    questions = []
     for giver, receiver, thing in dict.fromkeys(world.gifts):
-        asked += [
+        questions += [
             f"What did {giver.capitalize()} give to {receiver.capitalize()}?",
             f"Who did {giver.capitalize()} give the {thing} to?",
             f"Who gave the {thing} to {receiver.capitalize()}?",
             f"Who received the {thing}?",
             f"Who gave the {thing}?",
         ]
-    return list(dict.fromkeys(asked))
+    return list(dict.fromkeys(questions))
 
 
 _WRITERS: dict[str, Callable[[Random, int], Iterator[str]]] = {

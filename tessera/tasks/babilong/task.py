@@ -110,8 +110,8 @@ class BABILong(Task):
         words = predictions[rows, place - 1].argmax(-1).cpu()
         right = words == examples.tokens[rows, place]
         texts = [word_of(self.vocabulary, int(word)) for word in words]
-        asked = [sample.question for sample in examples.details]
-        published = [published_match(text, one.text, one.answer, self.labels) for text, one in zip(texts, asked)]
+        questions = [sample.question for sample in examples.details]
+        published = [published_match(text, one.text, one.answer, self.labels) for text, one in zip(texts, questions)]
         return {"exact_match": right.double(), "published_match": torch.tensor(published, dtype=torch.double)}
 
     def oracle(self, examples: TokenExamples) -> Tensor:
