@@ -6,8 +6,8 @@ Each case runs in a fresh process, so that its peak memory is its own. Before an
 compared with its float64 reference in the type that is timed. The other code is PyTorch's fused causal attention, dense
 softmax attention and the `entmax` package over the dense matrix of scores (its `entmax_bisect` is what the published
 code of Sparse Attention as Compact Kernel Regression runs for biweight and triweight). Cases that would not fit are
-listed as skipped. Ratios are given twice: of the fastest repetitions by the wall clock, and of processor time over all threads,
-which other load on the machine disturbs far less (`load_average` beside each case says how much of it there was).
+listed as skipped. There are two ratios: of the fastest repetitions by the wall clock, and of processor time over all
+threads, which other load on the machine disturbs far less (`load_average` beside each case says how much there was).
 """
 
 import argparse

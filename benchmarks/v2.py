@@ -56,9 +56,8 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     for name, target in TARGETS.items():
-        print(
-            f"{name}: {result[name]['speed_relative_to_llama']:.2f} times as fast as the Llama of the same configuration (target {target})"
-        )
+        speed = result[name]["speed_relative_to_llama"]
+        print(f"{name}: {speed:.2f} times as fast as the Llama of the same configuration (target {target})")
 
 
 @torch.no_grad()

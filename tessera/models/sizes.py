@@ -32,8 +32,8 @@ def num_parameters(model: nn.Module) -> int:
 def flops_per_token(config: "PreTrainedConfig", context: int, with_values: bool = True) -> int:
     """Floating-point operations of the forward pass per token with `context` tokens before it.
 
-    2 for every weight that multiplies (an embedding looks up; one tied to the output layer multiplies there), and for each
-    memory of each layer 2 per key and width for the similarities and 2 for the weighted values.
+    2 for every weight that multiplies (an embedding looks up; one tied to the output layer multiplies there), and for
+    each memory of each layer 2 per key and width for the similarities and 2 for the weighted values.
 
     Without `with_values` the products of weights with values are left out. That is the rule of the v2 paper's tables
     (`2 N + 2 L n d`, Kaplan et al. 2020, as in Casson 2023): it alone gives their 18.9 B (large), 15.6 B (without

@@ -5,8 +5,8 @@ from torch import Tensor
 
 IGNORED = -100  # the label that Hugging Face leaves out of the loss
 # Tokens per block. On a CPU a block of float32 logits stays in cache for vocabularies of some ten thousand. A GPU needs
-# large products and few launches, and every block adds a gradient of the output layer's weight to the sum of those before: its
-# blocks have as many tokens as keep their logits below 1 GiB.
+# large products and few launches, and every block adds a gradient of the output layer's weight to the sum of those
+# before: its blocks have as many tokens as keep their logits below 1 GiB.
 ROWS = 256
 GPU_LOGITS = 2**28
 
