@@ -64,7 +64,7 @@ def draw(path: Path) -> None:
         weights = weight_of_the_second(kernel, scores)
         lines += right.plot(scores, weights, label=f"{kernel_name}\n{weight_name}", **looks)
     left.set(xlabel="distance from the query, in bandwidths", ylabel="kernel, relative to its top")
-    left.set_title("Kernels: who counts as near", loc="left", fontsize=12, fontweight="bold")
+    left.set_title("Kernels: weight by distance", loc="left", fontsize=12, fontweight="bold")
     right.set(xlabel="score $u_1$", ylabel="weight of $u_1$ among the scores (0, $u_1$, 0.5)")
     right.set_title("Attention: the weight that follows", loc="left", fontsize=12, fontweight="bold")
     right.set_xticks([-1, 0, 1, 2])
