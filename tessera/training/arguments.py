@@ -45,7 +45,8 @@ def training_arguments(recipe: Recipe, run: Path) -> "TrainingArguments":
         "eval_strategy": "no",
         "save_strategy": "no",
         "logging_nan_inf_filter": section.on_nonfinite == "skip",
-        "report_to": "none",
+        "report_to": "none",  # `reporting.reporters` are added when the run's folder is ready
+        "run_name": recipe.name,
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "ddp_find_unused_parameters": False,

@@ -15,10 +15,10 @@ from tessera.training.inputs import INPUTS
 from tessera.training.model_card import CARD, is_generated_card
 from tessera.training.saved_recipe import RECIPE, is_saved_recipe
 
-RESULT, METRICS, REPLACED = "run.json", "metrics.jsonl", "replaced-run"
+RESULT, METRICS, EVENTS, REPLACED = "run.json", "metrics.jsonl", "tensorboard", "replaced-run"
 # What a run writes into its folder; nothing else in it is ever moved or deleted.
 OURS = (
-    f"{RECIPE} {INPUTS} {RESULT} {METRICS} {FOLDER} config.json generation_config.json model.safetensors "
+    f"{RECIPE} {INPUTS} {RESULT} {METRICS} {EVENTS} {FOLDER} config.json generation_config.json model.safetensors "
     "model-*.safetensors model.safetensors.index.json tokenizer.json tokenizer_config.json special_tokens_map.json "
     f"added_tokens.json vocab.json vocab.txt merges.txt chat_template.jinja {CARD}"
 ).split()

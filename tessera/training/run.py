@@ -20,6 +20,7 @@ from tessera.training.folder import claimed
 from tessera.training.interruption import TrainingInterrupted
 from tessera.training.model_section import base_folder, build_model, config_for
 from tessera.training.optimizer import schedule_factor
+from tessera.training.reporting import reporters, require_reporters
 from tessera.training.result import RunSummary, publish_model
 from tessera.training.saved_recipe import saved_steps
 from tessera.training.sections import Recipe
@@ -56,6 +57,7 @@ def train(
     """
     began = time.time()
     arguments = training_arguments(recipe, run)
+    require_reporters(recipe.training)
     with ExitStack() as stack:
         claim = None
         if arguments.process_index == 0:
@@ -68,6 +70,8 @@ def train(
         if claim is not None:
             claim.begin(prepared.corpus)
             trainer.metrics.cut_after(step_of(checkpoint) if checkpoint else 0)
+        for callback in reporters(recipe.training, run, step_of(checkpoint) if checkpoint else 0):
+            trainer.add_callback(callback)
         trainer.guard.skipped = trainer.metrics.skipped_steps()
         if extended and claim is not None:
             log.warning(extended)

@@ -13,7 +13,9 @@ from tessera.yaml_files import parse_yaml
 
 RECIPE = "recipe.yaml"
 # What changes no weight: they may differ when a run goes on.
-FREE = {f"training.{name}" for name in ("log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints")}
+FREE = {
+    f"training.{name}" for name in ("log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints", "report_to")
+}
 STEPS = "training.steps"
 KEYS = {"name", "model", "data", "tokenizer", "training", "seed"}
 

@@ -10,6 +10,7 @@ from tessera.typed import MEANING, option, shown
 FORMATS = ("text", "json_lines")
 PRECISIONS = ("auto", "bf16", "fp32")
 ON_NONFINITE = ("stop", "skip")
+REPORTERS = ("tensorboard", "wandb")
 # What `training.trainer` may set: resuming is tested with it, or does not depend on it.
 TRAINER_ARGUMENTS = frozenset(
     "dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend "
@@ -113,6 +114,11 @@ class TrainingSection:
     evaluate_sequences: int = option(64, "sequences of a validation")
     checkpoint_every: int = option(500, "steps between checkpoints")
     keep_checkpoints: int = option(2, "how many of the last checkpoints stay")
+    report_to: list[str] = option(
+        [],
+        "where metrics go beside metrics.jsonl: tensorboard (event files in the run's folder), wandb; these packages "
+        "must be installed",
+    )
     initialize_from: str | None = option(None, "a run or model folder whose weights to start from")
     trainer: dict[str, Any] = option(
         {}, f"further settings of the transformers Trainer: {', '.join(sorted(TRAINER_ARGUMENTS))}"
@@ -160,6 +166,8 @@ class TrainingSection:
         for name, allowed in (("precision", PRECISIONS), ("on_nonfinite", ON_NONFINITE)):
             if getattr(self, name) not in allowed:
                 found.append((name, f"must be one of {', '.join(allowed)}; got {getattr(self, name)!r}."))
+        if set(self.report_to) - set(REPORTERS) or len(set(self.report_to)) < len(self.report_to):
+            found.append(("report_to", f"must list {', '.join(REPORTERS)}, or some of them; got {self.report_to!r}."))
         return found + self._trainer_problems()
 
     def _trainer_problems(self) -> Problems:

@@ -107,6 +107,7 @@ class RecipeTrainer(Trainer):
             self.progress.note(
                 loss=f"loss {logs['loss']:.3f}", speed=f"{record['tokens_per_second'] or 0:,.0f} tokens/s"
             )
+            logs = {**logs, "tokens": record["tokens"], "tokens_per_second": record["tokens_per_second"] or 0.0}
         self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -120,7 +121,8 @@ class RecipeTrainer(Trainer):
         if self.is_world_process_zero():
             self.metrics.append(record)
             self.progress.note(validation=f"validation {result.mean:.3f}")
-        logs = {"eval_loss": result.mean}
+        logs = {"eval_loss": result.mean, "eval_bits_per_byte": record["validation_bits_per_byte"]}
+        self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, logs)
         return logs
 
