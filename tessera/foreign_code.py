@@ -1,4 +1,4 @@
-"""Folders that bring Python code along are refused: nothing but this library and transformers is ever run."""
+"""Model folders with Python code are refused: only code of this library and of transformers is run."""
 
 import json
 from pathlib import Path

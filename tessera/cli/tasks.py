@@ -1,4 +1,4 @@
-"""List the tasks that models can be trained and judged on, and the experiments that `tessera reproduce` runs.
+"""List the tasks that models can be trained and scored on, and the experiments that `tessera reproduce` runs.
 
 A task makes examples and scores predictions; it knows no model. In Python: `from tessera.tasks.catalogue import TASKS`.
 An experiment trains models on tasks and sets the papers' numbers beside what comes out.

@@ -101,7 +101,7 @@ def continuation(
 
 
 class _RequireNumbers(LogitsProcessor):
-    """Stops where a model has no likeliest token: argmax of NaN would be some token, said with confidence."""
+    """An error if the logits hold NaN, whose argmax would be an arbitrary token."""
 
     def __init__(self, where: str) -> None:
         self.where = where

@@ -1,4 +1,4 @@
-"""Checkpoints of the published ARMT code and of its relatives RMT and PRMT.
+"""Checkpoints of the published code of ARMT, RMT and PRMT.
 
 All three wrap a Hugging Face model, whose own names reappear after `memory_cell.model.`; the wrapped layers of ARMT and
 PRMT are stored a second time under `memory_cell.layers.`. Published names on the left:

@@ -11,11 +11,11 @@ from tessera.kernels.workspace import Workspace
 
 
 class RowKernel(Kernel):
-    """A kernel that states its weights and their gradient for whole rows of scores, entries of -inf being absent.
+    """A kernel that computes weights and their gradient for rows of scores; entries of -inf are absent pairs.
 
     `forward` and `backward` are all that `weights` and the blocked implementation of kernel regression need, so both
-    share one formula. They work on `score_scale * scores` (the blocked implementation folds the factor into the
-    queries, where it costs nothing) and may overwrite their arguments (they own the block they are given).
+    share one formula. They work on `score_scale * scores` (the blocked implementation multiplies the queries
+    by the factor, which costs nothing) and may overwrite their arguments (they own the block they are given).
     """
 
     @property

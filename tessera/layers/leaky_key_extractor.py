@@ -38,7 +38,7 @@ class LeakyKeyExtractor(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Rates a spread evenly from 0.5 (slow) to 5 (no memory to speak of) over the heads, as published."""
+        """Rates a spread evenly from 0.5 (slow) to 5 (almost no memory) over the heads, as published."""
         with torch.no_grad():
             self.decay_rate.copy_(torch.linspace(0.5, 5.0, self.num_heads))
 

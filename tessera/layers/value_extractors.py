@@ -1,4 +1,4 @@
-"""Values that peek one step ahead.
+"""Values that look one step ahead.
 
 Both published forms are `v_T = Norm(now_T + next_{T+1})` with `now` and `next` linear in x, so that a memory can hold
 `now_T` and finish the value when x_{T+1} arrives.

@@ -54,7 +54,7 @@ class PairStore(State):
         return None if self.document_buffer is None else self.document_buffer[:, : self.length]
 
     def append(self, keys: Tensor, values: Tensor, documents: Tensor | None = None) -> Self:
-        """This store with `keys` (B, H, n, K) and `values` (B, H, n, V) behind its own pairs."""
+        """This store with `keys` (B, H, n, K) and `values` (B, H, n, V) appended to its own pairs."""
         end = self.length + keys.shape[2]
         if (documents is None) != (self.document_buffer is None):
             return self._with_documents().append(keys, values, _one_document(keys) if documents is None else documents)

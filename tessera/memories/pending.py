@@ -1,4 +1,4 @@
-"""Finishing the pair that waits for its value, for every memory whose values look one step ahead."""
+"""Completing the pair whose value is not known yet, for every memory whose values look one step ahead."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""Persistent memory: key-value pairs that training writes once for all sequences."""
+"""Persistent memory: learned key-value pairs, the same for all sequences."""
 
 import math
 from dataclasses import dataclass

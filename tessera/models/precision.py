@@ -1,4 +1,4 @@
-"""Which arithmetic a run uses."""
+"""The precision of a run: float32 or bfloat16."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A curriculum: stages of growing length, each from the best weights of the last and up to its target."""
+"""A curriculum: stages of growing length. Each starts from the best weights of the last and ends at its target."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace

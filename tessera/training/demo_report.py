@@ -1,4 +1,4 @@
-"""What the demo leaves behind: a figure, samples, a table, and a story as it is generated."""
+"""What the demo writes: a figure, samples, a table, and a story as it is generated."""
 
 import json
 from dataclasses import asdict

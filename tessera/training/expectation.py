@@ -1,4 +1,4 @@
-"""What a run is going to cost, said before it has cost it: sizes before the first step, time after a few steps."""
+"""What a run will cost: sizes before the first step, time after a few steps."""
 
 import sys
 import time

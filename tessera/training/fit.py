@@ -1,4 +1,4 @@
-"""Train a small model on batches that are a function of the step; stop and go on without a trace."""
+"""Train a small model on batches that are a function of the step; a resumed training ends with the same weights."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""What a training has come to, in one file: a kill leaves the old checkpoint or the new one, never half of one."""
+"""The checkpoint of `fit`, one file: after a kill, the old one or the new one is there, complete."""
 
 import math
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What a run ends in: the model in the run's folder, and run.json with results and provenance."""
+"""The results of a run: the model in the run's folder, and run.json with results and provenance."""
 
 import json
 import os

@@ -30,7 +30,7 @@ def test_the_small_sizes():
 
 
 @pytest.mark.parametrize("long_term_memory", [True, False])
-def test_an_equal_twin_has_as_many_parameters(long_term_memory):
+def test_the_matching_llama_has_as_many_parameters(long_term_memory):
     config = MemoryMosaicV2Config(
         vocab_size=1000,
         hidden_size=96,
@@ -39,9 +39,9 @@ def test_an_equal_twin_has_as_many_parameters(long_term_memory):
         intermediate_size=200,
         long_term_memory=long_term_memory,
     )
-    twin = matching_llama_config(config, equal_parameters=True)
+    llama = matching_llama_config(config, equal_parameters=True)
     unit = 3 * 96 * 3  # one unit of the feed-forward width, in all layers
-    assert abs(count_parameters(twin) - count_parameters(config)) <= unit / 2
+    assert abs(count_parameters(llama) - count_parameters(config)) <= unit / 2
     assert matching_llama_config(config).intermediate_size == 200
 
 

@@ -1,1 +1,1 @@
-"""Three moons: training, continuations from every context length, and what the heads answer for."""
+"""Three moons: training, continuations from every context length, and which moon each head follows."""

@@ -1,4 +1,4 @@
-"""Whether each head answers for one moon, and from which context length on the continuation is right."""
+"""Whether each head follows one moon, and from which context length on the continuation is right."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The tables of three moons: errors after every context, what each seed's heads answer for, and why errors remain."""
+"""The tables of three moons: errors after every context, which moons each seed's heads follow, and why errors remain."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ def seeds_of(records: Mapping[str, Record], name: str) -> list[Record]:
 
 
 def is_disentangled(outcome: dict) -> bool:
-    """Whether each head answers for a moon of its own."""
+    """Whether each head follows a moon of its own."""
     return disentangled(dedication(outcome["weights"]))
 
 

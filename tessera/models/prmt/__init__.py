@@ -1,4 +1,4 @@
-"""PRMT: every layer hands its memory tokens' states on to itself (parallel-memory RMT)."""
+"""PRMT: every layer passes its memory tokens' states to the next segment (parallel-memory RMT)."""
 
 from tessera.models.prmt.modeling import PRMTConfig, PRMTForCausalLM, PRMTState
 

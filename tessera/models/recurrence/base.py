@@ -1,4 +1,4 @@
-"""What a segmented model must know of its base model: its layers, activations and positions."""
+"""The facts of a base model that a segmented model needs: layers, activations and positions."""
 
 import torch
 from torch import nn

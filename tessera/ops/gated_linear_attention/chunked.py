@@ -1,4 +1,4 @@
-"""In chunks: products inside each chunk, and one matrix handed on from chunk to chunk."""
+"""In chunks: products inside each chunk, and one matrix passed from chunk to chunk."""
 
 import torch
 from torch import Tensor
