@@ -1,4 +1,4 @@
-"""The tables of three moons: errors after every context, which moons each seed's heads follow, and why errors remain."""
+"""The tables of three moons: errors by context, which moons each seed's heads follow, and why errors remain."""
 
 from collections.abc import Mapping
 
