@@ -22,6 +22,7 @@ VERBS = {
     "generate": "tessera.cli.generate",
     "eval": "tessera.cli.evaluate",
     "info": "tessera.cli.info",
+    "compare": "tessera.cli.compare",
     "convert": "tessera.cli.convert",
     "demo": "tessera.cli.demo",
     "memorize": "tessera.cli.memorize",

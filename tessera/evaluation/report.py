@@ -39,7 +39,7 @@ def print_text_reports(reports: Sequence[Report], as_json: bool) -> None:
             (f"{r['loss']:.4f}", f"{r['perplexity']:.2f}", f"{r['bits_per_byte']:.4f}", f"{r['tokens']:,}", _text(r))
             for r in reports
         ]
-        _print_table(columns, short_names([r["model"] for r in reports]), rows)
+        print_table(columns, short_names([r["model"] for r in reports]), rows)
 
 
 def print_task_reports(reports: Sequence[Report], as_json: bool) -> None:
@@ -55,7 +55,7 @@ def print_task_reports(reports: Sequence[Report], as_json: bool) -> None:
             for scores in report["scores"].values()
         ]
         lengths = [f"{report['length_setting']} {length}" for length in report["scores"]]
-        _print_table(columns, lengths, rows)
+        print_table(columns, lengths, rows)
 
 
 def _print_json(reports: Sequence[Report]) -> None:
@@ -87,7 +87,7 @@ def _text(report: Report) -> str:
     return f"{report['data']} ({report['part']})"
 
 
-def _print_table(columns: Sequence[str], names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(columns: Sequence[str], names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Right-aligned columns under their headings; the last may be longer than the line."""
     first = max(map(len, names))
     widths = [max(len(column), *(len(row[i]) for row in rows)) for i, column in enumerate(columns)]

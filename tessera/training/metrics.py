@@ -2,11 +2,19 @@
 
 import json
 import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tessera.errors import TesseraError
 from tessera.files import write_text_atomically, writing
+
+
+def median_speed(records: Iterable[Mapping[str, Any]]) -> float | None:
+    """Tokens per second, the median over the lines that tell it."""
+    speeds = [record["tokens_per_second"] for record in records if record.get("tokens_per_second")]
+    return median(speeds) if speeds else None
 
 
 class MetricsFile:

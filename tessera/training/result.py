@@ -4,12 +4,12 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from tessera.evaluation.provenance import provenance
 from tessera.files import remove, sync, write_text_atomically, writing
 from tessera.models.sizes import num_parameters
+from tessera.training.metrics import median_speed
 from tessera.training.model_card import write_model_card
 from tessera.training.recipe import recipe_to_dict
 from tessera.training.replacing import RESULT
@@ -64,7 +64,6 @@ def _summary(trainer: "RecipeTrainer") -> RunSummary:
     if not losses:  # somebody has deleted the metrics of a finished run
         trainer.evaluate()
         losses = trainer.metrics.read()[-1:]
-    speeds = [record["tokens_per_second"] for record in records if record.get("tokens_per_second")]
     recipe = trainer.recipe
     return RunSummary(
         name=recipe.name,
@@ -75,7 +74,7 @@ def _summary(trainer: "RecipeTrainer") -> RunSummary:
         skipped_steps=trainer.guard.skipped,
         validation_loss=losses[-1]["validation_loss"],
         validation_bits_per_byte=losses[-1]["validation_bits_per_byte"],
-        tokens_per_second=median(speeds) if speeds else None,
+        tokens_per_second=median_speed(records),
     )
 
 

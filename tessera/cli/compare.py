@@ -1,0 +1,37 @@
+"""Compare runs, finished or not: a table of sizes, losses and speed, and a figure of their training curves.
+
+Losses are in nats per token. Where tokenizers differ, compare bits per byte, which is given for the best loss. A dash
+stands for what a run does not say yet: the parameters before its first checkpoint, losses before the first validation.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from tessera.cli.arguments import image_file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera compare`."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders that tessera train has written into")
+    parser.add_argument("--plot", type=image_file, metavar="FILE", help="draw losses over tokens into this image file")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read, print and draw."""
+    from tessera.evaluation.report import print_table, short_names
+    from tessera.files import expect_writable
+    from tessera.training.comparison import COLUMNS, draw_runs, run_state
+    from tessera.typed import to_json
+
+    if arguments.plot:
+        expect_writable(Path(arguments.plot), "compare", "--plot")
+    states = [run_state(folder) for folder in arguments.runs]
+    if arguments.json:
+        print(json.dumps([to_json(state) for state in states], indent=1))
+    else:
+        print_table(COLUMNS, short_names([state.folder for state in states]), [state.cells() for state in states])
+    if arguments.plot:
+        draw_runs(Path(arguments.plot), arguments.runs)
+    return 0

@@ -1,0 +1,69 @@
+"""`tessera compare`: runs that have ended and runs that have not, as a table, as JSON and as a figure."""
+
+import json
+import shutil
+
+import pytest
+
+
+@pytest.fixture
+def runs(run_folder, tmp_path):
+    """Folders of a finished run, of one that was stopped after its second step, and of one before its first."""
+    stopped, fresh = tmp_path / "stopped", tmp_path / "fresh"
+    shutil.copytree(run_folder, stopped)
+    lines = (stopped / "metrics.jsonl").read_text().splitlines()
+    validations = [{"step": 1, "validation_loss": 2.5, "validation_bits_per_byte": 3.5}]
+    validations += [{"step": 2, "validation_loss": 4.5, "validation_bits_per_byte": 5.5}]
+    kept = [line for line in lines if json.loads(line)["step"] < 3] + list(map(json.dumps, validations))
+    (stopped / "metrics.jsonl").write_text("\n".join(kept) + "\n")
+    for name in ("run.json", "model.safetensors", "config.json"):
+        (stopped / name).unlink()
+    fresh.mkdir()
+    shutil.copy(run_folder / "recipe.yaml", fresh)
+    return run_folder, stopped, fresh
+
+
+def test_the_table_has_a_line_for_each_run(tessera, runs):
+    status, out, _ = tessera("compare", *runs)
+    summary = json.loads((runs[0] / "run.json").read_text())["result"]
+    heading, finished, stopped, fresh = (line.split() for line in out.splitlines())
+    assert status == 0
+    assert heading[:3] == ["parameters", "steps", "tokens"]
+    loss = f"{summary['validation_loss']:.4f}"
+    assert finished[:6] == [runs[0].name, f"{summary['parameters']:,}", "3/3", f"{summary['tokens']:,}", loss, loss]
+    assert finished[6] == f"{summary['validation_bits_per_byte']:.4f}"
+    assert stopped[:3] == ["stopped", f"{summary['parameters']:,}", "2/3"]
+    assert stopped[4:7] == ["4.5000", "2.5000", "3.5000"]
+    assert fresh == ["fresh", "-", "0/3", "0", "-", "-", "-", "-"]
+
+
+def test_json_holds_the_same_numbers(tessera, runs):
+    status, out, _ = tessera("compare", *runs, "--json")
+    finished, stopped, fresh = json.loads(out)
+    summary = json.loads((runs[0] / "run.json").read_text())["result"]
+    assert status == 0
+    for key in ("parameters", "tokens", "tokens_per_second"):
+        assert finished[key] == summary[key]
+    assert (stopped["last_validation_loss"], stopped["best_validation_loss"]) == (4.5, 2.5)
+    assert fresh["best_validation_loss"] is None
+
+
+def test_the_figure_names_every_run(tessera, runs, tmp_path):
+    figure = tmp_path / "runs.svg"
+    status, _, _ = tessera("compare", *runs[:2], "--plot", figure)
+    assert status == 0
+    for folder in runs[:2]:
+        assert f"<!-- {folder.name}, validation" in figure.read_text()
+
+
+def test_what_is_no_run_is_one_line(tessera, runs, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "recipe.yaml").write_text("name: mine\n")
+    for folder, what in ((tmp_path / "missing", "no such folder"), (tmp_path / "other", "other files")):
+        status, out, err = tessera("compare", runs[0], folder)
+        assert (status, out) == (2, "")
+        assert err == f"compare: {folder} must be the folder of a run, as tessera train writes it; got {what}.\n"
+    status, _, err = tessera("compare", runs[2], "--plot", tmp_path / "none.png")
+    assert status == 2
+    assert "--plot must have a run with losses" in err
+    assert not (tmp_path / "none.png").exists()
