@@ -20,7 +20,7 @@ from tessera.training.run import train
 @pytest.fixture
 def command(recipe_file, tmp_path):
     """Words of a command whose run is never saved but at its end, and takes some seconds."""
-    changes = ("training.steps=200", *(f"training.{name}_every=1000" for name in ("log", "checkpoint", "evaluate")))
+    changes = ("training.steps=100", *(f"training.{name}_every=1000" for name in ("log", "checkpoint", "evaluate")))
     return ["train", str(recipe_file), *changes, "--output", str(tmp_path / "my run")]
 
 
@@ -42,9 +42,9 @@ def test_ctrl_c_writes_a_checkpoint_and_prints_the_command_that_goes_on(command,
     assert "Traceback" not in err
 
     step = step_of(latest_complete(tmp_path / "my run")[0])
-    assert 0 < step < 200
+    assert 0 < step < 100
     last = err.strip().splitlines()[-1]
-    assert f"stopped after step {step} of 200" in last
+    assert f"stopped after step {step} of 100" in last
     words = shlex.split(last.partition("Go on: ")[2])
     assert words == ["tessera", *command, "--resume"]
     assert main(words[1:]) == 0
