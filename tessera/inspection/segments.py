@@ -60,7 +60,7 @@ def _row(memory: AssociationMemory | None, before: State, after: State, observed
         return _length(after.tokens - before.tokens), missing, missing, _length(after.tokens), missing
     keys = dpfp(observed[memory.key], memory.num_rolls)
     strengths = torch.sigmoid(observed[memory.strength])
-    known = read_association(before.matrix, before.normaliser, keys, epsilon=memory.epsilon)
+    known = read_association(before.matrix, before.normaliser, keys, eps=memory.eps)
     written = keys.transpose(1, 2) @ (strengths * observed[memory.value])
     # What the update took away is what it wrote less what came of it; so it holds in either order of writing.
     erased = (
@@ -81,7 +81,7 @@ def _read(memory: AssociationMemory, before: AssociationState, observed: dict) -
     if memory.query not in observed:  # nothing was written yet, so nothing is read
         return 0.0
     queries = dpfp(observed[memory.query], memory.num_rolls)
-    answers = read_association(before.matrix, before.normaliser, queries, epsilon=memory.epsilon)
+    answers = read_association(before.matrix, before.normaliser, queries, eps=memory.eps)
     return float(answers.norm(dim=-1).mean())
 
 
@@ -89,8 +89,8 @@ def _gamma(memory: AssociationMemory, before: AssociationState, keys: Tensor) ->
     """`clip(1 - (z . phi(k) + eps) / (|phi(k)|^2 + eps), 0, 1)`; 1 for an empty memory and without the correction."""
     if not memory.correction or bool(before.empty.all()):
         return torch.ones(keys.shape[:2])
-    known = (keys * before.normaliser[:, None]).sum(-1) + memory.epsilon
-    return (1 - known / (keys.square().sum(-1) + memory.epsilon)).clamp(0, 1)
+    known = (keys * before.normaliser[:, None]).sum(-1) + memory.eps
+    return (1 - known / (keys.square().sum(-1) + memory.eps)).clamp(0, 1)
 
 
 def _length(tensor: Tensor) -> float:
