@@ -64,20 +64,20 @@ class DataSection:
 
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule this section breaks."""
-        found = []
+        problems = []
         if self.context < 2:
-            found.append(("context", f"must be at least 2 (one token to read, one to predict); got {self.context}."))
+            problems.append(("context", f"must be at least 2 (one token to read, one to predict); got {self.context}."))
         if not 0 < self.validation_fraction < 1:
-            found.append(("validation_fraction", f"must lie in (0, 1); got {self.validation_fraction}."))
+            problems.append(("validation_fraction", f"must lie in (0, 1); got {self.validation_fraction}."))
         if self.format not in FORMATS:
-            found.append(("format", f"must be one of {', '.join(FORMATS)}; got {self.format!r}."))
+            problems.append(("format", f"must be one of {', '.join(FORMATS)}; got {self.format!r}."))
         if self.separator is not None and self.format != "text":
-            found.append(("separator", f"must be left out for format {self.format}; got {self.separator!r}."))
+            problems.append(("separator", f"must be left out for format {self.format}; got {self.separator!r}."))
         if self.separator == "":
-            found.append(("separator", "must not be empty; got ''. Leave it out for one document per file."))
+            problems.append(("separator", "must not be empty; got ''. Leave it out for one document per file."))
         if not self.source:
-            found.append(("source", f"must name text; got {self.source!r}."))
-        return found
+            problems.append(("source", f"must name text; got {self.source!r}."))
+        return problems
 
 
 @dataclass(frozen=True)
@@ -135,56 +135,58 @@ class TrainingSection:
             "steps batch_size checkpoint_layers_every log_every evaluate_every evaluate_sequences checkpoint_every "
             "keep_checkpoints"
         )
-        found = [
+        problems = [
             (name, f"must be a positive integer; got {getattr(self, name)}.")
             for name in counts.split()
             if getattr(self, name) < 1
         ]
         if self.warmup_steps < 0:
-            found.append(("warmup_steps", f"must not be negative; got {self.warmup_steps}."))
+            problems.append(("warmup_steps", f"must not be negative; got {self.warmup_steps}."))
         if self.micro_batch_size is not None and (self.micro_batch_size < 1 or self.batch_size % self.micro_batch_size):
-            found.append(
+            problems.append(
                 ("micro_batch_size", f"must divide batch_size ({self.batch_size}); got {self.micro_batch_size}.")
             )
         if not 0 < self.learning_rate <= 1e6:
-            found.append(("learning_rate", f"must lie in (0, 1e6]; got {self.learning_rate}."))
+            problems.append(("learning_rate", f"must lie in (0, 1e6]; got {self.learning_rate}."))
         elif not 0 <= self.min_learning_rate <= self.learning_rate:
-            found.append(
+            problems.append(
                 (
                     "min_learning_rate",
                     f"must lie in 0..learning_rate ({self.learning_rate}); got {self.min_learning_rate}.",
                 )
             )
         if not all(0 <= beta < 1 for beta in self.betas):
-            found.append(("betas", f"must lie in [0, 1); got {list(self.betas)}."))
+            problems.append(("betas", f"must lie in [0, 1); got {list(self.betas)}."))
         for name in ("weight_decay", "clip", "scalar_learning_rate_scale"):
             if not getattr(self, name) >= 0:
-                found.append((name, f"must not be negative; got {getattr(self, name)}."))
+                problems.append((name, f"must not be negative; got {getattr(self, name)}."))
         for name, scale in self.scalar_learning_rate_scales.items():
             if not scale >= 0:
-                found.append((f"scalar_learning_rate_scales.{name}", f"must not be negative; got {scale}."))
+                problems.append((f"scalar_learning_rate_scales.{name}", f"must not be negative; got {scale}."))
         for name, allowed in (("precision", PRECISIONS), ("on_nonfinite", ON_NONFINITE)):
             if getattr(self, name) not in allowed:
-                found.append((name, f"must be one of {', '.join(allowed)}; got {getattr(self, name)!r}."))
+                problems.append((name, f"must be one of {', '.join(allowed)}; got {getattr(self, name)!r}."))
         if set(self.report_to) - set(REPORTERS) or len(set(self.report_to)) < len(self.report_to):
-            found.append(("report_to", f"must list {', '.join(REPORTERS)}, or some of them; got {self.report_to!r}."))
-        return found + self._trainer_problems()
+            problems.append(
+                ("report_to", f"must list {', '.join(REPORTERS)}, or some of them; got {self.report_to!r}.")
+            )
+        return problems + self._trainer_problems()
 
     def _trainer_problems(self) -> Problems:
         """Of what passes through to the Trainer: only what is tested with resuming."""
-        found = []
+        problems = []
         for name in sorted(self.trainer, key=str):
             if name in OWN_TRAINER_ARGUMENTS:
-                rule = "set by the recipe's own keys"
+                requirement = "set by the recipe's own keys"
             elif name not in TRAINER_ARGUMENTS:
-                rule = f"left out; {did_you_mean(name, TRAINER_ARGUMENTS)[:-1].replace('Known', 'possible')}"
+                requirement = f"left out; {did_you_mean(name, TRAINER_ARGUMENTS)[:-1].replace('Known', 'possible')}"
             else:
                 continue
-            found.append((f"trainer.{name}", f"must be {rule}; got {shown(self.trainer[name])}."))
+            problems.append((f"trainer.{name}", f"must be {requirement}; got {shown(self.trainer[name])}."))
         workers = self.trainer.get("dataloader_num_workers", 0)
         if not isinstance(workers, int) or isinstance(workers, bool) or not 0 <= workers <= 256:
-            found.append(("trainer.dataloader_num_workers", f"must be an integer in 0..256; got {shown(workers)}."))
-        return found
+            problems.append(("trainer.dataloader_num_workers", f"must be an integer in 0..256; got {shown(workers)}."))
+        return problems
 
 
 @dataclass(frozen=True)
