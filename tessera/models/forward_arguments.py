@@ -24,6 +24,55 @@ REASONS = {
 }
 
 
+# What the arguments of `forward` are; states and `logits_to_keep` are checked where they are used.
+_INTEGERS = ("input_ids", "labels", "document_ids", "position_ids", "cache_position")
+_DIMENSIONS = {"input_ids": 2, "labels": 2, "attention_mask": 2, "loss_mask": 2, "document_ids": 2, "inputs_embeds": 3}
+_FLAGS = (
+    "use_cache",
+    "skip_logits",
+    "output_hidden_states",
+    "return_dict",
+    "extend_segment",
+    "output_segment_states",
+)
+
+
+def check_types(where: str, **arguments: object) -> None:
+    """Raise `TesseraError` for an argument of `forward` that is of another type or dimension than its name says."""
+    for name, value in arguments.items():
+        if value is None:
+            continue
+        if name in _FLAGS:
+            expect(isinstance(value, bool), where, name, "be True, False or None", type(value).__name__)
+        elif name == "num_items_in_batch":
+            is_number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
+            expect(is_number, where, name, "be a number", _described(value))
+        elif not isinstance(value, Tensor):
+            expect(False, where, name, "be a tensor", type(value).__name__)
+        else:
+            _check_tensor(where, name, value)
+
+
+def _check_tensor(where: str, name: str, value: Tensor) -> None:
+    kind = value.dtype
+    is_integer = not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
+    if name == "input_ids":  # what an embedding takes
+        expect(kind in (torch.int32, torch.int64), where, name, "be int64 or int32", kind)
+    elif name in _INTEGERS:
+        expect(is_integer, where, name, "be integers", kind)
+    elif name == "inputs_embeds":
+        expect(kind.is_floating_point, where, name, "hold floating-point numbers", kind)
+    else:
+        expect(not kind.is_complex, where, name, "hold zeros and ones", kind)
+    if name in _DIMENSIONS:
+        shape = {2: "(B, T)", 3: "(B, T, hidden)"}[_DIMENSIONS[name]]
+        expect(value.dim() == _DIMENSIONS[name], where, name, f"be {shape}", tuple(value.shape))
+
+
+def _described(value: object) -> str:
+    return f"a tensor of {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
 def refuse_keywords(where: str, keywords: Mapping, reasons: Mapping[str, str], forward: Callable) -> None:
     """Raise `TesseraError` for each of transformers' keywords that cannot be honoured, and for unknown ones.
 
@@ -80,6 +129,8 @@ def kept_steps(where: str, logits_to_keep: int | Tensor) -> slice | Tensor:
     if isinstance(logits_to_keep, Tensor):
         is_index = logits_to_keep.dim() == 1
         expect(is_index, where, "logits_to_keep", "be a number or a 1-d tensor", tuple(logits_to_keep.shape))
+        is_integer = logits_to_keep.dtype in (torch.int32, torch.int64)
+        expect(is_integer, where, "logits_to_keep", "hold integers", logits_to_keep.dtype)
         return logits_to_keep
     is_count = isinstance(logits_to_keep, int) and logits_to_keep >= 0
     expect(is_count, where, "logits_to_keep", "be 0 (all) or positive", logits_to_keep)

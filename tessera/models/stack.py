@@ -11,6 +11,8 @@ from tessera.models.code_beside_weights import SavesWithCode
 from tessera.models.forward_arguments import (
     REASONS,
     check_labels,
+    check_types,
+    demand,
     is_plain_linear,
     kept_steps,
     refuse_keywords,
@@ -77,6 +79,18 @@ class StackModel(StackPreTrainedModel):
         where = type(self).__name__
         keywords = without_packing(keywords, document_ids, position_ids)
         refuse_keywords(where, keywords, REASONS, self.forward)
+        check_types(
+            where,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            document_ids=document_ids,
+            position_ids=position_ids,
+            cache_position=cache_position,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            return_dict=return_dict,
+        )
         is_one = (input_ids is None) != (inputs_embeds is None)
         expect(is_one, where, "input_ids or inputs_embeds", "be given", "both or neither")
         past = past_key_values
@@ -160,6 +174,17 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         """
         where = type(self).__name__
         kept = kept_steps(where, logits_to_keep)
+        check_types(
+            where,
+            input_ids=input_ids,
+            inputs_embeds=inputs_embeds,
+            labels=labels,
+            attention_mask=attention_mask,
+            document_ids=document_ids,
+            skip_logits=skip_logits,
+            num_items_in_batch=num_items_in_batch,
+            return_dict=return_dict,
+        )
         tokens = inputs_embeds if input_ids is None else input_ids
         if labels is not None and tokens is not None:
             check_labels(where, labels, tokens.shape[:2], self.config.vocab_size)
@@ -178,6 +203,10 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
             **keywords,
         )
         hidden = outputs.last_hidden_state
+        if isinstance(kept, Tensor):
+            steps = hidden.shape[1]
+            inside = ((kept >= -steps) & (kept < steps)).all()
+            demand(inside, where, "logits_to_keep", f"lie in 0..{steps - 1}", lambda: kept.tolist())
         loss = None
         if labels is not None:
             loss = self._loss(hidden, labels, document_ids, num_items_in_batch)

@@ -12,7 +12,15 @@ from tests.reliability.verdict import cause_of
 from tests.reliability.workshop import make_workshop
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-COUNTS = {"recipes": 120, "command_lines": 60, "configurations": 15, "files": 10, "memories": 60, "run_files": 3}
+COUNTS = {
+    "calls": 150,
+    "recipes": 120,
+    "command_lines": 60,
+    "configurations": 15,
+    "files": 10,
+    "memories": 60,
+    "run_files": 3,
+}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tessera.errors import expect
 from tessera.models.code_beside_weights import SavesWithCode
-from tessera.models.forward_arguments import REASONS, check_labels, demand, kept_steps, refuse_keywords
+from tessera.models.forward_arguments import REASONS, check_labels, check_types, demand, kept_steps, refuse_keywords
 from tessera.models.recurrence.base import expect_positions, fuse_activations, layer_list, widen_positions
 from tessera.models.recurrence.cache import GroupedCache, SegmentCache
 from tessera.models.recurrence.configuration import SegmentedConfig
@@ -168,6 +168,21 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         where, cache = type(self).__name__, past_key_values
         refuse_keywords(where, keywords, REFUSED, self.forward)
         _check_arguments(where, cache, logits_to_keep)
+        check_types(
+            where,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            labels=labels,
+            loss_mask=loss_mask,
+            use_cache=use_cache,
+            extend_segment=extend_segment,
+            skip_logits=skip_logits,
+            output_segment_states=output_segment_states,
+            num_items_in_batch=num_items_in_batch,
+            output_hidden_states=output_hidden_states,
+            return_dict=return_dict,
+        )
         mask = attention_mask if cache is None else None
         text = SegmentedInput.of(self.get_input_embeddings(), input_ids, inputs_embeds, mask, labels, loss_mask)
         skip = (self.training and labels is not None) if skip_logits is None else skip_logits
@@ -216,6 +231,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
 
     def _fitting(self, state: MemoryState, batch: int) -> MemoryState:
         """`state` for `batch` rows, checked."""
+        is_state = isinstance(state, self.state_class)
+        expect(is_state, type(self).__name__, "memory_state", f"be {self.state_class.__name__}", type(state).__name__)
         state.expect_fits(self.empty_memory(1), type(self).__name__)
         is_one_or_all = state.batch_size in (1, batch)
         expect(is_one_or_all, type(self).__name__, "memory_state", f"hold 1 or {batch} rows", state.batch_size)
