@@ -12,7 +12,7 @@ from tessera.generation.sampling import Sampling, continuation
 from tessera.models.loading import load_model, load_tokenizer
 from tessera.models.transformer import context_limit
 from tessera.training.metrics import MetricsFile
-from tessera.training.result import RunSummary
+from tessera.training.summary import RunSummary
 
 SAMPLES, SAMPLE_TOKENS, STREAM_TOKENS = 3, 160, 160
 

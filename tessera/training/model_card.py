@@ -8,7 +8,7 @@ from tessera.files import write_text_atomically
 from tessera.training.sections import Recipe
 
 if TYPE_CHECKING:
-    from tessera.training.result import RunSummary
+    from tessera.training.summary import RunSummary
 
 CARD = "README.md"
 MARK = "<!-- written by tessera train; a README.md without this line is left alone -->"

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,24 +14,10 @@ from tessera.training.model_card import write_model_card
 from tessera.training.recipe import recipe_to_dict
 from tessera.training.replacing import RESULT
 from tessera.training.sections import Recipe
+from tessera.training.summary import RunSummary
 
 if TYPE_CHECKING:
     from tessera.training.trainer import RecipeTrainer
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """What came out of a run. Losses in nats per token; speed is the median over the log lines."""
-
-    name: str
-    folder: str
-    parameters: int
-    steps: int
-    tokens: int
-    skipped_steps: int
-    validation_loss: float
-    validation_bits_per_byte: float
-    tokens_per_second: float | None
 
 
 def publish_model(trainer: "RecipeTrainer", seconds: float) -> RunSummary:

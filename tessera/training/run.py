@@ -21,10 +21,11 @@ from tessera.training.interruption import TrainingInterrupted
 from tessera.training.model_section import base_folder, build_model, config_for
 from tessera.training.optimizer import schedule_factor
 from tessera.training.reporting import reporters, require_reporters
-from tessera.training.result import RunSummary, publish_model
+from tessera.training.result import publish_model
 from tessera.training.saved_recipe import saved_steps
 from tessera.training.sections import Recipe
 from tessera.training.sharding import ShardedTrainer
+from tessera.training.summary import RunSummary
 from tessera.training.trainer import RecipeTrainer
 
 if TYPE_CHECKING:
