@@ -65,7 +65,8 @@ def test_a_lock_dies_with_its_process_even_when_its_children_live(tmp_path):
     code = (
         "import os, sys, time\nfrom pathlib import Path\nfrom tessera.locks import held\n"
         "with held(Path(sys.argv[1]), ''):\n"
-        "    child = os.fork()\n    child and print(child, flush=True)\n    time.sleep(60)"
+        "    os.fork() or print(os.getpid(), flush=True)\n"  # the child, after it has let go of the lock
+        "    time.sleep(60)"
     )
     with python(code, tmp_path / "a.lock") as process:
         parent, child = process.pid, int(process.stdout.readline())
