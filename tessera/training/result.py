@@ -34,7 +34,9 @@ def publish_model(trainer: "RecipeTrainer", seconds: float) -> RunSummary:
         summary = _summary(trainer)
         if trainer.args.should_save:
             for file in sorted(temporary.iterdir(), key=lambda path: path.suffix == ".safetensors"):
-                if file.name != "training_args.bin":
+                # The run has its tokenizer from the start; a kill here must not leave another file of it, or --resume
+                # would take it for another tokenizer.
+                if file.name != "training_args.bin" and not file.name.startswith("tokenizer"):
                     sync(file)
                     os.replace(file, run / file.name)
             remove(temporary)
