@@ -21,6 +21,7 @@ class AdaptiveBandwidth(nn.Module):
     """
 
     scalar_parameters = ("log_offset", "log_slope", "exponent_rate")
+    counts_pairs = True
 
     def __init__(self, num_heads: int, kernel: Kernel):
         super().__init__()

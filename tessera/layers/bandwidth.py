@@ -18,6 +18,7 @@ class Bandwidth(nn.Module):
     """
 
     scalar_parameters = ("log_inverse_bandwidth", "intercept")
+    counts_pairs = False
 
     def __init__(self, num_heads: int, kernel: Kernel, free_intercept: bool = False):
         super().__init__()

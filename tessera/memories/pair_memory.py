@@ -25,7 +25,7 @@ class PairMemoryState(State):
     pending_key: Tensor  # k_T (B, H, 1, K)
     pending_value: Tensor  # now_T (B, H, 1, V): what v_T owes to x_T
     document: Tensor | None  # document of step T (B, 1); None: all steps so far belong to one
-    position: Tensor  # how many steps of its document have been read (B,)
+    position: Tensor | None  # steps of its document read so far (B,); None where the bandwidth counts no pairs
 
 
 class PairMemory(nn.Module):
@@ -38,7 +38,8 @@ class PairMemory(nn.Module):
     Args:
         key_extractor: `(x, carry, documents) -> keys (B, H, T, K), carry`. value_extractor: `x -> now, next`, of which
             `v_T = Norm(now_T + next_{T+1})`. bandwidth: `(kernel, number of pairs (B, T)) -> slope, intercept` of the
-            scores. output: from the heads' answers to (B, T, hidden).
+            scores; with `counts_pairs = False` it gets None for the number. output: from the heads' answers to
+            (B, T, hidden).
         window: the pairs that a query sees. norm_eps: `v / (|v| + norm_eps)`. weight_dropout: of the weights.
     """
 
@@ -88,9 +89,12 @@ class PairMemory(nn.Module):
         keys, carry = self.key_extractor(x, continued_carry(state, documents), documents)
         now, next_ = self.value_extractor(x)
         pairs = completed_pairs(keys, now, next_, state, documents, self.norm_eps)
-        positions = steps_in_document(x, state, documents)
-        num_pairs = window.num_pairs(positions)
-        slope, intercept = self.bandwidth(self.kernel, num_pairs if documents is None else num_pairs * (documents >= 0))
+        positions = num_pairs = None
+        if self.bandwidth.counts_pairs:
+            positions = steps_in_document(x, state, documents)
+            num_pairs = window.num_pairs(positions)
+            num_pairs = num_pairs if documents is None else num_pairs * (documents >= 0)
+        slope, intercept = self.bandwidth(self.kernel, num_pairs)
         recalled = kernel_regression(
             keys,
             pairs.keys,
@@ -109,7 +113,7 @@ class PairMemory(nn.Module):
             return output, None
         kept = pairs if self.window.span is None else pairs.newest(self.window.span - 1)
         document = None if documents is None else documents[:, -1:]
-        position = positions[:, -1].expand(x.shape[0])
+        position = None if positions is None else positions[:, -1].expand(x.shape[0])
         return output, PairMemoryState(kept, carry, keys[:, :, -1:], now[:, :, -1:], document, position)
 
 

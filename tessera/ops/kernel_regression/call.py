@@ -93,6 +93,8 @@ class Call:
         hides_nothing = newest and (window.span is None or offset + steps - 1 < window.span)
         if stop - start == pairs and not hides_nothing:
             return self
+        if stop - start == pairs:
+            return replace(self, window=None)
         documents = None if self.pair_documents is None else self.pair_documents[:, kept]
         return replace(
             self,

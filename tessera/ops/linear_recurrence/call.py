@@ -50,5 +50,6 @@ def expect_sequence(where: str, x: Tensor) -> None:
 
 def expect_shape(where: str, name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
     """Refuse a tensor of none of these shapes."""
-    allowed = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
-    expect(tuple(tensor.shape) in shapes, where, name, f"have shape {allowed}", tuple(tensor.shape))
+    if not any(tensor.shape == shape for shape in shapes):
+        allowed = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
+        expect(False, where, name, f"have shape {allowed}", tuple(tensor.shape))
