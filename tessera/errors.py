@@ -8,8 +8,8 @@ class TesseraError(ValueError):
     """A mistake the user can correct. The command line prints its message alone and exits with status 2."""
 
 
-def expect(condition: bool, where: str, argument: str, rule: str, got: object, advice: str = "") -> None:
-    """Raise `TesseraError("{where}: {argument} must {rule}; got {got}. {advice}")` unless `condition` holds.
+def expect(condition: bool, where: str, argument: str, requirement: str, got: object, advice: str = "") -> None:
+    """Raise `TesseraError("{where}: {argument} must {requirement}; got {got}. {advice}")` unless `condition` holds.
 
     >>> expect(False, "MemoryMosaicConfig", "num_heads", "divide hidden_size (384)", 5)
     Traceback (most recent call last):
@@ -17,7 +17,7 @@ def expect(condition: bool, where: str, argument: str, rule: str, got: object, a
     tessera.errors.TesseraError: MemoryMosaicConfig: num_heads must divide hidden_size (384); got 5.
     """
     if not condition:
-        raise TesseraError(f"{where}: {argument} must {rule}; got {got}." + (f" {advice}" if advice else ""))
+        raise TesseraError(f"{where}: {argument} must {requirement}; got {got}." + (f" {advice}" if advice else ""))
 
 
 def first_line(error: Exception) -> str:

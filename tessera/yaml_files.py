@@ -74,8 +74,8 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 class _Refusal(Exception):
     """What YAML must be, and where it is not."""
 
-    def __init__(self, rule: str, mark: yaml.Mark | None = None) -> None:
-        super().__init__(rule + (f"; see line {mark.line + 1}" if mark is not None else ""))
+    def __init__(self, requirement: str, mark: yaml.Mark | None = None) -> None:
+        super().__init__(requirement + (f"; see line {mark.line + 1}" if mark is not None else ""))
 
 
 def read_yaml(path: Path, what: str = "file") -> Any:

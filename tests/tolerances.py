@@ -10,3 +10,10 @@ GOLDEN_FLOAT32_RATIO = 10
 REORDERED_FLOAT64 = 1e-10
 # The same sums in another order, float32, values of order one.
 REORDERED_FLOAT32 = 1e-5
+
+
+def assert_within(actual, expected, relative):
+    """Tensors of any type against float64 ones: within `relative` of the largest entry, or of 1."""
+    for left, right in zip(actual, expected):
+        bound = relative * max(1.0, right.abs().max().item())
+        assert (left.double() - right).abs().max().item() <= bound

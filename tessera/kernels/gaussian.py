@@ -25,6 +25,7 @@ class Gaussian(RowKernel):
     name: ClassVar[str] = "gaussian"
 
     def weights(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
+        """`softmax(scores)`, 0 in rows without visible pair."""
         if visible is None:
             return torch.softmax(scores, dim=-1)
         empty = ~visible.any(dim=-1, keepdim=True)
@@ -32,6 +33,7 @@ class Gaussian(RowKernel):
         return weights.masked_fill(~visible, 0.0)
 
     def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """`softmax(scaled)`; statistics: the maximum and one over the sum."""
         largest = row_maximum(scaled)
         weights = _exp(scaled.sub_(largest))
         scale = weights.sum(-1, keepdim=True).reciprocal_().nan_to_num_(posinf=0.0)
@@ -40,6 +42,7 @@ class Gaussian(RowKernel):
     def backward(
         self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
     ) -> tuple[Tensor, Tensor]:
+        """`w_i (g_i - sum_j w_j g_j)`."""
         largest, scale = statistics
         weights = _exp(scaled.sub_(largest)).mul_(scale)
         grad.mul_(weights)

@@ -36,6 +36,7 @@ class NearestNeighbours(RowKernel):
         expect(isinstance(self.k, int) and self.k >= 1, where, "k", "be an integer of at least 1", self.k)
 
     def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The base's weights on the k largest scores; statistics: their indices and weights."""
         values, indices = nearest(scaled, self.k)
         if self.base == "gaussian":
             values.sub_(row_maximum(values)).exp_()
@@ -47,6 +48,7 @@ class NearestNeighbours(RowKernel):
     def backward(
         self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
     ) -> tuple[Tensor, Tensor]:
+        """The base's gradient among the k neighbours; 0 for the uniform base."""
         indices, values = statistics
         weights = scaled.zero_().scatter_(-1, indices, values)
         if self.base == "uniform":

@@ -36,9 +36,11 @@ class NormalizedReLU(RowKernel):
         expect(is_valid, "kernel 'normalized_relu'", "min_total", "be a finite number of at least 0", self.min_total)
 
     def affine(self, inverse_bandwidth: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Slope `2 beta`, intercept `1 - 2 beta`: the response `1 - |u|^2 / h^2` of unit keys, before rectification."""
         return 2 * inverse_bandwidth, 1 - 2 * inverse_bandwidth
 
     def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Rectified scores over their sum, uniform where none is positive; statistics: the sum."""
         lacking = _is_nothing(scaled.amax(-1))
         pairs = scaled[lacking] > -torch.inf
         weights = scaled.clamp_(min=0)
@@ -48,6 +50,7 @@ class NormalizedReLU(RowKernel):
     def backward(
         self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
     ) -> tuple[Tensor, Tensor]:
+        """`(g_i - sum_j w_j g_j) / sum` on the support; 0 in uniform rows."""
         (total,) = statistics
         lacking = _is_nothing(total).squeeze(-1)
         pairs = scaled[lacking] > -torch.inf
@@ -67,7 +70,7 @@ class NormalizedReLU(RowKernel):
         return weights
 
     def score_floor(self, largest: Tensor) -> Tensor:
-        # The uniform fall-back has no floor.
+        """0; the uniform fall-back has no floor."""
         return torch.zeros_like(largest).masked_fill_(_is_nothing(largest), -torch.inf)
 
 

@@ -32,9 +32,11 @@ class AdaptivePolynomial(RowKernel):
 
     @property
     def score_scale(self) -> float:
+        """`alpha - 1 = 1 / r`."""
         return 1.0 / self.order
 
     def weights(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
+        """alpha-entmax of `scores`; see `Kernel.weights`."""
         if scores.shape[-1] == 0:
             return scores
         # The weights do not change when a row moves: taking the maximum away before the scaling saves digits.
@@ -42,6 +44,7 @@ class AdaptivePolynomial(RowKernel):
         return super().weights(masked - row_maximum(masked).detach()).to(scores.dtype)
 
     def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """`[u - tau]_+^r`; statistics: the maximum, tau, and the sum of the slopes."""
         largest = row_maximum(scaled)
         tau, responses, slope = threshold(scaled.sub_(largest), self.order, workspace)
         return raise_to(responses, self.order, out=scaled), (largest, tau, slope)
@@ -49,6 +52,7 @@ class AdaptivePolynomial(RowKernel):
     def backward(
         self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
     ) -> tuple[Tensor, Tensor]:
+        """`s_i (g_i - sum_j s_j g_j / sum_j s_j)` with the slopes `s_i = u_i^(r-1)`; see the class."""
         largest, tau, slope = statistics
         responses = scaled.sub_(largest).sub_(tau).clamp_(min=0)
         slopes = raise_to(responses, self.order - 1, out=workspace.empty_like(scaled))
@@ -58,6 +62,7 @@ class AdaptivePolynomial(RowKernel):
         return weights, grad.addcmul_(slopes, mean, value=-1)
 
     def score_floor(self, largest: Tensor) -> Tensor:
+        """`largest - r`: tau lies at most 1 below the largest score over r."""
         return largest - self.order
 
     def bandwidth(self, scores: Tensor, inverse_bandwidth: Tensor, visible: Tensor | None = None) -> Tensor:

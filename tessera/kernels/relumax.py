@@ -29,6 +29,7 @@ class ReLUmax(RowKernel):
         expect(right, "kernel 'relumax'", "margin", "be a finite positive number", self.margin)
 
     def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """`[b + s - max s]_+` over its sum; statistics: the maximum, its place, and one over the sum."""
         largest, where = scaled.max(-1, keepdim=True)
         largest.masked_fill_(largest == -torch.inf, 0.0)
         weights = scaled.sub_(largest).add_(self.margin).clamp_(min=0)
@@ -38,6 +39,7 @@ class ReLUmax(RowKernel):
     def backward(
         self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
     ) -> tuple[Tensor, Tensor]:
+        """That of normalised ReLU on the support; minus its sum is added at the maximum."""
         largest, where, scale = statistics
         weights = scaled.sub_(largest).add_(self.margin).clamp_(min=0)
         support = torch.sign(weights, out=workspace.empty_like(weights))
@@ -47,6 +49,7 @@ class ReLUmax(RowKernel):
         return weights, grad.scatter_add_(-1, where, grad.sum(-1, keepdim=True).neg_())
 
     def score_floor(self, largest: Tensor) -> Tensor:
+        """`largest - b`."""
         return largest - self.margin
 
     def bandwidth(self, scores: Tensor, inverse_bandwidth: Tensor, visible: Tensor | None = None) -> Tensor:

@@ -42,6 +42,7 @@ class RowKernel(Kernel):
         """
 
     def weights(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
+        """`forward` with `backward` as its derivative; see `Kernel.weights`."""
         if scores.shape[-1] == 0:
             return scores
         return _RowWeights.apply(self.masked(scores, visible), self).to(scores.dtype)

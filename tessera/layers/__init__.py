@@ -1,0 +1,1 @@
+"""Key and value extractors, bandwidths, feature maps: modules without memory."""

@@ -28,6 +28,7 @@ class Bandwidth(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """The kernel's own start, and no intercept."""
         with torch.no_grad():
             self.log_inverse_bandwidth.fill_(self.initial_log)
             if self.intercept is not None:

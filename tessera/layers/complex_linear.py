@@ -28,5 +28,6 @@ class ComplexLinear(nn.Linear):
             parts.uniform_(-bound, bound).add_(torch.empty_like(parts).uniform_(-bound, bound)).div_(2)
 
     def forward(self, x: Tensor) -> Tensor:
+        """`W x` of complex numbers, whose real and imaginary parts alternate in the last dimension."""
         numbers = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
         return torch.view_as_real(linear(numbers, self.weight)).flatten(-2)

@@ -20,13 +20,15 @@ class ScaledOutput(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """All scales `exp(-0.5)`."""
         with torch.no_grad():
             self.log_scale.fill_(INITIAL_LOG_SCALE)
 
     def forward(self, recalled: Tensor) -> Tensor:
         """(B, H, T, V) -> (B, T, hidden)."""
         scale = self.log_scale.exp()
-        fold = recalled.shape[0] * recalled.shape[2] >= self.projection.in_features
+        many = recalled.shape[0] * recalled.shape[2] >= self.projection.in_features
+        fold = not torch.compiler.is_exporting() and many  # an exported program takes any length
         if not fold:
             recalled = recalled * scale.to(recalled.dtype)[:, None, None]
         heads = recalled.transpose(1, 2).flatten(2)

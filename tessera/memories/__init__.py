@@ -1,0 +1,1 @@
+"""Modules that store and recall."""

@@ -65,8 +65,8 @@ class AssociationMemory(nn.Module):
         empty = torch.ones(batch, dtype=torch.bool, device=weight.device)
         return AssociationState(matrix, weight.new_zeros(batch, self.num_features), empty)
 
-    def read(self, hidden: Tensor, state: AssociationState) -> Tensor:
-        """What the memory adds to `hidden` (B, T, V); exactly 0 while it is empty."""
+    def forward(self, hidden: Tensor, state: AssociationState) -> Tensor:
+        """What reading the memory adds to `hidden` (B, T, V); exactly 0 while it is empty."""
         query = dpfp(self.query(hidden), self.num_rolls)
         return read_association(state.matrix, state.normaliser, query, eps=self.eps)
 

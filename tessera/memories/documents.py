@@ -12,14 +12,23 @@ from torch import Tensor
 from tessera.ops.gated_average import GatedAverageState
 
 
-class Continues(Protocol):
+class InDocument(Protocol):
+    """A state that knows the document of its last step."""
+
+    @property
+    def document(self) -> Tensor | None:
+        """(B, 1); None: all steps so far belong to one."""
+
+
+class Continues(InDocument, Protocol):
     """What a state tells about where its sequence stands."""
 
-    carry: Tensor | GatedAverageState  # the key extractor's average
-    document: Tensor | None  # (B, 1)
+    @property
+    def carry(self) -> Tensor | GatedAverageState:
+        """The key extractor's average."""
 
 
-def last_document(state: Continues, documents: Tensor) -> Tensor:
+def last_document(state: InDocument, documents: Tensor) -> Tensor:
     """The document (B, 1) of the last step of `state`."""
     return torch.zeros_like(documents[:, :1]) if state.document is None else state.document
 

@@ -1,5 +1,7 @@
 """The layers that the short-term and the long-term memory of Memory Mosaics v2 share."""
 
+from typing import TypedDict
+
 from torch import nn
 
 from tessera.kernels import Kernel
@@ -8,7 +10,16 @@ from tessera.layers.gated_key_extractor import GatedKeyExtractor
 from tessera.layers.value_extractors import MixedValueExtractor
 
 
-def gated_layers(hidden_size: int, num_heads: int, kernel: Kernel) -> dict[str, nn.Module]:
+class GatedLayers(TypedDict):
+    """The layers of a `PairMemory`."""
+
+    key_extractor: nn.Module
+    value_extractor: nn.Module
+    bandwidth: nn.Module
+    output: nn.Module
+
+
+def gated_layers(hidden_size: int, num_heads: int, kernel: Kernel) -> GatedLayers:
     """Gated time-variant keys, mixed values, a bandwidth that adapts to the number of pairs (v2, section 3)."""
     head_dim = hidden_size // num_heads
     return {

@@ -59,10 +59,13 @@ class LinearAttentionMemory(nn.Module):
     ) -> tuple[Tensor, RecurrentState | None]:
         """Answers (B, T, hidden) at each step of `x` (B, T, hidden), and the state after the last if it is kept."""
         expect(x.dim() == 3 and x.shape[1] > 0, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
-        query, key, value = (self._heads(linear(x)) for linear in (self.query, self.key, self.value))
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        if self.variant == "linear_transformer":
+            # Before the heads: torch.compile takes the gradient's strides for those of the input, which must be equal.
+            query, key = elu(query) + 1, elu(key) + 1
+        query, key, value = (self._heads(projected) for projected in (query, key, value))
         start = torch.zeros(len(x), dtype=torch.long, device=x.device) if state is None else state.position
         if self.variant == "linear_transformer":
-            query, key = elu(query) + 1, elu(key) + 1
             value = torch.cat([value, torch.ones_like(value[..., :1])], -1)  # the last column sums the keys
         if self.variant == "retnet":
             query, key = _rotated(query, start), _rotated(key, start)
@@ -80,7 +83,7 @@ class LinearAttentionMemory(nn.Module):
         return self.output(recalled), RecurrentState(memory, start + x.shape[1]) if keep_state else None
 
     def _log_decay(self, x: Tensor, query: Tensor) -> Tensor | None:
-        if self.variant == "gla":
+        if self.decay is not None:
             return self._heads(logsigmoid(self.decay(x)) / GATE_TEMPERATURE)
         if self.variant == "retnet":
             rates = [math.log1p(-(2.0 ** (-5 - head))) for head in range(self.num_heads)]

@@ -1,6 +1,7 @@
 """The contextual memory of the paper's first example: linear keys, linear values, nothing learned between them."""
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,13 @@ class LinearContextualState(State):
 
     pairs: PairStore
     pending_key: Tensor
+
+
+class Scores(TypedDict):
+    """A kernel's scores, `slope * (q . k) + intercept`; None is 0."""
+
+    slope: Tensor
+    intercept: Tensor | None
 
 
 class LinearContextualMemory(nn.Module):
@@ -132,7 +140,7 @@ class LinearContextualMemory(nn.Module):
             observations.append(prediction)
         return torch.cat(observations, 1)
 
-    def scores(self, like: Tensor) -> dict[str, Tensor | None]:
+    def scores(self, like: Tensor) -> Scores:
         """`slope` and `intercept` of the kernel's scores, as `kernel_regression` takes them."""
         slope, intercept = self.kernel.affine(torch.as_tensor(self.inverse_bandwidth, dtype=like.dtype))
         return {"slope": slope.to(like.device), "intercept": intercept}

@@ -28,4 +28,4 @@ class LongTermMemory(PairMemory):
         delay: int | Tensor = 1,
     ) -> tuple[Tensor, PairMemoryState | None]:
         """See `PairMemory.forward`. `delay`: m, one for all or one per sequence (B,)."""
-        return super().forward(x, state, documents, keep_state, Window(delay=delay))
+        return self.recall(x, state, documents, keep_state, Window(delay=delay))

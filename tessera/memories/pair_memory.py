@@ -75,16 +75,21 @@ class PairMemory(nn.Module):
         state: PairMemoryState | None = None,
         documents: Tensor | None = None,
         keep_state: bool = False,
-        window: Window | None = None,
     ) -> tuple[Tensor, PairMemoryState | None]:
         """What the memory recalls at each step of `x` (B, T, hidden): (B, T, hidden), and the state after the last.
 
         `state` continues an earlier call. `documents` (B, T): pairs are recalled within their document only, and
-        steps of negative documents (padding) store nothing; a document's steps are contiguous. `window` takes the
-        place of the memory's own for this call. The state is returned when `keep_state` is set.
+        steps of negative documents (padding) store nothing; a document's steps are contiguous. The state is returned
+        when `keep_state` is set.
         """
-        expect(x.dim() == 3 and x.shape[1] > 0, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
-        window = self.window if window is None else window
+        return self.recall(x, state, documents, keep_state, self.window)
+
+    def recall(
+        self, x: Tensor, state: PairMemoryState | None, documents: Tensor | None, keep_state: bool, window: Window
+    ) -> tuple[Tensor, PairMemoryState | None]:
+        """`forward` with `window` in place of the memory's own."""
+        if x.dim() != 3 or x.shape[1] == 0:
+            expect(False, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
         documents = continued_documents(x, state, documents)
         keys, carry = self.key_extractor(x, continued_carry(state, documents), documents)
         now, next_ = self.value_extractor(x)
@@ -120,7 +125,10 @@ class PairMemory(nn.Module):
 def steps_in_document(x: Tensor, state: PairMemoryState | None, documents: Tensor | None) -> Tensor:
     """Steps counted from 1 within their document: (B, T), or (1, T) when all sequences agree."""
     steps = torch.arange(1, x.shape[1] + 1, device=x.device)[None]
-    before = 0 if state is None else state.position[:, None]
+    before: int | Tensor = 0
+    if state is not None:
+        assert state.position is not None, "a memory whose bandwidth counts pairs keeps it"
+        before = state.position[:, None]
     if documents is None:
         return steps + before
     changes = documents[:, 1:] != documents[:, :-1]

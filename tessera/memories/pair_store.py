@@ -1,6 +1,7 @@
 """Stored key-value pairs that grow by appending, as a value."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Self
 
 import torch
@@ -59,15 +60,16 @@ class PairStore(State):
         if (documents is None) != (self.document_buffer is None):
             return self._with_documents().append(keys, values, _one_document(keys) if documents is None else documents)
         if torch.is_grad_enabled() and (keys.requires_grad or self.key_buffer.requires_grad):
-            joined = None if documents is None else torch.cat([self.documents, documents], dim=1)
+            stored = self.documents
+            joined = None if documents is None or stored is None else torch.cat([stored, documents], dim=1)
             return self.of(torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2), joined)
         store = self if self._has_room(end) else self._grown(end)
         store.key_buffer[:, :, self.length : end] = keys
         store.value_buffer[:, :, self.length : end] = values
-        if documents is not None:
+        if documents is not None and store.document_buffer is not None:
             store.document_buffer[:, self.length : end] = documents
         store.tip.used = end
-        return replace(store, length=end)
+        return type(self)(store.key_buffer, store.value_buffer, store.document_buffer, end, store.tip)
 
     def newest(self, count: int) -> Self:
         """A store of the last `count` pairs, or this one while it has at most twice as many: O(1) copied per pair."""
@@ -77,9 +79,9 @@ class PairStore(State):
         documents = None if self.documents is None else self.documents[:, last].clone()
         return self.of(self.keys[:, :, last].clone(), self.values[:, :, last].clone(), documents)
 
-    def map(self, function) -> Self:
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same pairs, compacted, with `function` applied to every tensor."""
-        documents = None if self.document_buffer is None else function(self.documents)
+        documents = None if self.documents is None else function(self.documents)
         return self.of(function(self.keys), function(self.values), documents)
 
     def _has_room(self, end: int) -> bool:
@@ -87,7 +89,7 @@ class PairStore(State):
 
     def _grown(self, end: int) -> Self:
         room = max(SMALLEST_CAPACITY, 2 * end) - self.length
-        documents = None if self.document_buffer is None else pad(self.documents, (0, room), value=-1)
+        documents = None if self.documents is None else pad(self.documents, (0, room), value=-1)
         return type(self)(
             pad(self.keys, (0, 0, 0, room)),
             pad(self.values, (0, 0, 0, room)),

@@ -5,18 +5,25 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tessera.memories.documents import last_document, stored_documents
+from tessera.memories.documents import InDocument, last_document, stored_documents
 from tessera.memories.pair_store import PairStore
 from tessera.ops.unit_norm import unit_norm
 
 
-class Pending(Protocol):
+class Pending(InDocument, Protocol):
     """What such a memory's state holds after step T."""
 
-    pairs: PairStore  # 1..T-1
-    pending_key: Tensor  # k_T (B, H, 1, K)
-    pending_value: Tensor  # now_T (B, H, 1, V): what v_T owes to x_T
-    document: Tensor | None  # of step T (B, 1)
+    @property
+    def pairs(self) -> PairStore:
+        """1..T-1"""
+
+    @property
+    def pending_key(self) -> Tensor:
+        """k_T (B, H, 1, K)"""
+
+    @property
+    def pending_value(self) -> Tensor:
+        """now_T (B, H, 1, V): what v_T owes to x_T"""
 
 
 def completed_pairs(

@@ -69,7 +69,8 @@ class PersistentMemory(nn.Module):
         keep_state: bool = False,
     ) -> tuple[Tensor, PersistentState | None]:
         """What the slots answer at each step of `x` (B, T, hidden): (B, T, hidden); arguments as `ContextualMemory`."""
-        expect(x.dim() == 3 and x.shape[1] > 0, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
+        if x.dim() != 3 or x.shape[1] == 0:
+            expect(False, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
         documents = continued_documents(x, state, documents)
         keys, carry = self.key_extractor(x, continued_carry(state, documents), documents)
         slope, intercept = self.bandwidth(self.kernel)

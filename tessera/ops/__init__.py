@@ -1,0 +1,1 @@
+"""Tensor functions with state passed in and returned; one folder per operation."""

@@ -1,5 +1,6 @@
 """Leaky average over time, restarted at document borders, with its state passed in and returned."""
 
+import torch
 from torch import Tensor
 
 from tessera.ops.linear_recurrence import linear_recurrence
@@ -28,9 +29,23 @@ def leaky_average(
     """
     expect_sequence("leaky_average", x)
     expect_shape("leaky_average", "decay", decay, (x.shape[1],))
+    if backend is None and x.shape[2] == 1:
+        return _one_step(x, decay, initial_state, documents)
     keep = decay[None, :, None].expand(1, -1, x.shape[2])
     starts = document_starts("leaky_average", x, documents)
     if starts is not None:
         keep = keep.masked_fill(starts[:, None], 0.0)
     y, _ = linear_recurrence(x, keep, initial=initial_state, backend=backend)
     return y, y[:, :, -1]
+
+
+def _one_step(x: Tensor, decay: Tensor, initial_state: Tensor | None, documents: Tensor | None):
+    """The equation itself, for decoding. The first step begins no document: it continues from `initial_state`."""
+    if documents is not None:
+        expect_shape("leaky_average", "documents", documents, (x.shape[0], 1))
+    if initial_state is None:
+        return x, x[:, :, 0]
+    expect_shape("leaky_average", "initial_state", initial_state, (x.shape[0], x.shape[1], x.shape[3]))
+    dtype = initial_state.dtype
+    y = torch.addcmul(x[:, :, 0].to(dtype), decay.to(dtype)[:, None], initial_state).to(x.dtype)
+    return y.unsqueeze(2), y

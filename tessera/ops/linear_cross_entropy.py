@@ -49,7 +49,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     logits.mul_(scale)
                 loss, grad = _block(logits, labels[block], needs_gradients)
                 total += loss
-                if needs_gradients:
+                if grad_hidden is not None and grad_weight is not None:
                     grad = grad.mul_(scale).to(dtype) if scale != 1.0 else grad.to(dtype)
                     torch.mm(grad, head, out=grad_hidden[block])
                     if dtype == precise:

@@ -82,12 +82,12 @@ def agrees_with_its_row_functions(kernel: Kernel) -> None:
     (expected,) = torch.autograd.grad(weights, scores, grad)
     scaled = kernel.score_scale * scores.detach().masked_fill(~visible, -torch.inf)
     weights, statistics = kernel.forward(scaled.clone(), Workspace())
-    again, found = kernel.backward(scaled, statistics, grad.clone(), Workspace())
+    again, actual = kernel.backward(scaled, statistics, grad.clone(), Workspace())
     close = {"rtol": 0, "atol": REORDERED_FLOAT64}
     torch.testing.assert_close(weights, weights.detach(), **close)
     torch.testing.assert_close(again, weights.detach(), **close)
-    torch.testing.assert_close(found.masked_fill(~visible, 0.0), expected, **close)
-    assert bool((found[~visible] == 0).all())
+    torch.testing.assert_close(actual.masked_fill(~visible, 0.0), expected, **close)
+    assert bool((actual[~visible] == 0).all())
 
 
 def survives_its_configuration(kernel: Kernel) -> None:

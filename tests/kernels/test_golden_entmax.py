@@ -30,11 +30,11 @@ def test_float64_values_and_gradients(case, dim):
     for kind, function in runs(tensors):
         scores = tensors[f"{kind}/scores"].double().requires_grad_()
         along = scores if dim == -1 else scores.T
-        found = FUNCTIONS[function](along, dim=dim)
-        found = found if dim == -1 else found.T
-        (grad,) = torch.autograd.grad((tensors[f"{kind}/w"] * found).sum(), scores)
+        actual = FUNCTIONS[function](along, dim=dim)
+        actual = actual if dim == -1 else actual.T
+        (grad,) = torch.autograd.grad((tensors[f"{kind}/w"] * actual).sum(), scores)
         expected, expected_grad = tensors[f"{kind}/{function}/p64"], tensors[f"{kind}/{function}/grad64"]
-        assert (found - expected).abs().max() <= GOLDEN_VALUE, (kind, function)
+        assert (actual - expected).abs().max() <= GOLDEN_VALUE, (kind, function)
         assert (grad - expected_grad).abs().max() <= GOLDEN_GRADIENT * expected_grad.abs().max(), (kind, function)
         checked += 1
     assert checked >= 12
@@ -45,7 +45,7 @@ def test_float32_values(case):
     # One rounding of the threshold (1e-7) enters each entry r times; the published error is the other measure.
     tensors, description = load("D_entmax", case)
     for kind, function in runs(tensors):
-        found = FUNCTIONS[function](tensors[f"{kind}/scores"])
+        actual = FUNCTIONS[function](tensors[f"{kind}/scores"])
         recorded = description["stats"][f"{kind}/{function}"]["f32_vs_f64_p"]
         bound = GOLDEN_FLOAT32_RATIO * max(min(recorded, 1e-7), 6e-8)
-        assert (found - tensors[f"{kind}/{function}/p64"]).abs().max() <= bound, (kind, function)
+        assert (actual - tensors[f"{kind}/{function}/p64"]).abs().max() <= bound, (kind, function)

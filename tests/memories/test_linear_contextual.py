@@ -41,8 +41,8 @@ def test_the_formula_in_complex_numbers():
 def test_complex_layer_multiplies():
     layer = ComplexLinear(2, 1, dtype=torch.float64)
     layer.weight.data = torch.tensor([[1j, 2.0]], dtype=torch.complex128)
-    found = layer(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64))
-    assert found.tolist() == [-2.0 + 6.0, 1.0 + 8.0]
+    actual = layer(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64))
+    assert actual.tolist() == [-2.0 + 6.0, 1.0 + 8.0]
 
 
 def test_first_weights_are_a_projected_real_layer():

@@ -35,11 +35,11 @@ def test_continuing_by_a_long_piece(first, packed):
     """A second call that spans several blocks, with fewer and with more than h pairs behind it."""
     layer, x = memory(), torch.randn(2, 61, 16, dtype=torch.float64)
     documents = (torch.arange(61) // 17).expand(2, -1) if packed else None
-    whole, _ = layer(x, documents=documents)
+    at_once, _ = layer(x, documents=documents)
     halves = [None, None] if documents is None else documents.split([first, 61 - first], dim=1)
     before, state = layer(x[:, :first], documents=halves[0], keep_state=True)
     after, _ = layer(x[:, first:], state, documents=halves[1])
-    torch.testing.assert_close(torch.cat([before, after], dim=1), whole, rtol=0, atol=REORDERED_FLOAT64)
+    torch.testing.assert_close(torch.cat([before, after], dim=1), at_once, rtol=0, atol=REORDERED_FLOAT64)
 
 
 @torch.no_grad()

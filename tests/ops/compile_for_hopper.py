@@ -27,7 +27,7 @@ from tessera.ops.linear_recurrence import RecurrenceCall
 from tessera.ops.linear_recurrence import triton as recurrence
 
 
-def compile_instead(found: list[dict]):
+def compile_instead(actual: list[dict]):
     """A replacement of `JITFunction.run` that compiles, and notes registers, stack and matrix instructions."""
     launch = JITFunction.run
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -40,7 +40,7 @@ def compile_instead(found: list[dict]):
         usage = {name.lower(): int(count) for name, count in re.findall(r"(REG|STACK):(\d+)", report)}
         ptx = kernel.asm["ptx"]
         usage |= {"shared": kernel.metadata.shared, "wgmma": "wgmma.mma_async" in ptx, "pipelined": "cp.async" in ptx}
-        found.append({"kernel": self.fn.__name__, "arguments": str(options.get("FAMILY", "")), **usage})
+        actual.append({"kernel": self.fn.__name__, "arguments": str(options.get("FAMILY", "")), **usage})
         return kernel
 
     return run

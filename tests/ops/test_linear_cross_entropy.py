@@ -18,11 +18,11 @@ def test_agrees_with_pytorch(monkeypatch, rows, scale, compiling):
     labels = torch.randint(0, 31, (rows,))
     if rows > 1:
         labels[::3] = IGNORED
-    found = linear_cross_entropy(hidden, weight, labels, scale)
+    actual = linear_cross_entropy(hidden, weight, labels, scale)
     expected = cross_entropy(scale * hidden @ weight.T, labels, reduction="sum")
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     for a, b in zip(
-        torch.autograd.grad(2.5 * found, (hidden, weight)), torch.autograd.grad(2.5 * expected, (hidden, weight))
+        torch.autograd.grad(2.5 * actual, (hidden, weight)), torch.autograd.grad(2.5 * expected, (hidden, weight))
     ):
         torch.testing.assert_close(a, b)
 
@@ -38,12 +38,12 @@ def test_only_ignored_labels_give_zero():
 def test_autocast_multiplies_in_bfloat16_and_sums_in_float32():
     hidden, weight, labels = torch.randn(300, 16, requires_grad=True), torch.randn(50, 16), torch.randint(0, 50, (300,))
     with torch.autocast("cpu", torch.bfloat16):
-        found = linear_cross_entropy(hidden, weight, labels)
-    found.backward()
-    assert found.dtype == torch.float32
+        actual = linear_cross_entropy(hidden, weight, labels)
+    actual.backward()
+    assert actual.dtype == torch.float32
     assert hidden.grad.dtype == torch.float32
     expected = cross_entropy(hidden.detach() @ weight.T, labels, reduction="sum")
-    torch.testing.assert_close(found.detach(), expected, rtol=1e-2, atol=0)  # eight bits in each logit
+    torch.testing.assert_close(actual.detach(), expected, rtol=1e-2, atol=0)  # eight bits in each logit
 
 
 def test_blocks_of_a_gpu_hold_so_many_logits(monkeypatch):

@@ -16,8 +16,7 @@ MOST_PAIRS = 128
 
 def unsupported_reason(call: ReadCall | WriteCall) -> str | None:
     """Why this call cannot run here, or None."""
-    written = isinstance(call, WriteCall)
-    tensors = (call.key, call.value, call.strength) if written else (call.query,)
+    tensors = (call.key, call.value, call.strength) if isinstance(call, WriteCall) else (call.query,)
     memory_dtypes, dtypes = {call.matrix.dtype, call.normaliser.dtype}, {x.dtype for x in tensors}
     alike = len(memory_dtypes) == len(dtypes) == 1 and dtypes <= {torch.float32, torch.float16, torch.bfloat16}
     if not alike or not memory_dtypes <= dtypes | {torch.float32}:
@@ -26,9 +25,9 @@ def unsupported_reason(call: ReadCall | WriteCall) -> str | None:
             "what meets the memory must be of one dtype of float32, float16, bfloat16, and the memory of this or "
             f"float32; got {names}"
         )
-    if written and call.order != "parallel":
+    if isinstance(call, WriteCall) and call.order != "parallel":
         return "a sequential writing has nothing to do at once"
-    if written and call.key.shape[1] > MOST_PAIRS:
+    if isinstance(call, WriteCall) and call.key.shape[1] > MOST_PAIRS:
         return f"at most {MOST_PAIRS} pairs fit in registers; got {call.key.shape[1]}"
     if 0 in call.matrix.shape or 0 in tensors[0].shape:
         return "an empty tensor has nothing to compute"

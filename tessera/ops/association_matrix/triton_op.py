@@ -14,21 +14,10 @@ from tessera.ops.association_matrix.reference import denominator, growth
 @torch.library.custom_op("tessera::association_read", mutates_args=())
 def read_op(matrix: Tensor, normaliser: Tensor, query: Tensor, eps: float) -> Tensor:
     """See `read_association`."""
-    import triton
+    from tessera.ops.association_matrix import triton_launch
 
-    from tessera.ops.association_matrix import triton_kernels
-    from tessera.ops.triton_product import dot_precision
-
-    batch, queries, features = query.shape
-    out = _unwritten_reading(matrix, query)
-    rows, columns = 64, min(128, max(16, triton.next_power_of_2(matrix.shape[2])))
-    grid = (triton.cdiv(queries, rows), triton.cdiv(matrix.shape[2], columns), batch)
     with torch.cuda.device_of(matrix):
-        triton_kernels.read[grid](
-            matrix.contiguous(), normaliser.contiguous(), query.contiguous(), out, queries, features, matrix.shape[2],
-            eps, ROWS=rows, FEATURES=32, COLUMNS=columns, PRECISION=dot_precision()
-        )  # fmt: skip
-    return out
+        return triton_launch.read(matrix, normaliser, query, _unwritten_reading(matrix, query), eps)
 
 
 @read_op.register_fake
@@ -68,23 +57,11 @@ def write_op(
     eps: float
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """See `write_association`, parallel order."""
-    import triton
+    from tessera.ops.association_matrix import triton_launch
 
-    from tessera.ops.association_matrix import triton_kernels
-    from tessera.ops.triton_product import dot_precision
-
-    batch, features, width = matrix.shape
-    pairs = key.shape[1]
-    new_matrix, new_normaliser = _unwritten_memory(matrix, normaliser)
-    columns = min(64, max(16, triton.next_power_of_2(width)))
     with torch.cuda.device_of(matrix):
-        triton_kernels.write[(triton.cdiv(width, columns), batch)](
-            matrix.contiguous(), normaliser.contiguous(), key.contiguous(), value.contiguous(), strength.contiguous(),
-            empty.to(torch.int32).contiguous(), new_matrix, new_normaliser, pairs, features, width, eps,
-            CORRECTION=correction, PAIRS=max(16, triton.next_power_of_2(pairs)), FEATURES=32, COLUMNS=columns,
-            PRECISION=dot_precision()
-        )  # fmt: skip
-    return new_matrix, new_normaliser
+        new = _unwritten_memory(matrix, normaliser)
+        return triton_launch.write(matrix, normaliser, key, value, strength, empty, *new, correction, eps)
 
 
 @write_op.register_fake
@@ -101,14 +78,16 @@ def _save_writing(ctx, inputs, output) -> None:
     ctx.save_for_backward(*tensors)
 
 
-def _differentiate_writing(ctx, *grads):
+def _differentiate_writing(ctx, d_matrix, d_normaliser):
     *tensors, empty = ctx.saved_tensors
     dtypes = [x.dtype for x in tensors]
     matrix, normaliser, key, value, strength = tensors
-    *grads, matrix, normaliser, value, strength, key = precise(*grads, matrix, normaliser, value, strength, key)
+    d_matrix, d_normaliser, matrix, normaliser, value, strength, key = precise(
+        d_matrix, d_normaliser, matrix, normaliser, value, strength, key
+    )
     total = denominator(key, normaliser, ctx.eps)
     gamma = growth(key, total, empty, ctx.correction, ctx.eps)
-    gradients = write_gradients(tuple(grads), matrix, normaliser, value, strength, gamma, key, total)
+    gradients = write_gradients((d_matrix, d_normaliser), matrix, normaliser, value, strength, gamma, key, total)
     return *(gradient.to(dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)), None, None, None
 
 

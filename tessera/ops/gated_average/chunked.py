@@ -1,5 +1,7 @@
 """The gated average on any device: its log-weights by doubling, then a linear recurrence (see README.md)."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -8,6 +10,9 @@ from tessera.ops.gated_average.call import GatedAverageCall
 from tessera.ops.gated_average.state import GatedAverageState
 from tessera.ops.linear_recurrence import RecurrenceCall
 from tessera.ops.linear_recurrence import chunked as recurrence
+
+# The log of a decay that leaves nothing, as at the border of documents: sums of more than that many nats lose digits.
+LARGEST_DECAY = -1e4
 
 
 def unsupported_reason(call: GatedAverageCall) -> str | None:
@@ -43,16 +48,20 @@ class _GateShares(torch.autograd.Function):
     def forward(ctx, log_gate, log_decay, initial):
         log_weight = _log_weights(log_gate, log_decay, initial)
         margin = log_gate - (log_decay + torch.cat([initial.unsqueeze(2), log_weight[:, :, :-1]], dim=2))
+        margin = margin.contiguous()  # as logsigmoid's result is on a CPU, where torch.compile expects other strides
         new, keep = logsigmoid(margin).exp_(), logsigmoid(-margin).exp_()
         ctx.save_for_backward(new, keep)
         return new, keep, log_weight[:, :, -1].clone()
 
     @staticmethod
     def backward(ctx, grad_new, _, grad_weight):
-        return share_gradients(*ctx.saved_tensors, grad_new, grad_weight, _total)
+        new, keep = ctx.saved_tensors
+        return share_gradients(new, keep, grad_new, grad_weight, _total)
 
 
-def share_gradients(new: Tensor, keep: Tensor, grad_new: Tensor, grad_weight: Tensor, total) -> tuple[Tensor, ...]:
+def share_gradients(
+    new: Tensor, keep: Tensor, grad_new: Tensor, grad_weight: Tensor, total: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, ...]:
     """Gradients of g, d and s_0, from those of a (B, H, T) and of s_T (B, H).
 
     y_t depends on g_t - d_t - s_{t-1} through a_t alone, whose derivative is a (1 - a). `total(grad, keep)` is
@@ -71,6 +80,9 @@ def _total(grad: Tensor, keep: Tensor) -> Tensor:
 
 def _log_weights(log_gate: Tensor, log_decay: Tensor, initial: Tensor) -> Tensor:
     """`s_t = log(exp(g_t) + exp(d_t + s_{t-1}))` for all t, by doubling: only sums of logs, nothing cancels."""
+    if torch.compiler.is_exporting():  # to a program for any length, in which nothing may depend on it
+        total = log_decay.clamp(min=LARGEST_DECAY).cumsum(2)
+        return total + torch.logaddexp((log_gate - total).logcumsumexp(2), initial.unsqueeze(2))
     weight, decay = log_gate.clone(), log_decay
     weight[:, :, 0] = torch.logaddexp(log_gate[:, :, 0], log_decay[:, :, 0] + initial)
     reach = 1

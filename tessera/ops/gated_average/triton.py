@@ -9,8 +9,6 @@ from tessera.ops.gated_average.state import GatedAverageState
 from tessera.ops.linear_recurrence import RecurrenceCall
 from tessera.ops.linear_recurrence import triton as recurrence
 
-CHUNK = 512
-
 
 def unsupported_reason(call: GatedAverageCall) -> str | None:
     """Why this call cannot run here, or None."""
@@ -39,19 +37,11 @@ def gate_shares(log_gate: Tensor, log_decay: Tensor, log_weight: Tensor) -> tupl
     Returns:
         All float32. The gradient of `1 - a` must have been added to that of `a`, as `linear_recurrence` does.
     """
-    import triton
-
     from tessera.ops.gated_average import triton_weights
-    from tessera.ops.triton_product import INTERPRETED
 
-    batch, heads, steps = log_gate.shape
     new, keep, last = _unwritten_shares(log_gate)
-    chunk = 8 if INTERPRETED else min(CHUNK, triton.next_power_of_2(steps))
     with torch.cuda.device_of(log_gate):
-        triton_weights.shares[(batch * heads,)](
-            log_gate, log_decay, log_weight.float().contiguous(), new, keep, last, steps, heads,
-            *log_gate.stride(), *log_decay.stride(), CHUNK=chunk
-        )  # fmt: skip
+        triton_weights.launch_shares(log_gate, log_decay, log_weight, new, keep, last)
     return new, keep, last
 
 
@@ -71,7 +61,8 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, grad_new, _, grad_weight):
-    gradients = chunked.share_gradients(*ctx.saved_tensors, grad_new, grad_weight, _total)
+    new, keep = ctx.saved_tensors
+    gradients = chunked.share_gradients(new, keep, grad_new, grad_weight, _total)
     return tuple(x.to(dtype) for x, dtype in zip(gradients, ctx.dtypes, strict=True))
 
 

@@ -2,6 +2,11 @@
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from tessera.ops.triton_product import INTERPRETED
+
+CHUNK = 512
 
 
 @triton.jit
@@ -53,3 +58,15 @@ def shares(
         at_end = step == tl.minimum(first + CHUNK, steps) - 1
         carry = tl.max(tl.where(at_end, log_add(gate, kept), float("-inf")), 0) + tl.zeros((1,), tl.float32)
     tl.store(last + index + tl.zeros((1,), tl.int32), carry)
+
+
+def launch_shares(
+    log_gate: Tensor, log_decay: Tensor, log_weight: Tensor, new: Tensor, keep: Tensor, last: Tensor
+) -> None:
+    """Fill `new`, `keep` (B, H, T) and `last` (B, H): a_t, 1 - a_t and s_T of gates, decays and s_0 = `log_weight`."""
+    batch, heads, steps = log_gate.shape
+    chunk = 8 if INTERPRETED else min(CHUNK, triton.next_power_of_2(steps))
+    shares[(batch * heads,)](
+        log_gate, log_decay, log_weight.float().contiguous(), new, keep, last, steps, heads,
+        *log_gate.stride(), *log_decay.stride(), CHUNK=chunk
+    )  # fmt: skip

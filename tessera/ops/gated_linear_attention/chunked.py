@@ -15,8 +15,8 @@ def chunked(
     matrix, document, answers = state.matrix, state.document, []
     for begin in range(0, query.shape[2], CHUNK):
         steps = slice(begin, begin + CHUNK)
-        parts = (tensor[:, :, steps] for tensor in (query, key, value, log_decay))
-        answer, matrix = _chunk(*parts, matrix, document, documents[:, steps])
+        q, k, v, g = (tensor[:, :, steps] for tensor in (query, key, value, log_decay))
+        answer, matrix = _chunk(q, k, v, g, matrix, document, documents[:, steps])
         document = documents[:, steps][:, -1:]
         answers.append(answer)
     return torch.cat(answers, 2), LinearAttentionState(matrix, document)

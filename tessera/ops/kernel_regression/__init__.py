@@ -1,12 +1,10 @@
 """Kernel regression over a window of stored pairs: the one operation that every memory of the library performs."""
 
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
 from tessera.kernels import Kernel, kernel_from_config
-from tessera.ops.backends import Backends
+from tessera.ops.backends import Backend, Backends
 from tessera.ops.kernel_regression import chunked, cpu_bfloat16, fused, interception, reference, triton
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.chosen_queries import QueryWeights, chosen_query_weights
@@ -65,13 +63,14 @@ def kernel_regression(
     tensor([[[0, 1, 2, 3]]])
     """
     kernel = kernel_from_config(kernel)
-    slope, intercept = (
-        scale if scale is None or torch.is_tensor(scale) else torch.as_tensor(scale, device=query.device)
-        for scale in (slope, intercept)
-    )
+    if not isinstance(slope, Tensor):
+        slope = torch.as_tensor(slope, device=query.device)
+    if intercept is not None and not isinstance(intercept, Tensor):
+        intercept = torch.as_tensor(intercept, device=query.device)
     call = Call(
         query, key, value, kernel, slope, intercept, window, query_offset, query_documents, pair_documents, dropout
     )
+    call.check()
     if interception.is_active():
         return interception.run_intercepted(call, lambda changed: _run(changed, backend))
     return _run(call, backend)
@@ -82,10 +81,13 @@ def _run(call: Call, backend: str | None) -> Tensor:
     return choose_backend(call, backend).run(call)
 
 
-def choose_backend(call: Call, backend: str | None = None) -> ModuleType:
+def choose_backend(call: Call, backend: str | None = None) -> Backend:
     """The implementation that runs `call`: the forced one, or the first of `BACKENDS` that takes it."""
     if backend is None and 0 in (*call.query.shape, *call.value.shape):
         return reference  # nothing to compute
+    if backend is None and torch.compiler.is_exporting():
+        # The others cut a call by its length, of which an exported program knows nothing.
+        return fused if fused.unsupported_reason(call) is None else reference
     single = call.query.shape[2] == 1 and (
         call.query.device.type == "cpu" or fused.unsupported_reason(call) is not None
     )

@@ -1,6 +1,6 @@
-"""The arguments of one kernel regression, checked once and handed to whichever implementation runs."""
+"""The arguments of one kernel regression, checked once (`check`) and handed to whichever implementation runs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -29,7 +29,8 @@ class Call:
     pair_documents: Tensor | None = None
     dropout: float = 0.0
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise `TesseraError` for shapes, dtypes and settings that do not agree."""
         self._check_tensors()
         batch, heads, steps, _ = self.query.shape
         for name, scale in (("slope", self.slope), ("intercept", self.intercept)):
@@ -38,14 +39,15 @@ class Call:
                 expect(False, WHERE, name, f"broadcast to {target}", tuple(scale.shape))
         self._check_documents()
         self._check_window()
-        expect(0.0 <= self.dropout < 1.0, WHERE, "dropout", "lie in [0, 1)", self.dropout)
+        if not 0.0 <= self.dropout < 1.0:
+            expect(False, WHERE, "dropout", "lie in [0, 1)", self.dropout)
 
     def _check_tensors(self) -> None:
         q, k, v = tensors = self.query, self.key, self.value
-        shapes = [tuple(tensor.shape) for tensor in tensors]
         agree = q.dim() == k.dim() == v.dim() == 4 and q.shape[-1] == k.shape[-1] and k.shape[:3] == v.shape[:3]
         if not agree or q.shape[:2] != k.shape[:2]:
             expected = "(B, H, T, K), (B, H, N, K) and (B, H, N, V)"
+            shapes = [tuple(tensor.shape) for tensor in tensors]
             expect(False, WHERE, "query, key and value", f"have shapes {expected}", shapes)
         if not (q.dtype == k.dtype == v.dtype and q.is_floating_point()):
             dtypes = ", ".join(str(tensor.dtype) for tensor in tensors)
@@ -69,7 +71,7 @@ class Call:
     def _check_documents(self) -> None:
         if (self.query_documents is None) != (self.pair_documents is None):
             expect(False, WHERE, "query_documents and pair_documents", "be given together", "only one")
-        if self.pair_documents is None:
+        if self.query_documents is None or self.pair_documents is None:
             return
         for name, documents, like in (
             ("query_documents", self.query_documents, self.query),
@@ -82,7 +84,7 @@ class Call:
     def trimmed(self) -> Self:
         """The same call over the pairs that the window leaves to any query, without it where it hides none of them."""
         window, steps, pairs = self.window, self.query.shape[2], self.key.shape[2]
-        if window is None:
+        if window is None or torch.compiler.is_exporting():  # an exported program takes any length
             return self
         start = 0 if window.span is None else min(pairs, max(0, self.query_offset - window.span + 1))
         youngest = window.delay if isinstance(window.delay, int) else 1
@@ -91,18 +93,24 @@ class Call:
         # The first query sees the newest pair, the last one the oldest.
         newest = isinstance(window.delay, int) and offset - window.delay >= stop - start - 1
         hides_nothing = newest and (window.span is None or offset + steps - 1 < window.span)
-        if stop - start == pairs and not hides_nothing:
+        key, value, documents = self.key, self.value, self.pair_documents
+        if stop - start < pairs:
+            key, value = key[:, :, kept], value[:, :, kept]
+            documents = None if documents is None else documents[:, kept]
+        elif not hides_nothing:
             return self
-        if stop - start == pairs:
-            return replace(self, window=None)
-        documents = None if self.pair_documents is None else self.pair_documents[:, kept]
-        return replace(
-            self,
-            key=self.key[:, :, kept],
-            value=self.value[:, :, kept],
-            window=None if hides_nothing else window,
-            query_offset=offset,
-            pair_documents=documents,
+        return type(self)(
+            self.query,
+            key,
+            value,
+            self.kernel,
+            self.slope,
+            self.intercept,
+            None if hides_nothing else window,
+            offset,
+            self.query_documents,
+            documents,
+            self.dropout,
         )
 
     def visible(self) -> Tensor | None:
@@ -132,6 +140,9 @@ class Call:
 
 def _broadcasts(shape: torch.Size, target: tuple[int, ...]) -> bool:
     """Whether a tensor of `shape` broadcasts to `target` without enlarging it."""
-    return len(shape) <= len(target) and all(
-        size in (1, full) for size, full in zip(reversed(shape), reversed(target), strict=False)
-    )
+    if len(shape) > len(target):
+        return False
+    for size, full in zip(shape, target[len(target) - len(shape) :]):  # noqa: SIM110 (runs at every decoded token)
+        if size not in (1, full):
+            return False
+    return True

@@ -46,12 +46,14 @@ class _Blockwise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, slope, intercept, call: Call) -> Tensor:
-        work = _Work(query, key, value, slope, intercept, call.kernel)
+        kernel = call.kernel
+        assert isinstance(kernel, RowKernel), "unsupported_reason refuses others"
+        work = _Work(query, key, value, slope, intercept, kernel)
         output = work.empty_like_queries(value.shape[-1])
         statistics = []
         for block in query_blocks(call):
             for group in block.groups(query.shape[1]):
-                weights, kept = call.kernel.forward(work.scores(block, group), work.spare)
+                weights, kept = kernel.forward(work.scores(block, group), work.spare)
                 work.add_product(output, group, block.queries, weights, work.value[group, block.pairs])
                 statistics.append(kept)
         ctx.call = call

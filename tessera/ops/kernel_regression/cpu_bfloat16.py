@@ -7,6 +7,8 @@ so that those that matter are small and rounding them costs little; and the back
 inside the product that makes the g_i, through two extra columns. Counts and measurements are in README.md.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -19,6 +21,8 @@ from tessera.ops.kernel_regression.query_blocks import QUERIES, QueryBlock, quer
 UNMASKED_QUERIES = 512
 # A score of 64 rounded to bfloat16 is off by up to an eighth. Sharper kernels take a backend with float32 scores.
 LARGEST_SLOPE = 64.0
+# Weights of one call that are kept for its backward pass at most; more are computed again there, block by block.
+KEPT_BYTES = 1 << 26
 
 
 def unsupported_reason(call: Call) -> str | None:
@@ -39,7 +43,7 @@ def unsupported_reason(call: Call) -> str | None:
 
 
 def run(call: Call) -> Tensor:
-    """Softmax weights block by block; time O(visible pairs), memory O(T + N) per head beside one block."""
+    """Softmax weights block by block: time O(visible pairs); memory O(T + N) per head, one block, and KEPT_BYTES."""
     if call.key.shape[2] == 0:
         return call.zeros()
     slope = torch.as_tensor(call.slope).float().expand(call.query.shape[:3])
@@ -54,21 +58,22 @@ class _Bfloat16(torch.autograd.Function):
         output = query.new_empty(batch, steps, heads, value.shape[-1]).transpose(1, 2)
         with torch.autocast("cpu", enabled=False):
             work = _Work(query, key, value, slope)
-            covered = 0
+            kept, covered = _Kept(any(ctx.needs_input_grad)), 0
             for block, group, weights in work.blocks(call, heads):
+                kept.add(weights)
                 part = torch.bmm(weights, work.value[group, block.pairs])
                 work.scatter(output, block, group, part)
                 covered += part.shape[0] * part.shape[1]
         if covered < batch * heads * steps:
             _clear_uncovered(output, call)
         ctx.call = call
-        ctx.save_for_backward(query, key, value, slope, output)
+        ctx.save_for_backward(query, key, value, slope, output, *kept.weights)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
-        query, key, value, slope, output = ctx.saved_tensors
+        query, key, value, slope, output, *kept = ctx.saved_tensors
         heads = query.shape[1]
         work = _Work(query, key, value, slope)
         grad_query = torch.zeros_like(work.query[..., : query.shape[-1]])
@@ -76,7 +81,7 @@ class _Bfloat16(torch.autograd.Function):
         grad_value = torch.zeros(work.value.shape[0], value.shape[2], value.shape[3])
         above, value_and_ones = _with_mean_gradient(grad, output), _append(work.value, 1.0, 1.0)
         width = value.shape[-1]
-        for block, group, weights in work.blocks(ctx.call, heads):
+        for block, group, weights in work.blocks(ctx.call, heads, kept):
             upper = above[group, block.queries]
             grad_value[group, block.pairs] += torch.bmm(weights.mT, upper[..., :width])
             # w_i (g_i - sum_j w_j g_j): the difference is made inside the product, in float32.
@@ -88,6 +93,21 @@ class _Bfloat16(torch.autograd.Function):
         grad_query = grad_query * slope.unsqueeze(-1).to(query.dtype)
         grad_key, grad_value = grad_key.view(key.shape).to(key.dtype), grad_value.view(value.shape).to(value.dtype)
         return grad_query, grad_key, grad_value, grad_slope, None
+
+
+class _Kept:
+    """The weights of all blocks, for the backward pass; none of them where they are more than KEPT_BYTES together."""
+
+    def __init__(self, wanted: bool) -> None:
+        self.room = KEPT_BYTES if wanted else 0
+        self.weights: list[Tensor] = []
+
+    def add(self, weights: Tensor) -> None:
+        self.room -= weights.nbytes
+        if self.room >= 0:
+            self.weights.append(weights)
+        else:
+            self.weights.clear()
 
 
 class _Work:
@@ -109,12 +129,17 @@ class _Work:
     def plain_key(self) -> Tensor:
         return self.key[..., :-1]
 
-    def blocks(self, call: Call, heads: int):
-        """Each block of `call` with its group of heads and its weights (heads, queries, pairs)."""
+    def blocks(self, call: Call, heads: int, kept: Sequence[Tensor] = ()):
+        """Each block of `call` with its group of heads and its weights (heads, queries, pairs), which are computed
+        unless they were `kept` from an earlier time."""
+        before = iter(kept)
         masked = call.window is not None or call.pair_documents is not None
         for block in query_blocks(call, QUERIES if masked else UNMASKED_QUERIES):
-            empty = _empty_rows(block)
+            empty = None if kept else _empty_rows(block)
             for group in block.groups(heads):
+                if kept:
+                    yield block, group, next(before)
+                    continue
                 scores = torch.bmm(self.query[group, block.queries], self.key[group, block.pairs].mT)
                 block.hide(scores)
                 weights = torch.softmax(scores, dim=-1)

@@ -33,8 +33,11 @@ def run(call: Call) -> Tensor:
     if _sees_everything(call):
         return _attention(call, query, call.key, call.value)
     if _is_shifted_past(call):
-        return _past(call, query) if isinstance(call.window.delay, int) else _past_of_each(call, query)
+        assert call.window is not None
+        delay = call.window.delay
+        return _past(call, query, delay) if isinstance(delay, int) else _past_of_each(call, query, delay)
     visible = call.visible()
+    assert visible is not None
     empty = ~visible.any(dim=-1, keepdim=True)
     mask = (visible | empty).expand(query.shape[0], visible.shape[1] if visible.dim() == 4 else 1, -1, -1)
     return torch.where(empty, 0.0, _attention(call, query, call.key, call.value, attn_mask=mask))
@@ -48,13 +51,14 @@ def _is_shifted_past(call: Call) -> bool:
     """Whether query j sees the pairs 0 .. j - delay, and all of these are there."""
     if call.window is None or call.window.span is not None or call.pair_documents is not None or call.query_offset:
         return False
+    if torch.compiler.is_exporting() and call.window.delay != 1:
+        return False  # a length that some delay exceeds has no pairs to cut out
     youngest = call.window.delay if isinstance(call.window.delay, int) else 1
     return call.key.shape[2] >= call.query.shape[2] - youngest
 
 
-def _past(call: Call, query: Tensor, delay: int | None = None) -> Tensor:
+def _past(call: Call, query: Tensor, delay: int) -> Tensor:
     """Queries from `delay` on are causal over the pairs from the first on; those before see nothing."""
-    delay = call.window.delay if delay is None else delay
     pairs = slice(0, max(0, query.shape[2] - delay))
     key, value = call.key[:, :, pairs], call.value[:, :, pairs]
     if pairs.stop == 0:
@@ -62,10 +66,10 @@ def _past(call: Call, query: Tensor, delay: int | None = None) -> Tensor:
     return pad(_attention(call, query[:, :, delay:], key, value, is_causal=True), (0, 0, delay, 0))
 
 
-def _past_of_each(call: Call, query: Tensor) -> Tensor:
+def _past_of_each(call: Call, query: Tensor, delays: Tensor) -> Tensor:
     """One delay per sequence: each one's queries are moved so that all have the delay 1, and the answers back."""
     steps = torch.arange(query.shape[2], device=query.device)
-    shift = call.window.delay.to(query.device)[:, None] - 1
+    shift = delays.to(query.device)[:, None] - 1
     # Past the end any query will do: its answer is not read. The first sees nothing and answers for all that do so.
     late = _take(query, (steps + shift).clamp(max=steps.shape[0] - 1))
     return _take(_past(call, late, delay=1), (steps - shift).clamp(min=0))

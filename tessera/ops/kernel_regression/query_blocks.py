@@ -70,7 +70,7 @@ def _delay(call: Call, sequence: int) -> int | None:
 def _windowed(call: Call, sequence: slice, queries: slice, delay: int | None) -> QueryBlock | None:
     """The block of `queries` under the call's window alone."""
     num_pairs = call.key.shape[2]
-    if delay is None:
+    if call.window is None or delay is None:
         return QueryBlock(sequence, queries, slice(0, num_pairs)) if num_pairs else None
     first, last = queries.start + call.query_offset, queries.stop - 1 + call.query_offset
     span = call.window.span
@@ -94,6 +94,8 @@ def _windowed(call: Call, sequence: slice, queries: slice, delay: int | None) ->
 
 def _within_documents(call: Call, block: QueryBlock) -> QueryBlock | None:
     """`block` of one sequence cut down to the documents of its queries."""
+    assert call.query_documents is not None
+    assert call.pair_documents is not None
     queries = call.query_documents[block.batch.start, block.queries]
     pairs = call.pair_documents[block.batch.start, block.pairs]
     seen = (queries[:, None] == pairs) & (pairs >= 0)
@@ -105,5 +107,5 @@ def _within_documents(call: Call, block: QueryBlock) -> QueryBlock | None:
     first, last = int(used[0]), int(used[-1]) + 1
     seen = seen[:, first:last]
     hidden = () if bool(seen.all()) else ((slice(0, last - first), ~seen),)
-    pairs = slice(block.pairs.start + first, block.pairs.start + last)
-    return QueryBlock(block.batch, block.queries, pairs, hidden)
+    seen_pairs = slice(block.pairs.start + first, block.pairs.start + last)
+    return QueryBlock(block.batch, block.queries, seen_pairs, hidden)

@@ -36,7 +36,7 @@ def unsupported_reason(call: Call) -> str | None:
     return unsupported_device(q)
 
 
-def run(call: Call, **tiles: list[int]) -> Tensor:
+def run(call: Call, forward_tiles: list[int] | None = None, backward_tiles: list[int] | None = None) -> Tensor:
     """`y_T = sum_i w_i v_i`; memory O(T) in the sequence length, forward and backward.
 
     `forward_tiles` and `backward_tiles` (see `Plan`) take the place of the built-in choice, for tuning.
@@ -45,7 +45,7 @@ def run(call: Call, **tiles: list[int]) -> Tensor:
     shape = query.shape[:3]
     if query.numel() == 0 or value.numel() == 0:
         return call.zeros()
-    plan = plan_of(call)._replace(**tiles)
+    plan = plan_of(call)._replace(forward_tiles=forward_tiles, backward_tiles=backward_tiles)
     slope = call.slope.to(query.device).expand(shape)
     if plan.family == "fixed" and call.intercept is not None:
         intercept = call.intercept.to(query.device).expand(shape)
@@ -59,14 +59,15 @@ def run(call: Call, **tiles: list[int]) -> Tensor:
 
 def plan_of(call: Call) -> Plan:
     """What the operator must know of the call."""
-    window = call.window
-    each = window is not None and isinstance(window.delay, Tensor)
+    family = family_of(call.kernel)
+    assert family is not None, "unsupported_reason refuses others"
+    delay = None if call.window is None else call.window.delay
     return Plan(
-        *family_of(call.kernel),
+        *family,
         call.query_offset,
-        None if window is None or each else window.delay,
-        None if window is None else window.span,
-        window.delay if each else None,
+        None if isinstance(delay, Tensor) else delay,
+        None if call.window is None else call.window.span,
+        delay if isinstance(delay, Tensor) else None,
         call.query_documents,
         call.pair_documents,
     )

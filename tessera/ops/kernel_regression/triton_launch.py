@@ -70,12 +70,15 @@ def _block_ranges(documents: Tensor, block: int) -> tuple[Tensor, Tensor]:
     return low, documents.amax(-1)
 
 
-def scope_of(plan: Plan, query: Tensor, key: Tensor, tiles: Tiles, by_pairs: bool) -> tuple[Scope, dict[str, object]]:
+def scope_of(
+    plan: Plan, query: Tensor, key: Tensor, tiles: Tiles, by_pairs: bool
+) -> tuple[Scope, dict[str, int | str]]:
     """The kernels' `Scope` and the compile-time constants that say which of its parts count."""
     standin = query
     delays = standin if plan.delays is None else plan.delays.to(device=query.device, dtype=torch.int32).contiguous()
     asks, held, ranges = standin, standin, standin
     if plan.pair_documents is not None:
+        assert plan.query_documents is not None, "they are given together"
         asks, held = plan.query_documents.int().contiguous(), plan.pair_documents.int().contiguous()
         sides = (held, asks, tiles.pairs, tiles.rows) if by_pairs else (asks, held, tiles.rows, tiles.pairs)
         ranges = document_ranges(*sides)

@@ -78,6 +78,7 @@ def visible_pairs(
         queries = torch.arange(num_queries, device=device) + query_offset
         visible = window.visible(queries, torch.arange(num_pairs, device=device))
     if pair_documents is not None:
+        assert query_documents is not None, "they are given together"
         same = query_documents[:, None, :, None] == pair_documents[:, None, None, :]
         same = same & (pair_documents >= 0)[:, None, None, :]
         visible = same if visible is None else visible & same

@@ -45,11 +45,14 @@ def document_starts(where: str, x: Tensor, documents: Tensor | None) -> Tensor |
 
 def expect_sequence(where: str, x: Tensor) -> None:
     """Refuse an x that is not (B, H, T, K) with at least one step."""
-    expect(x.dim() == 4 and x.shape[2] > 0, where, "x", "be (B, H, T, K) with T >= 1", tuple(x.shape))
+    if x.dim() != 4 or x.shape[2] == 0:
+        expect(False, where, "x", "be (B, H, T, K) with T >= 1", tuple(x.shape))
 
 
 def expect_shape(where: str, name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
     """Refuse a tensor of none of these shapes."""
-    if not any(tensor.shape == shape for shape in shapes):
-        allowed = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
-        expect(False, where, name, f"have shape {allowed}", tuple(tensor.shape))
+    for shape in shapes:
+        if tensor.shape == shape:
+            return
+    allowed = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
+    expect(False, where, name, f"have shape {allowed}", tuple(tensor.shape))

@@ -63,7 +63,8 @@ class _LinearRecurrence(torch.autograd.Function):
         d_keep = d_factor.to(keep.dtype).sum_to_size(keep.shape) if new is None and d_factor is not None else None
         d_initial = None if initial is None else total[:, :, 0] * keep[:, :, :1].to(total.dtype)
         d_x = scaled(total, new, ctx.dtype).to(y.dtype)
-        return d_x, None if new is None else d_factor.to(new.dtype), d_keep, d_initial, None
+        d_new = None if new is None or d_factor is None else d_factor.to(new.dtype)
+        return d_x, d_new, d_keep, d_initial, None
 
 
 def _factor_gradient(total: Tensor, x: Tensor | None, y: Tensor, initial: Tensor | None) -> Tensor:
@@ -97,6 +98,8 @@ def scan(x: Tensor, log_keep: Tensor, carry: Tensor | None = None, reverse: bool
     x (B, H, T, K), log_keep (B or 1, H, T) in float64, at most 0 and finite.
     """
     steps = x.shape[2]
+    if torch.compiler.is_exporting():
+        return _scan_any_length(x, log_keep, carry)
     chunk = min(CHUNK, steps)
     x = pad(x, (0, 0, 0, -steps % chunk)).unflatten(2, (-1, chunk))
     log_keep = pad(log_keep, (0, -steps % chunk)).unflatten(2, (-1, chunk))
@@ -106,6 +109,28 @@ def scan(x: Tensor, log_keep: Tensor, carry: Tensor | None = None, reverse: bool
     entering, weight = _between_chunks(y, log_keep, reach, carry, reverse)
     if entering is not None:
         y = torch.addcmul(y, weight.exp2().to(x.dtype)[..., None], entering.unsqueeze(3))
+    return y.flatten(2, 3)[:, :, :steps]
+
+
+def _scan_any_length(x: Tensor, log_keep: Tensor, carry: Tensor | None) -> Tensor:
+    """`scan` forwards as one program for all lengths, for `torch.export`: no step of it may depend on the length.
+
+    The sums that enter the chunks come from one matrix (chunks x chunks), without recursion.
+    """
+    steps = x.shape[2]
+    chunks = (steps + CHUNK - 1) // CHUNK + 2  # so that there is never just one, which torch takes for another case
+    padding = chunks * CHUNK - steps
+    x = pad(x, (0, 0, 0, padding)).unflatten(2, (chunks, CHUNK))
+    log_keep = pad(log_keep.expand(x.shape[0], -1, -1), (0, padding)).unflatten(2, (chunks, CHUNK))
+    reach = log_keep.cumsum(dim=-1)
+    y = _within_chunks(reach, x.dtype, False) @ x
+    between = reach[..., -1].clamp(min=LOG2_ZERO).cumsum(-1)
+    ends = _within_chunks(between, y.dtype, False) @ y[..., -1, :]
+    if carry is not None:
+        ends = ends + between.exp2().to(y.dtype)[..., None] * carry.to(y.dtype).unsqueeze(2)
+    first = torch.zeros_like(ends[:, :, :1]) if carry is None else carry.to(y.dtype).unsqueeze(2)
+    entering = torch.cat([first, ends[:, :, :-1]], 2)
+    y = torch.addcmul(y, reach.exp2().to(y.dtype)[..., None], entering.unsqueeze(3))
     return y.flatten(2, 3)[:, :, :steps]
 
 

@@ -42,7 +42,8 @@ def load_block(start, stride, position, end, steps, channels, width, REVERSE: tl
     for i in tl.static_range(STEPS):
         place = position + i + tl.zeros_like(channels)
         address = start + row_at(place, steps, REVERSE) * stride + channels
-        rows = rows + (tl.load(address, mask=(place < end) & (channels < width), other=0.0).to(tl.float32),)
+        row = tl.load(address, mask=(place < end) & (channels < width), other=0.0).to(tl.float32)
+        rows = rows + (row,)  # type: ignore[assignment]  # Triton has no annotations of variables
     return rows
 
 
@@ -54,7 +55,8 @@ def load_factors(start, stride, position, end, steps, REVERSE: tl.constexpr, SHI
         place = position + i + tl.zeros((1,), tl.int32)
         row = row_at(place, steps, REVERSE) + SHIFT
         inside = (place < end) & (row < steps)
-        factors = factors + (tl.load(start + row * stride, mask=inside, other=1.0).to(tl.float32),)
+        factor = tl.load(start + row * stride, mask=inside, other=1.0).to(tl.float32)
+        factors = factors + (factor,)  # type: ignore[assignment]  # see above
     return factors
 
 

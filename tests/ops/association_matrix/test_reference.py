@@ -55,8 +55,8 @@ def written_out(matrix, normaliser, key, value, strength, empty, correction, ord
 def test_writing_is_the_formula(order, correction, pairs, filled):
     inputs = problem(pairs=pairs, filled=filled)
     empty = torch.full((2,), not filled)
-    found = write_association(*inputs, empty, correction=correction, order=order, backend="reference")
-    for a, b in zip(found, written_out(*inputs, empty, correction, order)):
+    actual = write_association(*inputs, empty, correction=correction, order=order, backend="reference")
+    for a, b in zip(actual, written_out(*inputs, empty, correction, order)):
         torch.testing.assert_close(a, b, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
 
 

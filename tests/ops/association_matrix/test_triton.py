@@ -26,60 +26,62 @@ def tensors(dtype, device, held=None, batch=2, features=40, width=20, pairs=5, q
 
 
 def both(backend, dtype, device, held=None, **options):
-    given = tensors(dtype, device, held)
-    query = given.pop("query")
-    read = read_association(given["matrix"], given["normaliser"], query, backend=backend)
+    inputs = tensors(dtype, device, held)
+    query = inputs.pop("query")
+    read = read_association(inputs["matrix"], inputs["normaliser"], query, backend=backend)
     empty = torch.tensor([True, False], device=device)
-    written = write_association(**given, empty=empty, backend=backend, **options)
+    written = write_association(**inputs, empty=empty, backend=backend, **options)
     loss = sum(
         (x.double() * torch.arange(x.numel(), device=device).view(x.shape).cos()).sum() for x in (read, *written)
     )
-    return [read, *written, *torch.autograd.grad(loss, [*given.values(), query])]
+    return [read, *written, *torch.autograd.grad(loss, [*inputs.values(), query])]
 
 
 @pytest.mark.parametrize(("dtype", "relative"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)], ids=str)
 @pytest.mark.parametrize("correction", [True, False])
 def test_equal_to_the_reference(triton_device, dtype, relative, correction):
-    found = both("triton", dtype, triton_device, correction=correction)
+    actual = both("triton", dtype, triton_device, correction=correction)
     expected = both("reference", torch.float64, triton_device, correction=correction)
-    for left, right in zip(found, expected):
+    for left, right in zip(actual, expected):
         # Relative to the largest entry; bfloat16 rounds inputs of the second product, the outputs, and b.
         assert (left.double() - right).abs().max().item() <= relative * max(1.0, right.abs().max().item())
 
 
 def test_a_memory_wider_than_what_meets_it(triton_device):
     """As under autocast: the memory stays in float32, also its gradients, where features and values are bfloat16."""
-    found = both("triton", torch.bfloat16, triton_device, held=torch.float32)
+    actual = both("triton", torch.bfloat16, triton_device, held=torch.float32)
     expected = both("reference", torch.float64, triton_device)
     lower, wide = torch.bfloat16, torch.float32
-    assert [x.dtype for x in found] == [lower, wide, wide, wide, wide, lower, lower, lower, lower]
-    for left, right in zip(found, expected):
+    assert [x.dtype for x in actual] == [lower, wide, wide, wide, wide, lower, lower, lower, lower]
+    for left, right in zip(actual, expected):
         assert (left.double() - right).abs().max().item() <= 4e-2 * max(1.0, right.abs().max().item())
 
 
 def test_a_memory_of_two_dtypes_is_refused(triton_device):
-    given = tensors(torch.float32, triton_device)
+    inputs = tensors(torch.float32, triton_device)
     with pytest.raises(TesseraError, match="the memory of this or float32; got torch.bfloat16, torch.float32"):
-        read_association(given["matrix"], given["normaliser"].bfloat16(), given["query"], backend="triton")
+        read_association(inputs["matrix"], inputs["normaliser"].bfloat16(), inputs["query"], backend="triton")
 
 
 def test_sequential_writing_is_refused(triton_device):
-    given = tensors(torch.float32, triton_device)
-    given.pop("query")
+    inputs = tensors(torch.float32, triton_device)
+    inputs.pop("query")
     with pytest.raises(TesseraError, match="a sequential writing has nothing to do at once"):
         write_association(
-            **given, empty=torch.zeros(2, dtype=torch.bool, device=triton_device), order="sequential", backend="triton"
+            **inputs, empty=torch.zeros(2, dtype=torch.bool, device=triton_device), order="sequential", backend="triton"
         )
 
 
 def test_the_mapped_dimension_may_stand_anywhere(triton_device):
     shapes = {"matrix": (2, 3, 6, 4), "normaliser": (2, 6), "query": (2, 5, 3, 6)}
-    given = {name: torch.rand(*shape, device=triton_device) for name, shape in shapes.items()}
+    inputs = {name: torch.rand(*shape, device=triton_device) for name, shape in shapes.items()}
     read = torch.vmap(lambda a, z, q: read_association(a, z, q, backend="triton"), in_dims=(1, None, 2))
-    found = read(given["matrix"], given["normaliser"], given["query"])
+    actual = read(inputs["matrix"], inputs["normaliser"], inputs["query"])
     for i in range(3):
-        one = read_association(given["matrix"][:, i], given["normaliser"], given["query"][:, :, i], backend="reference")
-        torch.testing.assert_close(found[i], one, rtol=1e-5, atol=1e-6)
+        one = read_association(
+            inputs["matrix"][:, i], inputs["normaliser"], inputs["query"][:, :, i], backend="reference"
+        )
+        torch.testing.assert_close(actual[i], one, rtol=1e-5, atol=1e-6)
 
 
 def test_an_empty_memory_in_float16_has_finite_gradients(triton_device):

@@ -34,12 +34,12 @@ def literal(x, log_gate, log_decay):
 @pytest.mark.parametrize("backend", RUNNABLE)
 def test_direction_and_its_gradients_are_those_of_the_papers_recurrence(backend):
     x, gate, decay = inputs(70, spread=5.0)
-    found = unit_norm(gated_average(x, gate, decay, backend=backend)[0])
+    actual = unit_norm(gated_average(x, gate, decay, backend=backend)[0])
     expected = torch.nn.functional.normalize(literal(x, gate, decay), dim=-1)
-    probe = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(found, expected, **TOLERANCE)
+    probe = torch.randn(actual.shape, dtype=actual.dtype, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(actual, expected, **TOLERANCE)
     grads = zip(
-        torch.autograd.grad((found * probe).sum(), (x, gate, decay)),
+        torch.autograd.grad((actual * probe).sum(), (x, gate, decay)),
         torch.autograd.grad((expected * probe).sum(), (x, gate, decay)),
     )
     for ours, theirs in grads:
@@ -85,13 +85,13 @@ def test_gates_of_a_hundred_neither_overflow_nor_lose_the_direction(backend, dty
 @pytest.mark.parametrize("backend", RUNNABLE)
 def test_any_split_in_time_gives_the_whole(backend):
     x, gate, decay = inputs(50)
-    whole, end = gated_average(x, gate, decay, backend=backend)
+    at_once, end = gated_average(x, gate, decay, backend=backend)
     state, parts = None, []
     for start, stop in ((0, 1), (1, 20), (20, 21), (21, 50)):
         piece = (tensor[:, :, start:stop] for tensor in (x, gate, decay))
         part, state = gated_average(*piece, state, backend=backend)
         parts.append(part)
-    torch.testing.assert_close(torch.cat(parts, dim=2), whole, **TOLERANCE)
+    torch.testing.assert_close(torch.cat(parts, dim=2), at_once, **TOLERANCE)
     torch.testing.assert_close(state.log_weight, end.log_weight, **TOLERANCE)
 
 

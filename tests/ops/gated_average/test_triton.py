@@ -5,6 +5,7 @@ import torch
 
 from tessera.ops.gated_average import GatedAverageState, gated_average
 from tessera.ops.unit_norm import unit_norm
+from tests.tolerances import assert_within
 
 # The interpreter takes blocks of 4 steps, chunks of 8 log-weights, two segments from 16 steps on.
 LENGTHS = (2, 7, 8, 9, 17)
@@ -31,27 +32,21 @@ def call(backend, dtype, device, steps, with_state, with_documents, width=3, spr
     return [*outputs, *torch.autograd.grad(loss, leaves)]
 
 
-def assert_equal(found, expected, relative):
-    for left, right in zip(found, expected):
-        bound = relative * max(1.0, right.abs().max().item())
-        assert (left.double() - right).abs().max().item() <= bound
-
-
 @pytest.mark.parametrize("steps", LENGTHS)
 @pytest.mark.parametrize(("with_state", "with_documents"), [(False, False), (True, True)])
 def test_agrees_with_the_reference(triton_device, steps, with_state, with_documents):
     arguments = (triton_device, steps, with_state, with_documents)
     # Float32 log-weights of order ten, and sums of a few terms of order one.
-    assert_equal(call("triton", torch.float32, *arguments), call("reference", torch.float64, *arguments), 1e-5)
+    assert_within(call("triton", torch.float32, *arguments), call("reference", torch.float64, *arguments), 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision(triton_device, dtype):
-    found = call("triton", dtype, triton_device, 9, True, True)
-    assert [x.dtype for x in found[:3]] == [dtype, torch.float32, torch.float64]  # the state is precise all the same
+    actual = call("triton", dtype, triton_device, 9, True, True)
+    assert [x.dtype for x in actual[:3]] == [dtype, torch.float32, torch.float64]  # the state is precise all the same
     # Outputs and dx are rounded once; the gates' gradients sum products with rounded outputs.
     expected = call("reference", torch.float64, triton_device, 9, True, True)
-    assert_equal(found, expected, 4 * torch.finfo(dtype).eps)
+    assert_within(actual, expected, 4 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -73,6 +68,6 @@ def test_gates_of_a_hundred_neither_overflow_nor_lose_the_direction(triton_devic
 @pytest.mark.parametrize("steps", [511, 4096, 65_536])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_at_real_lengths(triton_device, steps, dtype):
-    found = call("triton", dtype, triton_device, steps, True, True, width=128)
+    actual = call("triton", dtype, triton_device, steps, True, True, width=128)
     expected = call("chunked", torch.float64, triton_device, steps, True, True, width=128)
-    assert_equal(found, expected, 1e-4 if dtype == torch.float32 else 4e-2)
+    assert_within(actual, expected, 1e-4 if dtype == torch.float32 else 4e-2)

@@ -50,10 +50,10 @@ def test_chunks_equal_the_equation(steps, decay):
 @pytest.mark.parametrize("cut", [1, CHUNK, 20])
 def test_a_state_continues(cut):
     tensors, documents = inputs(40, 0.2), documents_of(40)
-    whole, last = gated_linear_attention(*tensors, documents=documents)
+    at_once, last = gated_linear_attention(*tensors, documents=documents)
     first, state = gated_linear_attention(*(t[:, :, :cut] for t in tensors), documents=documents[:, :cut])
     second, end = gated_linear_attention(*(t[:, :, cut:] for t in tensors), state, documents[:, cut:])
-    torch.testing.assert_close(torch.cat([first, second], 2), whole, rtol=0, atol=REORDERED_FLOAT64)
+    torch.testing.assert_close(torch.cat([first, second], 2), at_once, rtol=0, atol=REORDERED_FLOAT64)
     torch.testing.assert_close(end.matrix, last.matrix, rtol=0, atol=REORDERED_FLOAT64)
 
 

@@ -30,16 +30,16 @@ def results(backend, dtype, steps, window, documents=None, beta=8.0, num_pairs=N
     slope = torch.full(
         (H, 1), beta, dtype=torch.float64 if dtype == torch.float64 else torch.float32, requires_grad=True
     )
-    given = {} if documents is None else {"query_documents": documents, "pair_documents": documents}
+    packing = {} if documents is None else {"query_documents": documents, "pair_documents": documents}
     output = kernel_regression(
-        query, key, value, kernel=Gaussian(), slope=slope, window=window, backend=backend, **given
+        query, key, value, kernel=Gaussian(), slope=slope, window=window, backend=backend, **packing
     )
     above = torch.randn(output.shape).bfloat16().to(dtype)
     return output, *torch.autograd.grad((output * above).sum(), (query, key, value, slope))
 
 
-def expect_close(found, expected):
-    for index, (a, b) in enumerate(zip(found, expected)):
+def expect_close(actual, expected):
+    for index, (a, b) in enumerate(zip(actual, expected)):
         bound = (VALUE if index == 0 else GRADIENT) * b.abs().max().clamp(min=SMALLEST)
         assert a.isfinite().all()
         assert (a.double() - b).abs().max() <= bound
@@ -54,6 +54,30 @@ def test_agrees_with_float64(window, steps):
     )
 
 
+@pytest.mark.parametrize("window", ["past", "everything", "delayed per sequence"])
+def test_kept_weights_give_the_gradients_of_weights_computed_again(window, monkeypatch):
+    """Bit for bit: they are the same numbers."""
+    kept = results("cpu_bfloat16", torch.bfloat16, 130, WINDOWS[window])
+    monkeypatch.setattr(cpu_bfloat16, "KEPT_BYTES", 0)
+    for one, other in zip(kept, results("cpu_bfloat16", torch.bfloat16, 130, WINDOWS[window])):
+        assert torch.equal(one, other)
+
+
+def test_all_weights_of_a_call_are_kept_or_none(monkeypatch):
+    tensors = [torch.randn(B, H, 130, K).bfloat16().requires_grad_() for _ in range(3)]
+    inputs_and_output, blocks, weights = 5, 2, B * H * (128 * 127 + 2 * 129) * 2  # what the last block sees, and so on
+
+    def saved():
+        output = kernel_regression(
+            *tensors, kernel=Gaussian(), slope=torch.tensor(1.0), window=Window(), backend="cpu_bfloat16"
+        )
+        return len(output.grad_fn.saved_tensors)
+
+    for limit, number in ((weights, blocks), (weights - 1, 0), (0, 0)):
+        monkeypatch.setattr(cpu_bfloat16, "KEPT_BYTES", limit)
+        assert saved() == inputs_and_output + number
+
+
 def test_documents():
     documents = torch.tensor([[0] * 40 + [1] * 50, [-1] * 10 + [0] * 80])
     expect_close(
@@ -65,12 +89,12 @@ def test_documents():
 def test_slots_shared_by_all_sequences_get_their_gradients_summed():
     keys, values = torch.randn(H, 7, K).bfloat16().requires_grad_(), torch.randn(H, 7, K).bfloat16().requires_grad_()
     query, slope = unit_norm(torch.randn(B, H, 40, K)).bfloat16(), torch.full((H, 1), 3.0)
-    found = {}
+    actual = {}
     for backend, dtype in (("cpu_bfloat16", torch.bfloat16), ("reference", torch.float64)):
         shared = [t.to(dtype).expand(B, -1, -1, -1) for t in (keys, values)]
         output = kernel_regression(query.to(dtype), *shared, kernel=Gaussian(), slope=slope, backend=backend)
-        found[backend] = (output, *torch.autograd.grad(output.sum(), (keys, values)))
-    expect_close(found["cpu_bfloat16"], [tensor.double() for tensor in found["reference"]])
+        actual[backend] = (output, *torch.autograd.grad(output.sum(), (keys, values)))
+    expect_close(actual["cpu_bfloat16"], [tensor.double() for tensor in actual["reference"]])
 
 
 def test_queries_that_see_nothing_get_zero():

@@ -15,8 +15,8 @@ KERNEL = pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
 NAMES = ("output", "query", "key", "value", "beta")
 
 
-def assert_equal(found, expected, relative):
-    for name, left, right in zip(NAMES, found, expected):
+def assert_equal(actual, expected, relative):
+    for name, left, right in zip(NAMES, actual, expected):
         assert left.shape == right.shape, name
         if right.numel():
             # Relative to the largest entry; gradients that are 0 but for rounding are compared with 1.
@@ -27,10 +27,10 @@ def assert_equal(found, expected, relative):
 @KERNEL
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_chunked_equals_the_reference(kernel, case):
-    found = regress(case, kernel, "chunked")
+    actual = regress(case, kernel, "chunked")
     # The normalised ReLU divides by a sum that may be as small as 1e-3 here.
     relative = 1e-8 if isinstance(kernel, NormalizedReLU) else REORDERED_FLOAT64
-    assert_equal(found, regress(case, kernel, "reference"), relative)
+    assert_equal(actual, regress(case, kernel, "reference"), relative)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -49,10 +49,10 @@ def test_narrow_types(kernel, dtype, relative):
     if isinstance(kernel, NormalizedReLU) and dtype != torch.float32:
         pytest.skip("1 - 2 beta + 2 beta s cancels: slope and intercept rounded to half precision give another kernel")
     case = Case(130, window=Window())
-    found = regress(case, kernel, "chunked", dtype)
-    assert {tensor.dtype for tensor in found} == {dtype}
+    actual = regress(case, kernel, "chunked", dtype)
+    assert {tensor.dtype for tensor in actual} == {dtype}
     relative = 10 * relative if isinstance(kernel, NormalizedReLU) else relative
-    assert_equal(found, regress(case, kernel, "reference", **rounded(case, dtype)), relative)
+    assert_equal(actual, regress(case, kernel, "reference", **rounded(case, dtype)), relative)
 
 
 @KERNEL
@@ -95,9 +95,9 @@ def test_equal_keys_average_the_values():
     case = Case(130, window=Window())
     keys = {"key": case.tensors()["key"][:, :, :1].expand(-1, -1, 130, -1)}
     means = case.tensors()["value"].cumsum(2)[:, :, :-1] / torch.arange(1.0, 130).double()[:, None]
-    found = regress(case, Biweight(), "chunked", **keys)[0]
-    torch.testing.assert_close(found[:, :, 1:], means, rtol=0, atol=1e-9)
-    assert torch.equal(found[:, :, 0], torch.zeros_like(found[:, :, 0]))
+    actual = regress(case, Biweight(), "chunked", **keys)[0]
+    torch.testing.assert_close(actual[:, :, 1:], means, rtol=0, atol=1e-9)
+    assert torch.equal(actual[:, :, 0], torch.zeros_like(actual[:, :, 0]))
 
 
 @pytest.mark.parametrize("backend", ["chunked", "reference", "fused"])
@@ -205,6 +205,6 @@ def test_autocast_does_not_narrow_the_scores():
     case = Case(130, window=Window())
     expected = regress(case, Triweight(), "chunked", torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = regress(case, Triweight(), "chunked", torch.float32)
-    for left, right in zip(found, expected):
+        actual = regress(case, Triweight(), "chunked", torch.float32)
+    for left, right in zip(actual, expected):
         assert torch.equal(left, right)

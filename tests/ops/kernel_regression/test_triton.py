@@ -74,10 +74,10 @@ def test_awkward_sizes(triton_device, queries, pairs, offset):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision(triton_device, kernel, dtype):
     tensors, masks = draw(kernel, queries=18, pairs=18, dtype=dtype), {"window": Window()}
-    found = regress(kernel, tensors, "triton", dtype, triton_device, **masks)
-    assert found["query"].dtype == dtype
+    actual = regress(kernel, tensors, "triton", dtype, triton_device, **masks)
+    assert actual["query"].dtype == dtype
     # Weights and their gradients are rounded once to the dtype before products: a few spacings of the largest entry.
-    assert_equal(found, kernel, tensors, masks, relative=4 * torch.finfo(dtype).eps)
+    assert_equal(actual, kernel, tensors, masks, relative=4 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("kernel", [Biweight(), Epanechnikov(), ReLUmax()], ids=lambda kernel: kernel.name)
@@ -94,10 +94,10 @@ def test_extreme_scores(triton_device, kernel, scale):
 def test_equal_keys_average_the_values(triton_device, kernel):
     tensors = draw(kernel, queries=20, pairs=20)
     tensors["key"] = tensors["key"][:, :, :1].expand(-1, -1, 20, -1)
-    found = regress(kernel, tensors, "triton", torch.float32, triton_device, window=Window())["output"]
+    actual = regress(kernel, tensors, "triton", torch.float32, triton_device, window=Window())["output"]
     means = tensors["value"].cumsum(2)[:, :, :-1] / torch.arange(1.0, 20).double()[:, None]
-    torch.testing.assert_close(found[:, :, 1:].double().cpu(), means, rtol=0, atol=1e-5)
-    assert not found[:, :, 0].any()
+    torch.testing.assert_close(actual[:, :, 1:].double().cpu(), means, rtol=0, atol=1e-5)
+    assert not actual[:, :, 0].any()
 
 
 def test_uniform_fall_back(triton_device):
@@ -105,9 +105,9 @@ def test_uniform_fall_back(triton_device):
     kernel, masks = NormalizedReLU(), {"window": Window(span=6)}
     tensors = draw(kernel, queries=20, pairs=20)
     tensors["intercept"] = torch.full_like(tensors["intercept"], -50.0)
-    found = regress(kernel, tensors, "triton", torch.float32, triton_device, **masks)
-    assert not found["key"].any()
-    assert_equal(found, kernel, tensors, masks)
+    actual = regress(kernel, tensors, "triton", torch.float32, triton_device, **masks)
+    assert not actual["key"].any()
+    assert_equal(actual, kernel, tensors, masks)
 
 
 def test_the_future_has_no_influence(triton_device):
@@ -127,17 +127,17 @@ def test_strided_inputs_and_unequal_widths(triton_device):
     packed = torch.randn(2, 19, 2, 20, device=triton_device)
     key, value = packed[..., :12].transpose(1, 2), packed[..., 12:].transpose(1, 2)
     arguments = {"kernel": Triweight(), "slope": torch.tensor([[2.0], [5.0]], device=triton_device), "window": Window()}
-    found = kernel_regression(key, key, value, backend="triton", **arguments)
+    actual = kernel_regression(key, key, value, backend="triton", **arguments)
     expected = kernel_regression(key.double(), key.double(), value.double(), backend="reference", **arguments)
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-5)
-    assert found.transpose(1, 2).is_contiguous()
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=2e-5)
+    assert actual.transpose(1, 2).is_contiguous()
 
 
 def test_no_pairs(triton_device):
     empty = torch.randn(2, 1, 0, 4, device=triton_device)
     query = torch.randn(2, 1, 3, 4, device=triton_device)
-    found = kernel_regression(query, empty, empty, kernel=Biweight(), slope=torch.ones(()), backend="triton")
-    assert torch.equal(found, torch.zeros_like(query))
+    actual = kernel_regression(query, empty, empty, kernel=Biweight(), slope=torch.ones(()), backend="triton")
+    assert torch.equal(actual, torch.zeros_like(query))
 
 
 @pytest.mark.parametrize(

@@ -56,15 +56,15 @@ def regress(
 
 
 def assert_equal(
-    found: dict[str, Tensor], kernel: Kernel, tensors: dict[str, Tensor], masks: dict, relative: float = 3e-5
+    actual: dict[str, Tensor], kernel: Kernel, tensors: dict[str, Tensor], masks: dict, relative: float = 3e-5
 ):
     """Compare with the reference in float64, relative to the largest entry (at least 1: gradients may cancel to 0).
 
     3e-5 for float32: rounding of sums over tens of pairs, times slopes up to 7.
     """
-    expected = regress(kernel, tensors, "reference", torch.float64, found["output"].device, **masks)
+    expected = regress(kernel, tensors, "reference", torch.float64, actual["output"].device, **masks)
     for name, right in expected.items():
-        left = found[name].double()
+        left = actual[name].double()
         bound = relative * max(right.abs().max().item(), 1.0)
         # `not <=`: NaN fails.
         assert (left - right).abs().max().item() <= bound, name

@@ -32,8 +32,8 @@ def call(backend, steps, with_state, with_documents, dtype=torch.float64):
 @pytest.mark.parametrize("with_documents", [False, True])
 def test_agrees_with_the_reference(backend, steps, with_state, with_documents):
     expected = call("reference", steps, with_state, with_documents)
-    found = call(backend, steps, with_state, with_documents)
-    for a, b in zip(found, expected):
+    actual = call(backend, steps, with_state, with_documents)
+    for a, b in zip(actual, expected):
         scale = max(1.0, b.abs().max().item())
         torch.testing.assert_close(a, b, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64 * scale)
 
@@ -47,10 +47,10 @@ def test_long_sequences_recurse_over_chunks_of_chunks():
 
 def test_splitting_a_sequence_changes_nothing():
     x, decay = torch.randn(B, H, 100, K, dtype=torch.float64), torch.tensor([0.1, 0.9, 1.0], dtype=torch.float64)
-    whole, last = leaky_average(x, decay)
+    at_once, last = leaky_average(x, decay)
     first, state = leaky_average(x[:, :, :37], decay)
     second, end = leaky_average(x[:, :, 37:], decay, state)
-    torch.testing.assert_close(torch.cat([first, second], dim=2), whole)
+    torch.testing.assert_close(torch.cat([first, second], dim=2), at_once)
     torch.testing.assert_close(end, last)
 
 
@@ -63,10 +63,10 @@ def test_a_restart_forgets():
 
 def test_bfloat16_stays_close():
     x, decay = torch.randn(B, H, 200, K), torch.tensor([0.3, 0.9, 0.99], dtype=torch.float64)
-    found, _ = leaky_average(x.bfloat16(), decay)
+    actual, _ = leaky_average(x.bfloat16(), decay)
     expected, _ = leaky_average(x.double(), decay)
     # bfloat16 keeps eight bits; sums of a hundred terms lose about one more.
-    assert (found.double() - expected).abs().max() < 2**-6 * expected.abs().max()
+    assert (actual.double() - expected).abs().max() < 2**-6 * expected.abs().max()
 
 
 def test_wrong_shapes_and_backends_are_refused():
@@ -74,6 +74,23 @@ def test_wrong_shapes_and_backends_are_refused():
         leaky_average(torch.zeros(B, H, 5, K), torch.ones(2))
     with pytest.raises(TesseraError, match="unknown linear recurrence backend 'chunk'"):
         leaky_average(torch.zeros(B, H, 5, K), torch.ones(H), backend="chunk")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_one_step_is_what_the_reference_does(dtype):
+    x, decay = torch.randn(B, H, 1, K, dtype=dtype), torch.tensor([0.1, 0.9, 1.0], dtype=torch.float64)
+    for state in (None, torch.randn(B, H, K, dtype=dtype)):
+        one, expected = leaky_average(x, decay, state), leaky_average(x, decay, state, backend="reference")
+        for mine, reference in zip(one, expected):
+            torch.testing.assert_close(mine, reference)
+
+
+def test_one_step_refuses_what_several_do():
+    x, decay = torch.zeros(B, H, 1, K), torch.ones(H)
+    with pytest.raises(TesseraError, match=r"initial_state must have shape"):
+        leaky_average(x, decay, torch.zeros(B, H, K + 1))
+    with pytest.raises(TesseraError, match=r"documents must have shape \(2, 1\); got \(2, 4\)"):
+        leaky_average(x, decay, documents=torch.zeros(B, 4, dtype=torch.long))
 
 
 def test_documents_of_another_length_are_an_error():

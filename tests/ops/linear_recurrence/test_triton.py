@@ -5,6 +5,7 @@ import torch
 
 from tessera.errors import TesseraError
 from tessera.ops.leaky_average import leaky_average
+from tests.tolerances import assert_within
 
 # The interpreter takes blocks of 4 steps, two segments from 16 steps on and three from 24.
 LENGTHS = (2, 4, 5, 17)
@@ -26,49 +27,43 @@ def call(backend, dtype, device, steps, with_state, with_documents, width=3):
     return [y, last, *torch.autograd.grad(loss, leaves)]
 
 
-def assert_equal(found, expected, relative):
-    for left, right in zip(found, expected):
-        bound = relative * max(1.0, right.abs().max().item())
-        assert (left.double() - right).abs().max().item() <= bound
-
-
 @pytest.mark.parametrize("steps", LENGTHS)
 @pytest.mark.parametrize(("with_state", "with_documents"), [(False, False), (True, True)])
 def test_agrees_with_the_reference(triton_device, steps, with_state, with_documents):
     arguments = (triton_device, steps, with_state, with_documents)
-    found = call("triton", torch.float32, *arguments)
+    actual = call("triton", torch.float32, *arguments)
     # Float32 sums of twenty terms of order one.
-    assert_equal(found, call("reference", torch.float64, *arguments), 1e-5)
+    assert_within(actual, call("reference", torch.float64, *arguments), 1e-5)
 
 
 def test_three_segments_of_time(triton_device):
     """Without documents, so that what enters the first segment reaches the last."""
-    found = call("triton", torch.float32, triton_device, 25, True, False, width=2)
-    assert_equal(found, call("reference", torch.float64, triton_device, 25, True, False, width=2), 1e-5)
+    actual = call("triton", torch.float32, triton_device, 25, True, False, width=2)
+    assert_within(actual, call("reference", torch.float64, triton_device, 25, True, False, width=2), 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision(triton_device, dtype):
-    found = call("triton", dtype, triton_device, 9, True, True)
-    assert found[0].dtype == dtype
+    actual = call("triton", dtype, triton_device, 9, True, True)
+    assert actual[0].dtype == dtype
     # The state stays in float32: the output and dx are rounded once, and d lambda sums rounded outputs.
     expected = call("reference", torch.float64, triton_device, 9, True, True)
-    assert_equal(found, expected, 2 * torch.finfo(dtype).eps)
+    assert_within(actual, expected, 2 * torch.finfo(dtype).eps)
 
 
 def test_one_step_is_left_to_the_chunked_scan(triton_device):
-    found = call("triton", torch.float32, triton_device, 1, True, False)
-    assert_equal(found, call("reference", torch.float64, triton_device, 1, True, False), 1e-6)
+    actual = call("triton", torch.float32, triton_device, 1, True, False)
+    assert_within(actual, call("reference", torch.float64, triton_device, 1, True, False), 1e-6)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("steps", [511, 4096, 65_536])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_at_real_lengths(triton_device, steps, dtype):
-    found = call("triton", dtype, triton_device, steps, True, True, width=64)
+    actual = call("triton", dtype, triton_device, steps, True, True, width=64)
     expected = call("chunked", torch.float64, triton_device, steps, True, True, width=64)
     # lambda = 1 sums up to 65,536 terms of order one in float32.
-    assert_equal(found, expected, 1e-3 if dtype == torch.float32 else 2e-2)
+    assert_within(actual, expected, 1e-3 if dtype == torch.float32 else 2e-2)
 
 
 def test_an_empty_batch_is_left_to_others(triton_device):
