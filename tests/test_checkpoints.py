@@ -18,8 +18,8 @@ def run(tmp_path):
 
 
 def test_the_latest_is_found_by_number(run):
-    found, passed = latest_complete(run)
-    assert (found.name, passed) == ("checkpoint-100", [])
+    actual, passed = latest_complete(run)
+    assert (actual.name, passed) == ("checkpoint-100", [])
     assert [path.name for path in checkpoints(run)] == ["checkpoint-100", "checkpoint-20", "checkpoint-5"]
 
 
@@ -37,8 +37,8 @@ def test_damage_to_any_file_is_seen_and_passed_over(run, harm, name):
     latest = run / "checkpoints" / "checkpoint-100"
     harm(latest / name)
     assert verify(latest)
-    found, (line,) = latest_complete(run)
-    assert found.name == "checkpoint-20"
+    actual, (line,) = latest_complete(run)
+    assert actual.name == "checkpoint-20"
     assert "checkpoint-100: passed over" in line
 
 

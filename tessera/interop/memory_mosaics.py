@@ -19,11 +19,13 @@ class SparseKernelImporter(StackAssoMemImporter):
     known = {**ARGUMENTS, "method": "softmax"}
 
     def settings(self) -> dict:
+        """The kernel that `method` names; normalised ReLU has an intercept of its own."""
         method = self.arguments["method"]
         kernel = kernel_of_method(self.source, method)
         return {**super().settings(), "kernel": kernel, "free_intercept": method == "norm_relu"}
 
     def contextual_scores(self, log_key_scale: Tensor) -> dict[str, Tensor]:
+        """ReLUmax: slope s^4. Normalised ReLU: intercept `1 - 2 s^2` too, refused where it is positive."""
         method = self.arguments["method"]
         if method not in ("relumax", "norm_relu"):
             return super().contextual_scores(log_key_scale)

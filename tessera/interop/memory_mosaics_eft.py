@@ -38,12 +38,15 @@ class TrainingScriptImporter(StackAssoMemImporter):
     allowed = {"v_shift": (1,)}  # k_fe_type and k_kernel_size are ignored there
 
     def settings(self) -> dict:
+        """The library class's, without dropout on the weights of contextual memories."""
         return {**super().settings(), "contextual_weight_dropout": 0.0}
 
     def projection_weight(self, weight: Tensor) -> Tensor:
+        """As it is: a linear layer's, not a convolution's."""
         return weight
 
     def leak_rate(self, memory: str) -> Tensor:
+        """The rate of `memory`, which the file holds twice; an error where the two differ."""
         rate = super().leak_rate(memory)
         again = self.published.take(f"{memory}.leaky_average.leaky_beta_u_under", *rate.shape)
         if not torch.equal(rate, again):
@@ -69,6 +72,7 @@ class SparseKernelTrainingImporter(TrainingScriptImporter):
         return super().checked(own)
 
     def settings(self) -> dict:
+        """The kernel, with the sum, delay and norm that these scripts give it."""
         method = self.arguments["method"]
         if method is None:
             raise TesseraError(f"{self.source}: argument 'method' is missing; it names the kernel.")
@@ -86,15 +90,18 @@ class SparseKernelTrainingImporter(TrainingScriptImporter):
         }
 
     def contextual_scores(self, log_key_scale: Tensor) -> dict[str, Tensor]:
+        """Normalised ReLU: slope 1 and intercept 0, whatever was learned."""
         if self.arguments["method"] == "norm_relu":
             # Slope 2 beta = 1 and intercept 1 - 2 beta = 0.
             return {"log_inverse_bandwidth": torch.full_like(log_key_scale.detach(), math.log(0.5))}
         return super().contextual_scores(log_key_scale)
 
     def log_value_scale(self, log_scale: Tensor) -> Tensor:
+        """At most the published bound."""
         return log_scale.clamp(max=LARGEST_LOG_VALUE_SCALE)
 
     def log_output_scale(self, log_scale: Tensor) -> Tensor:
+        """At most the published bound."""
         return log_scale.clamp(max=math.log(LARGEST_OUTPUT_SCALE))
 
 

@@ -6,9 +6,14 @@ package, which must be installed: no code of the model itself is copied. Our com
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tessera.files import write_text_atomically
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel as Base
+else:
+    Base = object
 
 MODULE = "modeling_tessera"
 CODE = '''"""Where transformers finds the classes of this model: in the tessera package, which must be installed."""
@@ -20,7 +25,7 @@ __all__ = ["{config}", "{model}"]
 '''
 
 
-class SavesWithCode:
+class SavesWithCode(Base):
     """What this library's causal language models add to `PreTrainedModel`; stands before it among the bases."""
 
     def save_pretrained(self, save_directory: Any, *arguments: Any, with_code: bool = False, **options: Any) -> None:

@@ -2,6 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,6 @@ from tessera.ops.linear_cross_entropy import IGNORED
 PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 _PACKED = "say which steps are of one document by document_ids or position_ids"
 REASONS = {
-    "output_attentions": "the weights of all pairs are never held at once",
     "output_router_logits": "there are no experts",
     "token_type_ids": "tokens have no types",
     "head_mask": "heads cannot be switched off",
@@ -30,27 +31,42 @@ _DIMENSIONS = {"input_ids": 2, "labels": 2, "attention_mask": 2, "loss_mask": 2,
 _FLAGS = (
     "use_cache",
     "skip_logits",
+    "output_attentions",
     "output_hidden_states",
     "return_dict",
     "extend_segment",
     "output_segment_states",
 )
+_TENSORS = frozenset({*_INTEGERS, *_DIMENSIONS})
 
 
-def check_types(where: str, **arguments: object) -> None:
+def checks_types(forward: Callable) -> Callable:
+    """Decorate a model's `forward`: it raises `TesseraError` for arguments of another type than their names say."""
+    names = tuple(inspect.signature(forward).parameters)[1:]
+
+    @wraps(forward)
+    def checked(self: nn.Module, *values: Any, **keywords: Any) -> Any:
+        check_types(type(self).__name__, {**dict(zip(names, values)), **keywords})
+        return forward(self, *values, **keywords)
+
+    return checked
+
+
+def check_types(where: str, arguments: Mapping[str, object]) -> None:
     """Raise `TesseraError` for an argument of `forward` that is of another type or dimension than its name says."""
     for name, value in arguments.items():
         if value is None:
             continue
-        if name in _FLAGS:
+        if name in _TENSORS:
+            if isinstance(value, Tensor):
+                _check_tensor(where, name, value)
+            else:
+                expect(False, where, name, "be a tensor", type(value).__name__)
+        elif name in _FLAGS:
             expect(isinstance(value, bool), where, name, "be True, False or None", type(value).__name__)
         elif name == "num_items_in_batch":
             is_number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
             expect(is_number, where, name, "be a number", _described(value))
-        elif not isinstance(value, Tensor):
-            expect(False, where, name, "be a tensor", type(value).__name__)
-        else:
-            _check_tensor(where, name, value)
 
 
 def _check_tensor(where: str, name: str, value: Tensor) -> None:

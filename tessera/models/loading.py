@@ -25,6 +25,9 @@ def model_folder(path: str | Path) -> Path:
     if any((folder / name).is_file() for name in WEIGHTS):
         return folder
     checkpoint, passed = latest_complete(folder)
+    parts = next((one for one in (folder, checkpoint) if one is not None and (one / "shards").is_dir()), None)
+    if parts is not None:
+        raise TesseraError(f"model {path}: {parts.name} is in parts. Merge them: tessera convert {parts} NEW_FOLDER.")
     if checkpoint is not None:
         return checkpoint
     damaged = " Damaged: " + "; ".join(passed) + "." if passed else ""
@@ -45,12 +48,15 @@ def load_config(path: str | Path) -> "PreTrainedConfig":
         raise TesseraError(f"model {path}: configuration cannot be read ({first_line(error)}).") from error
 
 
-def load_model(path: str | Path, config: "PreTrainedConfig | None" = None) -> "PreTrainedModel":
+def load_model(
+    path: str | Path, config: "PreTrainedConfig | None" = None, *, long_term_memory: bool = True
+) -> "PreTrainedModel":
     """The causal language model in `path`, in evaluation mode, float32.
 
-    With `config`, its weights in a model of that configuration. Raises `TesseraError` when the folder is missing, the
-    files are truncated or belong to something else, the weights do not fit the model exactly or are not finite, or the
-    folder brings code of its own.
+    With `config`, its weights in a model of that configuration. `long_term_memory=False` switches the long-term
+    memories of a v2 model off (`disable_long_term_memory`). Raises `TesseraError` when the folder is missing, the
+    files are truncated or belong to something else, the weights do not fit the model exactly or are not finite, the
+    folder brings code of its own, or there are no long-term memories that could be switched off.
     """
 
     folder = model_folder(path)
@@ -73,6 +79,11 @@ def load_model(path: str | Path, config: "PreTrainedConfig | None" = None) -> "P
         raise TesseraError(f"model {path}: cannot be loaded ({first_line(error)}).") from error
     _require_fit(path, report)
     _require_finite(path, model)
+    if not long_term_memory:
+        if not getattr(model.config, "long_term_memory", False):
+            kind = model.config.model_type
+            raise TesseraError(f"model {path}: must have long-term memories to switch off; this {kind} has none.")
+        model.disable_long_term_memory()
     return model.eval()
 
 

@@ -72,12 +72,18 @@ class LSTMForCausalLM(PreTrainedModel):
             init.zeros_(module.bias)
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor | None = None, attention_mask: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        use_cache: bool = False,
     ) -> CausalLMOutput:
         """Logits (B, T, V) and, with `labels` (B, T; shifted inside, -100 left out), the mean loss in nats per token.
 
         Padding goes to the right of a sequence, where nothing after it is read: `attention_mask` may say so.
+        `use_cache` must be False: every call reads from the start.
         """
+        expect(not use_cache, "LSTMForCausalLM", "use_cache", "be False", use_cache)
         if attention_mask is not None:
             falls = bool((attention_mask[:, 1:] <= attention_mask[:, :-1]).all())
             expect(falls, "LSTMForCausalLM", "padding", "follow the tokens", "padding before tokens")

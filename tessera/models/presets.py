@@ -1,19 +1,15 @@
 """Named configurations of published sizes, and the transformer of the same configuration."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedConfig
 
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
 from tessera.models.sizes import count_parameters, flops_per_token
 from tessera.registry import Registry
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
-PRESETS: Registry[Callable[[], "PreTrainedConfig"]] = Registry("preset")
+PRESETS: Registry[Callable[[], PreTrainedConfig]] = Registry("preset")
 
 
 @PRESETS.register("mosaic-gpt2-small")
@@ -35,25 +31,24 @@ def mosaic_v2_large() -> MemoryMosaicV2Config:
 
 
 @PRESETS.register("llama-small")
-def llama_small() -> "LlamaConfig":
+def llama_small() -> LlamaConfig:
     """The transformer that `mosaic-v2-small` is compared with."""
     return matching_llama_config(mosaic_v2_small())
 
 
 @PRESETS.register("llama-large")
-def llama_large() -> "LlamaConfig":
+def llama_large() -> LlamaConfig:
     """The transformer that `mosaic-v2-large` is compared with: 8.8 B parameters."""
     return matching_llama_config(mosaic_v2_large())
 
 
-def matching_llama_config(config: MemoryMosaicV2Config, equal_parameters: bool = False) -> "LlamaConfig":
+def matching_llama_config(config: MemoryMosaicV2Config, equal_parameters: bool = False) -> LlamaConfig:
     """Llama with multi-head attention and the layers, width, heads and feed-forward network of `config`.
 
     Positions are rotary with Llama 3's base. With `equal_parameters` the feed-forward network is widened until the
     number of parameters is that of `config` (to within one unit of that width): two memories have two matrices per
     layer more than attention, about 2/3 of the width.
     """
-
     width, heads = config.hidden_size, config.num_heads
     memories = 1 + config.long_term_memory
     extra = memories * (3 * width * width + 2 * width * heads + 4 * heads) - 4 * width * width
@@ -75,7 +70,7 @@ def matching_llama_config(config: MemoryMosaicV2Config, equal_parameters: bool =
     )
 
 
-def published_counts(config: "PreTrainedConfig", context: int = 256) -> dict[str, object]:
+def published_counts(config: PreTrainedConfig, context: int = 256) -> dict[str, object]:
     """Parameters and FLOPs per token by the v2 paper's counting, of a model and what tables 2 and 6 set beside it."""
     counted = {"model": config}
     if config.model_type == "memory_mosaic_v2" and config.long_term_memory:

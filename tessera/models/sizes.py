@@ -1,25 +1,19 @@
 """How large a model is and what a token costs, without allocating its weights."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tessera.errors import expect
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
 
-
-def count_parameters(config: "PreTrainedConfig") -> int:
+def count_parameters(config: PreTrainedConfig) -> int:
     """Parameters of the causal language model that `config` describes; shared ones count once."""
     return num_parameters(meta_model(config))
 
 
-def meta_model(config: "PreTrainedConfig") -> "PreTrainedModel":
+def meta_model(config: PreTrainedConfig) -> PreTrainedModel:
     """The causal language model that `config` describes, on the meta device: shapes without numbers."""
-
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
@@ -29,7 +23,7 @@ def num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() * (2 if parameter.is_complex() else 1) for parameter in model.parameters())
 
 
-def flops_per_token(config: "PreTrainedConfig", context: int, with_values: bool = True) -> int:
+def flops_per_token(config: PreTrainedConfig, context: int, with_values: bool = True) -> int:
     """Floating-point operations of the forward pass per token with `context` tokens before it.
 
     2 for every weight that multiplies (an embedding looks up; one tied to the output layer multiplies there), and for
@@ -47,7 +41,7 @@ def flops_per_token(config: "PreTrainedConfig", context: int, with_values: bool 
     return 2 * weights + (4 if with_values else 2) * text.num_hidden_layers * width * pairs
 
 
-def multiplying_weights(model: "PreTrainedModel") -> int:
+def multiplying_weights(model: PreTrainedModel) -> int:
     """Numbers in the matrices that a token is multiplied with."""
     tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices = sum(one.numel() for one in model.parameters() if one.dim() >= 2 and one not in tables)
@@ -56,7 +50,7 @@ def multiplying_weights(model: "PreTrainedModel") -> int:
     return matrices + (read_out.weight.numel() if is_tied else 0)
 
 
-def pairs_per_query(config: "PreTrainedConfig", context: int) -> list[int]:
+def pairs_per_query(config: PreTrainedConfig, context: int) -> list[int]:
     """The largest number of pairs that each kind of memory (or attention) of a layer compares with a query.
 
     A configuration answers by its own `pairs_per_query(context)`; attention sees the whole context. Raises

@@ -1,9 +1,15 @@
 """What all of the library's language models share: a stack of layers with memories, as Hugging Face models."""
 
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol, runtime_checkable
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from tessera.errors import TesseraError, expect
@@ -11,13 +17,14 @@ from tessera.models.code_beside_weights import SavesWithCode
 from tessera.models.forward_arguments import (
     REASONS,
     check_labels,
-    check_types,
+    checks_types,
     demand,
     is_plain_linear,
     kept_steps,
     refuse_keywords,
     without_packing,
 )
+from tessera.models.recall_recording import averaged_banks, recalling_memories, recorded_weights
 from tessera.models.stack_state import StackState, last_document, read_documents
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
@@ -41,6 +48,33 @@ class StackPreTrainedModel(SavesWithCode, PreTrainedModel):
         return counts
 
 
+@runtime_checkable
+class HasBranchEnds(Protocol):
+    """A layer whose residual branches end in matrices of its own."""
+
+    def branch_ends(self) -> Sequence[nn.Module]:
+        """These matrices."""
+
+
+class NormalInitialization(StackPreTrainedModel):
+    """Matrices from N(0, initializer_range^2), those at the end of a residual branch divided by sqrt(2 num_layers).
+
+    A layer lists the latter in `branch_ends()`.
+    """
+
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.initializer_range
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            init.normal_(module.weight, 0.0, std)
+            if getattr(module, "bias", None) is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.RMSNorm):
+            init.ones_(module.weight)
+        elif isinstance(module, HasBranchEnds):
+            for linear in module.branch_ends():
+                init.normal_(linear.weight, 0.0, std / math.sqrt(2 * self.config.num_layers))
+
+
 class StackModel(StackPreTrainedModel):
     """Embedding, layers, final norm. Subclasses provide `make_layer(config)` and `make_norm(config)`.
 
@@ -55,6 +89,7 @@ class StackModel(StackPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @checks_types
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -65,6 +100,7 @@ class StackModel(StackPreTrainedModel):
         document_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         cache_position: Tensor | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **keywords: object,
@@ -74,42 +110,42 @@ class StackModel(StackPreTrainedModel):
         `attention_mask` (B, past + T) marks padding with zeros, anywhere. `document_ids` (B, T) separates documents
         that are packed into one sequence: memories never see a pair of another document. `position_ids` (B or 1, T)
         say the same: a document begins where they do not count on. `output_hidden_states`: also the input of every
-        layer and the output of the last norm. Further keywords of transformers are refused by name.
+        layer and the output of the last norm. `output_attentions`: also the recall weights, one (B, H, T, N) per
+        memory in the order in which they run, so that a layer of two memories has two: in v1 the contextual and the
+        persistent one, in v2 the short-term and the long-term one. Column i is the memory's pair (k_i, v_i), whose
+        value is complete one step later: N = T - 1 for a text read at once. For a persistent memory it is slot i.
+        Rows sum to 1, to 0 where a query sees no pair. O(B H T N) memory; `tessera.inspection.recall_weights` gives
+        chosen queries for O(H N) each. Further keywords of transformers are refused by name.
         """
         where = type(self).__name__
         keywords = without_packing(keywords, document_ids, position_ids)
         refuse_keywords(where, keywords, REASONS, self.forward)
-        check_types(
-            where,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            document_ids=document_ids,
-            position_ids=position_ids,
-            cache_position=cache_position,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            return_dict=return_dict,
-        )
         is_one = (input_ids is None) != (inputs_embeds is None)
         expect(is_one, where, "input_ids or inputs_embeds", "be given", "both or neither")
         past = past_key_values
-        hidden = self._embed(input_ids) if inputs_embeds is None else inputs_embeds
+        if inputs_embeds is None:
+            assert input_ids is not None
+            inputs_embeds = self._embed(input_ids)
+        hidden = inputs_embeds
         expect(hidden.dim() == 3, where, "input_ids", "be (B, T) (inputs_embeds (B, T, hidden))", tuple(hidden.shape))
         expect(hidden.shape[1] > 0, where, "the prompt", "hold at least one token", "none")
         use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
         documents = read_documents(
-            where, hidden.shape[:2], past, attention_mask, document_ids, position_ids, cache_position
+            where, (hidden.shape[0], hidden.shape[1]), past, attention_mask, document_ids, position_ids, cache_position
         )
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         extra = self.layer_arguments(hidden)
-        states, inputs = [], []
-        for index, layer in enumerate(self.layers):
-            inputs.append(hidden)
-            state = None if past is None else past.layers[index]
-            hidden, state = layer(hidden, state=state, documents=documents, keep_state=bool(use_cache), **extra)
-            states.append(state)
+        states, inputs, weights = [], [], None
+        with ExitStack() as recording:
+            if self.config.output_attentions if output_attentions is None else output_attentions:
+                self._expect_weights(where)
+                weights = recording.enter_context(recorded_weights(self.layers))
+            for index, layer in enumerate(self.layers):
+                inputs.append(hidden)
+                state = None if past is None else past.layers[index]
+                hidden, state = layer(hidden, state=state, documents=documents, keep_state=bool(use_cache), **extra)
+                states.append(state)
         hidden = self.norm(hidden)
         state = None
         if use_cache:
@@ -119,8 +155,17 @@ class StackModel(StackPreTrainedModel):
             last_hidden_state=hidden,
             past_key_values=state,
             hidden_states=(*inputs, hidden) if output_hidden_states else None,
+            attentions=None if weights is None else tuple(averaged_banks(banks) for banks in weights),
         )
         return output if return_dict is not False else output.to_tuple()
+
+    def _expect_weights(self, where: str) -> None:
+        """Refuse `output_attentions` where no memory has weights, or layers are computed a second time."""
+        has_weights = bool(recalling_memories(self.layers))
+        advice = "Its memories are matrices, which have no weights over stored pairs."
+        expect(has_weights, where, "output_attentions", "be False", True, advice)
+        twice = self.training and any(getattr(layer, "gradient_checkpointing", False) for layer in self.layers)
+        expect(not twice, where, "output_attentions", "be False with gradient checkpointing", True)
 
     def layer_arguments(self, hidden: Tensor) -> dict[str, object]:
         """What every layer is called with beyond the usual, for a call that reads `hidden` (B, T, hidden)."""
@@ -149,6 +194,7 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @checks_types
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -161,37 +207,29 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         skip_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        **keywords: object,
+        **keywords: Any,
     ) -> CausalLMOutputWithPast:
         """Logits (B, T, V) of the next token at each step, and with `labels` (B, T) the mean loss in nats per token.
 
         Labels are shifted inside; left out are -100, padding, and what would be predicted from padding or from another
         document. The loss is divided by `num_items_in_batch` when given (gradient accumulation). `skip_logits`
         (default: while training with labels) leaves the logits out, so that they are made a block at a time and
-        dropped. `logits_to_keep` computes only the last so many, or those of the steps in a 1-d tensor.
+        dropped. `logits_to_keep` computes only the last so many, or those of the steps in a 1-d tensor. Other
+        arguments as in the stack's `forward`.
         """
         where = type(self).__name__
         kept = kept_steps(where, logits_to_keep)
-        check_types(
-            where,
-            input_ids=input_ids,
-            inputs_embeds=inputs_embeds,
-            labels=labels,
-            attention_mask=attention_mask,
-            document_ids=document_ids,
-            skip_logits=skip_logits,
-            num_items_in_batch=num_items_in_batch,
-            return_dict=return_dict,
-        )
         tokens = inputs_embeds if input_ids is None else input_ids
         if labels is not None and tokens is not None:
-            check_labels(where, labels, tokens.shape[:2], self.config.vocab_size)
+            shape = (tokens.shape[0], tokens.shape[1])
+            check_labels(where, labels, shape, self.config.vocab_size)
             keywords = without_packing(keywords, document_ids, keywords.get("position_ids"))
             places = [keywords.pop(name, None) for name in ("position_ids", "cache_position")]
             masks = (attention_mask, document_ids, *places)
-            attention_mask, document_ids = None, read_documents(where, tokens.shape[:2], past_key_values, *masks)
+            attention_mask, document_ids = None, read_documents(where, shape, past_key_values, *masks)
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -199,6 +237,7 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             use_cache=use_cache,
             document_ids=document_ids,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             **keywords,
         )
@@ -218,6 +257,7 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
         return output if return_dict is not False else output.to_tuple()
 
@@ -239,6 +279,10 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
             logits = logits if logits.dtype == torch.float64 else logits.float()
             total = cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
         return total / count
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *arguments):
+        if model_kwargs.get("past_key_values") is None:  # transformers would mark one, but a state is a value
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)
 
     def _reorder_cache(self, past_key_values: StackState, beam_idx: Tensor) -> StackState:
         return past_key_values.select_batch(beam_idx)

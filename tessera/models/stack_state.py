@@ -1,6 +1,7 @@
 """Where a stack of memories stands in a sequence: its state, and which document each new step belongs to."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ class StackState(State):
     layers: tuple[State, ...]
     length: int
     document: Tensor | None = None
+    is_compileable: ClassVar[bool] = False  # what transformers asks of a cache given to `generate`
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Steps read so far, padding included (the name transformers asks for)."""

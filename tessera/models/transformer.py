@@ -12,12 +12,10 @@ normalises the embeddings):
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+from transformers import BloomConfig, GPT2Config, GPTNeoXConfig, PreTrainedConfig
 
 from tessera.errors import TesseraError, expect
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 
 def transformer_config(
@@ -34,7 +32,7 @@ def transformer_config(
     bos_token_id: int | None = None,
     eos_token_id: int | None = None,
     pad_token_id: int | None = None,
-) -> "PreTrainedConfig":
+) -> PreTrainedConfig:
     """Configuration of the baseline; `AutoModelForCausalLM.from_config` builds the model.
 
     `max_positions` is the longest context of absolute positions (the others have none). `dropout` acts on attention
@@ -66,14 +64,12 @@ def transformer_config(
     )
 
 
-def context_limit(config: "PreTrainedConfig") -> int | None:
+def context_limit(config: PreTrainedConfig) -> int | None:
     """The longest sequence that a model of `config` can read: the number of learned positions; None: no limit."""
     return getattr(config, "n_positions", None)
 
 
-def _absolute(width, layers, heads, inner, positions, dropout, shared) -> "PreTrainedConfig":
-    from transformers import GPT2Config
-
+def _absolute(width, layers, heads, inner, positions, dropout, shared) -> PreTrainedConfig:
     return GPT2Config(
         n_embd=width,
         n_layer=layers,
@@ -87,9 +83,7 @@ def _absolute(width, layers, heads, inner, positions, dropout, shared) -> "PreTr
     )
 
 
-def _rope(width, layers, heads, inner, positions, dropout, shared) -> "PreTrainedConfig":
-    from transformers import GPTNeoXConfig
-
+def _rope(width, layers, heads, inner, positions, dropout, shared) -> PreTrainedConfig:
     return GPTNeoXConfig(
         hidden_size=width,
         num_hidden_layers=layers,
@@ -105,9 +99,7 @@ def _rope(width, layers, heads, inner, positions, dropout, shared) -> "PreTraine
     )
 
 
-def _alibi(width, layers, heads, inner, positions, dropout, shared) -> "PreTrainedConfig":
-    from transformers import BloomConfig
-
+def _alibi(width, layers, heads, inner, positions, dropout, shared) -> PreTrainedConfig:
     if inner != 4 * width:
         raise TesseraError(
             f"transformer: intermediate_size must be 4 hidden_size ({4 * width}) for alibi; got {inner}."
@@ -117,4 +109,4 @@ def _alibi(width, layers, heads, inner, positions, dropout, shared) -> "PreTrain
     )
 
 
-POSITIONS: dict[str, Callable[..., "PreTrainedConfig"]] = {"absolute": _absolute, "rope": _rope, "alibi": _alibi}
+POSITIONS: dict[str, Callable[..., PreTrainedConfig]] = {"absolute": _absolute, "rope": _rope, "alibi": _alibi}

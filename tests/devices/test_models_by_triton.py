@@ -92,9 +92,9 @@ def test_equal_to_the_cpu(as_on_a_gpu, name):
     outputs, gradients = results(model, ids, documents)
     model = as_on_a_gpu(model)
     with Operators() as operators:
-        found, found_gradients = results(model, ids, documents)
+        actual, found_gradients = results(model, ids, documents)
     assert operators.count.keys() == OPERATORS[name.split()[0]]
-    torch.testing.assert_close(found, outputs, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual, outputs, rtol=1e-4, atol=1e-5)
     assert found_gradients.keys() == gradients.keys()
     for parameter, gradient in gradients.items():
         error = (found_gradients[parameter] - gradient).abs().max().item()
@@ -139,8 +139,8 @@ def test_compiled_in_one_graph(monkeypatch, name):
         monkeypatch.setattr(kernel_regression, "_is_preferred", choose)
     model, ids = model.to(device), torch.randint(1, 20, (1, 14), device=device)
     outputs, gradients = step(model, ids)
-    found, found_gradients = step(torch.compile(model, fullgraph=True), ids)
-    torch.testing.assert_close(found, outputs, rtol=1e-4, atol=1e-5)
+    actual, found_gradients = step(torch.compile(model, fullgraph=True), ids)
+    torch.testing.assert_close(actual, outputs, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found_gradients, gradients, rtol=1e-3, atol=1e-5)
 
 

@@ -39,8 +39,8 @@ def dry_run(part):
 
 def test_models():
     """Training and decoding wait for nothing but what `once` says: a look at the labels, a look at the memory."""
-    found = dry_run("models")
-    assert not {name: case["error"] for name, case in found.items() if case["error"]}
+    actual = dry_run("models")
+    assert not {name: case["error"] for name, case in actual.items() if case["error"]}
     # Which segments have labels at all, and whether the stream goes on from an earlier one: one look each.
     once = {
         "armt": {"lm_head.py": 1},
@@ -50,30 +50,30 @@ def test_models():
     }
     waits = {
         name: {line.split(":")[0]: count for line, count in case["waits"].items()}
-        for name, case in found.items()
+        for name, case in actual.items()
         if case["waits"]
     }
     assert waits == once
     for name, operators in MODELS.items():
-        assert found[name]["operators"] == operators, name
+        assert actual[name]["operators"] == operators, name
 
 
 @pytest.mark.slow
 def test_experiments():
-    found = dry_run("experiments")
-    assert not {name: case["error"] for name, case in found.items() if case["error"]}
-    trained = [case for name, case in found.items() if "regbench: mosaic" in name]
+    actual = dry_run("experiments")
+    assert not {name: case["error"] for name, case in actual.items() if case["error"]}
+    trained = [case for name, case in actual.items() if "regbench: mosaic" in name]
     assert trained
     assert all("fit.py" in str(case["waits"]) for case in trained)
 
 
 def test_the_pretence():
     """It does find a tensor that was left on the CPU, and a wait."""
-    found = dry_run("mistakes")
-    error = found["left behind"]["error"]
+    actual = dry_run("mistakes")
+    error = actual["left behind"]["error"]
     assert "Expected all tensors to be on the same device" in error or "found two different devices" in error
-    assert found["waits"]["waits"] == {"elsewhere": 3}
-    assert found["nothing"] == {"error": None, "waits": {}, "operators": {}}
+    assert actual["waits"]["waits"] == {"elsewhere": 3}
+    assert actual["nothing"] == {"error": None, "waits": {}, "operators": {}}
 
 
 @pytest.mark.slow

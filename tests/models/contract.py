@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.memories.linear_attention import VARIANTS
+from tessera.models.forking import fork
 from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
 from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
@@ -251,6 +252,19 @@ def generation_chooses_what_the_whole_says(case: Case) -> None:
 
 
 @torch.no_grad()
+def generation_goes_on_from_a_state(case: Case) -> None:
+    """`past_key_values` of a part of the prompt changes nothing, and stays what it was."""
+    if not (case.generates and case.continues):
+        return
+    model, ids = case.build(), tokens(1)
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 7, "do_sample": False}
+    expected = model.generate(ids, **options)
+    state = model(ids[:, :11], use_cache=True).past_key_values
+    for _ in range(2):
+        assert torch.equal(model.generate(ids, past_key_values=fork(state, 1), **options), expected)
+
+
+@torch.no_grad()
 def saved_is_loaded(case: Case) -> None:
     model, ids = case.build(), tokens(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -358,6 +372,7 @@ LAWS = {
         padding_on_the_right_has_no_influence,
         padding_on_the_left_has_no_influence,
         generation_chooses_what_the_whole_says,
+        generation_goes_on_from_a_state,
         saved_is_loaded,
         a_state_is_a_value,
         layers_computed_twice_have_the_same_gradients,

@@ -38,6 +38,14 @@ class ForgetsItsState(MemoryMosaicForCausalLM):
         return super().forward(input_ids, **inputs)
 
 
+class SaysSomethingElseAfterAState(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, past_key_values=None, **inputs):
+        output = super().forward(input_ids, past_key_values=past_key_values, **inputs)
+        if past_key_values is not None and input_ids.shape[1] > 1:
+            output.logits = output.logits.roll(1, -1)
+        return output
+
+
 class ForgetsDocuments(MemoryMosaicForCausalLM):
     def forward(self, input_ids, document_ids=None, **inputs):
         return super().forward(input_ids, **inputs)
@@ -108,6 +116,7 @@ WRONG = [
     (ForgetsDocuments, "documents_do_not_see_each_other"),
     (ForgetsPadding, "padding_on_the_left_has_no_influence"),
     (ShiftsItsLabelsTwice, "padding_on_the_right_has_no_influence"),
+    (SaysSomethingElseAfterAState, "generation_goes_on_from_a_state"),
     (ForgetsPadding, "generation_chooses_what_the_whole_says"),
     (ConfusesBeams, "generation_chooses_what_the_whole_says"),
     (KeepsSomethingUnsaved, "saved_is_loaded"),

@@ -12,7 +12,10 @@ from transformers import DynamicCache, GPT2Config
 
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.errors import TesseraError
+from tessera.inspection import recall_weights
+from tessera.memories.pair_memory import PairMemory
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
+from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tests.tolerances import REORDERED_FLOAT64
@@ -46,8 +49,8 @@ def tokens(batch=2, steps=12):
     return torch.randint(1, 270, (batch, steps))
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
 
 
 # PEFT, quantised and changed heads
@@ -122,7 +125,7 @@ def test_a_changed_head_is_asked_itself(model, change):
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"output_attentions": True}, "output_attentions must be left out: the weights of all pairs"),
+        ({"output_router_logits": True}, "output_router_logits must be left out: there are no experts"),
         ({"is_causal": False}, "is_causal must be True; got False"),
         ({"cu_seq_lens_q": torch.tensor([0, 12])}, "cu_seq_lens_q must be left out"),
         ({"atention_mask": None}, "unknown argument 'atention_mask'. Did you mean 'attention_mask'"),
@@ -194,11 +197,11 @@ def test_positions_that_start_again_separate_documents(name):
     starts = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3])[None]
     documents = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2]).expand(2, -1)
     kernels = {"cu_seq_lens_q": torch.tensor([0, 5, 8, 12]), "max_length_q": 5}  # as collators of packed texts add
-    found = model(ids, position_ids=starts, labels=ids, **kernels)
+    actual = model(ids, position_ids=starts, labels=ids, **kernels)
     expected = model(ids, document_ids=documents, labels=ids)
-    close(found.logits, expected.logits)
-    close(found.loss, expected.loss)
-    assert (found.logits - model(ids).logits).abs().max() > 1e-3
+    close(actual.logits, expected.logits)
+    close(actual.loss, expected.loss)
+    assert (actual.logits - model(ids).logits).abs().max() > 1e-3
     # Cut inside a document and at its border.
     for cut in (3, 5, 7):
         first = model(ids[:, :cut], position_ids=starts[:, :cut], use_cache=True)
@@ -229,6 +232,55 @@ def test_hidden_states_of_every_layer(model):
     assert model(ids).hidden_states is None
     model.config.output_hidden_states = True
     assert model(ids).hidden_states is not None
+
+
+# Recall weights
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_attentions_are_the_recall_weights_of_every_memory(name):
+    model, ids = make(name), tokens(2, 9)
+    output = model(ids, output_attentions=True)
+    assert torch.equal(output.logits, model(ids).logits)
+    assert model(ids).attentions is None
+    assert len(output.attentions) == 4
+    for row in range(2):
+        recalls = recall_weights(model, ids[row : row + 1], range(9))
+        for weights, recall in zip(output.attentions, recalls, strict=True):
+            close(weights[row], recall.weights)
+    assert {weights.shape for weights in output.attentions} == {(2, 2, 9, 8)}  # 8 complete pairs; v1 has 8 slots
+    sums = output.attentions[0].sum(-1)
+    close(sums[:, :, 1:], torch.ones_like(sums[:, :, 1:]))
+    assert not sums[:, :, 0].any()  # the first token finds an empty memory
+    first = model(ids[:, :6], use_cache=True)
+    rest = model(ids[:, 6:], past_key_values=first.past_key_values, output_attentions=True)
+    close(rest.attentions[0], output.attentions[0][:, :, 6:])
+    made = model.generate(ids, max_new_tokens=2, do_sample=False, output_attentions=True, return_dict_in_generate=True)
+    assert [len(step) for step in made.attentions] == [4, 4]
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_attentions_have_gradients_and_no_dropout(name):
+    model = make(name).train()
+    for module in model.modules():
+        module.weight_dropout = 0.5
+    output = model(tokens(), output_attentions=True, labels=tokens())
+    sums = output.attentions[0][:, :, 1:].sum(-1)
+    close(sums, torch.ones_like(sums))
+    output.attentions[0].square().sum().backward()
+    keys = next(module for module in model.modules() if isinstance(module, PairMemory)).key_extractor.projection
+    assert keys.weight.grad.abs().max() > 0
+    model.model.layers[0].gradient_checkpointing = True
+    with pytest.raises(TesseraError, match="output_attentions must be False with gradient checkpointing"):
+        model(tokens(), output_attentions=True)
+
+
+def test_attentions_are_refused_where_there_are_none():
+    linear = LinearAttentionForCausalLM(LinearAttentionConfig(vocab_size=270, hidden_size=16))
+    with pytest.raises(TesseraError, match="output_attentions must be False; got True. Its memories are matrices"):
+        linear(tokens(), output_attentions=True)
+    with pytest.raises(TesseraError, match="output_attentions must be left out: attention is over the positions"):
+        make("armt")(tokens(), output_attentions=True)
 
 
 # generate
@@ -273,12 +325,12 @@ def test_zeros_of_the_mask_count_in_a_continuation_too(name):
         expected = model(ids, mask).logits
         assert (expected - model(ids).logits)[1, 8:].abs().max() > 1e-3
         for cuts in ((6,), (7,), (8,), (5, 7, 8, 10)):
-            past, found, borders = None, [], [0, *cuts, 12]
+            past, actual, borders = None, [], [0, *cuts, 12]
             for start, end in itertools.pairwise(borders):
                 output = model(ids[:, start:end], mask[:, :end], past_key_values=past, use_cache=True)
                 past = output.past_key_values
-                found.append(output.logits)
-            close(torch.cat(found, 1)[mask.bool()], expected[mask.bool()])
+                actual.append(output.logits)
+            close(torch.cat(actual, 1)[mask.bool()], expected[mask.bool()])
 
 
 @pytest.mark.parametrize("name", STACKS)

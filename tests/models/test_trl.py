@@ -1,27 +1,50 @@
-"""TRL's supervised fine-tuning trains the mosaics, with texts padded and packed."""
+"""TRL's supervised fine-tuning trains the mosaics, with texts padded and packed, and ARMT with texts padded."""
 
 import pytest
 import torch
 
 from tessera.data.tokenizers import byte_tokenizer
-from tests.models.test_forward_arguments import STACKS, make
+from tessera.errors import TesseraError
+from tests.models.test_forward_arguments import STACKS, close, make, tokens
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and its friends' own
 
 
-@pytest.mark.filterwarnings("ignore")  # TRL's and its friends' own
-@pytest.mark.parametrize("packing", [False, True])
-@pytest.mark.parametrize("name", STACKS)
-def test_supervised_fine_tuning(name, packing, tmp_path):
+def sft_trainer(model, folder, packing):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    tokenizer, model = byte_tokenizer(), make(name).float()
+    tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"pad_token": "<pad>"})
-    before = model.model.embed_tokens.weight.detach().clone()
     texts = datasets.Dataset.from_list([{"text": "Once upon a time. " * count} for count in (1, 2, 3, 4)])
     options = {"max_steps": 2, "per_device_train_batch_size": 2, "report_to": "none", "disable_tqdm": True}
     options |= {"use_cpu": True, "bf16": False, "save_strategy": "no", "logging_steps": 1}
-    arguments = trl.SFTConfig(output_dir=str(tmp_path), max_length=24, packing=packing, **options)
-    trainer = trl.SFTTrainer(model=model, args=arguments, train_dataset=texts, processing_class=tokenizer)
+    arguments = trl.SFTConfig(output_dir=str(folder), max_length=24, packing=packing, **options)
+    return trl.SFTTrainer(model=model, args=arguments, train_dataset=texts, processing_class=tokenizer)
+
+
+@pytest.mark.parametrize(("name", "packing"), [*((name, packed) for name in STACKS for packed in (0, 1)), ("armt", 0)])
+def test_supervised_fine_tuning(name, packing, tmp_path):
+    model = make(name).float()
+    before = {key: weight.detach().clone() for key, weight in model.named_parameters()}
+    trainer = sft_trainer(model, tmp_path, bool(packing))
     trainer.train()
     losses = [record["loss"] for record in trainer.state.log_history if "loss" in record]
     assert len(losses) == 2
     assert all(4 < loss < 8 for loss in losses)
-    assert not torch.equal(model.model.embed_tokens.weight.detach(), before)
+    same = [key for key, weight in model.named_parameters() if torch.equal(weight.detach(), before[key])]
+    assert not [key for key in same if "embed" in key or "wte" in key or "value" in key or "memory" in key]
+
+
+def test_packed_texts_of_armt_are_refused(tmp_path):
+    trainer = sft_trainer(make("armt").float(), tmp_path, True)
+    with pytest.raises(TesseraError, match=r"documents \(TRL's packing=True\) need a row each"):
+        trainer.train()
+
+
+def test_the_loss_of_trl_is_that_of_the_model_with_its_memory(tmp_path):
+    """It calls `base_model` and the head in place of `forward`."""
+    model, ids, mask = make("armt"), tokens(2, 20), torch.ones(2, 20, dtype=torch.long)
+    mask[1, 13:] = 0
+    hidden = model.base_model(ids, attention_mask=mask, use_cache=False).last_hidden_state
+    logits = model(ids, attention_mask=mask).logits
+    close(model.get_output_embeddings()(hidden)[mask.bool()], logits[mask.bool()])
+    assert model.base_model.config is model.base.config

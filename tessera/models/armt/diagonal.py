@@ -22,8 +22,9 @@ from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.armt.modeling import ARMTForCausalLM
 from tessera.models.armt.state import ARMTState
 from tessera.models.recurrence.base import layer_list
-from tessera.models.recurrence.layer_hooks import LayerHooks
+from tessera.models.recurrence.layer_hooks import LayerHooks, MemoryLayer
 from tessera.models.recurrence.segment_runner import Segment
+from tessera.models.recurrence.state import MemoryState
 from tessera.models.recurrence.stream import parts_of, progress_bar, read_stream
 
 
@@ -56,7 +57,7 @@ class _Cell(nn.Module):
 
     def forward(self, hidden: Tensor, matrix: Tensor, normaliser: Tensor, empty: Tensor, args: tuple, kwargs: dict):
         state = AssociationState(matrix, normaliser, empty)
-        output = self.layer(hidden + self.memory.read(hidden, state), *args, **kwargs)
+        output = self.layer(hidden + self.memory(hidden, state), *args, **kwargs)
         output = output[0] if isinstance(output, tuple) else output
         new = self.memory.write(output[:, -self.written :], state)
         return output, new.matrix, new.normaliser
@@ -103,14 +104,19 @@ def read_stream_diagonally(
             if end:
                 state = _read(model, torch.tensor([part[:end]], device=device), state)[1]
             if end < len(part):
-                state = read_stream(model, part[end:], state)
+                state = _armt_state(read_stream(model, part[end:], state))
             bar.update(len(part))
-    return model.empty_memory(1) if state is None else state
+    return _armt_state(model.empty_memory(1)) if state is None else state
+
+
+def _armt_state(state: MemoryState) -> ARMTState:
+    assert isinstance(state, ARMTState)
+    return state
 
 
 def _read(model: ARMTForCausalLM, input_ids: Tensor, state: ARMTState | None) -> tuple[list[Tensor], ARMTState]:
     """What the last layer says of each segment, and the memory after all of them."""
-    state = model.empty_memory(input_ids.shape[0]) if state is None else state
+    state = _armt_state(model.empty_memory(input_ids.shape[0])) if state is None else state
     captured = [_captured(model, part) for part in input_ids.split(model.config.segment_size, 1)]
     hidden, layers = _run_diagonals(model, [one.hidden for one in captured], captured[0].arguments, state)
     return hidden, ARMTState(tuple(layers), state.tokens_read + input_ids.shape[1], state.segments_read + len(hidden))
@@ -132,11 +138,11 @@ def _run_diagonals(model: ARMTForCausalLM, hidden: list[Tensor], arguments: tupl
     for step in range(segments + count - 1):
         first, last = max(0, step - segments + 1), min(count - 1, step)
         active = range(first, last + 1)
-        chosen = [{k: v[first : last + 1] for k, v in stack.items()} for stack in (parameters, buffers)]
+        weights, held = ({k: v[first : last + 1] for k, v in stack.items()} for stack in (parameters, buffers))
         inputs = [torch.stack([hidden[step - l] for l in active])]
         inputs += [torch.stack([memory[l][i] for l in active]) for i in range(3)]
         with _batchable_attention(inputs[0].device):
-            outputs, matrices, normalisers = torch.vmap(cell, randomness="different")(*chosen, *inputs)
+            outputs, matrices, normalisers = torch.vmap(cell, randomness="different")(weights, held, *inputs)
         for place, l in enumerate(active):
             hidden[step - l] = outputs[place]
             memory[l] = (matrices[place], normalisers[place], torch.zeros_like(memory[l][2]))
@@ -157,8 +163,12 @@ def _stacked(named: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 def _cells(model: ARMTForCausalLM) -> list[_Cell]:
     layers = layer_list(model.base, model.config.layers_path)
     written = model.config.num_memory_tokens
-    cells = [_Cell(wrapped.layer, memory, written) for wrapped, memory in zip(layers, model.memories)]
-    return [cell.train(model.training) for cell in cells]
+    cells = []
+    for wrapped, memory in zip(layers, model.memories):
+        assert isinstance(wrapped, MemoryLayer)
+        assert isinstance(memory, AssociationMemory)
+        cells.append(_Cell(wrapped.layer, memory, written).train(model.training))
+    return cells
 
 
 def _captured(model: ARMTForCausalLM, tokens: Tensor) -> _Capture:

@@ -1,6 +1,8 @@
 """ARMT as a Hugging Face model around any causal language model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +13,8 @@ from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.armt.configuration import ARMTConfig
 from tessera.models.armt.state import ARMTState
 from tessera.models.recurrence.layer_hooks import LayerHooks
-from tessera.models.recurrence.memory_tokens import MemoryTokens
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
-from tessera.models.recurrence.segment_runner import SegmentMemory
+from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory
 
 
 class AssociationHooks(LayerHooks):
@@ -23,14 +24,20 @@ class AssociationHooks(LayerHooks):
         written: each layer's new state, in a call with memory tokens.
     """
 
-    def __init__(self, memories: nn.ModuleList, states: tuple[AssociationState, ...], is_empty: bool, back: int):
+    def __init__(
+        self,
+        memories: Sequence[AssociationMemory],
+        states: tuple[AssociationState, ...],
+        is_empty: bool,
+        back: int,
+    ):
         super().__init__(0, back)
         self.memories, self.states, self.is_empty = memories, states, is_empty
         self.written: list[AssociationState] = list(states)
 
     def before(self, index: int, hidden: Tensor) -> Tensor:
         """`x_j += A^T phi(q_j) / (z . phi(q_j) + eps)`; an empty memory would add exactly 0."""
-        return hidden if self.is_empty else hidden + self.memories[index].read(hidden, self.states[index])
+        return hidden if self.is_empty else hidden + self.memories[index](hidden, self.states[index])
 
     def after(self, index: int, hidden: Tensor) -> None:
         """Write the outputs at the memory tokens."""
@@ -39,10 +46,10 @@ class AssociationHooks(LayerHooks):
 
 
 @dataclass(frozen=True)
-class ARMTMemory(SegmentMemory):
+class ARMTMemory(SegmentMemory[ARMTState, AssociationHooks]):
     """One association matrix per layer (`memories`), written by the same learned `tokens` in every segment."""
 
-    memories: nn.ModuleList
+    memories: Sequence[AssociationMemory]
     tokens: MemoryTokens
 
     def empty(self, batch: int) -> ARMTState:
@@ -104,4 +111,4 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
         return config.num_hidden_layers * (reading * (size + tokens) + writing * tokens) // size
 
     def _memory(self) -> SegmentMemory:
-        return ARMTMemory(self.memories, self.memory_tokens)
+        return ARMTMemory(cast("Sequence[AssociationMemory]", self.memories), self.memory_tokens)

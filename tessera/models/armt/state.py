@@ -13,6 +13,8 @@ from tessera.models.recurrence.state import MemoryState
 class ARMTState(MemoryState):
     """Association matrices of all layers. Size: L B P (V + 1) numbers, however much was read."""
 
+    layers: tuple[AssociationState, ...]
+
     kind = "armt"
     layer_state = AssociationState
 

@@ -1,16 +1,13 @@
 """The recurrent baselines as Hugging Face models."""
 
-import math
-
 from torch import Tensor, nn
-from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.layers.swiglu import SwiGLU
 from tessera.memories.linear_attention import LinearAttentionMemory, RecurrentState
 from tessera.models.linear_attention.configuration import LinearAttentionConfig
 from tessera.models.sizes import num_parameters
-from tessera.models.stack import StackForCausalLM, StackModel, StackPreTrainedModel
+from tessera.models.stack import NormalInitialization, StackForCausalLM, StackModel
 
 
 class LinearAttentionLayer(GradientCheckpointingLayer):
@@ -38,12 +35,16 @@ class LinearAttentionLayer(GradientCheckpointingLayer):
         hidden = hidden + recalled
         return hidden + self.feed_forward(self.feed_forward_norm(hidden)), state
 
+    def branch_ends(self) -> list[nn.Linear]:
+        """The layers whose output is added to the residual stream."""
+        return [self.memory.output, self.feed_forward.down]
+
 
 def _norm(config: LinearAttentionConfig) -> nn.RMSNorm:
     return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
-class LinearAttentionPreTrainedModel(StackPreTrainedModel):
+class LinearAttentionPreTrainedModel(NormalInitialization):
     """Initialisation and plumbing of the recurrent baselines."""
 
     config_class = LinearAttentionConfig
@@ -55,18 +56,6 @@ class LinearAttentionPreTrainedModel(StackPreTrainedModel):
         "memory": ".memory.",
         "feed-forward": ".feed_forward.",
     }
-
-    def _init_weights(self, module: nn.Module) -> None:
-        std = self.config.initializer_range
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            init.normal_(module.weight, 0.0, std)
-            if getattr(module, "bias", None) is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, nn.RMSNorm):
-            init.ones_(module.weight)
-        elif isinstance(module, LinearAttentionLayer):
-            for linear in (module.memory.output, module.feed_forward.down):
-                init.normal_(linear.weight, 0.0, std / math.sqrt(2 * self.config.num_layers))
 
 
 class LinearAttentionModel(LinearAttentionPreTrainedModel, StackModel):

@@ -26,7 +26,6 @@ class MemoryMosaicLayer(GradientCheckpointingLayer):
         super().__init__()
         self.post_norm = config.norm_position == "post"
         self.residual_dropout = config.residual_dropout
-        shared = {"bias": config.bias, "head_dropout": config.head_dropout}
         self.contextual_norm = _norm(config)
         self.contextual = ContextualMemory(
             config.hidden_size,
@@ -38,7 +37,8 @@ class MemoryMosaicLayer(GradientCheckpointingLayer):
             free_intercept=config.free_intercept,
             delay=config.contextual_delay,
             mean_keys=config.mean_keys,
-            **shared,
+            bias=config.bias,
+            head_dropout=config.head_dropout,
         )
         self.persistent = None
         if config.num_persistent_slots:
@@ -51,7 +51,8 @@ class MemoryMosaicLayer(GradientCheckpointingLayer):
                 kernel_from_config(config.persistent_kernel),
                 norm_eps=_own_or_shared(config.persistent_key_norm_eps, config.key_norm_eps),
                 weight_dropout=config.weight_dropout,
-                **shared,
+                bias=config.bias,
+                head_dropout=config.head_dropout,
             )
 
     def forward(

@@ -1,10 +1,7 @@
 """Memory Mosaics v2 as Hugging Face models."""
 
-import math
-
 import torch
 from torch import Tensor, nn
-from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.errors import expect
@@ -16,7 +13,7 @@ from tessera.memories.long_term import LongTermMemory
 from tessera.memories.pair_memory import PairMemoryState
 from tessera.memories.short_term import ShortTermMemory
 from tessera.models.memory_mosaic_v2.configuration import MemoryMosaicV2Config
-from tessera.models.stack import StackForCausalLM, StackModel, StackPreTrainedModel
+from tessera.models.stack import NormalInitialization, StackForCausalLM, StackModel
 
 LayerState = tuple[PairMemoryState, PairMemoryState | None]
 
@@ -46,7 +43,7 @@ class MemoryMosaicV2Layer(GradientCheckpointingLayer):
         short, long = (None, None) if state is None else state
         read = self.memory_norm(hidden)
         recalled, short = self.short_term(read, short, documents, keep_state)
-        if self.long_term_enabled:
+        if self.long_term is not None and self.long_term_enabled:
             started = state is None or long is not None
             needed = "hold the long-term memories that are enabled now"
             expect(started, type(self).__name__, "past_key_values", needed, "none", "Read the text again.")
@@ -58,12 +55,17 @@ class MemoryMosaicV2Layer(GradientCheckpointingLayer):
         hidden = hidden + self.persistent(self.persistent_norm(hidden))
         return hidden, (short, long) if keep_state else None
 
+    def branch_ends(self) -> list[nn.Module]:
+        """The layers whose output is added to the residual stream."""
+        memories = (self.short_term, self.long_term)
+        return [*(memory.output for memory in memories if memory is not None), self.persistent.down]
+
 
 def _norm(config: MemoryMosaicV2Config) -> nn.RMSNorm:
     return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
-class MemoryMosaicV2PreTrainedModel(StackPreTrainedModel):
+class MemoryMosaicV2PreTrainedModel(NormalInitialization):
     """Initialisation and plumbing of Memory Mosaics v2, and what may be changed after training."""
 
     config_class = MemoryMosaicV2Config
@@ -78,18 +80,9 @@ class MemoryMosaicV2PreTrainedModel(StackPreTrainedModel):
     }
 
     def _init_weights(self, module: nn.Module) -> None:
-        std = self.config.initializer_range
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            init.normal_(module.weight, 0.0, std)
-        elif isinstance(module, nn.RMSNorm):
-            init.ones_(module.weight)
-        elif isinstance(module, (AdaptiveBandwidth, MixedValueExtractor)):
+        super()._init_weights(module)
+        if isinstance(module, (AdaptiveBandwidth, MixedValueExtractor)):
             module.reset_parameters()
-        elif isinstance(module, MemoryMosaicV2Layer):
-            memories = (module.short_term, module.long_term)
-            outputs = [memory.output for memory in memories if memory is not None]
-            for linear in (*outputs, module.persistent.down):
-                init.normal_(linear.weight, 0.0, std / math.sqrt(2 * self.config.num_layers))
 
     def state_bytes_per_token(self, dtype: torch.dtype) -> float:
         """One key and one value per layer, in the long-term memories; the other memories do not grow."""

@@ -1,6 +1,8 @@
 """PRMT as a Hugging Face model around any causal language model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -8,10 +10,9 @@ from transformers import GenerationMixin
 
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import LayerHooks
-from tessera.models.recurrence.memory_tokens import CarriedTokens, MemoryTokens
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
-from tessera.models.recurrence.segment_runner import SegmentMemory
-from tessera.models.recurrence.state import MemoryState
+from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory
+from tessera.models.recurrence.state import CarriedTokens, MemoryState
 
 RECURRENCES = ("own_layer", "published")
 
@@ -44,6 +45,8 @@ class PRMTConfig(SegmentedConfig):
 class PRMTState(MemoryState):
     """What every layer's memory tokens are given in the next segment."""
 
+    layers: tuple[CarriedTokens, ...]
+
     kind = "prmt"
     layer_state = CarriedTokens
 
@@ -75,10 +78,10 @@ class ParallelHooks(LayerHooks):
 
 
 @dataclass(frozen=True)
-class PRMTMemory(SegmentMemory):
+class PRMTMemory(SegmentMemory[PRMTState, ParallelHooks]):
     """Every layer's outputs at the memory tokens go to itself in the next segment (see `PRMTConfig.recurrence`)."""
 
-    tokens: nn.ModuleList
+    tokens: Sequence[MemoryTokens]
     recurrence: str
     at_front = True
 
@@ -121,4 +124,4 @@ class PRMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
         )
 
     def _memory(self) -> SegmentMemory:
-        return PRMTMemory(self.memory_tokens, self.config.recurrence)
+        return PRMTMemory(cast("Sequence[MemoryTokens]", self.memory_tokens), self.config.recurrence)

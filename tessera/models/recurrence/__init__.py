@@ -5,7 +5,8 @@ base model) -> layer_hooks (what a memory does around the base's layers).
 """
 
 from tessera.models.recurrence.configuration import SegmentedConfig
-from tessera.models.recurrence.modeling import SegmentedForCausalLM, SegmentedOutput
+from tessera.models.recurrence.modeling import SegmentedForCausalLM
+from tessera.models.recurrence.reading import SegmentedOutput
 from tessera.models.recurrence.segmented_input import random_segments
 from tessera.models.recurrence.state import MemoryState
 from tessera.models.recurrence.stream import read_stream

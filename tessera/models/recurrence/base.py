@@ -7,6 +7,8 @@ from transformers.activations import GELUTanh, NewGELUActivation
 
 from tessera.errors import TesseraError, expect
 
+INITIALIZED = "_is_hf_initialized"  # the attribute of what transformers must not draw anew
+
 
 def layer_list(base: PreTrainedModel, path: str | None) -> nn.ModuleList:
     """The base's list of decoder layers: the one at `path`, else the only list as long as `num_hidden_layers`."""
@@ -49,6 +51,7 @@ def widen_positions(base: PreTrainedModel, front: int, back: int) -> None:
     table = position_table(base)
     name = type(base).__name__
     expect(table is not None, name, "own_memory_positions", "be False without a learned table of positions", True)
+    assert table is not None
     old = base.config.max_position_embeddings
     if table.num_embeddings == old + front + back:
         return
@@ -60,7 +63,8 @@ def widen_positions(base: PreTrainedModel, front: int, back: int) -> None:
             new.weight.normal_(0.0, float(weight.std()))
             new.weight[front : front + old] = weight
     new.weight.requires_grad_(weight.requires_grad)
-    new._is_hf_initialized = new.weight._is_hf_initialized = True
+    for initialized in (new, new.weight):
+        setattr(initialized, INITIALIZED, True)
     base.base_model.wpe = new
 
 

@@ -3,7 +3,6 @@
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -11,22 +10,22 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tessera.errors import expect
 from tessera.models.code_beside_weights import SavesWithCode
-from tessera.models.forward_arguments import REASONS, check_labels, check_types, demand, kept_steps, refuse_keywords
+from tessera.models.forward_arguments import REASONS, check_labels, checks_types, demand, kept_steps, refuse_keywords
+from tessera.models.recurrence.backbone import SegmentedBackbone
 from tessera.models.recurrence.base import expect_positions, fuse_activations, layer_list, widen_positions
-from tessera.models.recurrence.cache import GroupedCache, SegmentCache
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import keep_last_hidden, wrap_layers
 from tessera.models.recurrence.lm_head import ShiftedLoss
-from tessera.models.recurrence.memory_tokens import MemoryTokens
-from tessera.models.recurrence.reading import ReadOptions, SegmentedOutput, read_in_groups, read_text
-from tessera.models.recurrence.segment_runner import SegmentMemory, SegmentRunner
+from tessera.models.recurrence.reading import ReadOptions, SegmentedOutput, read
+from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory, SegmentRunner
 from tessera.models.recurrence.segmented_input import SegmentedInput
-from tessera.models.recurrence.state import MemoryState
+from tessera.models.recurrence.state import GroupedCache, MemoryState, SegmentCache
 from tessera.models.sizes import flops_per_token, num_parameters
 
 REFUSED = {
     **REASONS,
-    "position_ids": "positions are counted within each segment",
+    "output_attentions": "attention is over the positions of one segment; tessera.inspection.trace shows it",
+    "position_ids": "positions are counted within each segment; documents (TRL's packing=True) need a row each",
     "cache_position": "the cache knows its place",
     "document_ids": "the memory is carried through the whole row; give every document a row",
     "labels_mask": "it is called loss_mask",
@@ -46,7 +45,7 @@ class SegmentedPreTrainedModel(SavesWithCode, PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> nn.Embedding:
         """The base model's."""
         return self.base.get_input_embeddings()
 
@@ -65,6 +64,10 @@ class SegmentedPreTrainedModel(SavesWithCode, PreTrainedModel):
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *arguments):
+        if model_kwargs.get("past_key_values") is None:  # transformers would mark one, but a state is a value
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)
 
     def _reorder_cache(self, past_key_values: SegmentCache | GroupedCache, beam_idx: Tensor):
         return past_key_values.reorder(beam_idx)
@@ -119,6 +122,11 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
     def _memory(self) -> SegmentMemory:
         """The memory with its present parameters."""
 
+    @property
+    def base_model(self) -> SegmentedBackbone:
+        """What tools of transformers call for hidden states; `base` is the base model itself."""
+        return SegmentedBackbone(self)
+
     def segment_runner(self) -> SegmentRunner:
         """What reads segments with the present modules."""
         return SegmentRunner(self.base, self._memory(), self.config, self._takes_positions)
@@ -127,6 +135,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         """The memory of `batch` rows before anything was read."""
         return self._memory().empty(batch)
 
+    @checks_types
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -168,45 +177,15 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         where, cache = type(self).__name__, past_key_values
         refuse_keywords(where, keywords, REFUSED, self.forward)
         _check_arguments(where, cache, logits_to_keep)
-        check_types(
-            where,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            labels=labels,
-            loss_mask=loss_mask,
-            use_cache=use_cache,
-            extend_segment=extend_segment,
-            skip_logits=skip_logits,
-            output_segment_states=output_segment_states,
-            num_items_in_batch=num_items_in_batch,
-            output_hidden_states=output_hidden_states,
-            return_dict=return_dict,
-        )
-        mask = attention_mask if cache is None else None
-        text = SegmentedInput.of(self.get_input_embeddings(), input_ids, inputs_embeds, mask, labels, loss_mask)
+        text = self._text(input_ids, inputs_embeds, attention_mask, labels, loss_mask, cache)
         skip = (self.training and labels is not None) if skip_logits is None else skip_logits
-        if labels is not None:
-            check_labels(where, labels, text.shape, self.config.vocab_size)
-        if cache is not None and attention_mask is not None:
-            _check_continued_mask(where, attention_mask, cache.total, text.shape)
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
+        hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         options = ReadOptions(
-            use_cache, extend_segment, logits_to_keep, skip, output_segment_states, bool(output_hidden_states)
+            use_cache, extend_segment, logits_to_keep, skip, output_segment_states, bool(hidden_states)
         )
         state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
         loss = None if text.labels is None else ShiftedLoss(text.labels, text.loss_mask)
-        runner = self.segment_runner()
-        if isinstance(cache, GroupedCache) or _needs_groups(runner, text, use_cache):
-            output = _read_groups(runner, text, state, cache, options, loss)
-        else:
-            inner = replace(options, logits_to_keep=0) if text.uneven else options
-            output = read_text(runner, text, state, cache, inner, loss)
-            if text.uneven and output.logits is not None:
-                output.logits = text.restore(output.logits)[:, -logits_to_keep:]
-            if output.hidden_states is not None:
-                output.hidden_states = tuple(text.restore(hidden) for hidden in output.hidden_states)
+        output = read(self.segment_runner(), text, state, cache, options, loss)
         output.loss = None if loss is None else loss.value(num_items_in_batch)
         return output if return_dict is not False else output.to_tuple()
 
@@ -229,6 +208,17 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         """0: the memory does not grow with the text."""
         return 0.0
 
+    def _text(self, input_ids, inputs_embeds, attention_mask, labels, loss_mask, cache) -> SegmentedInput:
+        """The arguments of `forward` that are text, checked; after a cache a mask must not hide anything new."""
+        where = type(self).__name__
+        mask = attention_mask if cache is None else None
+        text = SegmentedInput.of(self.get_input_embeddings(), input_ids, inputs_embeds, mask, labels, loss_mask)
+        if labels is not None:
+            check_labels(where, labels, text.shape, self.config.vocab_size)
+        if cache is not None and attention_mask is not None:
+            _check_continued_mask(where, attention_mask, cache.total, text.shape)
+        return text
+
     def _fitting(self, state: MemoryState, batch: int) -> MemoryState:
         """`state` for `batch` rows, checked."""
         is_state = isinstance(state, self.state_class)
@@ -239,7 +229,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         return state if state.batch_size == batch else state.repeat_batch(batch)
 
 
-def _check_arguments(where: str, cache: object, logits_to_keep: object) -> None:
+def _check_arguments(where: str, cache: object, logits_to_keep: int | Tensor) -> None:
     is_cache = cache is None or isinstance(cache, (SegmentCache, GroupedCache))
     expect(is_cache, where, "past_key_values", "be what an earlier call returned", type(cache).__name__)
     is_number = kept_steps(where, logits_to_keep) is not logits_to_keep
@@ -252,27 +242,3 @@ def _check_continued_mask(where: str, attention_mask: Tensor, before: int, shape
     expect(got == needed, where, "attention_mask", f"be {needed} of zeros and ones, one per token since the start", got)
     new = attention_mask[:, before:].bool()
     demand(new.all(), where, "attention_mask", "be one for tokens after a cache", lambda: "zeros")
-
-
-def _needs_groups(runner: SegmentRunner, text: SegmentedInput, use_cache: bool) -> bool:
-    """Whether rows of different lengths must be read apart."""
-    apart = use_cache or not runner.takes_positions or runner.config.segment_alignment != "left"
-    return text.uneven and apart
-
-
-def _read_groups(runner, text, state, cache, options: ReadOptions, loss: ShiftedLoss | None) -> SegmentedOutput:
-    """Rows that are not equally far: logits (all of them, where padding must be put back first) and the loss."""
-    for name in ("segment_states", "hidden_states"):
-        is_off = not getattr(options, name)
-        expect(is_off, "forward", f"output_{name}", "be False for rows of unequal length read apart", True)
-    inner = options
-    if cache is None:
-        inner = replace(options, logits_to_keep=0, skip_logits=options.skip_logits and loss is None)
-    output = read_in_groups(runner, text, state, cache, inner)
-    if loss is not None:
-        loss.add(output.logits, 0)
-    if options.skip_logits:
-        output.logits = None
-    elif cache is None:
-        output.logits = text.restore(output.logits)[:, -options.logits_to_keep :]
-    return output

@@ -1,16 +1,16 @@
 """Reading a text segment by segment, as one batch or in groups of rows of equal length."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from transformers.utils import ModelOutput
 
-from tessera.models.recurrence.cache import GroupedCache, SegmentCache
+from tessera.errors import expect
 from tessera.models.recurrence.lm_head import LogitsWriter, ShiftedLoss, plain_lm_head
 from tessera.models.recurrence.segment_runner import Segment, SegmentRunner
 from tessera.models.recurrence.segmented_input import SegmentedInput, segment_borders
-from tessera.models.recurrence.state import MemoryState
+from tessera.models.recurrence.state import GroupedCache, MemoryState, SegmentCache
 
 
 @dataclass
@@ -46,6 +46,31 @@ class ReadOptions:
     hidden_states: bool = False
 
 
+def read(
+    runner: SegmentRunner,
+    text: SegmentedInput,
+    state: MemoryState | None,
+    cache: SegmentCache | GroupedCache | None,
+    options: ReadOptions,
+    loss: ShiftedLoss | None,
+) -> SegmentedOutput:
+    """Read any `text` after `cache`, else after `state`, with the padding where the caller had it; fills `loss`."""
+    needs_groups = options.use_cache or not runner.takes_positions or runner.config.segment_alignment != "left"
+    if isinstance(cache, GroupedCache):
+        return _read_groups(runner, text, state, cache, options, loss)
+    if text.uneven and needs_groups:
+        assert cache is None, "a text that goes on in a segment has no padding"
+        return _read_groups(runner, text, state, None, options, loss)
+    if not text.uneven:
+        return read_text(runner, text, state, cache, options, loss)
+    output = read_text(runner, text, state, cache, replace(options, logits_to_keep=0), loss)
+    if output.logits is not None:
+        output.logits = text.restore(output.logits)[:, -options.logits_to_keep :]
+    if output.hidden_states is not None:
+        output.hidden_states = tuple(text.restore(hidden) for hidden in output.hidden_states)
+    return output
+
+
 def read_text(
     runner: SegmentRunner,
     text: SegmentedInput,
@@ -59,7 +84,8 @@ def read_text(
     state, cache = _make_room(runner, state, cache, options)
     borders = _borders(runner.config, steps, cache, options)
     first_kept = max(0, steps - options.logits_to_keep) if options.logits_to_keep else 0
-    head, states, hidden_states = plain_lm_head(runner.base), [], []
+    head, hidden_states = plain_lm_head(runner.base), []
+    states: list[MemoryState] = []
     logits = LogitsWriter(steps - first_kept)
     truncated = len(borders) - (runner.config.backprop_segments or len(borders))
     for number, (start, end) in enumerate(borders):
@@ -70,11 +96,18 @@ def read_text(
         segment = _segment(text, start, end, cache, close, result, options.hidden_states)
         output, new_state, attention, hidden = runner.run(segment, state)
         hidden_states.append(hidden)
-        scores = logits.add(output[:, max(first_kept - start, 0) :], head) if is_kept else None
-        if in_loss:
-            has_all = scores is not None and start >= first_kept
-            loss.add(*((scores, start) if has_all else (output, start, head)))
+        scores = None
+        if is_kept:
+            assert output is not None
+            scores = logits.add(output[:, max(first_kept - start, 0) :], head)
+        if loss is not None and in_loss:
+            if scores is not None and start >= first_kept:
+                loss.add(scores, start)
+            else:
+                assert output is not None
+                loss.add(output, start, head)
         if close:
+            assert new_state is not None, "a closed segment leaves a memory"
             cache, state = None, new_state.detach() if number < truncated else new_state
             if options.segment_states:  # all of them in memory at once
                 states.append(state)
@@ -90,7 +123,34 @@ def read_text(
     )
 
 
-def read_in_groups(
+def _read_groups(
+    runner: SegmentRunner,
+    text: SegmentedInput,
+    state: MemoryState | None,
+    cache: GroupedCache | None,
+    options: ReadOptions,
+    loss: ShiftedLoss | None,
+) -> SegmentedOutput:
+    """Rows that are not equally far: logits (all of them, where padding must be put back first) and the loss."""
+    for name in ("segment_states", "hidden_states"):
+        is_off = not getattr(options, name)
+        expect(is_off, "forward", f"output_{name}", "be False for rows of unequal length read apart", True)
+    inner = options
+    if cache is None:
+        inner = replace(options, logits_to_keep=0, skip_logits=options.skip_logits and loss is None)
+    output = _read_each_group(runner, text, state, cache, inner)
+    if loss is not None:
+        assert output.logits is not None
+        loss.add(output.logits, 0)
+    if options.skip_logits:
+        output.logits = None
+    elif cache is None:
+        assert output.logits is not None
+        output.logits = text.restore(output.logits)[:, -options.logits_to_keep :]
+    return output
+
+
+def _read_each_group(
     runner: SegmentRunner,
     text: SegmentedInput,
     state: MemoryState | None,
@@ -108,10 +168,13 @@ def read_in_groups(
         for (rows, part), group in zip(parts, caches)
     ]
     order = torch.cat([rows for rows, _ in parts]).argsort()
-    memories = [output.memory_state for output in outputs]
-    is_empty = all(memory is None for memory in memories)
-    memories = [m or runner.memory.empty(len(rows)) for m, (rows, _) in zip(memories, parts)]
-    groups = tuple((rows, output.past_key_values) for (rows, _), output in zip(parts, outputs))
+    is_empty = all(output.memory_state is None for output in outputs)
+    memories = [one.memory_state or runner.memory.empty(len(rows)) for one, (rows, _) in zip(outputs, parts)]
+    groups = tuple(
+        (rows, one.past_key_values)
+        for (rows, _), one in zip(parts, outputs)
+        if isinstance(one.past_key_values, SegmentCache)
+    )
     total = text.shape[1] + (0 if cache is None else cache.total)
     kept = options.logits_to_keep or text.shape[1]
     return SegmentedOutput(
@@ -123,8 +186,10 @@ def read_in_groups(
 
 def _assembled(text: SegmentedInput, parts: list, outputs: list[SegmentedOutput], steps: int) -> Tensor:
     first = outputs[0].logits
+    assert first is not None
     logits = first.new_zeros(text.shape[0], steps, first.shape[-1])
     for (rows, _), output in zip(parts, outputs):
+        assert output.logits is not None
         places = torch.arange(output.logits.shape[1], device=rows.device)
         logits = logits.index_put((rows[:, None], places[None]), output.logits)
     return logits

@@ -3,11 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers import initialization as init
 
 from tessera.models.recurrence.base import position_table
 from tessera.models.recurrence.configuration import SegmentedConfig
@@ -54,7 +55,30 @@ class SegmentResult(NamedTuple):
     hidden_states: tuple[Tensor, ...] = ()
 
 
-class SegmentMemory(ABC):
+class MemoryTokens(nn.Module):
+    """`tokens` (M, hidden) from N(0, std^2), on the device of the token embeddings `like`; None: with their spread."""
+
+    def __init__(self, count: int, like: Tensor, std: float | None = None):
+        super().__init__()
+        self.std = std
+        self.tokens = nn.Parameter(torch.empty(count, like.shape[1], dtype=like.dtype, device=like.device))
+        self.reset_parameters(like)
+
+    def reset_parameters(self, like: Tensor) -> None:
+        """Draw the tokens, with the spread of `like` if they have none of their own."""
+        if not like.is_meta:
+            init.normal_(self.tokens, 0.0, float(like.detach().float().std()) if self.std is None else self.std)
+
+    def forward(self, batch: int) -> Tensor:
+        """(B, M, hidden)."""
+        return self.tokens.expand(batch, -1, -1)
+
+
+MemoryT = TypeVar("MemoryT", bound=MemoryState)
+HooksT = TypeVar("HooksT", bound=LayerHooks)
+
+
+class SegmentMemory(ABC, Generic[MemoryT, HooksT]):
     """What a model carries from segment to segment, as the runner needs it.
 
     Attributes:
@@ -64,19 +88,19 @@ class SegmentMemory(ABC):
     at_front: bool = False
 
     @abstractmethod
-    def empty(self, batch: int) -> MemoryState:
+    def empty(self, batch: int) -> MemoryT:
         """The memory before anything was read."""
 
     @abstractmethod
-    def embeddings(self, state: MemoryState) -> Tensor:
+    def embeddings(self, state: MemoryT) -> Tensor:
         """What the memory tokens of a segment are made of, (B, M, hidden)."""
 
     @abstractmethod
-    def hooks(self, state: MemoryState, is_empty: bool, front: int, back: int) -> LayerHooks:
+    def hooks(self, state: MemoryT, is_empty: bool, front: int, back: int) -> HooksT:
         """What happens around the layers; `is_empty`: nothing was read yet."""
 
     @abstractmethod
-    def next_layers(self, hooks: LayerHooks, state: MemoryState) -> Sequence[State]:
+    def next_layers(self, hooks: HooksT, state: MemoryT) -> Sequence[State]:
         """The new `MemoryState.layers` after a call that closed a segment."""
 
 
@@ -91,7 +115,7 @@ class SegmentRunner:
     def run(self, segment: Segment, state: MemoryState | None) -> SegmentResult:
         """Read `segment` after the memory `state` (None: nothing was read)."""
         is_empty = state is None
-        state = self.memory.empty(segment.embeddings.shape[0]) if is_empty else state
+        state = self.memory.empty(segment.embeddings.shape[0]) if state is None else state
         front = self.front if segment.cache is None else 0
         back = self.config.num_memory_tokens if segment.close else 0
         hooks = self.memory.hooks(state, is_empty, front, back)
@@ -149,7 +173,9 @@ class SegmentRunner:
         if not back:
             return ordinary
         if self.config.own_memory_positions:
-            rows = position_table(self.base).num_embeddings
+            table = position_table(self.base)
+            assert table is not None, "widen_positions asks for it"
+            rows = table.num_embeddings
             return torch.cat([ordinary, torch.arange(rows - back, rows, device=device)[None]], 1)
         after = torch.arange(back, device=device)[None]
         if segment.lengths is None:

@@ -116,6 +116,7 @@ class SegmentedInput:
         both = (input_ids is None) == (inputs_embeds is None)
         expect(not both, "forward", "input_ids or inputs_embeds", "be given", "both or neither")
         tokens = inputs_embeds if input_ids is None else input_ids
+        assert tokens is not None
         sizes, dims = tuple(tokens.shape), 2 if inputs_embeds is None else 3
         expect(len(sizes) == dims, "forward", "input_ids", "be (B, T) (inputs_embeds (B, T, hidden))", sizes)
         batch, steps = sizes[:2]
@@ -125,9 +126,13 @@ class SegmentedInput:
             expect(got == sizes[:2], "forward", name, f"be {(batch, steps)}", got)
         text = cls(tokens, embed, Padding.of(attention_mask, batch, steps), labels, loss_mask)
         if text.padding is not None and bool(text.padding.shift.any()):
-            rows = {name: getattr(text, name) for name in ("tokens", "labels", "loss_mask")}
-            rows = {k: None if v is None else roll_rows(v, text.padding.shift) for k, v in rows.items()}
-            return replace(text, **rows)
+            shift = text.padding.shift
+            return replace(
+                text,
+                tokens=roll_rows(tokens, shift),
+                labels=None if labels is None else roll_rows(labels, shift),
+                loss_mask=None if loss_mask is None else roll_rows(loss_mask, shift),
+            )
         return text
 
     @property
@@ -163,12 +168,15 @@ class SegmentedInput:
 
     def lengths(self, start: int, end: int) -> Tensor | None:
         """How many of these positions exist in each row (B,); None for all in all rows."""
-        return (self.padding.lengths - start).clamp(0, end - start) if self.uneven else None
+        if self.padding is None or self.padding.even:
+            return None
+        return (self.padding.lengths - start).clamp(0, end - start)
 
     def restore(self, rows: Tensor) -> Tensor:
         """`rows` (B, T, ...) with the padding where the caller had it."""
-        moved = self.padding is not None and bool(self.padding.shift.any())
-        return roll_rows(rows, -self.padding.shift) if moved else rows
+        if self.padding is None or not bool(self.padding.shift.any()):
+            return rows
+        return roll_rows(rows, -self.padding.shift)
 
     def select(self, rows: Tensor) -> "SegmentedInput":
         """Some rows of a text without padding and labels."""

@@ -1,10 +1,12 @@
-"""The memory that is carried from segment to segment: a value that can be kept, stored and resumed."""
+"""What is carried: the memory from segment to segment, and from call to call the open segment too. All are values."""
 
+import copy
 import os
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import ClassVar, Self
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 from safetensors import safe_open
@@ -12,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tessera.errors import TesseraError, expect
+from tessera.files import write_atomically
 from tessera.state import State
 
 CHECKSUM = "crc32"
@@ -78,7 +81,7 @@ class MemoryState(State):
         # Copies: an empty memory's tensors share their storage, which safetensors refuses.
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors().items()}
         metadata = {"format": "pt", "tessera_memory": self.kind, CHECKSUM: str(_checksum(tensors))}
-        save_file(tensors, path, metadata=metadata)
+        write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, metadata=metadata))
 
     @classmethod
     def load(cls, path: str | os.PathLike, device: str | torch.device = "cpu") -> Self:
@@ -114,13 +117,85 @@ class MemoryState(State):
         expect(not different, where, "memory_state", same, shapes[0].get(different))
 
 
+@dataclass(frozen=True)
+class CarriedTokens(State):
+    """States of memory tokens, carried to the next segment: `tokens` (B, M, hidden)."""
+
+    tokens: Tensor
+
+
+@dataclass(frozen=True)
+class SegmentCache:
+    """A text read up to somewhere inside a segment.
+
+    Attributes:
+        memory: after the last closed segment; None while none is closed and no memory was given.
+        attention: the base model's own cache of the open segment. It belongs to the next call, which may extend it in
+            place: to go on twice from one point, use `select_batch`.
+        length: ordinary tokens in the open segment. total: ordinary tokens read since this cache began.
+        visible: booleans (B, length), or None when no position of the open segment is hidden.
+        batch_size: number of rows.
+    """
+
+    memory: MemoryState | None
+    attention: Any
+    length: int
+    total: int
+    visible: Tensor | None
+    batch_size: int
+    is_compileable: ClassVar[bool] = False  # what transformers asks of a cache given to `generate`
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens read (the name transformers asks for)."""
+        return self.total
+
+    def reorder(self, index: Tensor) -> "SegmentCache":
+        """The cache of the rows `index`: what beam search asks for."""
+        memory = None if self.memory is None else self.memory.select_batch(index)
+        visible = None if self.visible is None else self.visible.index_select(0, index)
+        attention = self.attention
+        if hasattr(attention, "select_batch"):
+            attention = attention.select_batch(index)
+        elif attention is not None:
+            attention.reorder_cache(index)
+        return SegmentCache(memory, attention, self.length, self.total, visible, len(index))
+
+    def select_batch(self, index: Tensor) -> "SegmentCache":
+        """The cache of the rows `index`, apart from this one: both may be gone on from."""
+        return replace(self, attention=copy.deepcopy(self.attention)).reorder(index)
+
+
+@dataclass(frozen=True)
+class GroupedCache:
+    """Rows of different lengths: one cache for each set of rows (integers) that are equally far in their segment."""
+
+    groups: tuple[tuple[Tensor, SegmentCache], ...]
+    total: int
+    is_compileable: ClassVar[bool] = False
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Length of the padded text so far."""
+        return self.total
+
+    def reorder(self, index: Tensor) -> "GroupedCache":
+        """The cache of the rows `index`: what beam search asks for."""
+        groups = []
+        for rows, cache in self.groups:
+            place = {row: i for i, row in enumerate(rows.tolist())}
+            pairs = [(new, place[old]) for new, old in enumerate(index.tolist()) if old in place]
+            if pairs:
+                new, old = torch.tensor(pairs, device=index.device).unbind(1)
+                groups.append((new, cache.reorder(old)))
+        return GroupedCache(tuple(groups), self.total)
+
+
 def _checksum(tensors: dict[str, Tensor]) -> int:
     """CRC-32 of names, types, shapes and bytes: about 1 GB/s, which is milliseconds for a memory."""
     value = 0
     for name in sorted(tensors):
         tensor = tensors[name].cpu().contiguous()
         value = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), value)
-        value = zlib.crc32(tensor.flatten().view(torch.uint8).numpy(), value)
+        value = zlib.crc32(tensor.flatten().view(torch.uint8).numpy().data, value)
     return value
 
 

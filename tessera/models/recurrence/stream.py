@@ -32,9 +32,9 @@ def read_stream(
     >>> read_stream(model, iter(range(50))).segments_read
     tensor([7])
     """
-    state = model.empty_memory(1) if memory_state is None else memory_state
-    state.expect_fits(model.empty_memory(1), "read_stream")
-    state = state if bool(state.segments_read.any()) else None
+    before = model.empty_memory(1) if memory_state is None else memory_state
+    before.expect_fits(model.empty_memory(1), "read_stream")
+    state = before if bool(before.segments_read.any()) else None
     embed, runner = model.get_input_embeddings(), model.segment_runner()
     with progress_bar(progress, total) as bar:
         for part in parts_of(tokens, model.config.segment_size):

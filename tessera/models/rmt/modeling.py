@@ -8,10 +8,9 @@ from transformers import GenerationMixin
 
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import LayerHooks
-from tessera.models.recurrence.memory_tokens import CarriedTokens, MemoryTokens
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
-from tessera.models.recurrence.segment_runner import SegmentMemory
-from tessera.models.recurrence.state import MemoryState
+from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory
+from tessera.models.recurrence.state import CarriedTokens, MemoryState
 
 
 class RMTConfig(SegmentedConfig):
@@ -24,6 +23,8 @@ class RMTConfig(SegmentedConfig):
 class RMTState(MemoryState):
     """The states of the memory tokens after the last layer and its final norm."""
 
+    layers: tuple[CarriedTokens, ...]
+
     kind = "rmt"
     layer_state = CarriedTokens
 
@@ -34,7 +35,7 @@ class RMTState(MemoryState):
 
 
 @dataclass(frozen=True)
-class RMTMemory(SegmentMemory):
+class RMTMemory(SegmentMemory[RMTState, LayerHooks]):
     """The memory tokens' last hidden states become the next segment's memory tokens; `tokens` are the first ones."""
 
     tokens: MemoryTokens
@@ -55,6 +56,7 @@ class RMTMemory(SegmentMemory):
 
     def next_layers(self, hooks: LayerHooks, state: RMTState) -> list[CarriedTokens]:
         """The last hidden states at the last memory tokens."""
+        assert hooks.last_hidden is not None, "the call is done"
         return [CarriedTokens(hooks.last_hidden[:, -hooks.back :])]
 
 

@@ -1,29 +1,30 @@
 """Language models that read a text as a whole, all of the size of one transformer."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
+from transformers import AutoModelForCausalLM, MambaConfig, PreTrainedConfig
 
 from tessera.kernels import kernel_from_config
+from tessera.models.linear_attention import LinearAttentionConfig
+from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
+from tessera.models.memory_mosaic import MemoryMosaicConfig
+from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
+from tessera.models.presets import matching_llama_config
 from tessera.models.small_models.table import SMALL_MODELS, ModelSize
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+from tessera.models.transformer import transformer_config
 
 
-def _build(config: "PreTrainedConfig") -> nn.Module:
-    from transformers import AutoModelForCausalLM
-
+def untrained_model(config: PreTrainedConfig) -> nn.Module:
+    """The causal language model of `config`, initialised by PyTorch's generator, without a warning about its loss."""
     model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     model.loss_type = model.loss_type or "ForCausalLM"  # what GPT-2 and GPT-NeoX take anyway, but with a warning
     return model
 
 
 def _transformer_of(size: ModelSize, **positions: Any) -> nn.Module:
-    from tessera.models.transformer import transformer_config
-
-    return _build(
+    return untrained_model(
         transformer_config(
             vocab_size=size.vocab_size,
             hidden_size=size.hidden_size,
@@ -37,10 +38,8 @@ def _transformer_of(size: ModelSize, **positions: Any) -> nn.Module:
 @SMALL_MODELS.register("mosaic")
 def _mosaic(size: ModelSize) -> nn.Module:
     """Slots of 7/2 the width make the two memories' 12 width^2: three matrices, two, and the slots' keys and values."""
-    from tessera.models.memory_mosaic import MemoryMosaicConfig
-
     slots = size.num_persistent_slots
-    return _build(
+    return untrained_model(
         MemoryMosaicConfig(
             vocab_size=size.vocab_size,
             hidden_size=size.hidden_size,
@@ -60,13 +59,15 @@ def _mosaic(size: ModelSize) -> nn.Module:
 @SMALL_MODELS.register("mosaic_v2")
 def _mosaic_v2(size: ModelSize) -> nn.Module:
     """Published proportions at context 4,096: short term 256, delay 64 and, in training, 64 to 256."""
-    from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
+    return untrained_model(_mosaic_v2_config(size))
 
+
+def _mosaic_v2_config(size: ModelSize) -> MemoryMosaicV2Config:
     width, heads = size.hidden_size, size.num_heads
     span = max(4, size.max_positions // 16)
     # Each of the two memories: keys, values, output, and two numbers per head from the input; SwiGLU: three matrices.
     inner = round((12 * width**2 - 2 * (3 * width**2 + 2 * width * heads)) / (3 * width))
-    config = MemoryMosaicV2Config(
+    return MemoryMosaicV2Config(
         vocab_size=size.vocab_size,
         hidden_size=width,
         num_layers=size.num_layers,
@@ -76,9 +77,21 @@ def _mosaic_v2(size: ModelSize) -> nn.Module:
         short_term_span=span,
         long_term_delay=span // 4,
         training_long_term_delay=(span // 4, span),
+        initializer_range=width**-0.5 if size.initialization == "fan_in" else 0.02,
         tie_word_embeddings=True,
     )
-    return _build(config)
+
+
+@SMALL_MODELS.register("llama")
+def _llama(size: ModelSize) -> nn.Module:
+    """The twin of `mosaic_v2`: Llama of its width, depth and heads, with as many parameters; rotary positions."""
+    return untrained_model(matching_llama_config(_mosaic_v2_config(size), equal_parameters=True))
+
+
+@SMALL_MODELS.register("transformer_alibi")
+def _transformer_alibi(size: ModelSize) -> nn.Module:
+    """BLOOM: attention that falls off with distance (Press et al. 2021)."""
+    return _transformer_of(size, positions="alibi")
 
 
 @SMALL_MODELS.register("transformer")
@@ -93,10 +106,39 @@ def _transformer_rope(size: ModelSize) -> nn.Module:
     return _transformer_of(size, positions="rope")
 
 
+def _linear_attention(size: ModelSize, variant: str) -> nn.Module:
+    return untrained_model(
+        LinearAttentionConfig(
+            variant=variant,
+            vocab_size=size.vocab_size,
+            hidden_size=size.hidden_size,
+            num_layers=size.num_layers,
+            num_heads=size.num_heads,
+        )
+    )
+
+
+@SMALL_MODELS.register("linear_transformer")
+def _linear_transformer(size: ModelSize) -> nn.Module:
+    """A sum of all pairs without decay (Katharopoulos et al. 2020)."""
+    return _linear_attention(size, "linear_transformer")
+
+
+@SMALL_MODELS.register("retnet")
+def _retnet(size: ModelSize) -> nn.Module:
+    """A sum with a fixed decay per head (Sun et al. 2023)."""
+    return _linear_attention(size, "retnet")
+
+
+@SMALL_MODELS.register("gla")
+def _gla(size: ModelSize) -> nn.Module:
+    """A sum whose decay depends on the input (Yang et al. 2024)."""
+    return _linear_attention(size, "gla")
+
+
 @SMALL_MODELS.register("lstm")
 def _lstm(size: ModelSize) -> nn.Module:
     """As many layers, of the width whose 8 width^2 per layer come closest to the transformer's parameters."""
-    from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
 
     def count(width: int) -> int:
         return size.vocab_size * width + size.num_layers * (8 * width**2 + 8 * width) + 2 * width
@@ -111,8 +153,6 @@ def _mamba(size: ModelSize) -> nn.Module:
 
     With `mamba_state_size`: one block for a layer, of the layer's width.
     """
-    from transformers import MambaConfig
-
     equal_size = size.mamba_state_size is None
     layers = 2 * size.num_layers if equal_size else size.num_layers
 
@@ -131,7 +171,7 @@ def _mamba(size: ModelSize) -> nn.Module:
         eos_token_id=None,
         pad_token_id=None,
     )
-    return _build(config)
+    return untrained_model(config)
 
 
 def _closest(count: Callable[[int], int], target: int, step: int) -> int:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from torch import nn
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
@@ -17,8 +18,6 @@ def _base(size: ModelSize) -> nn.Module:
 
     Positions that are learned and added, as in GPT-2, end up in the memory's keys and hold training on a plateau.
     """
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
     return GPTNeoXForCausalLM(
         GPTNeoXConfig(
             vocab_size=size.vocab_size,

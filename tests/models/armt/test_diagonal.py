@@ -26,8 +26,8 @@ def test_logits_and_memory(family, segments):
 def test_gradients():
     model, ids = make(own_memory_positions=True, update_order="sequential"), tokens(1, 24)
     both = (model(ids).logits, read_diagonally(model, ids)[0])
-    expected, found = (torch.autograd.grad(logits.square().sum(), list(model.parameters())) for logits in both)
-    for a, b in zip(found, expected, strict=True):
+    expected, actual = (torch.autograd.grad(logits.square().sum(), list(model.parameters())) for logits in both)
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9 * b.abs().max().item())
 
 
@@ -37,9 +37,9 @@ def test_a_stream(segments):
     model, ids = make(), tokens(1, 3 * 8 + 5)[0].tolist()
     for before in (None, model(tokens(1, 16)).memory_state):
         expected = read_stream(model, ids, before)
-        found = read_stream_diagonally(model, iter(ids), before, segments)
+        actual = read_stream_diagonally(model, iter(ids), before, segments)
         for name, tensor in expected.tensors().items():
-            torch.testing.assert_close(found.tensors()[name], tensor, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+            torch.testing.assert_close(actual.tensors()[name], tensor, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
     assert not read_stream_diagonally(model, []).segments_read.any()
 
 

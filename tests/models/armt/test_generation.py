@@ -23,21 +23,21 @@ def greedy(model, prompt, count):
 @pytest.mark.parametrize("steps", [3, 8, 13])
 def test_generation_is_reading_the_grown_text(kind, family, steps):
     model, prompt = make(kind, family), tokens(2, steps)
-    found = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False)
-    assert torch.equal(found, greedy(model, prompt, 12))
+    actual = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False)
+    assert torch.equal(actual, greedy(model, prompt, 12))
 
 
 @pytest.mark.parametrize(("kind", "family"), PAIRS)
 def test_steps_with_a_cache_give_the_logits_of_the_whole(kind, family):
     model, ids = make(kind, family), tokens(2, 27)
-    whole, found, cache = model(ids), [], None
+    at_once, actual, cache = model(ids), [], None
     for start, end in [(0, 5), (5, 6), (6, 19), (19, 24), (24, 27)]:
         output = model(ids[:, start:end], past_key_values=cache, use_cache=end < 27)
         cache = output.past_key_values
-        found.append(output.logits)
-    torch.testing.assert_close(torch.cat(found, 1), whole.logits, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+        actual.append(output.logits)
+    torch.testing.assert_close(torch.cat(actual, 1), at_once.logits, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
     # Without use_cache the last segment was closed, as in the whole reading.
-    for name, tensor in whole.memory_state.tensors().items():
+    for name, tensor in at_once.memory_state.tensors().items():
         torch.testing.assert_close(output.memory_state.tensors()[name], tensor)
 
 
@@ -48,8 +48,8 @@ def test_prompts_of_uneven_length_are_continued_as_alone(kind, family):
     prompts = [tokens(1, length) for length in lengths]
     ids = torch.cat([torch.nn.functional.pad(p, (16 - p.shape[1], 0)) for p in prompts])
     mask = (ids > 0).long()
-    found = model.generate(ids, attention_mask=mask, max_new_tokens=11, do_sample=False)
-    for row, prompt in zip(found, prompts):
+    actual = model.generate(ids, attention_mask=mask, max_new_tokens=11, do_sample=False)
+    for row, prompt in zip(actual, prompts):
         assert torch.equal(row[16:], greedy(model, prompt, 11)[0, prompt.shape[1] :])
 
 
@@ -64,11 +64,11 @@ def test_generation_after_a_stored_memory():
     model, text, prompt = make(), tokens(2, 16), tokens(2, 3)
     state = model(text).memory_state
     options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 9, "do_sample": False}
-    found = model.generate(prompt, memory_state=state, **options)
+    actual = model.generate(prompt, memory_state=state, **options)
     both = greedy(model, torch.cat([text, prompt], 1), 9)
-    assert torch.equal(found, both[:, 16:])
+    assert torch.equal(actual, both[:, 16:])
     beams = model.generate(prompt, memory_state=state, num_beams=2, **options)
-    assert beams.shape == found.shape
+    assert beams.shape == actual.shape
 
 
 def test_hidden_positions_stay_hidden_while_generating():

@@ -16,23 +16,23 @@ PAIRS = [(kind, "gpt2") for kind in KINDS] + [("armt", family) for family in BAS
 PAIRS += [("rmt", "llama"), ("prmt", "qwen2"), ("rmt", "memory_mosaic"), ("prmt", "memory_mosaic")]
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
 
 
-def same_memory(found, expected):
+def same_memory(actual, expected):
     for name, tensor in expected.tensors().items():
-        close(found.tensors()[name], tensor)
+        close(actual.tensors()[name], tensor)
 
 
 @pytest.mark.parametrize(("kind", "family"), PAIRS)
 def test_chunks_at_segment_borders_change_nothing(kind, family):
     model, ids = make(kind, family), tokens(2, 29)
-    whole = model(ids, labels=ids)
+    at_once = model(ids, labels=ids)
     first = model(ids[:, :16])
     second = model(ids[:, 16:], memory_state=first.memory_state)
-    close(torch.cat([first.logits, second.logits], 1), whole.logits)
-    same_memory(second.memory_state, whole.memory_state)
+    close(torch.cat([first.logits, second.logits], 1), at_once.logits)
+    same_memory(second.memory_state, at_once.memory_state)
     # The second part must need the first, or this test shows nothing.
     assert (model(ids[:, 16:]).logits - second.logits).abs().max() > 1e-4
 
@@ -156,12 +156,12 @@ def test_truncation_lets_gradients_through_the_last_segments_only(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_is_the_text_and_may_be_interrupted(kind):
     model, ids = make(kind), tokens(1, 29)
-    whole = model(ids).memory_state
-    same_memory(read_stream(model, iter(ids[0].tolist())), whole)
+    at_once = model(ids).memory_state
+    same_memory(read_stream(model, iter(ids[0].tolist())), at_once)
     half = read_stream(model, ids[0, :16].tolist())
-    same_memory(read_stream(model, ids[0, 16:].tolist(), half), whole)
-    assert whole.tokens_read.item() == 29
-    assert whole.segments_read.item() == 4
+    same_memory(read_stream(model, ids[0, 16:].tolist(), half), at_once)
+    assert at_once.tokens_read.item() == 29
+    assert at_once.segments_read.item() == 4
     assert not any(tensor.requires_grad for tensor in half.tensors().values())
 
 

@@ -100,18 +100,18 @@ def test_lora_on_the_base():
 def test_two_threads_do_not_meet():
     model, texts = make(), [tokens(1, 40), tokens(1, 24)]
     expected = [model(text).logits for text in texts]
-    found = [[], []]
+    actual = [[], []]
 
     def work(which):
         for _ in range(5):
-            found[which].append(model(texts[which]).logits)
+            actual[which].append(model(texts[which]).logits)
 
     threads = [threading.Thread(target=work, args=(which,)) for which in (0, 1)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     for which in (0, 1):
-        assert len(found[which]) == 5
-        for logits in found[which]:
+        assert len(actual[which]) == 5
+        for logits in actual[which]:
             torch.testing.assert_close(logits, expected[which])
 
 

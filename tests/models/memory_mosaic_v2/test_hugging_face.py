@@ -51,9 +51,9 @@ def test_saves_and_loads_through_the_auto_classes(model, tmp_path):
 def test_samples(model):
     ids = prompt()
     arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "min_new_tokens": 4, "do_sample": True}
-    found = model.generate(ids, num_return_sequences=3, **arguments)
-    assert found.shape == (3, 11)
-    assert found[:, 7:].unique(dim=0).shape[0] > 1
+    actual = model.generate(ids, num_return_sequences=3, **arguments)
+    assert actual.shape == (3, 11)
+    assert actual[:, 7:].unique(dim=0).shape[0] > 1
 
 
 @pytest.mark.slow

@@ -61,8 +61,8 @@ def test_the_long_term_memory_can_be_switched_off_and_on():
     without = model(ids).logits
     assert torch.equal(without[:, :4], with_it[:, :4])
     assert not torch.allclose(without, with_it)
-    found, state = read_in_chunks(model, ids, [20, 13])
-    torch.testing.assert_close(found, without, rtol=0, atol=REORDERED_FLOAT64)
+    actual, state = read_in_chunks(model, ids, [20, 13])
+    torch.testing.assert_close(actual, without, rtol=0, atol=REORDERED_FLOAT64)
     model.enable_long_term_memory()
     assert torch.equal(model(ids).logits, with_it)
     with pytest.raises(TesseraError, match="past_key_values must hold the long-term memories that are enabled now"):
@@ -92,8 +92,8 @@ def test_the_delay_may_change_after_loading_and_between_steps(tmp_path):
     model = build(num_layers=1)  # deeper layers remember what the old delay made of the earlier steps
     _, state = read_in_chunks(model, ids[:, :20], [20])
     model.set_long_term_delay(7)
-    found = model(ids[:, 20:], past_key_values=state).logits
-    torch.testing.assert_close(found, model(ids).logits[:, 20:], rtol=0, atol=REORDERED_FLOAT64)
+    actual = model(ids[:, 20:], past_key_values=state).logits
+    torch.testing.assert_close(actual, model(ids).logits[:, 20:], rtol=0, atol=REORDERED_FLOAT64)
     with pytest.raises(TesseraError, match="delay must be a positive integer; got 0"):
         model.set_long_term_delay(0)
 
@@ -118,8 +118,8 @@ def test_one_delay_for_all_equals_one_delay_each(documents):
     fixed = model.train()(ids, document_ids=documents).logits
     each = {"long_term_delay": torch.tensor([5])}
     model.model.layer_arguments = lambda hidden: each
-    found = model(ids, document_ids=documents).logits
-    torch.testing.assert_close(found, fixed, rtol=0, atol=REORDERED_FLOAT64)
+    actual = model(ids, document_ids=documents).logits
+    torch.testing.assert_close(actual, fixed, rtol=0, atol=REORDERED_FLOAT64)
     state = model(ids[:, :11], document_ids=None if documents is None else documents[:, :11], use_cache=True)
     rest = None if documents is None else documents[:, 11:]
     rest = model(ids[:, 11:], document_ids=rest, past_key_values=state.past_key_values).logits

@@ -24,7 +24,7 @@ def build(**changes):
 
 def compare(model, ids, delays, documents=None, **oracle_arguments):
     parameters = dict(model.named_parameters())
-    found = model(ids, document_ids=documents).logits
+    actual = model(ids, document_ids=documents).logits
     expected = torch.stack(
         [
             oracle.read(
@@ -38,13 +38,13 @@ def compare(model, ids, delays, documents=None, **oracle_arguments):
             for index, (row, delay) in enumerate(zip(ids, delays))
         ]
     )
-    torch.testing.assert_close(found, expected, **OUTPUTS)
+    torch.testing.assert_close(actual, expected, **OUTPUTS)
     used = [
         parameter
         for name, parameter in parameters.items()
         if oracle_arguments.get("long_term", True) or "long_term" not in name
     ]
-    losses = (cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()) for logits in (found, expected))
+    losses = (cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()) for logits in (actual, expected))
     for ours, theirs in zip(*(torch.autograd.grad(loss, used) for loss in losses)):
         torch.testing.assert_close(ours, theirs, **GRADIENTS)
 

@@ -15,8 +15,8 @@ from tests.tolerances import REORDERED_FLOAT64
 PLAIN = [family for family in BASES if family != "memory_mosaic"]
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
 
 
 def trained(model, ids, labels):
@@ -35,16 +35,16 @@ def test_the_head_is_the_bases_own(family, monkeypatch):
         read = model(ids, labels=labels, logits_to_keep=15), model(ids[:1])
     step = trained(model, ids, labels)
     monkeypatch.setattr(reading, "plain_lm_head", lambda base: None)
-    whole = model(ids, labels=labels)
-    close(read[0].loss, whole.loss)
-    close(read[0].logits, whole.logits[:, -15:])
-    close(read[1].logits, whole.logits[:1])
+    at_once = model(ids, labels=labels)
+    close(read[0].loss, at_once.loss)
+    close(read[0].logits, at_once.logits[:, -15:])
+    close(read[1].logits, at_once.logits[:1])
     expected = trained(model, ids, labels)
     close(step[0], expected[0])
-    for found, other in zip(step[1], expected[1], strict=True):
-        assert (found is None) == (other is None)
-        if found is not None:
-            close(found, other)
+    for actual, other in zip(step[1], expected[1], strict=True):
+        assert (actual is None) == (other is None)
+        if actual is not None:
+            close(actual, other)
 
 
 def test_more_logits_than_tokens_are_all():

@@ -1,0 +1,40 @@
+"""Several continuations of one text that was read once."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def fork(state: Any, rows: int) -> Any:
+    """`state` of one row, for `rows` rows: what a model returned as `past_key_values`, of this library or another.
+
+    The result is apart from `state`, which stays as it is and may be forked again.
+    """
+    index = torch.zeros(rows, dtype=torch.long)
+    if hasattr(state, "select_batch"):
+        return state.select_batch(index)
+    copied = copy.deepcopy(state)  # a cache of transformers changes in place
+    copied.reorder_cache(index)
+    return copied
+
+
+def state_bytes(state: Any) -> int:
+    """Bytes of all tensors of a state or cache, each counted once."""
+    sizes: dict[int, int] = {}
+    pending, seen = [state], set()
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            sizes[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        elif isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            pending.extend(value)
+        elif hasattr(value, "__dict__") and not isinstance(value, type):
+            pending.extend(vars(value).values())
+    return sum(sizes.values())
