@@ -1,0 +1,1 @@
+"""Recipes, the Trainer, run folders that survive a kill; `fit` and curricula for experiments."""

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -11,6 +13,10 @@ from transformers import TrainerCallback
 
 from tessera.errors import TesseraError
 from tessera.training.sections import TrainingSection
+
+
+class NotFinite(TesseraError):
+    """A training whose loss, gradients or weights became NaN or infinite."""
 
 
 class Schedule(TrainerCallback):
@@ -36,7 +42,7 @@ class StepClock(TrainerCallback):
     """Seconds spent inside training steps; evaluation and checkpoints do not count."""
 
     def __init__(self) -> None:
-        self.seconds, self.steps, self._began = 0.0, 0, None
+        self.seconds, self.steps, self._began = 0.0, 0, 0.0
 
     def on_step_begin(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
@@ -63,8 +69,9 @@ class NonFiniteGuard(TrainerCallback):
 
     def __init__(self, mode: str) -> None:
         self.mode, self.skipped = mode, 0
-        self.all_finite = lambda finite: finite  # the trainer replaces it where there are several processes
-        self.last_checkpoint = lambda: None
+        # The trainer replaces both, the first where there are several processes.
+        self.all_finite: Callable[[bool], bool] = lambda finite: finite
+        self.last_checkpoint: Callable[[], Path | None] = lambda: None
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
         """See `TrainerCallback`."""
@@ -86,7 +93,7 @@ class NonFiniteGuard(TrainerCallback):
     def _stop(self, what: str, when: str, step: int) -> NoReturn:
         checkpoint = self.last_checkpoint()
         kept = f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint had been written yet"
-        raise TesseraError(
+        raise NotFinite(
             f"training: {what} must be finite; got NaN or infinity {when} step {step}. Stopped: {kept}. "
             "Lower training.learning_rate, or set training.on_nonfinite=skip to leave such steps out."
         )
@@ -97,7 +104,8 @@ class ProgressBar(TrainerCallback):
 
     def __init__(self, name: str, enabled: bool = True) -> None:
         self.name, self.enabled = name, enabled
-        self.bar, self.notes = None, {}
+        self.bar: tqdm | None = None
+        self.notes: dict[str, str] = {}
 
     def on_train_begin(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
@@ -113,7 +121,8 @@ class ProgressBar(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
-        self.bar.update(1)
+        if self.bar is not None:
+            self.bar.update(1)
 
     def note(self, **notes: str) -> None:
         """Show these texts from now on, in the order in which they were first given."""

@@ -5,7 +5,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer
 
@@ -31,6 +31,15 @@ class Corpus:
     tokenizer: "PreTrainedTokenizerFast"
     training: Split
     validation: Split
+
+    def checksums(self) -> dict[str, dict[str, Any]]:
+        """Of the training and the validation text: number of `tokens`, and `checksums` of their stores."""
+
+        def entry(split: Split) -> dict[str, Any]:
+            description = split.store.description
+            return {"tokens": description.num_tokens, "checksums": list(description.checksums)}
+
+        return {"training": entry(self.training), "validation": entry(self.validation)}
 
     @property
     def largest_token(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from tessera.errors import expect
 from tessera.training.fit import FitOptions, Report, fit, unreported
+from tessera.training.fit_checkpoint import Fit
 from tessera.typed import from_json
 from tessera.yaml_files import read_yaml
 
@@ -42,6 +44,11 @@ class Stage:
             if not getattr(self, name) > 0:
                 invalid.append((name, f"must be positive; got {getattr(self, name)}."))
         return invalid
+
+    @property
+    def mean_length(self) -> float:
+        """Of its steps."""
+        return (self.min_length + self.length) / 2
 
     def length_at(self, step: int, seed: int) -> int:
         """The length of a step's batch: a function of the step, whatever was drawn before."""
@@ -85,6 +92,8 @@ def train_stages(
     loss_at: Callable[[Stage, int, int], Tensor],
     score: Callable[[Stage], float],
     report: Report = unreported,
+    observe: Callable[[Stage, int, Fit, float], None] = lambda stage, number, progress, learning_rate: None,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> list[dict[str, Any]]:
     """Train `model` in place, one `fit` per stage; returns one JSON-ready record per stage.
 
@@ -93,24 +102,33 @@ def train_stages(
     Args:
         options: what all stages share; `steps` and `learning_rate` are the stage's.
         loss_at: the loss of (stage, its number, step); it must depend on these and the model alone, as `fit` asks.
+        report: hears the share of all stages, where a step costs in proportion to its length.
+        observe: sees (stage, its number, progress, learning rate), see `fit`. is_stopped: see `fit`.
     """
-    records, done, total = [], 0, sum(stage.steps for stage in curriculum.stages)
+    records: list[dict[str, Any]] = []
+    done, total = 0.0, sum(stage.steps * stage.mean_length for stage in curriculum.stages)
     for number, stage in enumerate(curriculum.stages):
         progress = fit(
             model,
-            lambda step, stage=stage, number=number: loss_at(stage, number, step),
+            partial(loss_at, stage, number),
             replace(options, steps=stage.steps, learning_rate=stage.learning_rate),
             folder,
-            report=_part(report, done / total, stage.steps / total),
-            validate=lambda stage=stage: 1.0 - score(stage),
+            report=_part(report, done / total, stage.steps * stage.mean_length / total),
+            validate=partial(_missing_score, score, stage),
             name=f"stage-{number}",
             target=1.0 - stage.target + 1e-9,
+            observe=partial(observe, stage, number),
+            is_stopped=is_stopped,
         )
         outcome = progress.outcome()
         records.append({**asdict(stage), **{key: outcome[key] for key in ("loss", "best_step", "seconds")}})
         records[-1] |= {"steps_done": progress.steps, "best": 1.0 - progress.best, "checks": _scores(progress.checks)}
-        done += stage.steps
+        done += stage.steps * stage.mean_length
     return records
+
+
+def _missing_score(score: Callable[[Stage], float], stage: Stage) -> float:
+    return 1.0 - score(stage)
 
 
 def _part(report: Report, before: float, part: float) -> Report:

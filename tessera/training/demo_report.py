@@ -8,6 +8,7 @@ import torch
 
 from tessera.evaluation.figures import training_curves
 from tessera.evaluation.provenance import provenance
+from tessera.files import write_text_atomically
 from tessera.generation.sampling import Sampling, continuation
 from tessera.models.loading import load_model, load_tokenizer
 from tessera.models.transformer import context_limit
@@ -27,9 +28,9 @@ def write_report(summaries: dict[str, RunSummary], output: Path, prompt: str) ->
     limits = [context_limit(model.config) for model in models.values()]
     tokens = min([SAMPLE_TOKENS, *(limit - length for limit in limits if limit is not None)])
     texts = [_samples(name, model, tokenizer, prompt, tokens) for name, model in models.items()]
-    (output / "samples.txt").write_text("\n".join(texts), encoding="utf-8")
+    write_text_atomically(output / "samples.txt", "\n".join(texts))
     results = {"provenance": provenance(), "models": {name: asdict(summary) for name, summary in summaries.items()}}
-    (output / "demo.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write_text_atomically(output / "demo.json", json.dumps(results, indent=1) + "\n")
     print("\n" + table(summaries) + f"\n\nfigure, samples, checkpoints and metrics are in {output}\n")
     name, model = next(iter(models.items()))
     print(f"{name}:", flush=True)

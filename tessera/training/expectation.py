@@ -76,7 +76,7 @@ class Expectation(TrainerCallback):
     def time_left(self, step: int, seconds_per_step: float) -> str:
         """The line about the time that is left after `step`."""
         section = self.recipe.training
-        left = section.steps - step
+        left: float = section.steps - step
         evaluations = section.steps // section.evaluate_every - step // section.evaluate_every
         left += evaluations * evaluation_in_steps(self.sequences, section.batch_size)
         speed = self._tokens_per_step / seconds_per_step

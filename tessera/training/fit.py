@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,9 +11,15 @@ from torch import Tensor, nn
 
 from tessera.errors import TesseraError, expect
 from tessera.training.fit_checkpoint import Fit, load, save
-from tessera.training.optimizer import learning_rate_factor, parameter_groups
+from tessera.training.interruption import TrainingInterrupted
+from tessera.training.optimizer import learning_rate_factor, parameter_groups, scalar_parameters
 
 Report = Callable[[float, str], None]
+Observe = Callable[[Fit, float], None]
+
+
+def unobserved(progress: Fit, learning_rate: float) -> None:
+    """An `Observe` that looks at nothing."""
 
 
 def unreported(share: float, note: str) -> None:
@@ -31,9 +37,11 @@ class FitOptions:
         weight_decay: on matrices alone. betas: of AdamW. clip, clip_value: the largest norm of the gradient, and the
             largest absolute value in it; None is no clipping.
         scalar_learning_rate_scale: factor of the rate for the per-head scalars, see
-            `tessera.training.optimizer.scalar_parameters`.
+            `tessera.training.optimizer.scalar_parameters`. scalar_learning_rate_scales: other factors for some of
+            them, by the last part of their name, such as "mix"; names that the model does not have are left out,
+            since kernels differ in what they learn.
         evaluate_every: steps between validations. patience: stop after so many without a better one; None never.
-        checkpoint_seconds: at least so long between checkpoints.
+        checkpoint_seconds: at least so long between checkpoints. checkpoint_every: also after so many steps; 0: not.
     """
 
     steps: int
@@ -47,9 +55,11 @@ class FitOptions:
     clip: float | None = None
     clip_value: float | None = None
     scalar_learning_rate_scale: float = 1.0
+    scalar_learning_rate_scales: dict[str, float] = field(default_factory=dict)
     evaluate_every: int = 0
     patience: int | None = None
     checkpoint_seconds: float = 60.0
+    checkpoint_every: int = 0
 
     def __post_init__(self) -> None:
         expect(self.steps >= 1, "fit", "steps", "be at least 1", self.steps, "The budget is too small.")
@@ -67,24 +77,33 @@ def fit(
     name: str = "training",
     target: float = -math.inf,
     rate_factor: Callable[[int], float] | None = None,
+    observe: Observe = unobserved,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> Fit:
     """Train `model` in place on `loss_at(step)`; with `validate` (lower is better) the best weights win.
 
     `loss_at` and `validate` must depend on the step and the model alone: a killed run goes on from
     `folder / name` and ends with the same weights. It ends early once a validation reaches `target`.
     `report(share, note)` hears how far it is, the share in [0, 1].
-    `rate_factor(step)` multiplies the learning rate of the schedule.
+    `rate_factor(step)` multiplies the learning rate of the schedule. `observe(progress, learning_rate)` sees the start
+    (after a kill: what the checkpoint holds), every 20th step, every validation and the end. Once `is_stopped()`, the
+    step is ended and a checkpoint written.
 
     Raises:
         TesseraError: the loss is not finite.
+        TrainingInterrupted: it was stopped.
     """
     place = folder / name
-    optimizer = torch.optim.AdamW(parameter_groups(model, options), lr=options.learning_rate, betas=options.betas)
+    known = {name.rpartition(".")[2] for name in scalar_parameters(model)}
+    scales = {name: scale for name, scale in options.scalar_learning_rate_scales.items() if name in known}
+    groups = parameter_groups(model, options, scales)
+    optimizer = torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas)
     peaks = [group["lr"] for group in optimizer.param_groups]
     progress, best = load(place, model, optimizer)
     model.train()
     saved = began = time.perf_counter()
     before = progress.seconds
+    observe(progress, optimizer.param_groups[0]["lr"])
     while progress.steps < options.steps and not _over(progress, options, target):
         _set_rate(optimizer, peaks, options, progress.steps, rate_factor)
         loss = loss_at(progress.steps)
@@ -97,17 +116,23 @@ def fit(
         now = time.perf_counter()
         progress.seconds = before + now - began
         last = progress.steps == options.steps
-        check = validate is not None and (
-            last or (options.evaluate_every and progress.steps % options.evaluate_every == 0)
-        )
-        if check or last or progress.steps % 20 == 0:
+        is_checked = last or (options.evaluate_every and progress.steps % options.evaluate_every == 0)
+        check = validate if is_checked else None
+        if check is not None or last or progress.steps % 20 == 0:
             progress.loss = _finite(torch.stack(progress.recent).mean().item(), name, progress.steps)
             report(progress.steps / options.steps, f"{name} loss {progress.loss:.3f}")
-        if check:
-            best = _check(model, validate, progress, best)
-        if last or now - saved > options.checkpoint_seconds:
+        if check is not None:
+            best = _check(model, check, progress, best)
+        if check is not None or last or progress.steps % 20 == 0:
+            observe(progress, optimizer.param_groups[0]["lr"])
+        stopped = is_stopped()
+        is_due = options.checkpoint_every and progress.steps % options.checkpoint_every == 0
+        if last or stopped or is_due or now - saved > options.checkpoint_seconds:
+            _finite(loss.item(), name, progress.steps)
             save(place, model, optimizer, progress, best)
             saved = time.perf_counter()
+        if stopped and not last:
+            raise TrainingInterrupted(f"{name}: stopped after step {progress.steps:,}; a checkpoint holds it.")
     if progress.steps < options.steps:
         save(place, model, optimizer, progress, best)
     if best is not None:

@@ -14,9 +14,9 @@ from tessera.checkpoints import MANIFEST, checkpoints
 from tessera.errors import TesseraError
 from tessera.files import remove, write_text_atomically, writing
 from tessera.locks import held, is_lock_file
-from tessera.training.corpus import Corpus
 from tessera.training.inputs import (
     TOKENIZER,
+    TrainingData,
     require_same_inputs,
     require_same_tokenizer,
     write_inputs,
@@ -50,7 +50,7 @@ class Claim:
     resume: bool
     begun: bool = False
 
-    def begin(self, corpus: Corpus) -> None:
+    def begin(self, corpus: TrainingData) -> None:
         """Move the run aside that is replaced, if any, and note recipe, tokenizer and checksums of the tokens.
 
         Call it when nothing can be refused any more. Raises `TesseraError` when a run that is resumed began with

@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tessera.checkpoints import describe, differences
 from tessera.errors import TesseraError
@@ -12,8 +12,17 @@ from tessera.files import remove, sync, write_text_atomically
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from tessera.data.windows import Split
-    from tessera.training.corpus import Corpus
+
+class TrainingData(Protocol):
+    """What a run reads: a `Corpus`, or the questions of a task."""
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerFast":
+        """Of its text."""
+
+    def checksums(self) -> dict[str, dict[str, Any]]:
+        """Of "training" and "validation": number of `tokens`, and `checksums` that change when these do."""
+
 
 INPUTS, TOKENIZER = "inputs.json", "tokenizer.json"
 
@@ -29,10 +38,10 @@ def write_tokenizer(run: Path, tokenizer: "PreTrainedTokenizerFast") -> None:
     remove(temporary)
 
 
-def write_inputs(run: Path, corpus: "Corpus") -> None:
+def write_inputs(run: Path, corpus: "TrainingData") -> None:
     """Note what the run reads."""
     files = sorted(path for path in run.glob("tokenizer*.json") if path.is_file())
-    record = {"tokenizer": describe(run, files), **_tokens(corpus)}
+    record = {"tokenizer": describe(run, files), **corpus.checksums()}
     write_text_atomically(run / INPUTS, json.dumps(record, indent=1) + "\n")
 
 
@@ -47,26 +56,18 @@ def require_same_tokenizer(run: Path) -> None:
         )
 
 
-def require_same_inputs(run: Path, corpus: "Corpus") -> None:
+def require_same_inputs(run: Path, corpus: "TrainingData") -> None:
     """Raise `TesseraError` when the run began with other tokens than `corpus` has. Older runs have no record."""
     record = _recorded(run)
-    for name, now in _tokens(corpus).items() if record else ():
+    if not record:
+        return
+    for name, now in corpus.checksums().items():
         before = record[name]
         if before != now:
             raise TesseraError(
                 f"{run}: the {name} text must be the one the run began with, and it has changed: "
                 f"{before['tokens']:,} tokens then, {now['tokens']:,} now. Restore it, or start again: --overwrite."
             )
-
-
-def _tokens(corpus: "Corpus") -> dict[str, dict[str, Any]]:
-    """Tokens of both texts, with the checksums of their stores."""
-
-    def entry(split: "Split") -> dict[str, Any]:
-        description = split.store.description
-        return {"tokens": description.num_tokens, "checksums": list(description.checksums)}
-
-    return {"training": entry(corpus.training), "validation": entry(corpus.validation)}
 
 
 def _recorded(run: Path) -> dict[str, Any] | None:

@@ -42,9 +42,9 @@ On the command line: `tessera generate FOLDER --prompt "Once upon a time"`.
 | | |
 |---|---|
 | text | {source} |
-| tokens seen | {tokens:,} ({steps:,} steps of {batch} sequences of {context} tokens) |
+| tokens seen | {tokens:,} ({steps:,} steps of {batch} sequences of {lengths} tokens) |
 | tokenizer | {tokenizer} |
-| learning rate | {learning_rate:g}, {warmup:,} steps of warm-up |
+| learning rate | {learning_rate} |
 | seed | {seed} |
 
 Every setting is in `recipe.yaml`; versions, hardware and the command are in `run.json`.
@@ -53,8 +53,7 @@ Every setting is in `recipe.yaml`; versions, hardware and the command are in `ru
 
 | on the validation text | |
 |---|---|
-| loss, nats per token (lower is better) | {loss:.4f} |
-| bits per byte (lower is better) | {bits:.4f} |
+{scores}
 
 ## Licence
 
@@ -70,18 +69,32 @@ def model_card(recipe: Recipe, summary: "RunSummary") -> str:
         name=_quoted(recipe.name),
         model_type=recipe.model["type"],
         parameters=summary.parameters,
-        source=_quoted(recipe.data.source),
+        source=_quoted(recipe.data.source if recipe.data.task is None else recipe.data.task),
         tokens=summary.tokens,
         steps=summary.steps,
         batch=recipe.training.batch_size,
-        context=recipe.data.context,
+        lengths=recipe.data.context if not recipe.training.curriculum else "growing numbers of",
         tokenizer=_quoted(recipe.tokenizer.path or recipe.tokenizer.type),
-        learning_rate=recipe.training.learning_rate,
-        warmup=recipe.training.warmup,
+        learning_rate=_learning_rate(recipe),
         seed=recipe.seed,
-        loss=summary.validation_loss,
-        bits=summary.validation_bits_per_byte,
+        scores="\n".join(f"| {name} | {value:.4f} |" for name, value in _scores(summary) if value is not None),
     )
+
+
+def _learning_rate(recipe: Recipe) -> str:
+    training = recipe.training
+    if training.curriculum:
+        rates = ", ".join(f"{stage.learning_rate:g} (length {stage.length})" for stage in training.curriculum)
+        return f"{rates}, each with a warm-up of a tenth of the stage"
+    return f"{training.learning_rate:g}, {training.warmup:,} steps of warm-up"
+
+
+def _scores(summary: "RunSummary") -> list[tuple[str, float | None]]:
+    return [
+        ("right answers (higher is better)", summary.validation_exact_match),
+        ("loss, nats per token (lower is better)", summary.validation_loss),
+        ("bits per byte (lower is better)", summary.validation_bits_per_byte),
+    ]
 
 
 def write_model_card(folder: Path, recipe: Recipe, summary: "RunSummary") -> None:

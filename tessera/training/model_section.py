@@ -138,7 +138,7 @@ def _builder(name: str) -> tuple[Callable[..., "PreTrainedConfig"], set[str]]:
     """What makes configurations of this model type, and the fields it takes."""
 
     if name == TRANSFORMER:
-        return transformer_config, set(transformer_config.__kwdefaults__)
+        return transformer_config, set(transformer_config.__kwdefaults__ or ())
     try:
         cls = CONFIG_MAPPING[name]
     except KeyError:

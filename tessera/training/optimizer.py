@@ -4,22 +4,36 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from tessera.errors import TesseraError, did_you_mean
-from tessera.training.sections import TrainingSection
+
+if TYPE_CHECKING:
+    from tessera.training.sections import TrainingSection
+
+# How fast the published code's scalars move: it learns b and uses 10 b (leak rates, scales), exp(20 b) (inverse
+# bandwidths) and c itself (mixing weights).
+PUBLISHED_SCALAR_SCALES = {"decay_rate": 10.0, "log_scale": 10.0, "log_inverse_bandwidth": 20.0, "mix": 1.0}
 
 
 class Rates(Protocol):
     """What `parameter_groups` needs to know; `TrainingSection` is one."""
 
-    learning_rate: float
-    weight_decay: float
-    scalar_learning_rate_scale: float
+    @property
+    def learning_rate(self) -> float:
+        """The peak."""
+
+    @property
+    def weight_decay(self) -> float:
+        """On matrices alone."""
+
+    @property
+    def scalar_learning_rate_scale(self) -> float:
+        """Factor of the rate for the per-head scalars."""
 
 
 def parameter_groups(
@@ -67,7 +81,7 @@ def scalar_parameters(model: nn.Module) -> set[str]:
     }
 
 
-def make_optimizer(model: nn.Module, section: TrainingSection) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, section: "TrainingSection") -> torch.optim.AdamW:
     """AdamW over `parameter_groups`."""
     groups = parameter_groups(model, section, section.scalar_learning_rate_scales)
     return torch.optim.AdamW(groups, lr=section.learning_rate, betas=section.betas)
@@ -88,12 +102,12 @@ def learning_rate_factor(step: int, *, warmup: int, steps: int, floor: float, de
     return floor + (1 - floor) * shape
 
 
-def make_scheduler(optimizer: torch.optim.Optimizer, section: TrainingSection) -> LambdaLR:
+def make_scheduler(optimizer: torch.optim.Optimizer, section: "TrainingSection") -> LambdaLR:
     """`learning_rate_factor` on every parameter group."""
     return LambdaLR(optimizer, partial(schedule_factor, section))
 
 
-def schedule_factor(section: TrainingSection, step: int) -> float:
+def schedule_factor(section: "TrainingSection", step: int) -> float:
     """`learning_rate_factor` of a recipe, after `step` steps."""
     floor = section.min_learning_rate / section.learning_rate
     return learning_rate_factor(step, warmup=section.warmup, steps=section.steps, floor=floor)

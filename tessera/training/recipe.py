@@ -1,7 +1,7 @@
 """Recipe files: YAML to `Recipe`, with overrides, all problems at once."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
             report(*message.split(" ", 1))
     if problems:
         raise TesseraError("\n".join(problems))
+    if recipe.training.curriculum:
+        return replace(recipe, training=replace(recipe.training, steps=recipe.training.curriculum_steps))
     return recipe
 
 
@@ -85,9 +87,10 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in changes.items():
         old = base.get(key)
-        is_section = isinstance(old, dict) and isinstance(value, dict)
-        is_same = is_section and all(name not in value or value[name] == old.get(name) for name in ("type", "name"))
-        result[key] = _merged(old, value) if is_same else value
+        result[key] = value
+        if isinstance(old, dict) and isinstance(value, dict):
+            is_same = all(name not in value or value[name] == old.get(name) for name in ("type", "name"))
+            result[key] = _merged(old, value) if is_same else value
     return result
 
 

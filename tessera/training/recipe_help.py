@@ -5,6 +5,9 @@ import textwrap
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, get_type_hints
 
+from tessera.models.auto import MODELS
+from tessera.models.strict_config import StrictConfig
+from tessera.models.transformer import transformer_config
 from tessera.training.sections import Recipe
 from tessera.typed import MEANING, describe
 
@@ -46,10 +49,6 @@ def _shown(value: Any) -> str:
 
 def _model_types() -> dict[str, list[str]]:
     """Lines by model type: the meanings from its docstring, then each field with type and default."""
-    from tessera.models.auto import MODELS
-    from tessera.models.strict_config import StrictConfig
-    from tessera.models.transformer import transformer_config
-
     result = {}
     for config, *_ in MODELS:
         own = [cls for cls in reversed(config.__mro__) if issubclass(cls, StrictConfig)]

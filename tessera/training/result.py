@@ -33,17 +33,22 @@ def publish_model(trainer: "RecipeTrainer", seconds: float) -> RunSummary:
         trainer.accelerator.wait_for_everyone()
         summary = _summary(trainer)
         if trainer.args.should_save:
-            for file in sorted(temporary.iterdir(), key=lambda path: path.suffix == ".safetensors"):
-                # The run has its tokenizer from the start; a kill here must not leave another file of it, or --resume
-                # would take it for another tokenizer.
-                if file.name != "training_args.bin" and not file.name.startswith("tokenizer"):
-                    sync(file)
-                    os.replace(file, run / file.name)
-            remove(temporary)
-            write_model_card(run, trainer.recipe, summary)
-            _write_result(run / RESULT, trainer.recipe, summary, seconds)
+            move_into_run(temporary, run, trainer.recipe, summary, seconds)
     trainer.accelerator.wait_for_everyone()
     return summary
+
+
+def move_into_run(temporary: Path, run: Path, recipe: Recipe, summary: RunSummary, seconds: float) -> None:
+    """Move what `save_pretrained` wrote into `temporary` to the run's folder; write model card, and `run.json` last."""
+    for file in sorted(temporary.iterdir(), key=lambda path: path.suffix == ".safetensors"):
+        # The run has its tokenizer from the start; a kill here must not leave another file of it, or --resume would
+        # take it for another tokenizer.
+        if file.name != "training_args.bin" and not file.name.startswith("tokenizer"):
+            sync(file)
+            os.replace(file, run / file.name)
+    remove(temporary)
+    write_model_card(run, recipe, summary)
+    _write_result(run / RESULT, recipe, summary, seconds)
 
 
 def _summary(trainer: "RecipeTrainer") -> RunSummary:

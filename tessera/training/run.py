@@ -13,23 +13,25 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from tessera.checkpoints import latest_complete, step_of
 from tessera.data.windows import TrainingWindows, ValidationWindows
 from tessera.errors import TesseraError
-from tessera.models.loading import load_model, load_tokenizer, model_folder
 from tessera.training.arguments import training_arguments
 from tessera.training.corpus import Corpus, open_corpus
 from tessera.training.folder import claimed
 from tessera.training.interruption import TrainingInterrupted
-from tessera.training.model_section import base_folder, build_model, config_for
 from tessera.training.optimizer import schedule_factor
 from tessera.training.reporting import reporters, require_reporters
 from tessera.training.result import publish_model
 from tessera.training.saved_recipe import saved_steps
 from tessera.training.sections import Recipe
 from tessera.training.sharding import ShardedTrainer
+from tessera.training.staged_run import train_in_stages
+from tessera.training.start import require_start, starting_model
 from tessera.training.summary import RunSummary
 from tessera.training.trainer import RecipeTrainer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, TrainingArguments
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 
 log = logging.getLogger(__name__)
@@ -46,16 +48,24 @@ class Prepared:
 
 
 def train(
-    recipe: Recipe, run: Path, *, resume: bool = False, overwrite: bool = False, progress: bool = True
+    recipe: Recipe,
+    run: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = True,
+    callbacks: "Sequence[TrainerCallback]" = (),
 ) -> RunSummary:
     """Train as `recipe` says into folder `run`, and leave a model there that `from_pretrained` loads.
 
     With `resume`, continue from the latest complete checkpoint (from the start if there is none): on CPU the weights
     end bit-identical to an uninterrupted run's. An existing run is never replaced unless `overwrite` says so; it is
-    deleted when the new one has its first checkpoint.
+    deleted when the new one has its first checkpoint. `callbacks` are further ones for the Trainer.
     Raises `TesseraError` for impossible recipes, unusable data, folders and checkpoints, and non-finite losses;
     `TrainingInterrupted` after a Ctrl-C, when a checkpoint of the step holds everything.
     """
+    if recipe.training.curriculum:
+        return train_in_stages(recipe, run, resume=resume, overwrite=overwrite, progress=progress)
     began = time.time()
     arguments = training_arguments(recipe, run)
     require_reporters(recipe.training)
@@ -71,7 +81,7 @@ def train(
         if claim is not None:
             claim.begin(prepared.corpus)
             trainer.metrics.cut_after(step_of(checkpoint) if checkpoint else 0)
-        for callback in reporters(recipe.training, run, step_of(checkpoint) if checkpoint else 0):
+        for callback in (*reporters(recipe.training, run, step_of(checkpoint) if checkpoint else 0), *callbacks):
             trainer.add_callback(callback)
         trainer.guard.skipped = trainer.metrics.skipped_steps()
         if extended and claim is not None:
@@ -81,22 +91,15 @@ def train(
 
 
 def _prepare(recipe: Recipe, run: Path, saved_tokenizer: bool) -> Prepared:
-    start, data = recipe.training.initialize_from, recipe.data
-    if start:
-        model_folder(start)  # a missing one is noticed before anything is tokenised
+    data = recipe.data
+    require_start(recipe)
     corpus = open_corpus(recipe, run, saved_tokenizer=saved_tokenizer)
-    config = config_for(recipe.model, corpus.tokenizer, data.context, corpus.largest_token)
     samples = recipe.training.steps * recipe.training.batch_size
     training = TrainingWindows(corpus.training, data.context, samples, recipe.seed, data.document_ids)
     validation = ValidationWindows(
         corpus.validation, data.context, recipe.training.evaluate_sequences, data.document_ids
     )
-    if start:
-        _require_same_tokens("training.initialize_from", start, corpus)
-    base = base_folder(recipe.model)
-    if base:
-        _require_same_tokens("model.base", base, corpus)
-    model = load_model(start, config) if start else build_model(config, recipe.seed, base)
+    model = starting_model(recipe, corpus.tokenizer, corpus.largest_token)
     _require_document_ids(model, recipe)
     _enable_checkpointing(model, recipe)
     return Prepared(corpus, model, training, validation)
@@ -128,6 +131,7 @@ def _steps(trainer: "RecipeTrainer", checkpoint: Path | None, steps: int) -> Non
         else:
             with trainer.interruption.listening():
                 trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            trainer.finish_checkpoint()
     finally:
         trainer.progress.close()
     step = trainer.state.global_step
@@ -156,15 +160,6 @@ def _checkpoint(run: Path) -> Path | None:
             f"{run}: no complete checkpoint to resume from: {'; '.join(passed)}. Start again: --overwrite."
         )
     return checkpoint
-
-
-def _require_same_tokens(key: str, start: str, corpus: Corpus) -> None:
-    """Weights mean nothing for a tokenizer that gives the same text other ids."""
-    if load_tokenizer(start).get_vocab() != corpus.tokenizer.get_vocab():
-        raise TesseraError(
-            f"{key} {start}: its tokenizer must be this recipe's; got other tokens. "
-            f"Use tokenizer: {{type: pretrained, path: {start}}}."
-        )
 
 
 def _require_document_ids(model: "PreTrainedModel", recipe: Recipe) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from tessera.data.tokenizers import TokenizerSpec
 from tessera.errors import did_you_mean
+from tessera.training.curriculum import Stage
 from tessera.typed import MEANING, option, shown
 
 FORMATS = ("text", "json_lines")
@@ -55,6 +56,12 @@ class DataSection:
     subset: str | None = option(None, "configuration of a dataset")
     split: str = option("train", "split of a dataset to train on")
     validation_split: str = option("validation", "split of a dataset to validate on")
+    task: dict[str, Any] | None = option(
+        None,
+        "questions and answers in place of text: `name`, such as babilong, and the task's settings; the loss counts "
+        "the answers alone. Needs training.curriculum",
+    )
+    questions: int = option(4, "of `task`: questions about each context, which is read once for all of them")
 
     @property
     def text_options(self) -> dict[str, Any]:
@@ -65,6 +72,10 @@ class DataSection:
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule this section breaks."""
         problems = []
+        if self.questions < 1:
+            problems.append(("questions", f"must be a positive integer; got {self.questions}."))
+        if self.task is not None and not isinstance(self.task.get("name"), str):
+            problems.append(("task.name", f"must name a task, such as babilong; got {self.task.get('name')!r}."))
         if self.context < 2:
             problems.append(("context", f"must be at least 2 (one token to read, one to predict); got {self.context}."))
         if not 0 < self.validation_fraction < 1:
@@ -120,6 +131,15 @@ class TrainingSection:
         "must be installed",
     )
     initialize_from: str | None = option(None, "a run or model folder whose weights to start from")
+    curriculum: list[Stage] = option(
+        [],
+        "stages one after the other, in place of `steps` and `learning_rate`: each has `length` (segments of "
+        "model.segment_size tokens; of models that read no segments, of data.context), `min_length` (each step draws "
+        "its number between them), `steps`, `learning_rate`, `target` (the score at which the stage ends) and "
+        "`settings` of the task; it begins with the best weights of the one before",
+    )
+    patience: int | None = option(None, "a stage ends after so many validations without a better one; null: never")
+    freeze_base: bool = option(False, "of ARMT, RMT and PRMT: keep the base's weights, train the memory alone")
     trainer: dict[str, Any] = option(
         {}, f"further settings of the transformers Trainer: {', '.join(sorted(TRAINER_ARGUMENTS))}"
     )
@@ -163,6 +183,8 @@ class TrainingSection:
         for name, scale in self.scalar_learning_rate_scales.items():
             if not scale >= 0:
                 problems.append((f"scalar_learning_rate_scales.{name}", f"must not be negative; got {scale}."))
+        if self.patience is not None and self.patience < 1:
+            problems.append(("patience", f"must be a positive integer; got {self.patience}."))
         for name, allowed in (("precision", PRECISIONS), ("on_nonfinite", ON_NONFINITE)):
             if getattr(self, name) not in allowed:
                 problems.append((name, f"must be one of {', '.join(allowed)}; got {getattr(self, name)!r}."))
@@ -170,7 +192,28 @@ class TrainingSection:
             problems.append(
                 ("report_to", f"must list {', '.join(REPORTERS)}, or some of them; got {self.report_to!r}.")
             )
-        return problems + self._trainer_problems()
+        return problems + self._trainer_problems() + self._curriculum_problems()
+
+    @property
+    def curriculum_steps(self) -> int:
+        """The most that all stages take together."""
+        return sum(stage.steps for stage in self.curriculum)
+
+    def _curriculum_problems(self) -> Problems:
+        """Beside a curriculum: what its stages say, and what only the training without stages can do."""
+        if not self.curriculum:
+            return [] if self.patience is None else [("patience", "must be null without a curriculum.")]
+        defaults = TrainingSection()
+        own = {"steps": self.curriculum_steps}
+        names = (
+            "steps learning_rate min_learning_rate warmup_steps micro_batch_size compile shard on_nonfinite report_to "
+            "trainer keep_checkpoints scalar_learning_rate_scales gradient_checkpointing"
+        )
+        return [
+            (name, f"must be left out beside a curriculum; got {shown(getattr(self, name))}.")
+            for name in names.split()
+            if getattr(self, name) not in (getattr(defaults, name), own.get(name, getattr(defaults, name)))
+        ]
 
     def _trainer_problems(self) -> Problems:
         """Of what passes through to the Trainer: only what is tested with resuming."""
@@ -212,6 +255,11 @@ class Recipe:
             return [("name", f"must be a name, not a path, of at most 200 bytes; got {self.name!r}.")]
         if not 0 <= self.seed < 2**32:
             return [("seed", f"must lie in 0..2^32 - 1; got {shown(self.seed)}.")]
+        if self.data.task is not None:
+            if not self.training.curriculum:
+                return [("training.curriculum", "must name the stages of a task's training; got none.")]
+            if self.tokenizer != TokenizerSpec():
+                return [("tokenizer", "must be left out with data.task, which has its own; got another.")]
         if not isinstance(self.model.get("type"), str):
             return [("model.type", f"must name a model type, such as memory_mosaic; got {self.model.get('type')!r}.")]
         return []

@@ -1,6 +1,7 @@
 """The transformers `Trainer` with this library's optimizer, order of sequences, metrics and checkpoints."""
 
 import shutil
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer
+from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_callback import PrinterCallback
 
 from tessera.checkpoints import FOLDER, TEMPORARY, latest_complete, prune, publish
@@ -22,9 +24,10 @@ from tessera.training.metrics import MetricsFile
 from tessera.training.optimizer import make_optimizer, make_scheduler
 from tessera.training.replacing import discard_replaced
 from tessera.training.sections import Recipe
+from tessera.training.sharded_checkpoint import is_sharded, read_optimizer, read_weights
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainerControl, TrainingArguments
 
 PICKLED_ARGUMENTS = "training_args.bin"
 
@@ -35,6 +38,10 @@ class RecipeTrainer(Trainer):
     The windows' own order is the order of training. Metrics go to `run/metrics.jsonl`, complete checkpoints to
     `run/checkpoints/checkpoint-<step>`.
     """
+
+    optimizer: Any  # None before training, then wrapped by accelerate, as is the next
+    lr_scheduler: Any
+    control: "TrainerControl"
 
     def __init__(
         self,
@@ -148,22 +155,53 @@ class RecipeTrainer(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
         """Let the Trainer write into a temporary folder, then give what is complete its name."""
-        self.guard.require_finite_weights(self.model, self.state.global_step)
-        temporary = self.run / FOLDER / TEMPORARY
         name = f"checkpoint-{self.state.global_step}"
         try:
-            with writing(self.run / FOLDER / name, "checkpoint", "Earlier ones are complete: --resume goes on."):
-                if self.args.should_save:
-                    remove(temporary)
-                self.accelerator.wait_for_everyone()
-                super()._save_checkpoint(model, trial)
-                self.accelerator.wait_for_everyone()
-                if self.args.should_save:
-                    (temporary / name / PICKLED_ARGUMENTS).unlink(missing_ok=True)
-                    publish(temporary / name, self.run / FOLDER / name)
-                    prune(self.run, self.recipe.training.keep_checkpoints)
-                    discard_replaced(self.run)
+            with self._writing_checkpoint(name):
+                self._draft_checkpoint(model, trial)
+                self._publish_checkpoint(name)
         finally:
-            if self.args.should_save:
-                shutil.rmtree(temporary, ignore_errors=True)
+            self._remove_draft()
         self.accelerator.wait_for_everyone()
+
+    def finish_checkpoint(self) -> None:
+        """Wait until no checkpoint is being written."""
+
+    def _writing_checkpoint(self, name: str) -> AbstractContextManager[None]:
+        return writing(self.run / FOLDER / name, "checkpoint", "Earlier ones are complete: --resume goes on.")
+
+    def _draft_checkpoint(self, model: Any, trial: Any) -> None:
+        """What the Trainer writes, in the temporary folder."""
+        self.guard.require_finite_weights(self.model, self.state.global_step)
+        if self.args.should_save:
+            remove(self.run / FOLDER / TEMPORARY)
+        self.accelerator.wait_for_everyone()
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+
+    def _publish_checkpoint(self, name: str) -> None:
+        """Give a complete draft its name."""
+        if self.args.should_save:
+            draft = self.run / FOLDER / TEMPORARY / name
+            (draft / PICKLED_ARGUMENTS).unlink(missing_ok=True)
+            publish(draft, self.run / FOLDER / name)
+            prune(self.run, self.recipe.training.keep_checkpoints)
+            discard_replaced(self.run)
+
+    def _remove_draft(self) -> None:
+        if self.args.should_save:
+            shutil.rmtree(self.run / FOLDER / TEMPORARY, ignore_errors=True)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if is_sharded(Path(resume_from_checkpoint)):
+            read_weights(Path(resume_from_checkpoint), self.model)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not is_sharded(Path(checkpoint)):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        read_optimizer(Path(checkpoint), self.model, getattr(self.optimizer, "optimizer", self.optimizer))
+        scheduler = torch.load(Path(checkpoint) / SCHEDULER_NAME, map_location="cpu", weights_only=True)
+        self.lr_scheduler.load_state_dict(scheduler)

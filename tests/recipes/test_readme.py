@@ -18,12 +18,15 @@ def cost(name: str) -> str:
     context = recipe.data.context
     sizes = {"max_positions": context, "n_positions": context}
     if "vocab_size" not in recipe.model:
-        sizes["vocab_size"] = vocabulary_size(recipe.tokenizer)
+        task = recipe.data.task
+        sizes["vocab_size"] = task["vocab_size"] if task else vocabulary_size(recipe.tokenizer)
     key = json.dumps([{**recipe.model, "kernel": None}, sizes])  # no kernel changes a cost
     if key not in COUNTED:
         COUNTED[key] = account(model_config(recipe.model, **sizes), context)
     counted = COUNTED[key]
-    tokens = recipe.training.steps * recipe.training.batch_size * context
+    segments = sum(stage.steps * stage.mean_length for stage in recipe.training.curriculum)
+    per_row = segments * recipe.model["segment_size"] if segments else recipe.training.steps * context
+    tokens = int(per_row * recipe.training.batch_size)
     return f"{_short(counted.parameters)} | {_short(tokens)} | {3 * counted.flops_per_token * tokens:.1e}"
 
 

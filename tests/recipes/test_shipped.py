@@ -32,6 +32,14 @@ def test_two_steps_made_small(name, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time there was a king. " * 100)
     recipe = read_recipe(name)
+    if recipe.data.task:
+        small = [f"model.{change}" for change in SMALLER[recipe.model["type"]]]
+        small += ["model.segment_size=64", "training.batch_size=2", "training.evaluate_sequences=2"]
+        small += ["training.curriculum=[{length: 1, steps: 1}, {length: 2, steps: 1}]"]
+        summary = train(read_recipe(name, small), tmp_path / "run", progress=False)
+        assert 0 <= summary.validation_exact_match <= 1
+        assert summary.steps == 2
+        return
     overrides = [
         *(f"model.{change}" for change in SMALLER[recipe.model["type"]]),
         *(["model.vocab_size=258"] if "vocab_size" in recipe.model else []),

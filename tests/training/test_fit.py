@@ -42,9 +42,9 @@ def validation(net):
 
 
 def test_a_killed_training_ends_with_the_same_weights(tmp_path):
-    whole, parts = model(), model()
+    at_once, parts = model(), model()
     torch.manual_seed(5)
-    first = train(whole, tmp_path / "whole", validate=lambda: validation(whole))
+    first = train(at_once, tmp_path / "whole", validate=lambda: validation(at_once))
     torch.manual_seed(5)
     for step in (7, 19):
         with pytest.raises(Killed):
@@ -52,7 +52,7 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
         torch.manual_seed(99)
         parts = model()
     second = train(parts, tmp_path / "parts", validate=lambda: validation(parts))
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(at_once.parameters(), parts.parameters()))
     assert {**first.outcome(), "seconds": 0.0} == {**second.outcome(), "seconds": 0.0}
 
 
@@ -154,3 +154,21 @@ def test_a_loss_that_is_not_finite_stops_it(tmp_path):
     net = model()
     with pytest.raises(TesseraError, match="the loss must be finite; got nan at step 20"):
         fit(net, lambda step: net(data(step)).sum() * math.nan, FitOptions(30, 0.1), tmp_path)
+
+
+def test_some_scalars_learn_at_rates_of_their_own(tmp_path):
+    class Scaled(nn.Module):
+        scalar_parameters = ("scale", "offset")
+
+        def __init__(self):
+            super().__init__()
+            self.scale, self.offset = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return self.scale * x.sum(1, keepdim=True) + self.offset
+
+    scaled = Scaled()
+    scales = {"scale": 0.0, "named_in_other_models": 3.0}
+    train(scaled, tmp_path, FitOptions(steps=3, learning_rate=0.05, scalar_learning_rate_scales=scales))
+    assert scaled.scale.item() == 1.0
+    assert scaled.offset.item() != 1.0

@@ -76,9 +76,9 @@ def test_kill_minus_nine_at_random_moments(recipe_file, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 5  # otherwise the test has tested little
-    whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
-    assert whole.keys() == killed.keys()
-    assert all(torch.equal(whole[name], killed[name]) for name in whole)
+    uninterrupted, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    assert uninterrupted.keys() == killed.keys()
+    assert all(torch.equal(uninterrupted[name], killed[name]) for name in uninterrupted)
     last = tmp_path / "killed" / "checkpoints" / "checkpoint-60"
     assert verify(last) is None
     steps = [

@@ -39,22 +39,22 @@ def groups_by_name(section):
 
 
 def test_only_matrices_decay():
-    found = groups_by_name(TrainingSection(weight_decay=0.3, learning_rate=0.5))
-    decayed = {name for name, (decay, _) in found.items() if decay == 0.3}
+    actual = groups_by_name(TrainingSection(weight_decay=0.3, learning_rate=0.5))
+    decayed = {name for name, (decay, _) in actual.items() if decay == 0.3}
     assert decayed == {"embedding.weight", "linear.weight"}
-    assert {name for name, (decay, _) in found.items() if decay == 0} == {
+    assert {name for name, (decay, _) in actual.items() if decay == 0} == {
         "linear.bias",
         "norm.weight",
         "norm.bias",
         "rates",
     }
-    assert {rate for _, rate in found.values()} == {0.5}
+    assert {rate for _, rate in actual.values()} == {0.5}
 
 
 def test_scalars_can_learn_faster():
-    found = groups_by_name(TrainingSection(learning_rate=0.5, scalar_learning_rate_scale=10.0))
-    assert {name for name, (_, rate) in found.items() if rate == 5.0} == {"rates"}
-    assert {rate for name, (_, rate) in found.items() if name != "rates"} == {0.5}
+    actual = groups_by_name(TrainingSection(learning_rate=0.5, scalar_learning_rate_scale=10.0))
+    assert {name for name, (_, rate) in actual.items() if rate == 5.0} == {"rates"}
+    assert {rate for name, (_, rate) in actual.items() if name != "rates"} == {0.5}
 
 
 def test_scalars_of_some_names_have_their_own_rates():

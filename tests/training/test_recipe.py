@@ -32,26 +32,26 @@ def with_(**sections):
 
 
 def test_values_defaults_and_name(recipe):
-    found = recipe(with_(seed=3, training={"learning_rate": "5e-3", "betas": [0.8, 0.9], "steps": 200}))
-    assert (found.name, found.seed, found.model) == ("r", 3, MINIMAL["model"])
-    assert found.training.learning_rate == 5e-3
-    assert found.training.betas == (0.8, 0.9)
-    assert found.data == Recipe("x", {}).data
+    actual = recipe(with_(seed=3, training={"learning_rate": "5e-3", "betas": [0.8, 0.9], "steps": 200}))
+    assert (actual.name, actual.seed, actual.model) == ("r", 3, MINIMAL["model"])
+    assert actual.training.learning_rate == 5e-3
+    assert actual.training.betas == (0.8, 0.9)
+    assert actual.data == Recipe("x", {}).data
 
 
 def test_overrides_reach_every_depth(recipe):
-    found = recipe(
+    actual = recipe(
         MINIMAL, ["training.steps=300", "model.kernel={name: knn, k: 3}", "data.source=[a.txt, b.txt]", "seed=2"]
     )
-    assert found.training.steps == 300
-    assert found.model["kernel"] == {"name": "knn", "k": 3}
-    assert found.data.source == ["a.txt", "b.txt"]
-    assert found.seed == 2
+    assert actual.training.steps == 300
+    assert actual.model["kernel"] == {"name": "knn", "k": 3}
+    assert actual.data.source == ["a.txt", "b.txt"]
+    assert actual.seed == 2
 
 
 def test_a_recipe_survives_being_written(recipe):
-    found = recipe(with_(training={"betas": [0.8, 0.9]}, tokenizer={"type": "bpe", "vocab_size": 300}))
-    assert recipe(yaml.safe_dump(recipe_to_dict(found))) == found
+    actual = recipe(with_(training={"betas": [0.8, 0.9]}, tokenizer={"type": "bpe", "vocab_size": 300}))
+    assert recipe(yaml.safe_dump(recipe_to_dict(actual))) == actual
 
 
 def test_all_problems_come_in_one_message_each_with_file_and_key(recipe, tmp_path):

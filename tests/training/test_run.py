@@ -145,8 +145,8 @@ def test_resuming_a_finished_run_changes_nothing(go, tmp_path):
 def test_accumulation_changes_rounding_only(go, tmp_path):
     go(folder="whole")
     go("training.micro_batch_size=1", folder="parts")
-    whole, parts = without_speed(tmp_path / "whole"), without_speed(tmp_path / "parts")
-    for one, other in zip(whole, parts):
+    at_once, parts = without_speed(tmp_path / "whole"), without_speed(tmp_path / "parts")
+    for one, other in zip(at_once, parts):
         if "loss" in one:
             # sums of 60 float32 losses in another order, six steps of training apart
             assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from tessera.training.recipe import read_recipe
 from tessera.training.run import train
-from tessera.training.sharding import _gathered, _spread
+from tessera.training.sharding import _spread
 
 # One delay: the processes draw theirs from generators of their own.
 RECIPE = """
@@ -32,7 +32,7 @@ def torchrun(recipe, run, *options):
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}"]
     command += ["-m", "tessera.cli.main", "train", str(recipe), "--output", str(run), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -69,18 +69,14 @@ def test_two_processes_equal_one_and_resume_each_others_checkpoints(tmp_path, ti
         for name in ("loss", "validation_loss", "gradient_norm"):
             # The issue's 1e-5; the sums over a batch are in another order.
             assert metrics(run, name)[-3:] == pytest.approx(metrics(one, name)[-3:], rel=1e-5), (run.name, name)
-        found = load_file(run / "model.safetensors")
-        assert found.keys() == expected.keys()
+        actual = load_file(run / "model.safetensors")
+        assert actual.keys() == expected.keys()
         for name, weight in expected.items():
             # AdamW divides by the gradient's size, so that a rounding error of a tiny gradient moves a weight.
-            torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-4)
+            torch.testing.assert_close(actual[name], weight, rtol=0, atol=1e-4)
 
 
 def test_state_of_a_single_process_passes_unchanged():
     weight = torch.nn.Parameter(torch.randn(3, 2))
-    optimizer = torch.optim.AdamW([weight])
-    weight.sum().backward()
-    optimizer.step()
-    state = optimizer.state_dict()
-    assert _gathered(state) == state
-    assert _spread(state["state"][0]["exp_avg"], weight) is state["state"][0]["exp_avg"]
+    average = torch.randn(3, 2)
+    assert _spread(average, weight) is average

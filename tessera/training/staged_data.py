@@ -1,0 +1,209 @@
+"""What a curriculum trains on: text of growing length, or a task's questions about texts of growing length."""
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from tessera.data.windows import ValidationWindows
+from tessera.errors import TesseraError, did_you_mean
+from tessera.evaluation.loss import bits_per_byte, loss_by_position
+from tessera.evaluation.questions import answer_loss, right_answers
+from tessera.tasks.babilong.sample import RESERVED
+from tessera.tasks.babilong.vocabulary import END, PAD, UNKNOWN
+from tessera.tasks.catalogue import TASKS
+from tessera.tasks.question_answering import QuestionBatch, QuestionTask
+from tessera.training.corpus import Corpus, open_corpus
+from tessera.training.curriculum import Stage
+from tessera.training.sections import Recipe
+from tessera.typed import read_dataclass
+
+LOSS_SHARE = 1e-3  # of a score: between equal shares of right answers the loss decides
+CHECKED = 4  # contexts of each split that the checksum of a task covers
+
+
+@dataclass(frozen=True)
+class StagedData(ABC):
+    """Batches that are a function of stage and step, and a validation of each stage.
+
+    Attributes:
+        segment: tokens that one unit of `Stage.length` stands for.
+    """
+
+    recipe: Recipe
+    segment: int
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Of its text."""
+
+    @abstractmethod
+    def checksums(self) -> dict[str, dict[str, Any]]:
+        """See `tessera.training.inputs.TrainingData`."""
+
+    @abstractmethod
+    def require(self, stage: Stage) -> None:
+        """Raise `TesseraError` unless there is text for this stage."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
+        """Of the batch of a step of stage `number`."""
+
+    @abstractmethod
+    def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
+        """The numbers of a line of metrics. `score` in (0, 1], higher is better, is what chooses weights."""
+
+    def batch_tokens(self, stage: Stage, step: int) -> int:
+        """Tokens of the contexts of a step."""
+        return self.recipe.training.batch_size * self.segment * stage.length_at(step, self.recipe.seed)
+
+    def seed_of(self, number: int, step: int) -> int:
+        """Of a step's batch."""
+        return (self.recipe.seed * 100 + number) * 10_000_000 + step
+
+
+def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool) -> StagedData:
+    """The task of the recipe, else its text; `saved_tokenizer`: see `open_corpus`.
+
+    Raises:
+        TesseraError: an unknown task, a setting that it does not have, text that is missing or too short.
+    """
+    segment = recipe.model.get("segment_size", recipe.data.context)
+    if recipe.data.task is None:
+        data: StagedData = StagedText(recipe, segment, open_corpus(recipe, run, saved_tokenizer=saved_tokenizer))
+    else:
+        data = StagedQuestions(recipe, segment, question_task(recipe.data.task))
+    for stage in recipe.training.curriculum:
+        data.require(stage)
+    return data
+
+
+@dataclass(frozen=True)
+class StagedText(StagedData):
+    """Windows of a corpus, from random places; the score is exp(-loss), the geometric mean of the probabilities."""
+
+    corpus: Corpus
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The corpus's."""
+        return self.corpus.tokenizer
+
+    def checksums(self) -> dict[str, dict[str, Any]]:
+        """The corpus's."""
+        return self.corpus.checksums()
+
+    def require(self, stage: Stage) -> None:
+        """Both texts must hold a window."""
+        for split, what in (
+            (self.corpus.training, "the training text"),
+            (self.corpus.validation, "the validation text"),
+        ):
+            split.require(stage.length * self.segment, what)
+
+    def loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
+        """Mean cross entropy of all tokens."""
+        split, context = self.corpus.training, stage.length_at(step, self.recipe.seed) * self.segment
+        random = Random(self.seed_of(number, step))
+        starts = [random.randint(split.start, split.stop - context) for _ in range(self.recipe.training.batch_size)]
+        tokens = torch.stack([split.window(start, context)["input_ids"] for start in starts])
+        tokens = tokens.to(next(model.parameters()).device)
+        return model(input_ids=tokens, labels=tokens).loss
+
+    def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
+        """Loss and bits per byte."""
+        training = self.recipe.training
+        windows = ValidationWindows(self.corpus.validation, stage.length * self.segment, training.evaluate_sequences)
+        loss = loss_by_position(model, windows, training.batch_size).mean
+        bits = bits_per_byte(loss, self.corpus.validation.tokens_per_byte)
+        return {"score": math.exp(-loss), "validation_loss": loss, "validation_bits_per_byte": bits}
+
+
+@dataclass(frozen=True)
+class StagedQuestions(StagedData):
+    """Questions about contexts that are a few tokens short of `length` segments, so that question and answer fit in.
+
+    Contexts of several segments end anywhere in the last one, so that a model also learns to answer from its memory
+    alone; those of a validation end where the published samples do. The score is the share of right
+    answers, but for a thousandth: exp(-loss).
+    """
+
+    task: QuestionTask
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The task's words."""
+        special = {"unk_token": UNKNOWN, "pad_token": PAD, "eos_token": END}
+        return PreTrainedTokenizerFast(tokenizer_object=self.task.vocabulary, **special)
+
+    def checksums(self) -> dict[str, dict[str, Any]]:
+        """Of a few samples of each split, as the first stage has them."""
+
+        stage = self.recipe.training.curriculum[0]
+        tokens = stage.length * self.segment
+
+        def entry(split: str) -> dict[str, Any]:
+            batch = self.batch(stage, CHECKED, tokens, 0, split)
+            digest = hashlib.sha256(b"".join(getattr(batch, one.name).numpy().tobytes() for one in fields(batch)))
+            return {"tokens": batch.contexts.numel(), "checksums": [digest.hexdigest()]}
+
+        return {"training": entry("train"), "validation": entry("validation")}
+
+    def require(self, stage: Stage) -> None:
+        """The shortest context must hold the shortest story."""
+        shortest = stage.min_length * self.segment - (self.most_left_out if stage.min_length > 1 else 0)
+        self.batch(stage, 1, shortest, 0, "train")
+
+    @property
+    def most_left_out(self) -> int:
+        """Tokens by which a context of several segments may end before the published place: to the last border."""
+        return self.segment - RESERVED
+
+    def loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
+        """Mean cross entropy of the answers."""
+        length, seed = stage.length_at(step, self.recipe.seed), self.seed_of(number, step)
+        tokens = length * self.segment
+        if length > 1:
+            tokens -= Random(seed).randint(0, self.most_left_out)
+        return answer_loss(model, self.batch(stage, self.recipe.training.batch_size, tokens, seed, "train"))
+
+    def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
+        """The share of right answers, and the loss of the answers."""
+        training, losses, shares = self.recipe.training, [], []
+        for first in range(0, training.evaluate_sequences, training.batch_size):
+            count = min(training.batch_size, training.evaluate_sequences - first)
+            batch = self.batch(stage, count, stage.length * self.segment, first, "validation")
+            losses.append(answer_loss(model, batch).item() * count)
+            shares.append(right_answers(model, batch))
+        exact_match = torch.cat(shares).mean().item()
+        loss = sum(losses) / training.evaluate_sequences
+        score = (1 - LOSS_SHARE) * exact_match + LOSS_SHARE * math.exp(-loss)
+        return {"score": score, "validation_loss": loss, "validation_exact_match": exact_match}
+
+    def batch(self, stage: Stage, count: int, tokens: int, seed: int, split: str) -> QuestionBatch:
+        """Contexts of `tokens` - 20 tokens, with the settings of the stage."""
+        task = replace(self.task, **stage.settings) if stage.settings else self.task  # type: ignore[type-var]
+        return task.question_batch(count, self.recipe.data.questions, tokens - RESERVED, seed, split)
+
+
+def question_task(section: dict[str, Any]) -> QuestionTask:
+    """The task that `data.task` names, with its settings."""
+    name = section["name"]
+    known = sorted(key for key, cls in TASKS.items() if hasattr(cls, "question_batch"))
+    if name not in known:
+        raise TesseraError(f"data.task.name must be a task of questions; got {name!r}. {did_you_mean(name, known)}")
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in section.items()}
+    del settings["name"]
+    problems: list[str] = []
+    task = read_dataclass(TASKS[name], settings, lambda key, what: problems.append(f"data.task.{key} {what}"))
+    if problems:
+        raise TesseraError("\n".join(problems))
+    return task

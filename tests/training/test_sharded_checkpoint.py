@@ -1,0 +1,214 @@
+"""Checkpoints in parts: written by several processes, read by any number, merged into one model."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tessera.checkpoints import latest_complete, verify
+from tessera.cli.main import main
+from tessera.errors import TesseraError
+from tessera.models.loading import model_folder
+from tessera.training import sharded_checkpoint
+from tessera.training.recipe import read_recipe
+from tessera.training.run import train
+
+# One delay: the processes draw theirs from generators of their own. Heads are fewer than four processes: empty parts.
+RECIPE = """
+model: {type: memory_mosaic_v2, hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 48,
+        short_term_span: 8, training_long_term_delay: [4, 4], long_term_delay: 4, tie_word_embeddings: true}
+tokenizer: {type: byte}
+data: {source: TEXT, context: 32}
+training: {steps: 6, batch_size: 8, micro_batch_size: 2, learning_rate: 1.0e-3, warmup_steps: 1, log_every: 1,
+           evaluate_every: 3, evaluate_sequences: 4, checkpoint_every: 3, keep_checkpoints: 2, precision: fp32,
+           shard: true}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time there was a king, and the king had a daughter. " * 60)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE.replace("TEXT", str(text)))
+    return path
+
+
+def started(processes, recipe, run, *options):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}", f"--master_port={port}"]
+    command += ["-m", "tessera.cli.main", "train", str(recipe), *options, "--output", str(run)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def finished(*arguments):
+    process = started(*arguments)
+    _, error = process.communicate(timeout=900)
+    assert process.returncode == 0, error[-3000:]
+
+
+def metrics(run, name):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line[name] for line in lines if name in line]
+
+
+def interrupted(run, copy):
+    """What a kill after step 3 leaves behind."""
+    (copy / "checkpoints").mkdir(parents=True)
+    shutil.copytree(run / "checkpoints" / "checkpoint-3", copy / "checkpoints" / "checkpoint-3")
+    for name in ("recipe.yaml", "metrics.jsonl", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(run / name, copy / name)
+    return copy
+
+
+def same_weights(found, expected):
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        # AdamW divides by the gradient's size, so that a rounding error of a tiny gradient moves a weight.
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_four_processes_write_parts_that_one_two_and_four_resume(recipe, tmp_path):
+    one, four = tmp_path / "one", tmp_path / "four"
+    train(read_recipe(recipe), one, progress=False)
+    finished(4, recipe, four)
+    parts = four / "checkpoints" / "checkpoint-3"
+    assert verify(parts) is None
+    assert len(list((parts / "shards").glob("*.safetensors"))) == 4
+    assert {path.suffix for path in parts.rglob("*") if path.is_file()} <= {".safetensors", ".json", ".pt", ".pth"}
+    expected = load_file(one / "model.safetensors")
+    same_weights(load_file(four / "model.safetensors"), expected)
+    for processes in (1, 2, 4):
+        resumed = interrupted(four, tmp_path / f"resumed-by-{processes}")
+        if processes == 1:
+            train(read_recipe(recipe), resumed, resume=True, progress=False)
+        else:
+            finished(processes, recipe, resumed, "--resume")
+        same_weights(load_file(resumed / "model.safetensors"), expected)
+        for name in ("loss", "validation_loss", "gradient_norm"):
+            assert metrics(resumed, name)[-3:] == pytest.approx(metrics(one, name)[-3:], rel=1e-5), (processes, name)
+
+
+# The second process dies at its second write, when the first has begun its own.
+KILLED_WHILE_WRITING = """
+import os, signal, time
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+write_data, calls = HuggingFaceStorageWriter.write_data, []
+
+def dying(self, plan, planner):
+    calls.append(plan)
+    if len(calls) == 2 and os.environ["RANK"] == "1":
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write_data(self, plan, planner)
+
+HuggingFaceStorageWriter.write_data = dying
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_middle_of_a_write_leaves_the_earlier_checkpoint(recipe, tmp_path):
+    one, run = tmp_path / "one", tmp_path / "killed"
+    train(read_recipe(recipe), one, progress=False)
+    (tmp_path / "dying.py").write_text(KILLED_WHILE_WRITING)
+    process = started(2, recipe, run, "--import", str(tmp_path / "dying.py"))
+    process.communicate(timeout=900)
+    assert process.returncode != 0
+    assert latest_complete(run) == (run / "checkpoints" / "checkpoint-3", [])
+    assert list((run / "checkpoints" / "draft.tmp" / "checkpoint-6").iterdir()), "it was not writing"
+    assert not (run / "model.safetensors").exists()
+    finished(2, recipe, run, "--resume")
+    assert verify(run / "checkpoints" / "checkpoint-6") is None
+    assert not (run / "checkpoints" / "draft.tmp").exists()
+    same_weights(load_file(run / "model.safetensors"), load_file(one / "model.safetensors"))
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """The only process of a group."""
+    store = tmp_path / "store"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def trained():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3, bias=False))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.randn(4, 5)).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's own, about the group of one
+def test_what_is_written_in_the_background_is_what_was_there_at_the_start(alone, tmp_path):
+    model, optimizer = trained()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    averages = [optimizer.state[parameter]["exp_avg"].clone() for parameter in model.parameters()]
+    writer, called = sharded_checkpoint.ShardWriter(), []
+    folder = tmp_path / "checkpoint-3"
+    tensors = {
+        **sharded_checkpoint.model_tensors(model),
+        **sharded_checkpoint.optimizer_tensors(model, optimizer),
+    }
+    assert len(tensors) == 9
+    folder.mkdir()
+    sharded_checkpoint.write_numbers(folder, model, optimizer)
+    writer.start(folder / "shards", tensors, lambda: called.append(len(list(folder.glob("shards/*.safetensors")))))
+    with torch.no_grad():
+        for tensor in tensors.values():
+            tensor.fill_(7.0)
+    writer.finish()
+    assert called == [1]
+    other = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3, bias=False))
+    resumed = torch.optim.AdamW(other.parameters(), lr=3.0)
+    sharded_checkpoint.read_weights(folder, other)
+    sharded_checkpoint.read_optimizer(folder, other, resumed)
+    assert all(torch.equal(value, weights[name]) for name, value in other.state_dict().items())
+    for parameter, average in zip(other.parameters(), averages):
+        assert torch.equal(resumed.state[parameter]["exp_avg"], average)
+        assert float(resumed.state[parameter]["step"]) == 3.0
+    assert resumed.param_groups[0]["lr"] == 0.1
+    assert resumed.param_groups[0]["betas"] == (0.9, 0.999)
+    with pytest.raises(TesseraError, match="its parts must be those of this model"):
+        sharded_checkpoint.read_weights(folder, torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 4)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parts_become_files_of_a_bounded_size(alone, tmp_path, monkeypatch):
+    model, _ = trained()
+    writer = sharded_checkpoint.ShardWriter()
+    writer.start(tmp_path / "shards", sharded_checkpoint.model_tensors(model), lambda: None)
+    writer.finish()
+    assert sharded_checkpoint.merge(tmp_path, tmp_path) == 1
+    merged = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(value, merged[name]) for name, value in model.state_dict().items())
+    monkeypatch.setattr(sharded_checkpoint, "LARGEST_FILE", 100)
+    several = tmp_path / "several"
+    several.mkdir()
+    assert sharded_checkpoint.merge(tmp_path, several, torch.bfloat16) == 2
+    index = json.loads((several / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 2 * (5 * 7 + 7 + 7 * 3)
+    for name, value in model.state_dict().items():
+        assert torch.equal(load_file(several / index["weight_map"][name])[name], value.bfloat16())
+
+
+def test_a_folder_without_parts_is_no_checkpoint_in_parts(tmp_path, capsys):
+    assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 2
+    assert "must be a checkpoint in parts, or a run with one" in capsys.readouterr().err
+    (tmp_path / "shards").mkdir()
+    with pytest.raises(TesseraError, match="is in parts. Merge them: tessera convert"):
+        model_folder(tmp_path)
+    assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 2
+    assert "must be complete; got: no readable complete.json" in capsys.readouterr().err

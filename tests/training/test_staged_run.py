@@ -1,0 +1,146 @@
+"""Recipes with a curriculum: questions and text, stages handed on, resumed inside any stage, what is refused."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tessera.errors import TesseraError
+from tessera.training import staged_data
+from tessera.training.metrics import MetricsFile
+from tessera.training.recipe import read_recipe
+from tessera.training.run import train
+
+BASE = {"type": "memory_mosaic", "hidden_size": 16, "num_layers": 2, "num_heads": 2, "num_persistent_slots": 8}
+QUESTIONS = {
+    "model": {"type": "armt", "segment_size": 32, "num_memory_tokens": 2, "memory_dim": 4, "base": BASE},
+    "data": {
+        "task": {"name": "babilong", "kind": "qa1", "vocab_size": 250, "facts_share": 0.6},
+        "questions": 2,
+    },
+    "training": {
+        "batch_size": 2,
+        "evaluate_every": 3,
+        "evaluate_sequences": 3,
+        "checkpoint_every": 2,
+        "precision": "fp32",
+        "curriculum": [
+            {"length": 2, "min_length": 2, "steps": 4, "learning_rate": 5e-3},
+            {"length": 3, "min_length": 2, "steps": 5},
+        ],
+    },
+}
+
+
+@pytest.fixture
+def recipe_of(tmp_path):
+    def read(plain: dict, *overrides: str):
+        path = tmp_path / "staged.yaml"
+        path.write_text(yaml.safe_dump(plain))
+        return read_recipe(path, overrides)
+
+    return read
+
+
+def test_a_run_on_questions(recipe_of, tmp_path):
+    run = tmp_path / "run"
+    summary = train(recipe_of(QUESTIONS), run, progress=False)
+    assert summary.steps == 9
+    assert 0 <= summary.validation_exact_match <= 1
+    assert summary.validation_bits_per_byte is None
+    assert summary.tokens % 64 == 0
+    assert 4 * 2 * 64 + 5 * 2 * 64 <= summary.tokens <= 4 * 2 * 64 + 5 * 2 * 96
+    records = MetricsFile(run / "metrics.jsonl").read()
+    validations = [(r["step"], r["stage"], r["length"]) for r in records if "validation_exact_match" in r]
+    assert validations == [(3, 1, 2), (4, 1, 2), (7, 2, 3), (9, 2, 3)]
+    assert json.loads((run / "run.json").read_text())["result"]["validation_loss"] == summary.validation_loss
+    tokenizer, model = AutoTokenizer.from_pretrained(run), AutoModelForCausalLM.from_pretrained(run)
+    tokens = tokenizer("Mary went to the kitchen. Where is Mary?", return_tensors="pt").input_ids
+    assert tokenizer.decode(tokens[0, -2:]).split() == ["mary", "?"]
+    assert model(input_ids=tokens).logits.shape[-1] == len(tokenizer)
+
+
+@pytest.mark.parametrize(("stage", "step"), [(0, 3), (1, 0), (1, 4)])
+def test_a_run_that_dies_in_any_stage_goes_on_to_the_same_weights(recipe_of, tmp_path, monkeypatch, stage, step):
+    recipe = recipe_of(QUESTIONS)
+    train(recipe, tmp_path / "whole", progress=False)
+    loss = staged_data.StagedQuestions.loss
+
+    def dying(self, model, of_stage, number, at):
+        if (number, at) == (stage, step):
+            raise RuntimeError("killed")
+        return loss(self, model, of_stage, number, at)
+
+    monkeypatch.setattr(staged_data.StagedQuestions, "loss", dying)
+    with pytest.raises(RuntimeError, match="killed"):
+        train(recipe, tmp_path / "killed", progress=False)
+    monkeypatch.undo()
+    train(recipe, tmp_path / "killed", resume=True, progress=False)
+    whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    assert all(torch.equal(tensor, killed[name]) for name, tensor in whole.items())
+    lines = [MetricsFile(tmp_path / name / "metrics.jsonl").read() for name in ("whole", "killed")]
+    scores = [[(r["step"], r["validation_loss"]) for r in one if "validation_loss" in r] for one in lines]
+    assert scores[0] == scores[1]
+
+
+def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_file):
+    train(read_recipe(recipe_file, ["training.steps=2"]), tmp_path / "base", progress=False)
+    text = {
+        "model": {"type": "rmt", "segment_size": 8, "num_memory_tokens": 2, "base": str(tmp_path / "base")},
+        "data": {"source": str(tmp_path / "text.txt"), "context": 16, "validation_fraction": 0.2},
+        "tokenizer": {"type": "byte"},
+        "training": {
+            "batch_size": 2,
+            "evaluate_sequences": 2,
+            "precision": "fp32",
+            "freeze_base": True,
+            "curriculum": [{"length": 1, "steps": 2}, {"length": 4, "min_length": 2, "steps": 2}],
+        },
+    }
+    summary = train(recipe_of(text), tmp_path / "run", progress=False)
+    assert summary.validation_bits_per_byte == pytest.approx(summary.validation_loss / 0.6931, rel=0.02)
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "run"))
+    kept = {name: tensor for name, tensor in after.items() if name.startswith("base.")}
+    assert len(kept) >= len(before)
+    plain = {name.replace("layers.0.layer.", "layers.0."): tensor for name, tensor in kept.items()}
+    assert all(torch.equal(tensor, plain[f"base.{name}"]) for name, tensor in before.items())
+    torch.manual_seed(0)
+    untrained = train(
+        recipe_of(text, "training.curriculum=[{length: 1, steps: 1, learning_rate: 1e-12}]"),
+        tmp_path / "0",
+        progress=False,
+    )
+    fresh = load_file(f"{untrained.folder}/model.safetensors")
+    assert any(not torch.allclose(tensor, fresh[name]) for name, tensor in after.items() if name not in kept)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.curriculum=[]", "training.curriculum must name the stages of a task's training"),
+        ("training.steps=7", "training.steps must be left out beside a curriculum; got 7"),
+        ("training.compile=true", "training.compile must be left out beside a curriculum"),
+        (
+            "data.task.name=three_moons",
+            "data.task.name must be a task of questions; got 'three_moons'. Known: babilong",
+        ),
+        ("data.task.kin=qa1", "data.task.kin is not a known key; got 'qa1'. Did you mean 'kind'"),
+        ("data.task.kind=qa9", "kind must be one of qa1"),
+        ("data.task.facts_share=0.1", "length must be at least 120 tokens; got 52"),
+        (
+            "training.curriculum=[{length: 2, min_length: 2, steps: 1, settings: {facts_share: 0.21}}]",
+            "length must be at least 58 tokens; got 52",
+        ),
+        ("tokenizer={type: gpt2}", "tokenizer must be left out with data.task"),
+        ("data.questions=0", "data.questions must be a positive integer"),
+        ("training.curriculum=[{length: 1, steps: 0}]", r"training.curriculum\[0\].steps must be at least 1"),
+        ("training.patience=0", "training.patience must be a positive integer"),
+    ],
+)
+def test_refusals(recipe_of, tmp_path, override, message):
+    with pytest.raises(TesseraError, match=message):
+        train(recipe_of(QUESTIONS, override), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
