@@ -1,0 +1,1 @@
+"""Text sources, tokenizers, memory-mapped token stores and windows of tokens."""

@@ -15,6 +15,7 @@ from tessera.data.text_files import documents_of_file, documents_of_json_lines
 from tessera.errors import TesseraError
 
 STORIES = Path(__file__).parent / "stories"
+NOVELS = Path(__file__).parent / "novels"
 VALIDATION_STORIES = ("the_grey_fairy_book_6746.txt",)
 HUB_PREFIX = "hf://"
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
@@ -109,7 +110,7 @@ def _files(name: str) -> list[Path]:
     if path.is_dir():
         files = sorted(path.glob("*.txt"))
     elif glob.has_magic(name):
-        files = sorted(Path(found) for found in glob.glob(str(path), recursive=True))
+        files = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
     else:
         files = [path]
     if not files or not all(file.is_file() for file in files):

@@ -25,8 +25,8 @@ def documents_of_file(
         return
     rest = ""
     for text in _decoded(path, piece_bytes):
-        *whole, rest = (rest + text).split(separator)
-        for part in whole:
+        *documents, rest = (rest + text).split(separator)
+        for part in documents:
             if part.strip():
                 yield iter([part.strip("\r\n")])
     if rest.strip():

@@ -1,0 +1,1 @@
+"""Loss by position, scores on tasks, accounting of parameters and FLOPs, provenance."""

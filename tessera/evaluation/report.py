@@ -58,6 +58,17 @@ def print_task_reports(reports: Sequence[Report], as_json: bool) -> None:
         print_table(columns, lengths, rows)
 
 
+def print_harness_reports(reports: Sequence[Report], as_json: bool) -> None:
+    """Reports of `harness_report`, with "model": the harness's own tables."""
+    if as_json:
+        _print_json(reports)
+        return
+    for name, report in zip(short_names([report["model"] for report in reports]), reports):
+        switched = {True: "", False: ", without long-term memories", None: ""}[report["long_term_memory"]]
+        print(f"{name}{switched}")
+        print(report["table"])
+
+
 def _print_json(reports: Sequence[Report]) -> None:
     content = _finite(reports[0] if len(reports) == 1 else list(reports))
     print(json.dumps(content, indent=1, allow_nan=False))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from safetensors import SafetensorError, safe_open
 
@@ -60,7 +60,14 @@ def is_stored_memory(path: Path) -> bool:
         return False
 
 
-def token_stream(file: IO[str], tokenizer: "PreTrainedTokenizerFast") -> Iterator[int]:
+class Readable(Protocol):
+    """What `token_stream` needs of a text."""
+
+    def read(self, count: int, /) -> str:
+        """About `count` characters; "" at the end."""
+
+
+def token_stream(file: Readable, tokenizer: "PreTrainedTokenizerFast") -> Iterator[int]:
     """Tokens of a text, which is cut at white space into pieces that are tokenized one by one.
 
     Raises:
@@ -74,7 +81,7 @@ def token_stream(file: IO[str], tokenizer: "PreTrainedTokenizerFast") -> Iterato
     yield from tokens
 
 
-def _pieces(file: IO[str], tokenizer: "PreTrainedTokenizerFast") -> Iterator[int]:
+def _pieces(file: Readable, tokenizer: "PreTrainedTokenizerFast") -> Iterator[int]:
     rest = ""
     while piece := file.read(PIECE):
         rest += piece

@@ -1,0 +1,1 @@
+"""Generators of examples with scores and oracles."""

@@ -62,8 +62,8 @@ def test_text_that_ends_inside_a_character_is_refused(tmp_path):
 def test_json_lines_hold_texts_or_objects(tmp_path, piece):
     lines = [json.dumps("a\nb"), "", json.dumps({"story": "c", "id": 1})]
     (tmp_path / "file.jsonl").write_text("\n".join(lines))
-    found = [list(d) for d in documents_of_json_lines(tmp_path / "file.jsonl", "story", piece)]
-    assert found == [["a\nb"], ["c"]]
+    actual = [list(d) for d in documents_of_json_lines(tmp_path / "file.jsonl", "story", piece)]
+    assert actual == [["a\nb"], ["c"]]
 
 
 @pytest.mark.parametrize("line", ["once upon", "[1]", '{"other": "x"}'])

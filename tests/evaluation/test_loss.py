@@ -62,10 +62,10 @@ def test_processes_share_the_windows_and_call_the_model_equally_often(world_size
     for model in models:
         model.load_state_dict(models[0].state_dict())
     parts = [loss_by_position(m, items, 2, rank=rank, world_size=world_size) for rank, m in enumerate(models)]
-    whole = loss_by_position(models[0], items, 2)
-    assert sum(part.count for part in parts).tolist() == whole.count.tolist()
+    at_once = loss_by_position(models[0], items, 2)
+    assert sum(part.count for part in parts).tolist() == at_once.count.tolist()
     # float64 sums in another order
-    assert sum(part.total for part in parts).tolist() == pytest.approx(whole.total.tolist(), rel=1e-12)
+    assert sum(part.total for part in parts).tolist() == pytest.approx(at_once.total.tolist(), rel=1e-12)
     assert len({len(model.batches) for model in models[1:]}) == 1
 
 

@@ -68,12 +68,12 @@ def check_tokens(task: Task) -> None:
     examples = task.sample(COUNT, 0)
     if not isinstance(examples, TokenExamples):
         return
-    asked = examples.labels != IGNORED
+    is_answer = examples.labels != IGNORED
     assert examples.tokens.dtype == torch.int64
     assert (examples.tokens >= 0).all()
-    assert asked.any(1).all(), "an example asks for nothing"
-    assert not asked[:, 0].any(), "nothing comes before the first token, so nothing predicts it"
-    assert torch.equal(examples.labels[asked], examples.tokens[asked]), "labels are shifted or wrong"
+    assert is_answer.any(1).all(), "an example asks for nothing"
+    assert not is_answer[:, 0].any(), "nothing comes before the first token, so nothing predicts it"
+    assert torch.equal(examples.labels[is_answer], examples.tokens[is_answer]), "labels are shifted or wrong"
 
 
 def check_oracle(task: Task) -> None:

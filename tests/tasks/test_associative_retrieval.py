@@ -23,7 +23,7 @@ def test_samples_are_what_the_paper_says(rule, key_size):
         (examples.labels != IGNORED).nonzero()[:, 1].unique(), torch.tensor([examples.tokens.shape[1] - 1])
     )
     for row in examples.tokens.tolist():
-        rest, asked, answer = row[: 9 * task.segment_size], row[9 * task.segment_size : -2], row[-1]
+        rest, question, answer = row[: 9 * task.segment_size], row[9 * task.segment_size : -2], row[-1]
         pairs = [rest[i : i + task.segment_size] for i in range(0, len(rest), task.segment_size)]
         latest = {}
         for pair in pairs:
@@ -31,7 +31,7 @@ def test_samples_are_what_the_paper_says(rule, key_size):
             assert pair[-1] == 17  # ","
             assert rule == "rewrite" or tuple(pair[:key_size]) not in latest
             latest[tuple(pair[:key_size])] = pair[key_size + 1]
-        assert latest[tuple(asked)] == answer < 16
+        assert latest[tuple(question)] == answer < 16
         assert row[-2] == 18  # "-"
 
 

@@ -50,18 +50,18 @@ def test_layout_of_mqmtar(task):
 
 def test_filler_and_queries_are_spread_evenly():
     task = replace(SMALL, length=30, spread=0)  # 4 pairs and 6 spare fillers
-    first, asked, count = [], torch.zeros(4), 4000
+    first, questions, count = [], torch.zeros(4), 4000
     for source, _ in rows(task, count):
         separators = [place for place, token in enumerate(source[:-12]) if token == 1]
         first.append(separators[0] - 2)
         keys = [tuple(source[separator - 2 : separator]) for separator in separators]
         for place in range(30, 42, 3):
-            asked[keys.index(tuple(source[place + 1 : place + 3]))] += 1
+            questions[keys.index(tuple(source[place + 1 : place + 3]))] += 1
     # 10 units in random order: 6 fillers fall into 5 gaps alike.
     before = torch.tensor(first, dtype=torch.float64)
     assert abs(before.mean() - 6 / 5) < 6 * before.std() / count**0.5
     assert before.max() == 6
-    assert (asked / (4 * count) - 1 / 4).abs().max() < 6 * (0.25 * 0.75 / (4 * count)) ** 0.5
+    assert (questions / (4 * count) - 1 / 4).abs().max() < 6 * (0.25 * 0.75 / (4 * count)) ** 0.5
 
 
 def test_lengths_are_uniform_and_exact_in_tests():

@@ -17,11 +17,11 @@ SMALL = RegBench.variants()[1]
 
 def language(edges, length):
     """All strings up to a length, by walking."""
-    found, ends = {()}, {((), 0)}
+    actual, ends = {()}, {((), 0)}
     for _ in range(length):
         ends = {((*string, symbol), to) for string, state in ends for symbol, to in dict(edges[state]).items()}
-        found |= {string for string, _ in ends}
-    return found
+        actual |= {string for string, _ in ends}
+    return actual
 
 
 def drawn(seed, reduce=True):
@@ -70,11 +70,11 @@ def test_two_equal_states_become_one():
 
 def test_automata_are_as_the_paper_draws_them():
     draws = random.Random(0)
-    found = [random_automaton(draws, (4, 12), (4, 18), 18, 3) for _ in range(2000)]
-    assert max(len(a.edges) for a in found) == 12
-    degrees = Counter(len(edges) for a in found for edges in a.edges)
+    actual = [random_automaton(draws, (4, 12), (4, 18), 18, 3) for _ in range(2000)]
+    assert max(len(a.edges) for a in actual) == 12
+    degrees = Counter(len(edges) for a in actual for edges in a.edges)
     assert set(degrees) == {1, 2, 3}
-    alphabets = [{symbol for edges in a.edges for symbol, _ in edges} for a in found]
+    alphabets = [{symbol for edges in a.edges for symbol, _ in edges} for a in actual]
     assert set().union(*alphabets) == set(range(18))
     assert max(map(len, alphabets)) > 12
 
@@ -129,12 +129,12 @@ def test_scores_by_hand():
     automaton = canonical([{0: 1, 1: 1}, {0: 0}])
     examples = task._examples((automaton,), [[0, 0, 2, 1, 0]])
     logits = torch.zeros(1, 5, 4)  # uniform over four tokens, the first one greedily
-    found = {name: value.item() for name, value in task.scores(logits, examples).items()}
+    actual = {name: value.item() for name, value in task.scores(logits, examples).items()}
     # Asked: token 1 (state 1, only 0), token 3 (the start: 0 or 1), token 4 (only 0); the separator is not.
-    assert found["accuracy"] == 1.0
-    assert found["tvd"] == pytest.approx((0.75 + 0.5 + 0.75) / 3)
-    assert (found["last_accuracy"], found["last_tvd"]) == (1.0, pytest.approx(0.75))
-    assert set(found) == {"accuracy", "tvd", "last_accuracy", "last_tvd"}
+    assert actual["accuracy"] == 1.0
+    assert actual["tvd"] == pytest.approx((0.75 + 0.5 + 0.75) / 3)
+    assert (actual["last_accuracy"], actual["last_tvd"]) == (1.0, pytest.approx(0.75))
+    assert set(actual) == {"accuracy", "tvd", "last_accuracy", "last_tvd"}
     logits[0, 3, 1] = 1.0
     wrong = task.scores(logits, examples)
     assert wrong["accuracy"].item() == pytest.approx(2 / 3)
@@ -179,8 +179,8 @@ def test_counting_without_a_context_is_how_often_each_symbol_occurred():
     # The first token of a text follows nothing.
     occurred = torch.nn.functional.one_hot(examples.tokens[:, 1 : place + 1], task.vocab_size).sum(1)
     expected = occurred[:, : task.num_symbols] / occurred[:, : task.num_symbols].sum(1, keepdim=True)
-    found = ngram_log_probabilities(task, examples, 0).exp()[:, place, : task.num_symbols]
-    torch.testing.assert_close(found, expected.double(), rtol=0, atol=1e-7)
+    actual = ngram_log_probabilities(task, examples, 0).exp()[:, place, : task.num_symbols]
+    torch.testing.assert_close(actual, expected.double(), rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(

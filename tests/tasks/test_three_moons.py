@@ -24,9 +24,9 @@ def test_published_sequences_bit_by_bit():
     tensors, description = load("G_moons", "G0_planets_data")
     for fact in description["sequences"]:
         periods, start = torch.tensor([fact["period_triple"]]), torch.tensor([fact["start_point"]])
-        found = positions_of(periods, start, 801)[0]
-        assert torch.equal(found[:-1], tensors[f"seq{fact['sequence']}/x"])
-        assert torch.equal(found[1:], tensors[f"seq{fact['sequence']}/y"])
+        actual = positions_of(periods, start, 801)[0]
+        assert torch.equal(actual[:-1], tensors[f"seq{fact['sequence']}/x"])
+        assert torch.equal(actual[1:], tensors[f"seq{fact['sequence']}/y"])
 
 
 def test_triples_are_those_of_smallest_common_period():
@@ -54,8 +54,8 @@ def test_sequences_of_one_triple_and_the_cut():
     assert examples.observations.shape == (4, 5, 6)
     assert examples.future.shape == (4, 3, 6)
     assert task.held_apart(examples) == {(1.5, 2.0, 3.0)}
-    whole = positions_of(examples.periods, examples.start, 8)
-    assert torch.equal(torch.cat([examples.observations, examples.future], 1), whole)
+    positions = positions_of(examples.periods, examples.start, 8)
+    assert torch.equal(torch.cat([examples.observations, examples.future], 1), positions)
 
 
 @pytest.mark.parametrize(

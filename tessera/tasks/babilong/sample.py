@@ -10,7 +10,6 @@ from tessera.tasks.babilong.noise import Book, Span, draw_noise
 from tessera.tasks.babilong.stories import Question, Story
 
 RESERVED = 20  # tokens for question and answer, as published
-LARGEST_SHARE = 5  # a story whose facts take more than a fifth of the sample is not used, as published
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,9 @@ class Sample:
     question: Question
 
 
-def fits(facts: Sequence[np.ndarray], length: int) -> bool:
-    """Whether the facts of a story take at most a fifth of a sample of `length` tokens."""
-    return LARGEST_SHARE * sum(len(fact) for fact in facts) <= length
+def fits(facts: Sequence[np.ndarray], length: int, share: float) -> bool:
+    """Whether the facts of a story take at most `share` of a sample of `length` tokens, and leave room to ask."""
+    return sum(len(fact) for fact in facts) <= min(share * length, length - RESERVED)
 
 
 def hide(facts: Sequence[np.ndarray], books: Sequence[Book], length: int, random: Random) -> Context:

@@ -1,5 +1,6 @@
 """BABILong: answer a question about facts that are hidden in books."""
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +21,7 @@ from tessera.tasks.babilong.scorer import published_match
 from tessera.tasks.babilong.solver import answer, world_after
 from tessera.tasks.babilong.stories import LENGTHS, Story, generate, labels, read_stories
 from tessera.tasks.babilong.vocabulary import END, GENERATE, PAD, decode, encode, token_of, vocabulary_of, word_of
+from tessera.tasks.question_answering import QuestionBatch
 from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples
 
 SPLIT_TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
@@ -39,6 +41,8 @@ class BABILong(Task):
             Splits share no story: the share of a generated one follows from its facts; of the files' training stories
             a ninth is for validation.
         vocab_size: words with a token of their own.
+        facts_share: stories whose facts take more than this share of a sample are left out (published: a fifth).
+            Samples of one segment, where a curriculum begins, need more.
     Raises:
         TesseraError: an unknown kind, a sample too short for a story, missing files.
     """
@@ -48,6 +52,7 @@ class BABILong(Task):
     noise: str | tuple[str, ...] = "stories"
     stories: str | None = None
     vocab_size: int = 2000
+    facts_share: float = 0.2
 
     summary = "a question about facts that lie anywhere between the sentences of a book (BABILong, QA1 to QA5)"
     source = "Associative Recurrent Memory Transformer, section 4; BABILong, Kuratov et al. 2024"
@@ -56,8 +61,8 @@ class BABILong(Task):
     def __post_init__(self) -> None:
         where = type(self).__name__
         expect(self.kind in LENGTHS, where, "kind", f"be one of {', '.join(LENGTHS)}", repr(self.kind))
-        expect(self.length >= 5 * RESERVED, where, "length", f"be at least {5 * RESERVED} tokens", self.length)
-        expect(self.vocab_size >= 200, where, "vocab_size", "be at least 200", self.vocab_size)
+        expect(0 < self.facts_share < 1, where, "facts_share", "lie in (0, 1)", self.facts_share)
+        self._require_room(self.length)
 
     @classmethod
     def variants(cls) -> "list[Task]":
@@ -80,7 +85,32 @@ class BABILong(Task):
         random = Random(f"{self} {seed} {split}")
         books = books_of(self.noise, split, self.vocab_size)
         while True:
-            yield self._sample(random, books, split)
+            yield self._sample(random, books, split, self.length)
+
+    def question_batch(self, count: int, questions: int, context_tokens: int, seed: int, split: str) -> QuestionBatch:
+        """See `QuestionTask`; the questions of a context differ, and come in random order."""
+        self._require_room(context_tokens + RESERVED)
+        random = Random(f"{self} {context_tokens} {seed} {split}")
+        books = books_of(self.noise, split, self.vocab_size)
+        contexts, asked = [], []
+        for _ in range(count):
+            sample = self._sample(random, books, split, context_tokens + RESERVED)
+            contexts.append(sample.context.tokens())
+            asked.append(random.sample(sample.story.questions, min(questions, len(sample.story.questions))))
+        pad = token_of(self.vocabulary, PAD)
+        texts = [[self.question_tokens(one.text) for one in row] for row in asked]
+        endings = [[self.answer_tokens(one.answer) for one in row] for row in asked]
+        width = max(len(text) + 2 for row in texts for text in row)
+        tokens = torch.full((count, questions, width), pad)
+        labels = torch.full((count, questions, width), IGNORED)
+        for row in range(count):
+            for place in range(questions):
+                text, ending = (rows[row][place % len(asked[row])] for rows in (texts, endings))
+                both = torch.from_numpy(np.concatenate([text, ending]).astype(np.int64))
+                tokens[row, place, : len(both)] = both
+                if place < len(asked[row]):
+                    labels[row, place, len(text) : len(both)] = both[len(text) :]
+        return QuestionBatch(torch.from_numpy(np.stack(contexts).astype(np.int64)), tokens, labels)
 
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """`count` samples in a row each: context, question, `<generate>`, answer, `<end>`, padding; T = `length`."""
@@ -143,12 +173,21 @@ class BABILong(Task):
         stories = {sample.story.facts for sample in examples.details}
         return stories | {span.book.name for sample in examples.details for span in sample.context.spans}
 
-    def _sample(self, random: Random, books: Sequence[Book], split: str) -> Sample:
+    def _sample(self, random: Random, books: Sequence[Book], split: str, length: int) -> Sample:
         while True:
             story = self._story(random, split)
             facts = [np.array(ids, np.int32) for ids in encode(self.vocabulary, story.facts)]
-            if fits(facts, self.length):
-                return Sample(hide(facts, books, self.length, random), story, random.choice(story.questions))
+            if fits(facts, length, self.facts_share):
+                return Sample(hide(facts, books, length, random), story, random.choice(story.questions))
+
+    def _require_room(self, length: int) -> None:
+        """Raise unless the shortest stories fit into a sample of `length` tokens."""
+        shortest = (8 if self.kind == "qa4" else 6) * LENGTHS[self.kind][0]  # tokens of a plain fact
+        needed = max(shortest + RESERVED, math.ceil(shortest / self.facts_share))
+        hint = (
+            f"The shortest stories of {self.kind} take {shortest}; facts_share allows {self.facts_share} of a sample."
+        )
+        expect(length >= needed, type(self).__name__, "length", f"be at least {needed} tokens", length, hint)
 
     def _story(self, random: Random, split: str) -> Story:
         if self.stories is not None:

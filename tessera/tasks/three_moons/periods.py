@@ -1,5 +1,6 @@
 """Which moons there are: triples of periods, those of training apart from the held-out one."""
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import lcm
 
@@ -21,7 +22,7 @@ TRAINING: tuple[Periods, ...] = (
 HELD_OUT: tuple[Periods, ...] = ((1.0, 2.0, 3.0),)
 
 
-def common_period(periods: Periods) -> float:
+def common_period(periods: Sequence[float]) -> float:
     """The least time after which all moons stand as before: lcm(p1, p2, p3).
 
     >>> common_period((0.5, 1.5, 2.0))

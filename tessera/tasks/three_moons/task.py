@@ -63,9 +63,11 @@ class ThreeMoons(Task):
 
     @classmethod
     def variants(cls) -> "list[ThreeMoons]":
+        """150 observations before the prediction, and one before one."""
         return [cls(context=150), cls(context=1, horizon=1)]
 
     def sample(self, count: int, seed: int, split: str = "train") -> MoonExamples:
+        """Lines of the split's triples (or of `periods`) from random observations on; see `Task.sample`."""
         triples = TRAINING if split == "train" else HELD_OUT
         if self.periods is not None:
             choices = f"be one of the {split} triples " + ", ".join(map(str, triples))
@@ -80,6 +82,7 @@ class ThreeMoons(Task):
         return MoonExamples(positions[:, : self.context], positions[:, self.context :], periods, start)
 
     def scores(self, predictions: Tensor, examples: MoonExamples) -> dict[str, Tensor]:
+        """`error`, the mean absolute deviation, and `skill`: 1 for none, 0 for that of the mean position."""
         error = deviation(predictions, examples.future)
         return {"skill": skill(error), "error": error}
 
@@ -96,6 +99,7 @@ class ThreeMoons(Task):
         return 0.0
 
     def held_apart(self, examples: MoonExamples) -> set[Periods]:
+        """The triples of periods."""
         return {tuple(periods) for periods in examples.periods.tolist()}
 
 

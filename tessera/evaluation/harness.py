@@ -1,0 +1,317 @@
+"""Models in EleutherAI's lm-evaluation-harness (the optional extra `tessera[eval]`): `--model tessera`.
+
+Tokens, prompts, metrics and tables are the harness's; the numbers are those of its own Hugging Face backend. What
+differs is how a model reads: contexts that requests share are read once (`continuation_likelihoods`), models without a
+longest context read texts of any length, and a request that is too long is an error, where the backend cuts its
+beginning off.
+"""
+
+import importlib.metadata
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from torch import Tensor
+from tqdm import tqdm
+
+from tessera.errors import TesseraError, did_you_mean, expect
+from tessera.evaluation.continuations import (
+    WORTH_SHARING,
+    WORTH_SHARING_ON_ACCELERATORS,
+    Reader,
+    Request,
+    continuation_likelihoods,
+)
+from tessera.evaluation.prefix_tree import prefix_tree
+from tessera.evaluation.provenance import provenance
+from tessera.models.forking import fork
+from tessera.models.loading import load_model, load_tokenizer
+from tessera.models.sizes import num_parameters
+from tessera.models.transformer import context_limit
+
+WHERE = "lm_eval --model tessera"
+ARGUMENTS = "pretrained, long_term_memory, batch_size, max_length, dtype, device, add_bos_token, prefix_token_id".split(
+    ", "
+)
+SWITCHES = {"on": True, "off": False, True: True, False: False}
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@register_model("tessera")
+class TesseraLM(HFLM):
+    """The model in folder `pretrained`, as the harness asks for it.
+
+    Args:
+        pretrained: a run, checkpoint or model folder. long_term_memory: "off" leaves the long-term memories of a v2
+            model out (Memory Mosaics v2, tables 2 and 6). batch_size: rows per call. max_length: the longest request in
+            tokens (default: the positions that the model has learned or states; none for models without positions).
+        dtype: of the weights: float32, bfloat16 or float64. device: such as cuda or cpu. add_bos_token,
+            prefix_token_id: as of the harness's backend.
+    Raises:
+        TesseraError: an unknown argument, a folder without a model, and later each request that is too long.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | None = None,
+        long_term_memory: str | bool = "on",
+        batch_size: int | str = 1,
+        max_length: int | None = None,
+        dtype: str = "float32",
+        device: str | None = None,
+        add_bos_token: bool | None = None,
+        prefix_token_id: int | None = None,
+        max_batch_size: int | None = None,
+        **unknown: object,
+    ) -> None:
+        for name in unknown:
+            raise TesseraError(f"{WHERE}: unknown model argument {name!r}. {did_you_mean(name, ARGUMENTS)}")
+        expect(bool(pretrained), WHERE, "model argument pretrained", "be a model's folder", "none")
+        expect(long_term_memory in SWITCHES, WHERE, "long_term_memory", "be on or off", repr(long_term_memory))
+        expect(dtype in PRECISIONS, WHERE, "dtype", "be one of " + ", ".join(PRECISIONS), repr(dtype))
+        is_number = str(batch_size).isdigit() and int(batch_size) > 0
+        expect(is_number, WHERE, "batch_size", "be a positive integer", repr(batch_size))
+        model = load_model(str(pretrained), long_term_memory=SWITCHES[long_term_memory])
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        longest, stated = context_limit(model.config), stated_length(model.config)
+        if max_length is not None:
+            valid = isinstance(max_length, int) and 1 < max_length <= (longest or max_length)
+            rule = f"lie in 2..{longest}, the learned positions" if longest else "be an integer above 1"
+            expect(valid, WHERE, "max_length", rule, max_length)
+        self.longest: int | None = max_length or longest or stated
+        self.long_term_memory = getattr(model.config, "long_term_memory", None) and SWITCHES[long_term_memory]
+        logger = logging.getLogger("lm_eval.models.huggingface")
+        level = logger.level
+        logger.setLevel(logging.ERROR)  # it warns of what is meant: a model in place of its name
+        try:
+            super().__init__(
+                pretrained=model.to(device, PRECISIONS[dtype]),
+                tokenizer=load_tokenizer(str(pretrained)),
+                backend="causal",
+                batch_size=int(batch_size),
+                add_bos_token=add_bos_token,
+                prefix_token_id=prefix_token_id,
+            )
+        finally:
+            logger.setLevel(level)
+        self.folder = str(pretrained)
+        size, largest = model.config.get_text_config().vocab_size, len(self.tokenizer)
+        expect(largest <= size, WHERE, "the tokenizer", f"fit the model (vocab_size {size})", f"{largest} tokens")
+
+    @property
+    def max_length(self) -> int:
+        """The longest request in tokens; 2^62 for models without a longest context."""
+        return self.longest or 1 << 62
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the harness stores with its results."""
+        return {
+            "model_num_parameters": num_parameters(self.model),
+            "model_dtype": str(self.model.dtype),
+            "model_revision": "",
+            "model_sha": "",
+            "long_term_memory": self.long_term_memory,
+        }
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **options: object
+    ) -> list[tuple[float, bool]]:
+        pairs = [Request(context, continuation) for _, context, continuation in requests]
+        for (asked, _, _), pair in zip(requests, pairs):
+            self._require_room(len(pair.context) + len(pair.continuation) - 1, asked)
+        likelihoods = continuation_likelihoods(
+            self.model, pairs, batch_size=self.batch_size, progress=not disable_tqdm and self.rank == 0
+        )
+        answers = [(likelihood.log_likelihood, likelihood.is_greedy) for likelihood in likelihoods]
+        for (asked, _, _), answer in zip(requests, answers):
+            if asked is not None:
+                self.cache_hook.add_partial("loglikelihood", asked, answer)
+        return answers
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """log p of each whole text after the prefix token, in nats.
+
+        A text longer than `max_length` is cut into windows that predict every token once, as the harness defines it;
+        without a longest context it is one window.
+        """
+        windows: list[tuple[None, list[int], list[int]]] = []
+        owners: list[int] = []
+        for number, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0])
+            pieces = get_rolling_token_windows(tokens, self.prefix_token_id, min(self.max_length, len(tokens) + 1), 1)
+            for context, continuation in map(make_disjoint_window, pieces if tokens else ()):
+                windows.append((None, context, continuation))
+                owners.append(number)
+        totals = [0.0] * len(requests)
+        for owner, (value, _) in zip(owners, self._loglikelihood_tokens(windows, disable_tqdm)):
+            totals[owner] += value
+        for request, total in zip(requests, totals):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return totals
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """What the model writes after each context, up to the first of its stop sequences (left out) or its last token.
+
+        Contexts that begin alike are read once up to where they part; requests that are the same are answered once
+        unless they are sampled.
+        """
+        expect(self.model.can_generate(), WHERE, "the model", "be one that generates", self.model.config.model_type)
+        answers: list[str | None] = [None] * len(requests)
+        groups: dict[str, list[int]] = {}
+        for number, request in enumerate(requests):
+            groups.setdefault(repr(sorted(request.args[1].items())), []).append(number)
+        with tqdm(total=len(requests), disable=disable_tqdm or self.rank != 0, unit=" requests") as bar:
+            for numbers in groups.values():
+                settings = normalize_gen_kwargs(requests[numbers[0]].args[1], self.max_gen_toks)
+                samples = bool(settings.get("do_sample"))
+                texts: dict[Any, list[int]] = {}
+                for number in numbers:
+                    context = requests[number].args[0]
+                    texts.setdefault((context, number) if samples else (context,), []).append(number)
+                owners = list(texts.values())
+                for place, answer in self._generated([key[0] for key in texts], dict(settings)):
+                    for number in owners[place]:
+                        answers[number] = answer
+                        self.cache_hook.add_partial("generate_until", requests[number].args, answer)
+                    bar.update(len(owners[place]))
+        return [answer for answer in answers if answer is not None]
+
+    def _generated(self, contexts: list[str], settings: dict[str, Any]) -> Iterator[tuple[int, str]]:
+        """(number of a context, what is generated after it), for contexts with the same settings."""
+        until = handle_stop_sequences(
+            settings.pop("until", None), eos=self.tok_decode([self.eot_token_id], skip_special_tokens=False)
+        )
+        new = settings.pop("max_gen_toks")
+        rows = [self.tok_encode(context) for context in contexts]
+        for context, row in zip(contexts, rows):
+            expect(len(row) > 0, WHERE, "a context", "hold at least one token", repr(context))
+            self._require_room(len(row) + new, (context, f"{new} new tokens"))
+        reader = Reader(self.model)
+        worth = WORTH_SHARING.get(self.device.type, WORTH_SHARING_ON_ACCELERATORS)
+        pending: list[tuple[Any, Any, int]] = [
+            (prefix_tree([row[:-1] if reader.continues else () for row in rows], worth), None, 0)
+        ]
+        while pending:
+            node, state, start = pending.pop()
+            if node.end > start:
+                state = reader.read(rows[node.sequence][start : node.end], state)
+            pending += [(branch, state, node.end) for branch in node.branches]
+            for numbers in _batches(node.rows, rows, self.batch_size, same_length=state is not None):
+                longest = max(len(rows[number]) for number in numbers)
+                padding = [[self.tokenizer.pad_token_id] * (longest - len(rows[number])) for number in numbers]
+                ids = torch.tensor([[*pad, *rows[number]] for pad, number in zip(padding, numbers)])
+                mask = torch.tensor([[0] * len(pad) + [1] * (longest - len(pad)) for pad in padding])
+                options = {} if state is None else {"past_key_values": fork(state, len(numbers))}
+                tokens: Tensor = self._model_generate(
+                    context=ids.to(self.device),
+                    max_length=longest + new,
+                    stop=until,
+                    attention_mask=mask.to(self.device),
+                    **options,
+                    **settings,
+                )
+                for number, row in zip(numbers, tokens[:, longest:].tolist()):
+                    if self.eot_token_id in row:  # others of the batch went on
+                        row = row[: row.index(self.eot_token_id)]
+                    yield number, postprocess_generated_text(self.tok_decode(row), until, None)
+
+    def _require_room(self, length: int, request: object) -> None:
+        if self.longest is not None and length > self.longest:
+            text = "" if request is None else f" It begins: {str(request)[:60]!r}."
+            advice = "Nothing is cut off: use shorter requests or fewer shots"
+            if context_limit(self.model.config) is None:
+                advice += f", or model argument max_length={length} to read beyond it"
+            raise TesseraError(
+                f"{WHERE}: a request must have at most {self.longest:,} tokens; got {length:,}. {advice}.{text}"
+            )
+
+
+def stated_length(config: Any) -> int | None:
+    """The longest context that a model of transformers states, such as the trained one of rotary positions."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def _batches(numbers: list[int], rows: list[list[int]], size: int, same_length: bool) -> Iterator[list[int]]:
+    """The rows `numbers`, the longest first, at most `size` at a time, and of one length where this is asked for."""
+    batch: list[int] = []
+    for number in sorted(numbers, key=lambda number: (-len(rows[number]), rows[number])):
+        if batch and (len(batch) == size or (same_length and len(rows[number]) != len(rows[batch[0]]))):
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+def harness_report(model: TesseraLM, tasks: Sequence[str], **settings: Any) -> dict[str, Any]:
+    """`evaluate_tasks` as a JSON-ready record with provenance; `table` is what the harness prints."""
+    from lm_eval.utils import make_table
+
+    began = time.time()
+    results = evaluate_tasks(model, tasks, **settings)
+    table = make_table(results) + ("\n" + make_table(results, "groups") if results.get("groups") else "")
+    kept = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
+    configuration = {
+        "model": model.model.config.to_diff_dict(),
+        "tasks": list(tasks),
+        "harness": importlib.metadata.version("lm_eval"),
+        "batch_size": model.batch_size,
+        "max_length": model.longest,
+        **{name: None if value is None else str(value) for name, value in settings.items()},
+    }
+    return {
+        "long_term_memory": model.long_term_memory,
+        **{name: results[name] for name in kept if name in results},
+        "table": table,
+        "provenance": provenance(configuration=configuration, seed=0, wall_seconds=time.time() - began),
+    }
+
+
+def evaluate_tasks(
+    model: TesseraLM,
+    tasks: Sequence[str],
+    *,
+    include_path: str | Path | None = None,
+    limit: int | None = None,
+    num_fewshot: int | None = None,
+) -> dict[str, Any]:
+    """The harness's results of `model` on these tasks, of its own or from YAML files in folder `include_path`.
+
+    Raises:
+        TesseraError: a task that is unknown or cannot be loaded, such as for want of its data set.
+    """
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    expect(include_path is None or Path(include_path).is_dir(), "eval", "--include-path", "be a folder", include_path)
+    path = None if include_path is None else str(include_path)
+    manager = TaskManager(include_path=path, include_defaults=False) if path else TaskManager()
+    if path and not all(manager.match_tasks([name]) for name in tasks):
+        manager = TaskManager(include_path=path)  # reads some ten thousand files
+    for name in tasks:
+        if not manager.match_tasks([name]):
+            guess = did_you_mean(name, manager.all_tasks).split(" Known: ")[0]
+            advice = guess if guess.startswith("Did you mean") else "See lm_eval ls tasks."
+            raise TesseraError(f"eval: --tasks must be known to lm-evaluation-harness; got {name!r}. {advice}")
+    try:
+        manager.load(list(tasks))
+    except Exception as error:  # whatever a task's files and data set bring up
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise TesseraError(f"eval: --tasks {','.join(tasks)} must load; got: {reason}.") from error
+    return simple_evaluate(
+        model=model,
+        tasks=list(tasks),
+        task_manager=manager,
+        limit=limit,
+        num_fewshot=num_fewshot,
+        batch_size=model.batch_size,
+        log_samples=False,
+    )

@@ -1,0 +1,70 @@
+"""Questions asked of a model after it read a text: the loss of the answers, and which are right.
+
+A segmented model (ARMT, RMT, PRMT) reads each context once: its memory, and the cache of a last segment that is still
+open, are values that every question starts from. Any other model reads the whole text.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.tasks.question_answering import QuestionBatch
+
+
+def is_segmented(model: nn.Module) -> bool:
+    """Whether `model` reads one segment at a time into a memory; else it reads the whole text at once."""
+    return hasattr(model, "empty_memory")
+
+
+def answer_loss(model: nn.Module, batch: QuestionBatch) -> Tensor:
+    """Mean cross entropy in nats of the tokens with a label.
+
+    A model without a memory reads all questions with their answers behind the context, in one row.
+    """
+    contexts, questions, labels = _on_device(model, batch)
+    if is_segmented(model):
+        place = _after_contexts(model, contexts, questions.shape[1])
+        # With a cache the last segment stays open: nothing of a question is written.
+        return model(input_ids=questions.flatten(0, 1), labels=labels.flatten(0, 1), use_cache=True, **place).loss
+    unlabelled = torch.full_like(contexts, IGNORED)
+    rows = torch.cat([contexts, questions.flatten(1)], 1)
+    return model(input_ids=rows, labels=torch.cat([unlabelled, labels.flatten(1)], 1)).loss
+
+
+@torch.no_grad()
+def right_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
+    """The share of right answers of each context (B,): the likeliest token is the answer's first.
+
+    Every question is asked alone, right after its context. Questions to one context are not independent.
+    """
+    contexts, questions, labels = _on_device(model, batch)
+    counts, places = batch.counts.to(labels.device), batch.answer_places.to(labels.device)
+    prompts = questions[..., : int(places.max())]
+    if is_segmented(model):
+        place = _after_contexts(model, contexts, questions.shape[1])
+        logits = model(input_ids=prompts.flatten(0, 1), use_cache=True, **place).logits
+    else:
+        rows = torch.cat([contexts.repeat_interleave(prompts.shape[1], 0), prompts.flatten(0, 1)], 1)
+        logits = model(input_ids=rows).logits[:, -prompts.shape[-1] :]
+    before = (places.flatten() - 1).clamp(min=0)
+    words = logits[torch.arange(len(logits), device=logits.device), before].argmax(-1).view_as(places)
+    answers = questions.gather(2, places[..., None]).squeeze(-1)
+    right = (words == answers) & counts
+    return (right.sum(1) / counts.sum(1)).double().cpu()
+
+
+def _on_device(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor, Tensor]:
+    device = next(model.parameters()).device
+    return batch.contexts.to(device), batch.questions.to(device), batch.labels.to(device)
+
+
+def _after_contexts(model: Any, contexts: Tensor, times: int) -> dict[str, Any]:
+    """What a call of `model` takes to go on behind each context, `times` rows for each."""
+    whole = contexts.shape[1] // model.config.segment_size * model.config.segment_size
+    if whole == contexts.shape[1]:
+        memory = model(input_ids=contexts, skip_logits=True).memory_state
+        return {"memory_state": memory.repeat_batch(times)}
+    cache = model(input_ids=contexts, skip_logits=True, use_cache=True).past_key_values
+    return {"past_key_values": cache.reorder(torch.arange(len(contexts)).repeat_interleave(times).to(contexts.device))}

@@ -1,0 +1,48 @@
+"""Answers of models that were trained on questions: one word, and how sure the model is of it."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from tessera.errors import expect
+from tessera.generation.sampling import prompt_tokens
+from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
+from tessera.tasks.babilong.vocabulary import GENERATE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class Answer(NamedTuple):
+    """A word and its probability, the model's own: nothing calibrates it."""
+
+    word: str
+    probability: float
+
+
+def answers_questions(tokenizer: "PreTrainedTokenizerFast") -> bool:
+    """Whether a model with this tokenizer was trained on `data.task`: it knows what stands before an answer."""
+    return GENERATE in tokenizer.get_vocab()
+
+
+@torch.no_grad()
+def answer(
+    model: SegmentedForCausalLM,
+    tokenizer: "PreTrainedTokenizerFast",
+    question: str,
+    memory: MemoryState,
+    where: str = "ask",
+) -> Answer:
+    """The likeliest word after `question`, asked of `memory` in a segment of its own.
+
+    Raises:
+        TesseraError: a question without tokens, or logits that are not finite.
+    """
+    prompt_tokens(model, tokenizer, question, 1, where)  # an empty question is an error
+    tokens = prompt_tokens(model, tokenizer, f"{question} {GENERATE}", 1, where)
+    state = memory if bool(memory.segments_read.any()) else None
+    logits = model(input_ids=tokens, memory_state=state, use_cache=True, logits_to_keep=1).logits[0, -1].float()
+    is_number = bool(logits.isfinite().all())
+    expect(is_number, where, "the model's logits", "be finite", "NaN or infinity", "Its training diverged.")
+    probability, word = logits.softmax(-1).max(-1)
+    return Answer(tokenizer.decode([int(word)]).strip(), float(probability))

@@ -1,0 +1,44 @@
+"""A text with sentences planted in it, read piece by piece."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import IO
+
+from tessera.tasks.babilong.noise import SENTENCE_END
+
+
+class PlantedText:
+    """Reads as `file` does, with `facts` in their order between its sentences, at random places.
+
+    Attributes:
+        places: where each fact was planted so far, as a share of the text.
+    """
+
+    def __init__(self, file: IO[str], size: int, facts: Sequence[str], seed: int = 0) -> None:
+        """`size`: bytes of the text. The same seed gives the same places."""
+        random = Random(seed)
+        self.file, self.size = file, max(1, size)
+        self.position = 0
+        self.places: list[float] = []
+        self._pending = list(zip(sorted(random.random() for _ in facts), facts))
+
+    def read(self, count: int) -> str:
+        """About `count` characters; "" at the end."""
+        piece = self.file.read(count)
+        if not piece:
+            rest = [fact for _, fact in self._pending]
+            self.places += [1.0] * len(rest)
+            self._pending = []
+            return "".join(f" {fact}" for fact in rest)
+        parts, begin = [], 0
+        while self._pending and self._pending[0][0] * self.size <= self.position + len(piece):
+            place, fact = self._pending[0]
+            end = SENTENCE_END.search(piece, max(begin, int(place * self.size) - self.position))
+            if end is None:  # the sentence goes on in the next piece
+                break
+            parts += [piece[begin : end.end()], f"{fact} "]
+            begin = end.end()
+            self.places.append((self.position + begin) / self.size)
+            del self._pending[0]
+        self.position += len(piece.encode())
+        return "".join([*parts, piece[begin:]])

@@ -1,0 +1,49 @@
+"""Questions about a text that is read once: what a task of questions and answers gives for training and scoring."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tessera.ops.linear_cross_entropy import IGNORED
+
+
+@dataclass(frozen=True)
+class QuestionBatch:
+    """Contexts, and several questions about each.
+
+    Attributes:
+        contexts: tokens (B, T). questions: (B, Q, t), each a question, its answer, and padding. labels: (B, Q, t), the
+            token where its prediction counts (the answer), -100 elsewhere; not shifted. Where a context has fewer than
+            Q questions, some stand twice and count once.
+    """
+
+    contexts: Tensor
+    questions: Tensor
+    labels: Tensor
+
+    @property
+    def answer_places(self) -> Tensor:
+        """Where in `questions` each answer begins, (B, Q); 0 where a question does not count."""
+        return (self.labels != IGNORED).int().argmax(-1)
+
+    @property
+    def counts(self) -> Tensor:
+        """Which questions count, booleans (B, Q)."""
+        return (self.labels != IGNORED).any(-1)
+
+
+@runtime_checkable
+class QuestionTask(Protocol):
+    """A task whose samples are contexts with questions."""
+
+    @property
+    def vocabulary(self) -> Tokenizer:
+        """Text to tokens."""
+
+    def question_batch(self, count: int, questions: int, context_tokens: int, seed: int, split: str) -> QuestionBatch:
+        """`count` contexts of `context_tokens` tokens, with `questions` questions each.
+
+        The same settings and arguments give the same bytes.
+        """

@@ -1,0 +1,148 @@
+"""Continuations are as likely as one pass over each request says, and what contexts share is read once."""
+
+import pytest
+import torch
+
+from tessera.errors import TesseraError
+from tessera.evaluation import continuations
+from tessera.evaluation.continuations import Request, continuation_likelihoods
+from tessera.evaluation.prefix_tree import prefix_tree
+from tessera.models.forking import fork, state_bytes
+from tests.models.contract import CASES, VOCABULARY, tokens
+from tests.tolerances import REORDERED_FLOAT64
+
+
+def drawn(*lengths):
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(1, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+
+
+def requests():
+    """Questions behind the same shots, choices behind the same question, choices that begin alike, and single ones."""
+    shots, *questions = drawn(30, 5, 6, 7)
+    choices = drawn(1, 2, 3, 1)
+    several = [Request(shots + question, choice) for question in questions for choice in choices]
+    long, short, one = drawn(40, 1, 1)
+    return [*several, several[2], Request(questions[0], long), Request(short, one), Request(one, short)]
+
+
+@torch.no_grad()
+def expected(model, request):
+    context, continuation = request
+    scores = model(torch.tensor([[*context, *continuation]])).logits[0, len(context) - 1 : -1].log_softmax(-1)
+    wanted = torch.tensor(continuation)
+    return float(scores.gather(1, wanted[:, None]).sum()), bool((scores.argmax(-1) == wanted).all())
+
+
+KINDS = (
+    "v1 published, v2 gaussian, v2 neighbours, linear attention gla, armt around gpt2, rmt around memory_mosaic, "
+    "prmt around gpt2, lstm, transformer"
+).split(", ")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_likelihoods_are_those_of_single_passes(name, monkeypatch):
+    model, asked = CASES[name].build(), requests()
+    wanted = [expected(model, request) for request in asked]
+    for size, order, piece in ((1, 1, 4096), (4, -1, 4096), (4, 1, 9)):
+        monkeypatch.setattr(continuations, "LEAST_PIECE", piece)
+        monkeypatch.setattr(continuations, "LARGEST_PIECE", piece)
+        results = continuation_likelihoods(model, asked[::order], batch_size=size)[::order]
+        for result, (value, is_greedy) in zip(results, wanted):
+            assert result.log_likelihood == pytest.approx(value, rel=REORDERED_FLOAT64, abs=REORDERED_FLOAT64)
+            assert result.is_greedy == is_greedy
+
+
+def test_the_likeliest_continuation_is_greedy():
+    model, [prompt] = CASES["v2 gaussian"].build(), drawn(12)
+    ids = torch.tensor([prompt])
+    best = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False)[0, 12:].tolist()
+    other = [*best[:-1], best[-1] % (VOCABULARY - 1) + 1]
+    pairs = [Request(prompt, best), Request(prompt, other)]
+    assert [one.is_greedy for one in continuation_likelihoods(model, pairs)] == [True, False]
+
+
+def tokens_read(model, asked, **options):
+    count = 0
+
+    def add(_, arguments, keywords):
+        nonlocal count
+        count += arguments[0].numel()
+
+    handle = model.register_forward_pre_hook(add, with_kwargs=True)
+    continuation_likelihoods(model, asked, **options)
+    handle.remove()
+    return count
+
+
+@pytest.mark.parametrize("name", ["v1 published", "v2 gaussian", "armt around gpt2", "transformer"])
+def test_shared_contexts_are_read_once(name):
+    model, (shots, one, other, *choices) = CASES[name].build(), drawn(100, 30, 30, 3, 3, 3)
+    asked = [Request(shots + question, choice) for question in (one, other) for choice in choices]
+    # The shots, both questions up to their last tokens, and this last token with each choice.
+    assert tokens_read(model, asked) == 100 + 2 * 29 + 6 * (1 + 2)
+    assert tokens_read(model, asked, worth_sharing=10_000) == 6 * 132
+    # Choices of one token differ in nothing that is read.
+    letters = [Request(shots, [letter]) for letter in range(1, 9)]
+    assert tokens_read(model, letters, worth_sharing=10_000) == 100
+
+
+@torch.no_grad()
+def test_a_fork_is_apart_from_what_it_is_of():
+    ids = tokens(1)
+    for name in ("v1 published", "v2 gaussian", "rmt around gpt2", "armt around memory_mosaic", "transformer"):
+        model = CASES[name].build()
+        state = model(ids[:, :10], use_cache=True).past_key_values
+        first = model(ids[:, 10:].repeat(3, 1), past_key_values=fork(state, 3)).logits
+        again = model(ids[:, 10:], past_key_values=fork(state, 1)).logits
+        torch.testing.assert_close(first, again.repeat(3, 1, 1))
+        torch.testing.assert_close(again, model(ids).logits[:, 10:])
+        assert state_bytes(fork(state, 3)) > 2 * state_bytes(fork(state, 1)) > 0
+
+
+def test_rows_are_few_where_their_states_are_large(monkeypatch):
+    model, (shots, *choices) = CASES["v2 gaussian"].build(), drawn(100, 3, 4, 5)
+    asked, sizes = [Request(shots, choice) for choice in choices], []
+    model.register_forward_pre_hook(lambda _, arguments, __: sizes.append(arguments[0].shape[0]), with_kwargs=True)
+    wanted = continuation_likelihoods(model, asked, batch_size=8)
+    assert sizes == [1, 3]
+    monkeypatch.setattr(continuations, "FORKED_BYTES", 1)
+    alone = continuation_likelihoods(model, asked, batch_size=8)
+    assert [one.log_likelihood for one in alone] == pytest.approx([one.log_likelihood for one in wanted])
+    assert sizes[2:] == [1, 1, 1, 1]
+
+
+def test_an_empty_continuation_is_an_error():
+    with pytest.raises(TesseraError, match="the continuation must hold at least one token"):
+        continuation_likelihoods(CASES["v1 published"].build(), [Request([1], [])])
+
+
+def leaves(node, depth=0):
+    """(row, how many of its tokens its ancestors read)"""
+    inner = [leaf for branch in node.branches for leaf in leaves(branch, node.end)]
+    return [*((row, node.end) for row in node.rows), *inner]
+
+
+def test_prefix_tree_of_random_sequences_holds_every_row_below_its_own_prefix():
+    generator = torch.Generator().manual_seed(0)
+    sequences = [torch.randint(2, (int(n),), generator=generator).tolist() for n in torch.arange(200) % 13]
+    for worth in (1, 5, 40, 10_000):
+        tree, saved = prefix_tree(sequences, worth), 0
+        assert sorted(row for row, _ in leaves(tree)) == list(range(200))
+        pending = [(tree, 0)]
+        while pending:
+            node, start = pending.pop()
+            below = [row for row, _ in leaves(node)]
+            shared = sequences[node.sequence][: node.end]
+            assert all(sequences[row][: node.end] == shared for row in below)
+            gain = (node.end - start) * (len(below) - 1)
+            assert node.end == start == 0 or gain >= worth
+            saved += gain
+            pending += [(branch, node.end) for branch in node.branches]
+        assert (saved == 0) == (worth == 10_000)
+
+
+def test_prefix_tree_is_as_deep_as_the_sequences_are_long():
+    deep = prefix_tree([[0] * length for length in range(3000)], worth=1)
+    assert deep.end == 0
+    assert not prefix_tree([], worth=1).rows

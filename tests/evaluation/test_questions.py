@@ -1,0 +1,99 @@
+"""Questions that share one reading: the loss and the answers of reading the text anew for each."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, one_hot
+from transformers import GPTNeoXConfig
+from transformers.modeling_outputs import CausalLMOutput
+
+from tessera.evaluation.questions import answer_loss, right_answers
+from tessera.models.armt import ARMTConfig, ARMTForCausalLM
+from tessera.models.memory_mosaic import MemoryMosaicConfig
+from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.tasks.babilong import BABILong
+from tessera.tasks.question_answering import QuestionBatch
+
+VOCABULARY, SEGMENT = 250, 32
+BASES = {
+    "gpt_neox": GPTNeoXConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "memory_mosaic": MemoryMosaicConfig(
+        vocab_size=VOCABULARY, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=8
+    ),
+}
+
+
+def model_around(base: str) -> ARMTForCausalLM:
+    torch.manual_seed(0)
+    config = ARMTConfig(base_config=BASES[base], segment_size=SEGMENT, num_memory_tokens=2, memory_dim=4)
+    model = ARMTForCausalLM(config).double().eval()
+    for memory in model.memories:  # they start at 0: a memory that says nothing
+        nn.init.normal_(memory.value.weight, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("context_tokens", [20, 3 * SEGMENT, 3 * SEGMENT - 20], ids=["open", "whole", "both"])
+def test_sharing_a_reading_changes_nothing(base, context_tokens):
+    batch = BABILong("qa1", vocab_size=VOCABULARY, facts_share=0.6).question_batch(3, 4, context_tokens, 0, "train")
+    model = model_around(base)
+    losses, right = [], []
+    for row in range(3):
+        for place in range(4):
+            labels = batch.labels[row, place]
+            if not bool((labels != IGNORED).any()):
+                continue
+            tokens = torch.cat([batch.contexts[row], batch.questions[row, place]])[None]
+            logits = model(input_ids=tokens, use_cache=True).logits[0]
+            first = int((labels != IGNORED).int().argmax()) + context_tokens
+            losses += [cross_entropy(logits[first + i - 1], tokens[0, first + i]) for i in range(2)]
+            right.append((row, logits[first - 1].argmax() == tokens[0, first]))
+    loss = answer_loss(model, batch)
+    torch.testing.assert_close(loss, torch.stack(losses).mean(), rtol=1e-9, atol=0)
+    loss.backward()
+    gradients = [memory.value.weight.grad for memory in model.memories]
+    assert all(one is not None and bool(one.any()) for one in gradients) == (context_tokens >= SEGMENT)
+    expected = [sum(bool(r) for at, r in right if at == row) / sum(at == row for at, _ in right) for row in range(3)]
+    assert right_answers(model, batch).tolist() == pytest.approx(expected)
+
+
+class OneWord(nn.Module):
+    """A model without a memory that says the same word always."""
+
+    def __init__(self, word: int):
+        super().__init__()
+        self.word = nn.Parameter(torch.tensor(float(word)))
+
+    def forward(self, input_ids):
+        words = torch.full_like(input_ids, int(self.word))
+        return CausalLMOutput(logits=one_hot(words, VOCABULARY).float())
+
+
+def test_the_share_of_right_answers_leaves_out_questions_that_stand_twice():
+    task = BABILong("qa1", vocab_size=VOCABULARY)
+    batch = task.question_batch(8, 4, 180, 0, "train")
+    assert not bool(batch.counts.all()), "no story has fewer than four people"
+    word = int(batch.questions[batch.counts][0, -2])
+    answers = batch.questions[..., -2]
+    expected = ((answers == word) & batch.counts).sum(1) / batch.counts.sum(1)
+    assert expected.max() > 0
+    assert right_answers(OneWord(word), batch).tolist() == pytest.approx(expected.tolist())
+
+
+def test_batches_are_a_function_of_their_arguments():
+    task = BABILong("qa1", vocab_size=VOCABULARY)
+
+    def same(one: QuestionBatch, other: QuestionBatch) -> bool:
+        return torch.equal(one.contexts, other.contexts) and torch.equal(one.questions, other.questions)
+
+    assert same(task.question_batch(4, 2, 200, 3, "train"), task.question_batch(4, 2, 200, 3, "train"))
+    assert not same(task.question_batch(4, 2, 200, 3, "train"), task.question_batch(4, 2, 200, 4, "train"))
