@@ -14,12 +14,13 @@ BUDGETS = ("smoke", "cpu", "full")
 
 @dataclass(frozen=True)
 class RunSelection:
-    """Which runs of a budget a user wants; None means what the budget says."""
+    """Which runs of a budget a user wants; None means what the budget says. `data`: texts as `NAME=PATH`."""
 
     budget: str
     models: tuple[str, ...] | None = None
     kernels: tuple[str, ...] | None = None
     seeds: int | None = None
+    data: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,13 @@ class Run:
         configuration: everything its outcome depends on, an instance of the experiment's `settings`. A stored record is
             kept only while this is equal.
         cost: expected time in any unit, for the time left.
+        data: where the texts lie that the configuration names; no part of what is stored.
     """
 
     key: str
     configuration: Any
     cost: float = 1.0
+    data: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Experiment(ABC):
             it, so its fields are numbers, text, tuples, mappings and such dataclasses.
         version: changes when old records can no longer stand beside new ones.
         models, kernels: the names that the user may choose from (empty: there is no such choice).
+        takes_data: whether it reads texts that the user names.
     """
 
     title: ClassVar[str]
@@ -72,6 +76,7 @@ class Experiment(ABC):
     version: ClassVar[int] = 1
     models: ClassVar[tuple[str, ...]] = ()
     kernels: ClassVar[tuple[str, ...]] = ()
+    takes_data: ClassVar[bool] = False
 
     @abstractmethod
     def runs(self, selection: RunSelection) -> list[Run]:

@@ -19,10 +19,15 @@ Show = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Job:
-    """The runs of one experiment and budget, under `home`. It and all it takes and returns can be pickled."""
+    """The runs of one experiment and budget, under `home`. It and all it takes and returns can be pickled.
+
+    Attributes:
+        imports: files and modules of plugins, which each process imports before its first run.
+    """
 
     experiment: str
     home: Path
+    imports: tuple[str, ...] = ()
 
     def folder(self, run: Run) -> Path:
         """Where a run keeps its checkpoints: a folder of its own for each configuration and version."""

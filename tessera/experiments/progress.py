@@ -14,7 +14,7 @@ from typing import Self
 from tqdm import tqdm
 
 from tessera.experiments.experiment import Run
-from tessera.files import write_atomically
+from tessera.files import write_text_atomically
 
 NAME = "progress.json"
 SECONDS_BETWEEN_LINES = 60.0
@@ -31,7 +31,7 @@ class Progress:
     def write(self, folder: Path) -> None:
         """Leave it in the run's folder."""
         with contextlib.suppress(PermissionError):  # Windows, while the parent reads it: the next one comes in a second
-            write_atomically(folder / NAME, lambda draft: draft.write_text(json.dumps(asdict(self))))
+            write_text_atomically(folder / NAME, json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, folder: Path) -> Self:

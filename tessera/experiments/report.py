@@ -4,15 +4,19 @@ import re
 from pathlib import Path
 
 from tessera.errors import TesseraError
+from tessera.experiments import long_term_memory
 from tessera.experiments.catalogue import EXPERIMENTS
 from tessera.experiments.experiment import Experiment, Record, RunSelection
 from tessera.experiments.results import ResultsFile
 from tessera.experiments.tables import markdown
-from tessera.files import write_atomically
+from tessera.files import write_atomically, write_text_atomically
 
 # What stands between these two lines of a page is generated; everything else is written by hand.
 BEGIN, END = r"<!-- table (?P<name>\w+)/(?P<budget>\w+): (?P<heading>.+?) -->\n", "<!-- end of table -->"
 MARKED = re.compile(f"(?P<begin>{BEGIN}).*?{END}", re.DOTALL)
+
+# Tables over several experiments: name in a marker -> (results, budget) -> tables by heading.
+SUMMARIES = {"long_term_memory": long_term_memory.tables}
 
 
 def write_report(results: ResultsFile) -> Path:
@@ -20,8 +24,7 @@ def write_report(results: ResultsFile) -> Path:
     records = results.read()
     figure, tables = results.path.with_suffix(".png"), results.path.with_suffix(".md")
     write_atomically(figure, lambda temporary: _plot(EXPERIMENTS[results.experiment], records, temporary))
-    text = report_text(results)
-    write_atomically(tables, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_text_atomically(tables, report_text(results))
     return tables
 
 
@@ -57,7 +60,8 @@ def tables_of(results: ResultsFile) -> dict[str, str]:
 
 def _machines(records: dict[str, Record]) -> tuple[str, str]:
     """Processors or GPUs, and versions of torch."""
-    machines, versions = set(), set()
+    machines: set[str] = set()
+    versions: set[str] = set()
     for record in records.values():
         hardware = record.provenance["hardware"]
         machines.update(hardware["gpus"] or [f"{hardware['cores']} cores of {hardware['processor']}"])
@@ -77,7 +81,9 @@ def with_tables(page: str, results: Path) -> str:
     def table(match: re.Match[str]) -> str:
         name, budget, heading = match.group("name", "budget", "heading")
         if (name, budget) not in known:
-            known[name, budget] = tables_of(ResultsFile(results, name, budget))
+            known[name, budget] = (
+                SUMMARIES[name](results, budget) if name in SUMMARIES else tables_of(ResultsFile(results, name, budget))
+            )
         tables = known[name, budget]
         if heading not in tables:
             raise TesseraError(f"{name}/{budget}: a table must be one of {', '.join(tables)}; got {heading!r}.")
@@ -93,7 +99,7 @@ def main() -> None:
         for path in sorted((results / name).glob("*.json")):
             write_report(ResultsFile(results, name, path.stem))
     for page in sorted(pages.glob("*.md")):
-        page.write_text(with_tables(page.read_text(encoding="utf-8"), results), encoding="utf-8")
+        write_text_atomically(page, with_tables(page.read_text(encoding="utf-8"), results))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 from tessera.errors import TesseraError
 from tessera.experiments.experiment import EXPERIMENTS, Record
-from tessera.files import expect_writable, write_atomically
+from tessera.files import expect_writable, write_text_atomically
 from tessera.locks import folder_held
 from tessera.typed import from_json, to_json
 
@@ -78,4 +78,4 @@ class ResultsFile:
             records = {**self.read(), key: record}
             stored = {"header": self.header(), "runs": {name: to_json(records[name]) for name in sorted(records)}}
             text = json.dumps(stored, indent=1, allow_nan=False) + "\n"
-            write_atomically(self.path, lambda draft: draft.write_text(text, encoding="utf-8"))
+            write_text_atomically(self.path, text)

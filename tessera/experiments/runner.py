@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from tessera.errors import TesseraError, expect
@@ -29,13 +30,14 @@ def reproduce(
     checkpoints: Path = CHECKPOINTS,
     workers: int | None = None,
     only: str | None = None,
+    imports: tuple[str, ...] = (),
 ) -> Path:
     """Train and evaluate what `selection` asks for and is not in the results yet; returns the path of the table.
 
     Interrupted at any moment and called again, it goes on: finished runs are in `output/<name>/<budget>.json`, started
     ones have checkpoints. Every finished run redraws the figure and the table. `workers` processes share the cores;
     None is one per core (with a GPU: one), 1 works in this process. `only` is a pattern for the keys of runs, as in
-    "biweight/1000/*".
+    "biweight/1000/*". `imports` are plugins that the worker processes import too, as this process has.
 
     Raises:
         TesseraError: an unknown experiment, budget, model or kernel; results of another version; a training that fails.
@@ -48,6 +50,13 @@ def reproduce(
         "be one of " + ", ".join(BUDGETS),
         selection.budget,
     )
+    expect(
+        experiment.takes_data or not selection.data,
+        f"reproduce {name}",
+        "--data",
+        "be left out: it makes its own examples",
+        selection.data,
+    )
     for option, value in (("--seeds", selection.seeds), ("--workers", workers)):
         expect(value is None or value >= 1, f"reproduce {name}", option, "be at least 1", value)
     results = ResultsFile(output, name, selection.budget)
@@ -56,7 +65,7 @@ def reproduce(
     pending = [run for run in runs if not _is_done(run, stored)]
     if pending:
         results.prepare()
-        job = Job(name, checkpoints / name / selection.budget)
+        job = Job(name, checkpoints / name / selection.budget, imports)
         with _alone_in([job.folder(run) for run in pending]):
             _do(job, runs, pending, results, workers)
     return write_report(results)
@@ -95,11 +104,14 @@ def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, wor
         bar.finished(run, record.provenance["wall_seconds"])
         write_report(results)
 
+    def show(run: Run, share: float, note: str) -> None:
+        bar.show([(run, share, note)])
+
     workers = min(workers or _workers(), len(pending))
     try:
         if workers == 1:
             for run in pending:
-                finish(run, job.do(run, show=lambda share, note, run=run: bar.show([(run, share, note)])))
+                finish(run, job.do(run, show=partial(show, run)))
         else:
             run_in_pool(job, pending, workers, max(1, _cores() // workers), finish, bar.show)
     finally:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def markdown(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def markdown(headings: Sequence[object], rows: Iterable[Sequence[Any]]) -> str:
     """A Markdown table."""
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

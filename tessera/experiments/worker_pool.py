@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Self
 
+from tessera import plugins
 from tessera.errors import TesseraError
 from tessera.experiments.experiment import Record, Run
 from tessera.experiments.job import Job
@@ -46,14 +47,16 @@ def run_in_pool(
                 if worker.run is None and waiting:
                     worker.take(waiting.pop())
             busy = {worker.line: worker for worker in team if worker.run is not None}
-            answers = [busy[line].answer(job) for line in wait(list(busy), timeout=1.0)]
+            ready = wait(list(busy), timeout=1.0)
+            answers = [worker.answer(job) for line, worker in busy.items() if line in ready]
             failures = [answer for _, answer in answers if not isinstance(answer, Record)]
             for run, answer in answers:
                 if isinstance(answer, Record):
                     finish(run, answer)
             if failures:
                 raise failures[0]
-            under_way = [(run, Progress.read(job.folder(run))) for worker in team if (run := worker.run) is not None]
+            runs = [worker.run for worker in team if worker.run is not None]
+            under_way = [(run, Progress.read(job.folder(run))) for run in runs]
             show([(run, progress.share, progress.note) for run, progress in under_way])
     finally:
         for worker in team:  # what is under way has its checkpoints, and nobody waits for it any more
@@ -84,6 +87,7 @@ class _Worker:
 
     def answer(self, job: Job) -> tuple[Run, Record | Exception]:
         run, self.run = self.run, None
+        assert run is not None, "only who is at a run answers"
         try:
             return run, self.line.recv()
         except (EOFError, ConnectionResetError):
@@ -96,8 +100,11 @@ class _Worker:
 def _work(line: Connection, job: Job, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to answer
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    for name in job.imports:  # what a run is made of must be known before it is received
+        plugins.import_file(name)
     while True:
         run = line.recv()
+        answer: Record | Exception
         try:
             answer = job.do(run, threads)
         except TesseraError as error:
@@ -109,5 +116,7 @@ def _work(line: Connection, job: Job, threads: int) -> None:
 
 def _end_with_the_parent() -> None:
     """Alone, a process would write over the checkpoints of the next call."""
-    multiprocessing.parent_process().join()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)

@@ -16,6 +16,7 @@ class Chores:
 
     home: Path
     experiment: str = "chores"
+    imports: tuple[str, ...] = ()
 
     def folder(self, run):
         return self.home / run.key

@@ -54,11 +54,11 @@ def record(model="armt", rule="rewrite", share=0.5, error=0.1, ablation=None, **
 def test_the_loss_of_a_memory_is_that_of_the_whole_samples(name):
     model = small(name)
     context, questions = TASK.sample_questions(4, 2, generator())
-    whole = torch.cat([context.repeat_interleave(2, 0), questions.flatten(0, 1)], 1)
-    labels = whole.clone()
+    texts = torch.cat([context.repeat_interleave(2, 0), questions.flatten(0, 1)], 1)
+    labels = texts.clone()
     labels[:, :-1] = -100
     measured = q.loss(model, context, questions, TASK.segment_size)
-    torch.testing.assert_close(measured, model(whole, labels=labels).loss)
+    torch.testing.assert_close(measured, model(texts, labels=labels).loss)
 
 
 @pytest.mark.parametrize("name", list(models.MODELS))

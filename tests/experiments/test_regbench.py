@@ -8,7 +8,7 @@ import torch
 
 from tessera.errors import TesseraError
 from tessera.experiments.experiment import EXPERIMENTS, Record, RunContext, RunSelection
-from tessera.experiments.regbench.batches import Batches, mean_loss, scores_of
+from tessera.experiments.regbench.batches import Batches, loss_by_block, mean_loss, scores_of
 from tessera.experiments.regbench.experiment import RegBenchExperiment
 from tessera.experiments.regbench.figure import draw
 from tessera.experiments.regbench.published import IN_DISTRIBUTION_100, SPARSE_SIZES, SPARSE_TABLE_1
@@ -76,9 +76,14 @@ def test_scores_come_back_in_the_order_of_the_examples():
 
 def test_the_most_telling_runs_come_first():
     runs = EXPERIMENT.runs(RunSelection("cpu"))
-    assert len({run.key for run in runs}) == 4 + 18 + 36 + 1
+    assert len({run.key for run in runs}) == 4 + 18 + 36 + 1 + 12
     baseline, short, longer = runs[:4], runs[4:22], [run.configuration for run in runs[22:58]]
     assert runs[58].key == "transformer, 16 epochs/2500/seed 0"
+    fewest = [run.configuration for run in runs[59:]]
+    assert [one.name for one in fewest[:6]] == [
+        "mosaic gaussian", "transformer", "lstm", "linear_transformer", "retnet", "gla",
+    ]  # fmt: skip
+    assert {(one.num_problems, one.fit.steps) for one in fewest} == {(100, 2000)}
     assert [run.configuration.symbols for run in baseline] == [0, 1, 2, 3]
     assert {run.configuration.model for run in baseline} == {"ngram"}
     assert {(run.configuration.num_problems, run.configuration.fit.steps) for run in short} == {(1000, 500)}
@@ -98,6 +103,7 @@ def test_full_is_the_published_search():
     assert {one.hidden_size for one in grid} == {32, 128, 256}
     assert {one.hidden_size for one in few} == {64, 128, 256}
     assert {(one.dropout, one.initialization) for one in grid + few} == {(0.05, "fan_in")}
+    assert all(one.fit.scalar_learning_rate_scales["log_inverse_bandwidth"] == 20.0 for one in grid + few)
     assert {one.dropout for one in runs.values() if one.model == "transformer"} == {0.0}
     other = next(one for one in grid if one.kernel == "biweight")
     assert (other.num_layers, other.num_heads, other.hidden_size, other.batch_size) == (2, 8, 128, 32)
@@ -110,12 +116,34 @@ def test_choices_are_obeyed_or_refused():
     assert [run.key for run in runs] == [
         "mosaic_v2 biweight/1000/seed 0", "lstm/1000/seed 0",
         "mosaic_v2 biweight, 8 epochs/1000/seed 0", "lstm, 8 epochs/1000/seed 0",
-        "mosaic_v2 biweight, 3 epochs/2500/seed 0", "lstm, 3 epochs/2500/seed 0",
+        "mosaic_v2 biweight, 3 epochs/2500/seed 0", "lstm, 3 epochs/2500/seed 0", "lstm, 40 epochs/100/seed 0",
     ]  # fmt: skip
     with pytest.raises(TesseraError, match="unknown model 'gru'"):
         EXPERIMENT.runs(RunSelection("cpu", ("gru",)))
     with pytest.raises(TesseraError, match="Did you mean 'biweight'"):
         EXPERIMENT.runs(RunSelection("cpu", kernels=("biwight",)))
+
+
+def test_losses_by_block_are_means_over_their_labels():
+    examples = SMALL.sample(21, 0)
+    tokens = 8
+
+    class Even(torch.nn.Linear):
+        """A model whose logits favour the token that it reads."""
+
+        def forward(self, input_ids, use_cache):
+            logits = torch.nn.functional.one_hot(input_ids, SMALL.vocab_size).float()
+            return type("Output", (), {"logits": logits})
+
+    losses = loss_by_block(Even(1, 1), examples, block=3, tokens=tokens)
+    logits = torch.nn.functional.one_hot(examples.tokens, SMALL.vocab_size).float()
+    each = torch.nn.functional.cross_entropy(logits[:, :-1].mT, examples.labels[:, 1:], reduction="none")
+    scored = examples.labels[:, 1:] >= 0
+    for block, loss in enumerate(losses):
+        places = slice(3 * block, min(3 * block + 3, tokens - 1))
+        assert loss == pytest.approx(float(each[:, places].sum() / scored[:, places].sum()), abs=1e-5)
+    assert len(losses) == 3
+    assert len(set(losses)) == 3
 
 
 def test_a_run_trains_and_scores(tmp_path):
@@ -125,6 +153,7 @@ def test_a_run_trains_and_scores(tmp_path):
         json.dumps(outcome, allow_nan=False)
         if run.configuration.fit:
             assert outcome["training"]["steps"] == run.configuration.fit.steps
+            assert len(outcome["held_out_loss_by_block"]) == 20
         assert outcome["held_out"]["accuracy"][2] == 4
         records[run.key] = Record(run.configuration, outcome, {})
     accuracies = [one.outcome["held_out"]["accuracy"][0] for key, one in records.items() if key.startswith("ngram")]
@@ -185,5 +214,7 @@ def test_published_rows_are_whole():
 
 
 def test_the_figure_is_drawn_with_some_of_the_models(tmp_path):
-    draw(longest_trainings({"a": record("gaussian", 0, 93.0)}), tmp_path / "figure.png")
+    few = record("gaussian", 0, 93.0, problems=100)
+    few.outcome["held_out_loss_by_block"] = [2.0, 1.5]
+    draw(longest_trainings({"a": record("gaussian", 0, 93.0), "b": few}), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

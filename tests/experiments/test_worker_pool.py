@@ -77,17 +77,17 @@ def test_those_under_way_are_shown(do):
 def test_no_process_outlives_the_parent(tmp_path):
     """Killed, the parent cannot end them; left alone they would write over the checkpoints of the next call."""
     parent = subprocess.Popen([sys.executable, "-m", "tests.experiments.chores", str(tmp_path)])
-    while len(found := list(tmp_path.glob("*.process"))) < 2:
+    while len(actual := list(tmp_path.glob("*.process"))) < 2:
         assert parent.poll() is None
         time.sleep(0.01)
     parent.kill()
     parent.wait()
-    wait_for_the_end_of(found)
+    wait_for_the_end_of(actual)
 
 
-def wait_for_the_end_of(found):
+def wait_for_the_end_of(actual):
     deadline = time.monotonic() + 20
-    while any(is_running(int(path.stem)) for path in found):
+    while any(is_running(int(path.stem)) for path in actual):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

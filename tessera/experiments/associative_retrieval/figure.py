@@ -1,6 +1,7 @@
 """The figure of associative retrieval: exact match and capacity against the number of pairs."""
 
 from pathlib import Path
+from typing import Any
 
 from tessera.experiments.associative_retrieval.published import RECALLS_BEYOND_TRAINING
 from tessera.experiments.associative_retrieval.report import Curve
@@ -69,7 +70,7 @@ def _draw_bound(axis, rule: str, chosen: list[Curve], trained: int) -> None:
 
 def _legends(figure, axes, models: set[str]) -> None:
     """One legend of the models under all panels, and in each panel what is its own."""
-    shared = {}
+    shared: dict[str, Any] = {}
     for axis in axes:
         named = dict(zip(*reversed(axis.get_legend_handles_labels())))
         shared |= {label: handle for label, handle in named.items() if label in models}

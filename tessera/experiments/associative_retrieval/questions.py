@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.associative_retrieval import AssociativeRetrieval
@@ -13,13 +14,13 @@ from tessera.tasks.task import generator_of
 CONTEXTS_AT_ONCE, PAIRS_AT_ONCE = 16, 2000
 
 
-def is_segmented(model: nn.Module) -> bool:
+def is_segmented(model: PreTrainedModel) -> bool:
     """Whether `model` reads one segment at a time into a memory; else it reads the whole text at once."""
     return hasattr(model, "empty_memory")
 
 
 def loss(
-    model: nn.Module, context: Tensor, questions: Tensor, segment_size: int, end_token: int | None = None
+    model: PreTrainedModel, context: Tensor, questions: Tensor, segment_size: int, end_token: int | None = None
 ) -> Tensor:
     """Cross entropy of the answers to questions (B, Q, t) about contexts (B, T), and of `end_token` behind each answer.
 
@@ -42,7 +43,7 @@ def loss(
 
 
 @torch.no_grad()
-def answers(model: nn.Module, context: Tensor, questions: Tensor, segment_size: int) -> Tensor:
+def answers(model: PreTrainedModel, context: Tensor, questions: Tensor, segment_size: int) -> Tensor:
     """The greedy answers (B, Q); every question is asked alone, right after its context."""
     context, questions = context.to(model.device), questions.to(model.device)
     prompts = questions[..., :-1].flatten(0, 1)
@@ -55,7 +56,7 @@ def answers(model: nn.Module, context: Tensor, questions: Tensor, segment_size: 
     return logits[:, -1].argmax(-1).unflatten(0, questions.shape[:2]).cpu()
 
 
-def read(model: nn.Module, context: Tensor, segment_size: int, state=None):
+def read(model: PreTrainedModel, context: Tensor, segment_size: int, state=None):
     """The memory of a segmented model after the contexts, one pair per segment, and after what `state` remembers."""
     model.config.segment_size = segment_size
     return model(input_ids=context, memory_state=state, skip_logits=True).memory_state
@@ -63,7 +64,7 @@ def read(model: nn.Module, context: Tensor, segment_size: int, state=None):
 
 @torch.no_grad()
 def exact_match(
-    model: nn.Module, task: AssociativeRetrieval, contexts: int, num_questions: int, seed: int, split: str
+    model: PreTrainedModel, task: AssociativeRetrieval, contexts: int, num_questions: int, seed: int, split: str
 ) -> Tensor:
     """The share of right answers of each of so many held-out contexts: questions to one context are not independent."""
     generator, shares = generator_of(task, seed, split), []
@@ -76,7 +77,7 @@ def exact_match(
 
 
 @torch.no_grad()
-def memory_norms(model: nn.Module, task: AssociativeRetrieval, lengths: Sequence[int], seed: int) -> dict:
+def memory_norms(model: PreTrainedModel, task: AssociativeRetrieval, lengths: Sequence[int], seed: int) -> dict:
     """Mean norms of the normaliser z and of the matrix A, over layers and contexts, after each of `lengths` pairs.
 
     The correction of the normaliser is there to keep them from growing (ARMT, appendix). Empty for models without

@@ -39,19 +39,23 @@ class Curve(NamedTuple):
 
 def curves(records: Mapping[str, Record]) -> list[Curve]:
     """One curve per model, variant and rule, in the order of `NAMES`, variants last."""
-    groups: dict[tuple, list[dict]] = {}
+    groups: dict[tuple[str, str | None, str], list[dict]] = {}
     for record in records.values():
         settings = record.configuration
         groups.setdefault((settings.model, settings.ablation, settings.rule), []).append(record.outcome)
     order = list(NAMES)
     return [
         Curve(
-            *key,
-            max(outcome["trained_pairs"] for outcome in groups[key]),
-            _by_pairs(groups[key], "exact_match"),
-            _by_pairs(groups[key], "capacity"),
+            model,
+            variant,
+            rule,
+            max(outcome["trained_pairs"] for outcome in outcomes),
+            _by_pairs(outcomes, "exact_match"),
+            _by_pairs(outcomes, "capacity"),
         )
-        for key in sorted(groups, key=lambda key: (key[1] is not None, order.index(key[0])))
+        for (model, variant, rule), outcomes in sorted(
+            groups.items(), key=lambda item: (item[0][1] is not None, order.index(item[0][0]))
+        )
     ]
 
 
@@ -90,8 +94,8 @@ def _scaled(one: Estimate, factor: float) -> Estimate:
 
 def _norms(records: Mapping[str, Record]) -> str:
     """After so many rewritten pairs, of models with association matrices."""
-    norms = {key: record.outcome.get("norms") for key, record in records.items() if "/rewrite/" in key}
-    norms = {key: one for key, one in norms.items() if one}
+    outcomes = {key: record.outcome for key, record in records.items() if "/rewrite/" in key}
+    norms = {key: outcome["norms"] for key, outcome in outcomes.items() if outcome.get("norms")}
     lengths = sorted({int(n) for one in norms.values() for n in one["normaliser"]})
     rows = [
         [key, *(f"{one['normaliser'][str(n)]:.0f} ({one['matrix'][str(n)]:.0f})" for n in lengths)]

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tessera.experiments.experiment import Run
 from tessera.models.small_models import ModelSize
@@ -79,7 +80,7 @@ class Budget:
     test_questions: int = 16
     validation_contexts: int = 32
     left_out: dict[str, int] = field(default_factory=dict)
-    ablation: dict[str, dict[str, int]] = field(default_factory=dict)
+    ablation: dict[str, dict[str, Any]] = field(default_factory=dict)
     end_token: bool = False
 
     def run(self, model: str, rule: str, seed: int, ablation: str | None = None) -> Run:
@@ -109,7 +110,7 @@ class Budget:
 
 
 # Published (ARMT, appendix A and the scripts of its repository): AdamW, weight decay 1e-3, gradients clipped by value.
-PUBLISHED = {"weight_decay": 1e-3, "clip_value": 1.0, "warmup_ratio": 0.1, "decay": "linear"}
+PUBLISHED: dict[str, Any] = {"weight_decay": 1e-3, "clip_value": 1.0, "warmup_ratio": 0.1, "decay": "linear"}
 
 SMOKE = Budget(
     ModelSize(

@@ -49,5 +49,5 @@ def sharper(model: nn.Module, settings: LengthSettings, scores: dict[str, Any], 
         return {}
     with torch.no_grad():
         for memory in memories:
-            memory.bandwidth.log_inverse_bandwidth += math.log(SHARPER)
+            memory.bandwidth.get_parameter("log_inverse_bandwidth").add_(math.log(SHARPER))
     return {"sharper": {f"{alive[-1]:g}": evaluate(model, settings, alive[-1], device)}}

@@ -49,7 +49,7 @@ class LengthGeneralization(Experiment):
                 return model(input_ids=examples.tokens.to(device), labels=examples.labels.to(device)).loss
 
         training = fit(model, loss_at, settings.fit, context.folder, report=context.report).outcome()
-        outcome = {"training": training, "parameters": num_parameters(model)}
+        outcome: dict[str, Any] = {"training": training, "parameters": num_parameters(model)}
         for factor in settings.factors:
             context.report(1.0, f"testing at {factor:g} x {settings.test_length}")
             outcome.setdefault("scores", {})[f"{factor:g}"] = evaluate(model, settings, factor, device)

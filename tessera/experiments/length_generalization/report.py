@@ -137,10 +137,16 @@ def _settings(records: Mapping[str, Record]) -> str:
     for task, settings in {settings.key: settings for settings, _ in _ordered(records)}.items():
         fields, name = settings.task_fields, settings.task
         source = f"{fields['length'] - fields['spread']} to {fields['length'] + fields['spread']}"
-        ours = [settings.num_layers, settings.hidden_size, settings.num_heads, settings.num_persistent_slots]
-        ours += [f"{settings.fit.steps:,}", settings.batch_size, f"{settings.fit.learning_rate:g}", source]
+        sizes = (settings.num_layers, settings.hidden_size, settings.num_heads, settings.num_persistent_slots)
+        ours: list[object] = [
+            *sizes,
+            f"{settings.fit.steps:,}",
+            settings.batch_size,
+            f"{settings.fit.learning_rate:g}",
+            source,
+        ]
         rows.append([TITLES[task], "here", *ours, fields["num_symbols"], fields.get("num_queries", "-")])
-        theirs = [published.DEPTH[name], published.WIDTH, published.HEADS, 7 * published.WIDTH // 2]
+        theirs: list[object] = [published.DEPTH[name], published.WIDTH, published.HEADS, 7 * published.WIDTH // 2]
         theirs += [f"{published.EXAMPLES[name] // published.BATCH:,}", published.BATCH, published.LEARNING_RATE]
         theirs += [published.SOURCE, published.SYMBOLS[name], published.QUERIES if name == "mqmtar" else "-"]
         rows[-1].append(settings.test_length)

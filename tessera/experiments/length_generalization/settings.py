@@ -8,6 +8,7 @@ from tessera.experiments.length_generalization import published
 from tessera.tasks.length_generalization import MultiQueryRecall, Reverse, Sort, SourceTargetTask
 from tessera.tasks.task import TASKS
 from tessera.training.fit import FitOptions
+from tessera.training.optimizer import PUBLISHED_SCALAR_SCALES
 
 KERNELS: dict[str, Any] = {
     "gaussian": "gaussian",
@@ -68,7 +69,9 @@ class LengthSettings:
     @property
     def trained_task(self) -> SourceTargetTask:
         """The task in training."""
-        return TASKS[self.task](**self.task_fields)
+        task = TASKS[self.task](**self.task_fields)
+        assert isinstance(task, SourceTargetTask), f"{self.task} has no sources and targets"
+        return task
 
     def task_at(self, factor: float) -> SourceTargetTask:
         """The task at `factor` times the test length."""
@@ -93,8 +96,7 @@ def _full(name: str) -> LengthSettings:
     """The published settings.
 
     What differs: bfloat16 instead of float16 (ReLUmax cannot run in float16); the published script accumulates wrongly
-    (it steps at every micro-step, on the same batch); every scalar learns ten times as fast as the rest (published: the
-    mixing weight as fast, the inverse bandwidth twenty times); all kernels see the newest pair (docs/kernels.md).
+    (it steps at every micro-step, on the same batch); all kernels see the newest pair (docs/kernels.md).
     """
     steps = published.EXAMPLES[name] // published.BATCH
     fit = FitOptions(
@@ -107,11 +109,24 @@ def _full(name: str) -> LengthSettings:
         betas=published.BETAS,
         clip=published.CLIP,
         scalar_learning_rate_scale=10.0,
+        scalar_learning_rate_scales=dict(PUBLISHED_SCALAR_SCALES),
     )
-    sizes = (published.WIDTH, published.DEPTH[name], published.HEADS, published.SLOTS, published.BATCH)
-    tests = {"factors": published.FACTORS[name], "test_examples": (1000, 1000)}
-    details = {"dropout": published.DROPOUT, "contextual_dropout": False, "initialization": "fan_in"}
-    return LengthSettings(name, asdict(PUBLISHED_TASKS[name]), *sizes, fit, **tests, precision="bf16", **details)
+    return LengthSettings(
+        name,
+        asdict(PUBLISHED_TASKS[name]),
+        hidden_size=published.WIDTH,
+        num_layers=published.DEPTH[name],
+        num_heads=published.HEADS,
+        num_persistent_slots=published.SLOTS,
+        batch_size=published.BATCH,
+        fit=fit,
+        factors=published.FACTORS[name],
+        test_examples=(1000, 1000),
+        precision="bf16",
+        dropout=published.DROPOUT,
+        contextual_dropout=False,
+        initialization="fan_in",
+    )
 
 
 def _cpu(name: str, task: SourceTargetTask, steps: int, **changes: Any) -> LengthSettings:
@@ -122,10 +137,11 @@ def _cpu(name: str, task: SourceTargetTask, steps: int, **changes: Any) -> Lengt
 
 def _smoke(name: str) -> LengthSettings:
     words = {"num_words": 40, "num_queries": 1} if name == "mqmtar" else {}
-    task = replace(PUBLISHED_TASKS[name], length=10, spread=2, num_symbols=8, **words)
+    task = TASKS[name](**{**asdict(PUBLISHED_TASKS[name]), "length": 10, "spread": 2, "num_symbols": 8, **words})
     fit = FitOptions(20, 3e-3, warmup_ratio=0.05, clip=1.0, scalar_learning_rate_scale=10.0)
-    tests = {"test_length": 12, "test_tokens": 800, "test_examples": (4, 20)}
-    return LengthSettings(name, asdict(task), 16, 1, 2, 8, 16, fit, (1.0, 2.0), **tests)
+    return LengthSettings(
+        name, asdict(task), 16, 1, 2, 8, 16, fit, (1.0, 2.0), test_length=12, test_tokens=800, test_examples=(4, 20)
+    )
 
 
 # A quarter of the length, and of the symbols, so that a symbol repeats as often as published.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tessera.evaluation.loss import loss_by_position
 from tessera.tasks.regbench import RegBench
 from tessera.tasks.task import TokenExamples
 
@@ -63,6 +64,30 @@ def mean_loss(model: PreTrainedModel, examples: TokenExamples, size: int = 32) -
         total += float(model(**batch).loss) * num_labels
         count += num_labels
     return total / count
+
+
+class Beginnings:
+    """The first tokens of each example, for `evaluation.loss`."""
+
+    def __init__(self, examples: TokenExamples, tokens: int):
+        self.examples, self.tokens = examples, tokens
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int, /) -> dict[str, Tensor]:
+        return {
+            "input_ids": self.examples.tokens[index, : self.tokens],
+            "labels": self.examples.labels[index, : self.tokens],
+        }
+
+
+def loss_by_block(model: PreTrainedModel, examples: TokenExamples, block: int = 20, tokens: int = 400) -> list[float]:
+    """Cross entropy in nats per symbol over each `block` positions of the first `tokens`; later ones are in few
+    problems. As many blocks as hold a label."""
+    losses = loss_by_position(model, Beginnings(examples, tokens), batch_size=32)
+    pairs = zip(losses.total.split(block), losses.count.split(block))
+    return [round(float(total.sum() / count.sum()), 5) for total, count in pairs if count.sum() > 0]
 
 
 @torch.no_grad()

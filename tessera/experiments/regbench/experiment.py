@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.experiments.regbench import figure, report
-from tessera.experiments.regbench.batches import Batches, mean_loss, scores_of
-from tessera.experiments.regbench.settings import KERNEL_NAMES, MODELS, NGRAM, RegBenchSettings, runs_of
+from tessera.experiments.regbench.batches import Batches, loss_by_block, mean_loss, scores_of
+from tessera.experiments.regbench.settings import KERNEL_NAMES, LOSS_BLOCK, MODELS, NGRAM, RegBenchSettings, runs_of
 from tessera.models.sizes import num_parameters
 from tessera.models.small_models import build_small_model
 from tessera.tasks.regbench import RegBench
@@ -58,6 +58,7 @@ class RegBenchExperiment(Experiment):
             "epochs": round(training.steps / batches.per_epoch, 2),
             "training": training.outcome(),
             "held_out": _estimates(scores_of(model, task, held_out)),
+            "held_out_loss_by_block": loss_by_block(model, held_out, LOSS_BLOCK),
             "in_distribution": _estimates(scores_of(model, task, task.fresh_strings(task.select(train, rows), seed=1))),
         }
 

@@ -13,6 +13,9 @@ NAMES = {
     "transformer": "Transformer",
     "mamba": "Mamba",
     "lstm": "LSTM",
+    "linear_transformer": "Linear transformer",
+    "retnet": "RetNet",
+    "gla": "Gated linear attention (GLA)",
     "mosaic_v2 gaussian": "Memory Mosaic v2",
 }
 # Of the best setting in the kernels paper; table 1's test problems.

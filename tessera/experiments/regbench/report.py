@@ -87,14 +87,15 @@ def _counted(seeds: list[Record]) -> list[str]:
 
 
 def _settings(records: Mapping[str, Record], trained: list[RegBenchSettings]) -> str:
+    fits = [one.fit for one in trained if one.fit is not None]
     ours = {
         "width": spread(one.hidden_size for one in trained),
         "layers": spread(one.num_layers for one in trained),
         "heads": spread(one.num_heads for one in trained),
         "batch": spread(one.batch_size for one in trained),
         "epochs": spread(record.outcome["epochs"] for record in records.values() if record.configuration.fit),
-        "peak learning rate": spread(one.fit.learning_rate for one in trained),
-        "weight decay": spread(one.fit.weight_decay for one in trained),
+        "peak learning rate": spread(fit.learning_rate for fit in fits),
+        "weight decay": spread(fit.weight_decay for fit in fits),
         "test problems": spread(one.test for one in trained),
     }
     return settings_table(ours, SETTING)

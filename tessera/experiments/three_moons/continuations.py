@@ -21,7 +21,7 @@ def continuation_errors(memory: LinearContextualMemory, x: Tensor, horizon: int)
     For x (B, T, input) the result is (B, T - horizon): entry C - 1 is for the context x_1..x_C, continued by the memory
     reading its own predictions (as its `generate` does) and compared with x_{C+1}..x_{C+horizon}.
     """
-    expect(memory.window.delay == 1, "continuation_errors", "memory", "have delay 1", memory.window.delay)
+    expect(bool(memory.window.delay == 1), "continuation_errors", "memory", "have delay 1", memory.window.delay)
     contexts = x.shape[1] - horizon
     errors = x.new_empty(x.shape[0], contexts)
     workspace = Workspace()

@@ -18,6 +18,7 @@ ACCURATE = 0.1
 
 def layers(memory: LinearContextualMemory) -> dict[str, nn.Linear]:
     """The layers of the three matrices by their names in the paper."""
+    assert memory.output is not None, "the experiment's memories have an output layer"
     return {"W_phi": memory.key_extractor, "W_psi": memory.value_extractor, "W_z": memory.output}
 
 

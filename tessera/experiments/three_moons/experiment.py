@@ -65,10 +65,11 @@ def _round(
     """Train further, and evaluate."""
     outcome: dict[str, Any] = {}
     if part.fit:
+        assert memory is not None, "repeating the last observation is not trained"
         loss = partial(batch_loss, memory, ThreeMoons(context=settings.length, horizon=1), settings, part)
         factor = None if settings.bias_correction else partial(uncorrected, part.fit.betas)
-        options = {"report": context.report, "name": name, "rate_factor": factor}
-        outcome = fit(memory, loss, part.fit, context.folder, **options).outcome()
+        trained = fit(memory, loss, part.fit, context.folder, report=context.report, name=name, rate_factor=factor)
+        outcome = trained.outcome()
     if memory is not None:
         outcome["weights"] = weights(memory)
     return {**outcome, "errors": evaluate(memory, part.evaluation, context)}
@@ -126,7 +127,8 @@ def evaluate(
     errors_of = {}
     for name, periods in evaluation.triples.items():
         context.report(1.0, f"evaluation, {name} triple")
-        task = ThreeMoons(evaluation.contexts, evaluation.horizon, tuple(periods))
+        first, second, third = periods  # a list, where they were stored
+        task = ThreeMoons(evaluation.contexts, evaluation.horizon, (first, second, third))
         examples = task.sample(evaluation.sequences, 0, "train" if tuple(periods) in TRAINING else "test")
         x = torch.cat([examples.observations, examples.future], 1)
         measure = repetition_errors if memory is None else partial(continuation_errors, memory)

@@ -42,9 +42,9 @@ def _draw_errors(axis, records: Mapping[str, Record], name: str, triple: str) ->
             label = f"{title} ({len(curves)} seed{'s' * (len(curves) > 1)})"
             style = {"alpha": 0.35, "linewidth": 0.6} if number else {"label": label, "linewidth": 1.4}
             axis.plot(range(1, len(curve) + 1), curve, color=f"C{place}", zorder=2 if number else 3, **style)
-    for other, style in ((ROWS[name], "C2-"), ("repeat_last", "C3-")):
+    for other, form in ((ROWS[name], "C2-"), ("repeat_last", "C3-")):
         for curve in _curves(records, other, "first_round", triple):
-            axis.plot(range(1, len(curve) + 1), curve, style, linewidth=0.9, label=VARIANTS[other].title)
+            axis.plot(range(1, len(curve) + 1), curve, form, linewidth=0.9, label=VARIANTS[other].title)
     axis.axhline(MEAN_MODULUS, color="gray", linestyle=":", linewidth=1, label="always 0")
     holders = [seed.outcome["first_round"]["errors"] for seed in seeds_of(records, name)]
     periods = next((tuple(errors[triple]["periods"]) for errors in holders if triple in errors), ())

@@ -75,7 +75,8 @@ def _levels(errors: list[dict]) -> list[str]:
 
 def _number(values: list[float | None], form: str) -> str:
     """Over seeds; nothing where there is no number, or a curve is too short."""
-    return "" if not values or None in values else with_error(mean_of(values), form)
+    numbers = [value for value in values if value is not None]
+    return with_error(mean_of(numbers), form) if numbers and len(numbers) == len(values) else ""
 
 
 def _heads(records: Mapping[str, Record]) -> str:

@@ -1,0 +1,1 @@
+"""Attention profiles as an experiment."""

@@ -1,0 +1,114 @@
+"""BABILong, trained by a curriculum and measured far past the trained length (ARMT, section 4)."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tessera.evaluation.questions import right_answers
+from tessera.experiments.babilong import report
+from tessera.experiments.babilong.models import LAST_SEGMENT, NAMES
+from tessera.experiments.babilong.settings import BUDGETS, SHORTEST_STORY, BabilongSettings
+from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
+from tessera.models.sizes import num_parameters
+from tessera.tasks.babilong.sample import RESERVED
+from tessera.tasks.question_answering import QuestionBatch
+from tessera.tasks.task import estimate
+from tessera.training.curriculum import Curriculum, Stage, train_stages
+from tessera.training.staged_data import StagedQuestions, question_task
+from tessera.training.staged_run import fit_options
+from tessera.training.start import starting_model
+
+PUBLISHED_SHARE = 0.2
+READ_AT_ONCE = 1 << 18  # tokens of the contexts that are read side by side
+
+
+class BabilongExperiment(Experiment):
+    """ARMT around several bases, its relatives, and models that read the whole text or the last segment alone."""
+
+    title = "BABILong: facts hidden in long texts"
+    source = "Associative Recurrent Memory Transformer, section 4"
+    settings = BabilongSettings
+    models = tuple(NAMES)
+
+    def runs(self, selection: RunSelection) -> list[Run]:
+        """QA1 of all models first; the other kinds for the first model."""
+        where, budget = "reproduce babilong", BUDGETS[selection.budget]
+        names = select_names(where, "models", self.models, selection.models, budget.models)
+        select_names(where, "kernels", self.kernels, selection.kernels, ())
+        runs = []
+        for seed in range(selection.seeds or budget.seeds):
+            runs += [budget.run(name, budget.kinds[0], seed) for name in names]
+            runs += [budget.run(names[0], kind, seed) for kind in budget.kinds[1:]]
+        return runs
+
+    def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
+        """Train through the curriculum, then measure."""
+        settings = run.configuration
+        recipe = settings.plan()
+        task = question_task(recipe.data.task or {})
+        questions = LastSegment if settings.model == LAST_SEGMENT else StagedQuestions
+        data = questions(recipe, settings.segment, task)
+        longest = max(stage.length for stage in recipe.training.curriculum) * settings.segment
+        model = starting_model(recipe, data.tokenizer, context=longest).to(context.device)
+        stages = train_stages(
+            model,
+            Curriculum(tuple(recipe.training.curriculum)),
+            fit_options(recipe.training),
+            context.folder,
+            lambda stage, number, step: data.loss(model, stage, number, step),
+            lambda stage: data.validation(model, stage)["score"],
+            context.report,
+        )
+        exact_match, seconds_per_token = {}, {}
+        for segments in settings.measured:
+            context.report(1.0, f"measuring {segments * settings.segment:,} tokens")
+            exact_match[str(segments)], seconds_per_token[str(segments)] = _measure(model, data, settings, segments)
+        return {
+            "parameters": num_parameters(model),
+            "stages": stages,
+            "exact_match": exact_match,
+            "seconds_per_token": seconds_per_token,
+        }
+
+    def tables(self, records: Mapping[str, Record]) -> dict[str, str]:
+        """See `report.py`."""
+        return report.tables(records)
+
+    def plot(self, records: Mapping[str, Record], path: Path) -> None:
+        """See `report.py`."""
+        report.draw(records, path)
+
+
+@dataclass(frozen=True)
+class LastSegment(StagedQuestions):
+    """The same contexts, of which only the last segment is read."""
+
+    def batch(self, stage: Stage, count: int, tokens: int, seed: int, split: str) -> QuestionBatch:
+        """Contexts cut to what stands behind the last border of segments."""
+        batch = super().batch(stage, count, tokens, seed, split)
+        last = batch.contexts.shape[1] % self.segment or self.segment
+        return replace(batch, contexts=batch.contexts[:, -last:])
+
+
+def _measure(model: torch.nn.Module, data: StagedQuestions, settings: BabilongSettings, segments: int):
+    """Exact match of held-out samples (published form: `segments` segments with the question in the last), and time.
+
+    Facts take at most a fifth of a sample where that holds the shortest stories, else what training allows.
+    """
+    tokens, count = segments * settings.segment, settings.contexts(segments)
+    together = max(1, min(count, READ_AT_ONCE // tokens))
+    is_long = SHORTEST_STORY[settings.kind] <= PUBLISHED_SHARE * tokens
+    stage = Stage(segments, 1, settings={"facts_share": PUBLISHED_SHARE} if is_long else {})
+    shares, began = [], time.perf_counter()
+    for first in range(0, count, together):
+        batch = data.batch(stage, min(together, count - first), tokens, 1_000_000 * settings.seed + first, "test")
+        shares.append(right_answers(model, batch))
+    seconds = time.perf_counter() - began
+    return estimate(torch.cat(shares)), seconds / (count * (tokens - RESERVED))
+
+
+EXPERIMENTS.add("babilong", BabilongExperiment())

@@ -1,0 +1,119 @@
+"""Tables and figure of BABILong: exact match by tokens beside the paper's, time per token, trainings."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tessera.experiments.babilong.models import NAMES
+from tessera.experiments.babilong.published import EXACT_MATCH, SETTING, TOKENS
+from tessera.experiments.experiment import Record
+from tessera.experiments.tables import markdown, new_figure, over_seeds, settings_table, spread, with_error
+from tessera.tasks.task import Estimate
+
+
+def tables(records: Mapping[str, Record]) -> dict[str, str]:
+    """Every table; those without a row are left out."""
+    parts = {}
+    for kind in EXACT_MATCH:
+        chosen = {key: one for key, one in records.items() if one.configuration.kind == kind}
+        if chosen:
+            parts[f"{kind.upper()}, exact match in per cent"] = _by_length(chosen)
+            parts[f"{kind.upper()}, the paper"] = _published(kind)
+    if records:
+        parts["Microseconds per token read"] = _speed(records)
+        parts["Trainings"] = _trainings(records)
+        parts["Settings"] = _settings(records)
+    return parts
+
+
+def draw(records: Mapping[str, Record], path: Path) -> None:
+    """Exact match of QA1 against the tokens of a sample, means over seeds."""
+    figure = new_figure(8, 5)
+    axis = figure.subplots()
+    for label, points in _curves({k: r for k, r in records.items() if r.configuration.kind == "qa1"}).items():
+        errors = [
+            0.0 if one.standard_error != one.standard_error else 2 * one.standard_error for one in points.values()
+        ]
+        axis.errorbar(
+            list(points), [one.mean for one in points.values()], yerr=errors, fmt="o-", label=label, capsize=2
+        )
+    for record in list(records.values())[:1]:
+        stages = record.configuration.recipe["training"]["curriculum"]
+        longest = max(stage["length"] for stage in stages) * record.configuration.segment
+        axis.axvline(longest, color="black", lw=0.8, ls="--", label=f"longest in training: {longest:,} tokens")
+    axis.axhline(1 / 6, color="gray", ls=":", label="guess")
+    axis.set(xscale="log", xlabel="tokens", ylabel="exact match", ylim=(0, 1.04), title="QA1; bars: 2 standard errors")
+    axis.legend(fontsize=8)
+    figure.savefig(path, dpi=130)
+
+
+def _curves(records: Mapping[str, Record]) -> dict[str, dict[int, Estimate]]:
+    """Label -> tokens -> exact match over seeds, in the order of `NAMES`."""
+    curves: dict[str, dict[int, Estimate]] = {}
+    for name, label in NAMES.items():
+        chosen = [one for one in records.values() if one.configuration.model == name]
+        lengths = sorted({int(n) for one in chosen for n in one.outcome["exact_match"]})
+        for n in lengths:
+            values = [one.outcome["exact_match"][str(n)] for one in chosen if str(n) in one.outcome["exact_match"]]
+            curves.setdefault(label, {})[n * chosen[0].configuration.segment] = over_seeds(values)
+    return curves
+
+
+def _by_length(records: Mapping[str, Record]) -> str:
+    curves = _curves(records)
+    lengths = sorted({tokens for points in curves.values() for tokens in points})
+    rows = []
+    for label, points in curves.items():
+        scaled = {n: Estimate(100 * one.mean, 100 * one.standard_error, one.count) for n, one in points.items()}
+        rows.append([label, *(with_error(scaled[n], ".1f") if n in scaled else "" for n in lengths)])
+    return markdown(["tokens", *(f"{n:,}" for n in lengths)], rows)
+
+
+def _published(kind: str) -> str:
+    rows = [[name, *values, *[""] * (len(TOKENS) - len(values))] for name, values in EXACT_MATCH[kind].items()]
+    return markdown(["tokens", *TOKENS], rows)
+
+
+def _speed(records: Mapping[str, Record]) -> str:
+    lengths = sorted({int(n) for one in records.values() for n in one.outcome["seconds_per_token"]})
+    segment = next(iter(records.values())).configuration.segment
+    rows = []
+    for key, record in records.items():
+        seconds = record.outcome["seconds_per_token"]
+        rows.append([key, *(f"{1e6 * seconds[str(n)]:.1f}" if str(n) in seconds else "" for n in lengths)])
+    return markdown(["run", *(f"{n * segment:,}" for n in lengths)], rows)
+
+
+def _trainings(records: Mapping[str, Record]) -> str:
+    rows: list[list[Any]] = []
+    for key, record in records.items():
+        stages = record.outcome["stages"]
+        steps = "; ".join(f"{one['length']}: {one['steps_done']} of {one['steps']}" for one in stages)
+        best = "; ".join(f"{one['best']:.3f}" for one in stages)
+        minutes = sum(one["seconds"] for one in stages) / 60
+        rows.append([key, f"{record.outcome['parameters']:,}", steps, best, f"{minutes:.1f}"])
+    return markdown(["run", "parameters", "stages: segments: steps", "best score of each", "minutes"], rows)
+
+
+def _settings(records: Mapping[str, Record]) -> str:
+    configurations = [one.configuration for one in records.values()]
+    recipes = [one.recipe for one in configurations]
+    stages = [recipe["training"]["curriculum"] for recipe in recipes]
+    bases = sorted({recipe["model"].get("base", recipe["model"])["type"] for recipe in recipes})
+    memories = [recipe["model"] for recipe in recipes if "num_memory_tokens" in recipe["model"]]
+    ours = {
+        "base": ", ".join(bases) + ", from scratch",
+        "tokens of a segment": configurations[0].segment,
+        "segments in the stages": ", ".join(str(stage["length"]) for stage in max(stages, key=len)),
+        "contexts per step": spread(recipe["training"]["batch_size"] for recipe in recipes),
+        "questions to each context": spread(recipe["data"]["questions"] for recipe in recipes),
+        "most steps": spread(sum(stage["steps"] for stage in one) for one in stages),
+        "peak learning rate": spread(stage["learning_rate"] for one in stages for stage in one),
+        "seeds": len({one.seed for one in configurations}),
+    }
+    if memories:
+        ours["memory tokens"] = spread(one["num_memory_tokens"] for one in memories)
+        widths = [one["memory_dim"] for one in memories if "memory_dim" in one]
+        if widths:
+            ours["memory width"] = spread(widths)
+    return settings_table(ours, SETTING)

@@ -1,0 +1,190 @@
+"""What each budget trains: a recipe for each model and kind of question, and the lengths that are measured."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.experiments.babilong.models import LAST_SEGMENT, NAMES, WHOLE_TEXT, section
+from tessera.experiments.experiment import Run
+from tessera.tasks.babilong.stories import LENGTHS
+from tessera.training.sections import Recipe
+from tessera.typed import from_json
+
+SHORTEST_STORY = {kind: (8 if kind == "qa4" else 6) * shortest for kind, (shortest, _) in LENGTHS.items()}  # tokens
+SHORT_STORIES = {"qa1": 0.15, "qa4": 0.2}  # and the share of facts in the stage of two segments
+
+
+@dataclass(frozen=True)
+class BabilongSettings:
+    """One training by a recipe with a curriculum, and its tests.
+
+    Attributes:
+        model: one of `NAMES`. recipe: plain values of a `tessera.training.sections.Recipe`. measured: segments of the
+            tested samples. test_tokens: tokens to read at each of them, in at least 4 and at most `test_contexts`
+            contexts.
+    """
+
+    model: str
+    kind: str
+    seed: int
+    recipe: dict
+    measured: tuple[int, ...]
+    test_tokens: int
+    test_contexts: int
+
+    @property
+    def segment(self) -> int:
+        """Tokens of a segment."""
+        return self.recipe["data"]["context"]
+
+    def plan(self) -> Recipe:
+        """The recipe, checked."""
+        return from_json(Recipe, self.recipe, "babilong")
+
+    def contexts(self, segments: int) -> int:
+        """How many contexts of so many segments are read."""
+        return max(4, min(self.test_contexts, self.test_tokens // (segments * self.segment)))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A setting of all runs.
+
+    Attributes:
+        stages: (segments, steps) of each stage; the first learns at `rate`, the others at half of it.
+        longest_whole_text: segments of the longest sample that models without segments are tested on.
+    """
+
+    width: int
+    segment: int
+    memory_tokens: int
+    memory_dim: int
+    vocab_size: int
+    stages: tuple[tuple[int, int], ...]
+    rate: float
+    batch_size: int
+    questions: int
+    measured: tuple[int, ...]
+    longest_whole_text: int
+    test_tokens: int
+    test_contexts: int
+    kinds: tuple[str, ...]
+    seeds: int
+    evaluate_every: int = 50
+    evaluate_sequences: int = 32
+    models: tuple[str, ...] = tuple(NAMES)
+
+    def run(self, model: str, kind: str, seed: int) -> Run:
+        """One training and its measurement."""
+        recipe = {
+            "name": f"{model}-{kind}",
+            "seed": seed,
+            "model": section(model, self.width, self.segment, self.memory_tokens, self.memory_dim),
+            "data": {
+                "context": self.segment,
+                "questions": self.questions,
+                "task": {
+                    "name": "babilong",
+                    "kind": kind,
+                    "vocab_size": self.vocab_size,
+                    "facts_share": self._facts_share(kind),
+                },
+            },
+            "training": {
+                "batch_size": self.batch_size,
+                "betas": [0.9, 0.999],
+                "weight_decay": 0.01,
+                "scalar_learning_rate_scale": 4.0,
+                "precision": "fp32",
+                "evaluate_every": self.evaluate_every,
+                "evaluate_sequences": self.evaluate_sequences,
+                "curriculum": self._curriculum(kind),
+            },
+        }
+        measured = tuple(n for n in self.measured if model not in WHOLE_TEXT or n <= self.longest_whole_text)
+        settings = BabilongSettings(model, kind, seed, recipe, measured, self.test_tokens, self.test_contexts)
+        return Run(f"{model}/{kind}/seed {seed}", settings, COSTS.get(model, 1.0))
+
+    def _facts_share(self, kind: str) -> float:
+        """The published fifth where it holds the shortest stories; in small segments more."""
+        if SHORTEST_STORY[kind] <= 0.2 * self.segment - 2:
+            return 0.2
+        return 0.25 if kind in SHORT_STORIES else 0.5
+
+    def _curriculum(self, kind: str) -> list[dict[str, Any]]:
+        """Stages as plain values. Small segments hold no long story: there, training begins with two segments.
+
+        For short stories the stage of two segments has two in every step, and few facts.
+        """
+        small = self._facts_share(kind) > 0.2
+        stages: list[dict[str, Any]] = []
+        for length, steps in self.stages:
+            if small and length == 1 and kind not in SHORT_STORIES:
+                continue
+            rate = self.rate if not stages else self.rate / 2
+            stage: dict[str, Any] = {"length": length, "steps": steps, "learning_rate": rate, "target": 0.93}
+            if small and length > 1 and (kind not in SHORT_STORIES or length <= 3):
+                stage["min_length"] = 2
+            if small and length == 2 and kind in SHORT_STORIES:
+                stage["settings"] = {"facts_share": SHORT_STORIES[kind]}
+            stages.append(stage)
+        stages[-1]["target"] = 2.0  # all of its steps
+        return stages
+
+
+COSTS = {"armt": 1.3, "armt_mosaic_v2": 4.0, "mamba": 6.0, "mosaic": 1.5, "mosaic_v2": 6.0, LAST_SEGMENT: 0.3}
+SMOKE = Budget(
+    width=16,
+    segment=64,
+    memory_tokens=2,
+    memory_dim=4,
+    vocab_size=250,
+    stages=((1, 1), (2, 1)),
+    rate=2e-3,
+    batch_size=2,
+    questions=2,
+    measured=(2, 3),
+    longest_whole_text=3,
+    test_tokens=512,
+    test_contexts=4,
+    kinds=("qa1", "qa4"),
+    seeds=1,
+    evaluate_sequences=2,
+)
+CPU = Budget(
+    width=128,
+    segment=64,
+    memory_tokens=10,
+    memory_dim=64,
+    vocab_size=1510,
+    stages=((1, 250), (2, 800), (3, 400), (5, 300), (8, 300), (16, 200)),
+    rate=2e-3,
+    batch_size=32,
+    questions=4,
+    measured=(2, 4, 8, 16, 64, 256, 1024, 4096, 15625),
+    longest_whole_text=64,
+    test_tokens=1_000_000,
+    test_contexts=128,
+    kinds=("qa1", "qa4", "qa5", "qa2", "qa3"),
+    seeds=3,
+)
+# Sizes, stages and steps as published; but bases start from scratch, words are tokens, questions share a reading.
+FULL = Budget(
+    width=768,
+    segment=512,
+    memory_tokens=10,
+    memory_dim=64,
+    vocab_size=30_000,
+    stages=((2, 10_000), (3, 10_000), (5, 10_000), (8, 10_000), (16, 10_000), (32, 30_000)),
+    rate=2e-4,
+    batch_size=64,
+    questions=4,
+    measured=(32, 125, 250, 1000, 2000, 20_000),
+    longest_whole_text=250,
+    test_tokens=100_000_000,
+    test_contexts=1000,
+    kinds=("qa1", "qa2", "qa3", "qa4", "qa5"),
+    seeds=3,
+    evaluate_every=250,
+    evaluate_sequences=256,
+)
+BUDGETS = {"smoke": SMOKE, "cpu": CPU, "full": FULL}

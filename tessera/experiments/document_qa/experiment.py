@@ -1,0 +1,103 @@
+"""Document questions: trained on short samples, asked about longer ones, tuned at a long one, asked again."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from tessera.experiments.document_qa import figure, report
+from tessera.experiments.document_qa.settings import BUDGETS, MODELS, SEEDS, DocumentSettings
+from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
+from tessera.models.sizes import num_parameters
+from tessera.models.small_models import build_small_model
+from tessera.tasks.task import estimate
+from tessera.training.fit import FitOptions, fit
+
+TEST_SEED, TUNING_SEED = 1_000_003, 500_000
+
+
+class DocumentQAExperiment(Experiment):
+    """Memory Mosaics v2, tables 3, 4 and 7 at small size."""
+
+    title = "Document questions: one of many documents holds the answer"
+    source = "Memory Mosaics at scale (v2), section 5.2, tables 3, 4, 6 and 7; RULER, Hsieh et al. 2024"
+    settings = DocumentSettings
+    models = MODELS
+
+    def runs(self, selection: RunSelection) -> list[Run]:
+        """Seed by seed, all models of a seed."""
+        where, budget = "reproduce document_qa", BUDGETS[selection.budget]
+        names = select_names(where, "models", MODELS, selection.models, MODELS)
+        select_names(where, "kernels", self.kernels, selection.kernels, ())
+        seeds = range(selection.seeds or SEEDS[selection.budget])
+        return [budget.run(name, seed) for seed in seeds for name in names]
+
+    def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
+        """Train, test, tune and test; v2 each time once more with its long-term memories off."""
+        settings = run.configuration
+        task = settings.task_at(settings.length)
+        model: PreTrainedModel = build_small_model(
+            settings.model,
+            settings.seed,
+            vocab_size=task.vocab_size,
+            hidden_size=settings.hidden_size,
+            num_layers=settings.num_layers,
+            num_heads=settings.num_heads,
+            max_positions=16 * settings.span,
+            initialization=settings.initialization,
+        ).to(context.device)
+        outcome: dict[str, Any] = {"parameters": num_parameters(model)}
+        stages: list[tuple[str, tuple[int, ...], int, FitOptions, tuple[int, ...], int]] = [
+            ("training", settings.lengths, settings.batch_size, settings.fit, settings.test_lengths, 0),
+            ("tuning", (settings.tuned_length,), settings.tuned_batch_size, settings.tuning,
+             settings.tuned_test_lengths, TUNING_SEED),
+        ]  # fmt: skip
+        for number, (name, trained, batch_size, options, lengths, seed) in enumerate(stages):
+            tasks, first = [settings.task_at(length) for length in trained], settings.seed * 10_000_019 + seed
+
+            def loss_at(step: int, tasks=tasks, batch_size=batch_size, first=first) -> torch.Tensor:
+                examples = tasks[step % len(tasks)].sample(batch_size, first + step)
+                tokens, labels = examples.tokens.to(context.device), examples.labels.to(context.device)
+                return model(input_ids=tokens, labels=labels).loss
+
+            def report_share(share: float, note: str, number=number) -> None:
+                context.report((number + share) / len(stages), note)
+
+            outcome[name] = fit(model, loss_at, options, context.folder, report=report_share, name=name).outcome()
+            outcome[name]["scores"] = _scores(model, settings, lengths, context)
+            if settings.model == "mosaic_v2":
+                model.disable_long_term_memory()
+                outcome[name]["without_long_term_memory"] = _scores(model, settings, lengths, context)
+                model.enable_long_term_memory()
+        return outcome
+
+    def tables(self, records: Mapping[str, Record]) -> dict[str, str]:
+        """See `report.py`."""
+        return report.tables(records)
+
+    def plot(self, records: Mapping[str, Record], path: Path) -> None:
+        """See `figure.py`."""
+        figure.draw(report.curves(records), path)
+
+
+@torch.no_grad()
+def _scores(
+    model: PreTrainedModel, settings: DocumentSettings, lengths: tuple[int, ...], context: RunContext
+) -> dict[str, list[float]]:
+    """Length -> mean, standard error over samples and count of the share of right answers."""
+    scores = {}
+    for length in lengths:
+        task, left, shares = settings.task_at(length), settings.num_tests(length), []
+        seed = TEST_SEED
+        while left > 0:
+            examples = task.sample(min(left, max(1, 16_384 // length)), seed, "test")
+            logits = model(input_ids=examples.tokens.to(context.device)).logits
+            shares.append(task.scores(logits.float(), examples)[task.main_score])
+            left, seed = left - len(examples), seed + 1
+        scores[str(length)] = list(estimate(torch.cat(shares)))
+    return scores
+
+
+EXPERIMENTS.add("document_qa", DocumentQAExperiment())

@@ -1,0 +1,1 @@
+"""Induction as an experiment."""

@@ -1,0 +1,54 @@
+"""What each BABILong run trains and reads; the smoke budget from end to end is in test_contract.py."""
+
+import pytest
+import torch
+
+from tessera.experiments.babilong.experiment import LastSegment
+from tessera.experiments.babilong.models import NAMES, WHOLE_TEXT
+from tessera.experiments.babilong.settings import BUDGETS, CPU
+from tessera.models.sizes import count_parameters
+from tessera.tasks.babilong.sample import RESERVED
+from tessera.training.curriculum import Stage
+from tessera.training.model_section import model_config
+from tessera.training.staged_data import StagedQuestions, question_task
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_every_recipe_is_one_that_tessera_train_takes(budget):
+    for kind in BUDGETS[budget].kinds:
+        for name in NAMES:
+            settings = BUDGETS[budget].run(name, kind, 0).configuration
+            recipe = settings.plan()
+            data = StagedQuestions(recipe, settings.segment, question_task(recipe.data.task))
+            if budget == "smoke":
+                for stage in recipe.training.curriculum:
+                    data.require(stage)
+
+
+def test_the_models_are_of_about_one_size():
+    sizes = {}
+    for name in NAMES:
+        section = CPU.run(name, "qa1", 0).configuration.recipe["model"]
+        sizes[name] = count_parameters(model_config(section, vocab_size=CPU.vocab_size, max_positions=1024))
+    assert max(sizes.values()) < 3.2 * min(sizes.values()), sizes
+
+
+def test_tests_reach_a_million_tokens_but_for_models_that_read_the_whole_text():
+    for name in NAMES:
+        settings = CPU.run(name, "qa1", 0).configuration
+        longest = max(settings.measured) * settings.segment
+        assert (longest == 1_000_000) == (name not in WHOLE_TEXT)
+        assert settings.contexts(2) == 128
+        assert settings.contexts(15_625) == 4
+
+
+def test_the_last_segment_is_what_stands_behind_the_last_border():
+    settings = BUDGETS["smoke"].run("last_segment", "qa1", 0).configuration
+    recipe = settings.plan()
+    task = question_task(recipe.data.task)
+    whole, last = (kind(recipe, settings.segment, task) for kind in (StagedQuestions, LastSegment))
+    for tokens, expected in ((3 * 64, 64 - RESERVED), (2 * 64 + RESERVED, 64), (2 * 64 + RESERVED + 5, 5)):
+        batch, cut = (one.batch(Stage(3, 1), 2, tokens, 0, "test") for one in (whole, last))
+        assert cut.contexts.shape[1] == expected
+        assert torch.equal(cut.contexts, batch.contexts[:, -expected:])
+        assert torch.equal(cut.questions, batch.questions)

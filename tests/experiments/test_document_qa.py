@@ -1,0 +1,59 @@
+"""What is shown of document questions, and that the stages are trained and tested as they say."""
+
+from dataclasses import replace
+
+import torch
+
+from tessera.experiments.document_qa.experiment import DocumentQAExperiment
+from tessera.experiments.document_qa.report import curves, tables
+from tessera.experiments.document_qa.settings import BUDGETS
+from tessera.experiments.experiment import Record, RunContext
+
+SMOKE = BUDGETS["smoke"]
+
+
+def record(model, seed=0, without=None):
+    settings = replace(BUDGETS["cpu"], model=model, seed=seed)
+    outcome = {"parameters": 7}
+    for stage, lengths in (("training", settings.test_lengths), ("tuning", settings.tuned_test_lengths)):
+        outcome[stage] = {"scores": {str(length): [100 / length, 0.01, 16] for length in lengths}}
+        if without is not None:
+            outcome[stage]["without_long_term_memory"] = {str(length): [without, 0.01, 16] for length in lengths}
+    return Record(settings, outcome, {})
+
+
+def test_tables_have_our_rows_and_the_papers():
+    records = {"a": record("llama"), "b": record("mosaic_v2", without=0.2), "c": record("llama", seed=1)}
+    parts = tables(records)
+    assert parts["After training"].splitlines()[2:] == [
+        "| Memory Mosaic v2 | 1 | 78.1 ± 1.0 | 39.1 ± 1.0 | 19.5 ± 1.0 | 9.8 ± 1.0 |",
+        "| Memory Mosaic v2, long-term memories off | 1 | 20.0 ± 1.0 | 20.0 ± 1.0 | 20.0 ± 1.0 | 20.0 ± 1.0 |",
+        "| Llama twin (RoPE) | 2 | 78.1 ± 0.0 | 39.1 ± 0.0 | 19.5 ± 0.0 | 9.8 ± 0.0 |",
+    ]
+    assert "| Transformer small | 39.4 | fails | fails | fails |" in parts["After training, paper"]
+    assert "| Memory Mosaic v2 large | 58.9 | 55.5 | 54.9 | 53.4 | 46.4 |" in parts["After tuning, paper"]
+    assert "long-term memories off (large) | 38.5 | 22.2 | 20.0 | 20.2 | - |" in parts["After tuning, paper"]
+    assert {curve.trained_length for curve in curves(records) if curve.stage == "tuning"} == {1024}
+
+
+def test_tuning_goes_on_from_training_and_long_term_memories_are_on_again(tmp_path):
+    experiment = DocumentQAExperiment()
+    run = SMOKE.run("mosaic_v2", 0)
+    outcome = experiment.execute(run, RunContext(tmp_path))
+    assert (outcome["training"]["steps"], outcome["tuning"]["steps"]) == (2, 2)
+    assert list(outcome["training"]["scores"]) == ["64", "128"]
+    assert outcome["training"].keys() == outcome["tuning"].keys()
+    again = experiment.execute(run, RunContext(tmp_path))  # both trainings are found finished
+    assert again["tuning"]["scores"] == outcome["tuning"]["scores"]
+    assert again["tuning"]["without_long_term_memory"] == outcome["tuning"]["without_long_term_memory"]
+
+
+def test_the_short_term_memory_spans_what_the_settings_say():
+    model_settings = SMOKE.run("mosaic_v2", 0).configuration
+    from tessera.models.small_models import build_small_model
+
+    model = build_small_model("mosaic_v2", vocab_size=60, hidden_size=16, num_heads=2, max_positions=16 * SMOKE.span)
+    assert model.config.short_term_span == model_settings.span
+    assert model.config.long_term_delay == model_settings.span // 4
+    assert tuple(model.config.training_long_term_delay) == (model_settings.span // 4, model_settings.span)
+    assert torch.isfinite(model(torch.zeros(1, 8, dtype=torch.long)).logits).all()
