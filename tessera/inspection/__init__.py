@@ -1,12 +1,12 @@
 """What every memory stored, recalled and predicted."""
 
 from tessera.inspection.page import notebook_html
-from tessera.inspection.profile import recall_map, recency_profile
+from tessera.inspection.profile import recall_map, recalled_text, recency_profile
 from tessera.inspection.recall import Recall, recall_weights
 from tessera.inspection.removal import Removal, loss_of
 from tessera.inspection.sites import Site, find_sites
-from tessera.inspection.trace import MemoryTrace, Trace
-from tessera.inspection.tracing import trace
+from tessera.inspection.trace import MemoryTrace, SegmentTrace, StoredMemory, Trace
+from tessera.inspection.tracing import trace, trace_memory
 
 # Set here, so that traces know nothing of pages, which are made of them.
 Trace._repr_html_ = notebook_html
@@ -15,12 +15,16 @@ __all__ = [
     "MemoryTrace",
     "Recall",
     "Removal",
+    "SegmentTrace",
     "Site",
+    "StoredMemory",
     "Trace",
     "find_sites",
     "loss_of",
     "recall_map",
     "recall_weights",
+    "recalled_text",
     "recency_profile",
     "trace",
+    "trace_memory",
 ]

@@ -1,7 +1,7 @@
 """Attention weights of chosen queries of transformers, without the T x T matrix."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -25,18 +25,50 @@ def intercepted_attention(model: PreTrainedModel, interceptor: AttentionIntercep
     Raises:
         TesseraError: the model's attention cannot be exchanged (BLOOM, for one, computes its own).
     """
+    if not is_exchangeable(model):
+        raise TesseraError(
+            f"inspection: model must compute its attention by transformers' AttentionInterface; {type(model).__name__} "
+            "does not. Its weights can be seen, but no head or pair left out."
+        )
     before = model.config._attn_implementation
     AttentionInterface.register(NAME, _attend)
-    try:
-        model.set_attn_implementation(NAME)
-    except ValueError as error:
-        raise TesseraError(f"inspection: {type(model).__name__} does not let its attention be seen: {error}") from None
+    model.set_attn_implementation(NAME)
     _ACTIVE.interceptor = interceptor
     try:
         yield
     finally:
         _ACTIVE.interceptor = None
         model.set_attn_implementation(before)
+
+
+def is_exchangeable(model: PreTrainedModel) -> bool:
+    """Does the model compute its attention by transformers' `AttentionInterface`?"""
+    return model._can_set_attn_implementation()
+
+
+@contextmanager
+def returned_weights(modules: Sequence[nn.Module], receive: Callable[[nn.Module, Tensor], None]) -> Iterator[None]:
+    """While it lasts, `receive` is given the weights (B, H, T, N) that each of `modules` returns beside its answers.
+
+    Raises:
+        TesseraError: a module that returns none.
+    """
+
+    def hook(module: nn.Module, arguments: tuple, output: object) -> None:
+        weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+        if not (isinstance(weights, Tensor) and weights.dim() == 4):
+            raise TesseraError(
+                f"inspection: attention must return its weights or be computed by transformers' AttentionInterface; "
+                f"{type(module).__name__} does neither."
+            )
+        receive(module, weights)
+
+    handles = [module.register_forward_hook(hook) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _attend(

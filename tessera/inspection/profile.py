@@ -1,6 +1,7 @@
-"""Pictures for papers: how a memory's weight falls with age, and where each query looked."""
+"""Pictures for papers: how a memory's weight falls with age, where each query looked, and what one of them recalled."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,10 @@ from tessera.inspection.trace import MemoryTrace, Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+# Told apart by the colour-blind; dashes tell what colours do not.
+COLOURS = ("#0072b2", "#d55e00", "#00805e", "#b5508f", "#808080")
+DASHES = ("-", "--", ":", "-.")
 
 
 def recency_profile(memory: MemoryTrace, axes: "Axes | None" = None) -> "Axes":
@@ -22,10 +27,11 @@ def recency_profile(memory: MemoryTrace, axes: "Axes | None" = None) -> "Axes":
         TesseraError: the memory recalls no pair of the text (a persistent one, a feed-forward network).
     """
     expect(memory.ages is not None, "recency_profile", "memory", "recall pairs of the text", memory.name)
+    assert memory.ages is not None
     axes = _axes() if axes is None else axes
     ages = 2.0 ** torch.arange(memory.ages.shape[1])
     for head, weights in enumerate(memory.ages):
-        axes.plot(ages, weights, linewidth=1, label=f"head {head}")
+        axes.plot(ages, weights, label=f"head {head}", **head_line(head))
     axes.plot(ages, memory.ages.mean(0), linestyle=":", linewidth=2, color="black", label="mean")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -33,6 +39,12 @@ def recency_profile(memory: MemoryTrace, axes: "Axes | None" = None) -> "Axes":
     axes.set_ylabel("weight per pair")
     axes.set_title(f"layer {memory.layer}, {memory.kind}", loc="left")
     return axes
+
+
+def head_line(head: int) -> dict[str, Any]:
+    """Colour and dashes of a head's line."""
+    dashes = DASHES[head // len(COLOURS) % len(DASHES)]
+    return {"color": COLOURS[head % len(COLOURS)], "linestyle": dashes, "linewidth": 1.2}
 
 
 def recall_map(trace: Trace, memory: MemoryTrace, head: int, axes: "Axes | None" = None) -> "Axes":
@@ -51,8 +63,63 @@ def recall_map(trace: Trace, memory: MemoryTrace, head: int, axes: "Axes | None"
     return axes
 
 
+def recalled_text(
+    trace: Trace, memory: MemoryTrace, head: int | None, query: int, columns: int = 90, first: int = 0
+) -> "Axes":
+    """Draw the text up to a traced token, each token shaded by the weight of its pair; the query is framed.
+
+    Args:
+        head: its number; None for the mean of all heads. query: position of the token in the text. columns: characters
+            per line. first: the token to begin with.
+
+    Raises:
+        TesseraError: the memory recalls no pair of the text, the token was not traced, or the memory has no such head.
+    """
+    where = "recalled_text"
+    has_head = head is None or 0 <= head < memory.num_heads
+    expect(memory.ages is not None, where, "memory", "recall pairs of the text", memory.name)
+    expect(query in trace.queries.tolist(), where, "query", "be a traced token", query)
+    expect(has_head, where, "head", f"lie in 0..{memory.num_heads - 1} of {memory.name}", head)
+    heads = range(memory.num_heads) if head is None else [head]
+    weights = torch.zeros(len(trace.tokens))
+    for one in heads:
+        pairs, values = memory.recalled(trace.queries.tolist().index(query), one)
+        in_text = pairs >= 0
+        weights[pairs[in_text].long()] += values[in_text] / len(heads)
+    return _draw_text(
+        trace.tokens[first : query + 1], (weights[first:] / weights.max().clamp(min=1e-9)).tolist(), columns
+    )
+
+
+def _draw_text(tokens: Sequence[str], shades: Sequence[float], columns: int) -> "Axes":
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    places, line, column = [], 0, 0
+    for token in tokens:
+        text = "".join(letter if letter.isprintable() else "\N{RETURN SYMBOL}" for letter in token)
+        if column + len(text) > columns:
+            line, column = line + 1, 0
+        places.append((column, line, text))
+        column += len(text)
+    # Letters of 8 points are 4.82 points wide in the font that matplotlib brings, DejaVu Sans Mono.
+    axes = Figure(figsize=(columns * 4.82 / 72, (line + 1) * 14 / 72), dpi=150).add_axes((0, 0, 1, 1))
+    axes.set(xlim=(-0.5, columns + 0.5), ylim=(line + 1, 0))
+    axes.set_axis_off()
+    for number, ((column, line, text), shade) in enumerate(zip(places, shades)):
+        is_query = number == len(places) - 1
+        box = (column, line + 0.08), len(text), 0.84
+        axes.add_patch(Rectangle(*box, facecolor="#0072b2", alpha=0.6 * shade, linewidth=0))
+        if is_query:
+            axes.add_patch(Rectangle(*box, fill=False, edgecolor="#0b5cad"))
+        font: dict[str, Any] = {"family": "DejaVu Sans Mono", "size": 8, "va": "center_baseline", "parse_math": False}
+        axes.text(column, line + 0.5, text, **font)
+    return axes
+
+
 def _dense(trace: Trace, memory: MemoryTrace, head: int) -> Tensor:
-    width = int(memory.pairs.max()) + 1 if len(memory.pairs) else 1
+    _, every_pair, _ = memory.all_recalled
+    width = int(every_pair.max()) + 1 if len(every_pair) else 1
     weights = torch.zeros(len(trace.queries), width)
     for query in range(len(trace.queries)):
         pairs, values = memory.recalled(query, head)

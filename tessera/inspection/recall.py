@@ -9,8 +9,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tessera.errors import expect
-from tessera.inspection.attention import attention_weights, intercepted_attention
+from tessera.inspection.attention import (
+    attention_weights,
+    intercepted_attention,
+    is_exchangeable,
+    returned_weights,
+)
+from tessera.inspection.reading import Reading
 from tessera.inspection.sites import Site, find_sites
+from tessera.models.recurrence import MemoryState
+from tessera.models.stack_state import StackState
 from tessera.ops.kernel_regression import Call, chosen_query_weights, intercepted
 
 
@@ -20,17 +28,21 @@ class QueryRecall:
 
     Attributes:
         site: the memory. query: its position in the text. weights: (H, N) over the stored pairs, which sum to 1 (to 0
-            where no pair was seen). num_pairs: how many pairs the query saw. bandwidth: h of the kernel (H,), in units
-            of the distance between query and key; None for attention.
-    Pair i of a text's memory is (key of token i, what followed it); of a persistent memory, slot i (of all its
-    banks, one after the other).
+            where no pair was seen). pairs: (N,), the number of each of them. num_pairs: how many the query saw.
+            bandwidth: h of the kernel (H,), in units of the distance between query and key; None for attention.
+        oldest: the lowest number that a pair of the text, or of the state that it was read behind, could have had;
+            lower ones are memory tokens at the front of a segment.
+    Pair i of a text's memory is (key of token i, what followed it); numbers below 0 lie before the text (see `Part`).
+    Of a persistent memory, pair i is slot i (of all its banks, one after the other).
     """
 
     site: Site
     query: int
     weights: Tensor
+    pairs: Tensor
     num_pairs: int
     bandwidth: Tensor | None = None
+    oldest: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,78 +50,95 @@ class Recall:
     """What one memory recalled for some queries of one text: `QueryRecall` with queries (Q,) in the second dimension.
 
     Attributes:
-        weights: (H, Q, N). num_pairs: (Q,). bandwidth: (H, Q) or None.
+        weights: (H, Q, N). pairs: (N,). num_pairs: (Q,). bandwidth: (H, Q) or None.
     """
 
     site: Site
     queries: Tensor
     weights: Tensor
+    pairs: Tensor
     num_pairs: Tensor
     bandwidth: Tensor | None = None
 
 
 def recall_weights(
-    model: PreTrainedModel, input_ids: Tensor, queries: Sequence[int] | None = None, **inputs: Tensor
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    queries: Sequence[int] | None = None,
+    memory: StackState | MemoryState | None = None,
+    **inputs: object,
 ) -> list[Recall]:
     """The weights of chosen queries over the stored pairs, for every memory or attention of `model`.
 
     `y_T = sum_i w_i v_i`: these are the w of the query at each position of `queries` (None: the last). Works for v1 and
-    v2, for transformers, and for anything that is built on `kernel_regression`.
+    v2, for transformers, for the base models inside ARMT, RMT and PRMT, and for anything that is built on
+    `kernel_regression`. Attention that is not computed by transformers' `AttentionInterface` (BLOOM's) makes all its
+    weights anyway, T x N; they are read from its output.
 
     Args:
-        input_ids: (1, T). inputs: further arguments of the model's forward.
+        input_ids: (1, T). memory: what was read before: the state of an earlier call of a v1 or v2 model, the memory
+            of an ARMT, RMT or PRMT. inputs: further arguments of the model's forward.
     Cost: the model's forward pass, and O(H N) memory per query and memory.
 
     Raises:
         TesseraError: several texts at once, a position outside the text, a model without memories.
     """
-    parts: dict[str, list[QueryRecall]] = {}
-    observe_recalls(model, input_ids, queries, lambda one: parts.setdefault(one.site.name, []).append(one), **inputs)
-    return [_stacked(group) for group in parts.values()]
+    reading = Reading(model, input_ids, memory, **inputs)
+    positions = [input_ids.shape[1] - 1] if queries is None else [int(query) for query in queries]
+    parts: dict[str, dict[int, QueryRecall]] = {}
+    observe_recalls(reading, positions, lambda one: parts.setdefault(one.site.name, {}).update({one.query: one}))
+    return [_stacked([group[position] for position in positions]) for group in parts.values()]
 
 
 def _stacked(group: list[QueryRecall]) -> Recall:
-    bandwidths = [one.bandwidth for one in group]
+    pairs = torch.cat([one.pairs for one in group]).unique()
+    weights = group[0].weights.new_zeros(len(group[0].weights), len(group), len(pairs))
+    for number, one in enumerate(group):
+        weights[:, number, torch.searchsorted(pairs, one.pairs)] = one.weights
+    bandwidths = [one.bandwidth for one in group if one.bandwidth is not None]
     return Recall(
         group[0].site,
         torch.tensor([one.query for one in group]),
-        torch.stack([one.weights for one in group], 1),
+        weights,
+        pairs,
         torch.tensor([one.num_pairs for one in group]),
-        None if bandwidths[0] is None else torch.stack(bandwidths, 1),
+        torch.stack(bandwidths, 1) if bandwidths else None,
     )
 
 
-@torch.no_grad()
 def observe_recalls(
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    queries: Sequence[int] | None,
+    reading: Reading,
+    positions: Sequence[int],
     receive: Callable[[QueryRecall], None],
-    **inputs: Tensor,
-) -> object:
-    """Call `receive` with what each memory recalled for each query, in the order of the model; returns its output.
+    after_part: Callable[[MemoryState | None], None] | None = None,
+) -> Tensor:
+    """Call `receive` with what each memory recalled for each query, in the order of the model; returns the losses.
 
-    O(H N) memory whatever the number of queries, as far as `receive` keeps nothing. Arguments and errors as
-    `recall_weights`.
+    O(H N) memory whatever the number of queries, as far as `receive` keeps nothing. `after_part`: see
+    `Reading.losses`.
+
+    Raises:
+        TesseraError: a position outside the text, a model without memories.
     """
-    steps = input_ids.shape[1] if input_ids.dim() == 2 else 0
-    expect(steps and len(input_ids) == 1, "recall_weights", "input_ids", "be (1, T)", tuple(input_ids.shape))
-    positions = [steps - 1] if queries is None else [int(query) for query in queries]
+    steps = reading.input_ids.shape[1]
     inside = all(0 <= position < steps for position in positions)
-    expect(inside, "recall_weights", "queries", f"lie in 0..{steps - 1}", positions)
-    was_training = model.training
-    model.eval()
-    try:
-        with ExitStack() as stack:
-            current = stack.enter_context(running_sites(find_sites(model)))
-            recorder = _Recorder(current, positions, receive)
-            stack.enter_context(intercepted(recorder.regression))
-            stack.callback(recorder.flush)
-            if any(site.kind == "attention" for site in current.sites.values()):
-                stack.enter_context(intercepted_attention(model, recorder.attention))
-            return model(input_ids=input_ids, use_cache=False, **inputs)
-    finally:
-        model.train(was_training)
+    expect(inside, "recall_weights", "queries", f"lie in 0..{steps - 1}", list(positions))
+    with ExitStack() as stack:
+        current = stack.enter_context(running_sites(find_sites(reading.model)))
+        recorder = _Recorder(current, reading, positions, receive)
+        stack.enter_context(intercepted(recorder.regression))
+        attentions = [site.module for site in current.sites.values() if site.kind == "attention"]
+        if attentions and is_exchangeable(reading.base):
+            stack.enter_context(intercepted_attention(reading.base, recorder.attention))
+        elif attentions:
+            stack.enter_context(returned_weights(attentions, recorder.returned))
+
+        def end_part(state: MemoryState | None) -> None:
+            recorder.flush()
+            if after_part is not None:
+                after_part(state)
+
+        return reading.losses(end_part)
 
 
 class CurrentSite:
@@ -147,8 +176,14 @@ def running_sites(sites: Sequence[Site]) -> Iterator[CurrentSite]:
 class _Recorder:
     """Hands on what the memories recall; a memory of several banks is one, with the mean of their weights."""
 
-    def __init__(self, current: CurrentSite, positions: list[int], receive: Callable[[QueryRecall], None]) -> None:
-        self.current, self.positions, self.receive = current, positions, receive
+    def __init__(
+        self,
+        current: CurrentSite,
+        reading: Reading,
+        positions: Sequence[int],
+        receive: Callable[[QueryRecall], None],
+    ) -> None:
+        self.current, self.reading, self.positions, self.receive = current, reading, positions, receive
         self.calls: list[Call] = []
         self.site: Site | None = None
 
@@ -163,18 +198,49 @@ class _Recorder:
 
     def flush(self) -> None:
         """Compute the weights of the memory that has ended, query by query."""
-        calls, self.calls = self.calls, []
-        for position in self.positions if calls else ():
-            banks = [chosen_query_weights(call, [position]) for call in calls]
+        calls, self.calls, site = self.calls, [], self.site
+        if not calls or site is None:
+            return
+        for position in self._read_now():
+            banks = [chosen_query_weights(call, [self.reading.part.step(position)]) for call in calls]
             weights = torch.cat([bank.weights[0, :, 0] for bank in banks], -1) / len(banks)
             seen = sum(int(bank.num_pairs[0, 0]) for bank in banks)
-            self.receive(QueryRecall(self.site, position, weights.cpu(), seen, banks[0].bandwidth[0, :, 0].cpu()))
+            bandwidth = banks[0].bandwidth[0, :, 0].cpu()
+            if site.kind == "persistent":
+                pairs = torch.arange(weights.shape[-1])
+                self.receive(QueryRecall(site, position, weights.cpu(), pairs, seen, bandwidth))
+            else:
+                self._receive(site, position, weights, calls[0].query_offset, seen, bandwidth)
 
     def attention(self, module, query, key, value, mask, scale, answers):
         """See `intercepted_attention`."""
         self.flush()
-        site = self.current.site
-        for position in self.positions if site is not None else ():
-            weights = attention_weights(query, key, mask, scale, torch.tensor([position], device=key.device))
-            self.receive(QueryRecall(site, position, weights[0, :, 0].cpu(), int((weights[0, 0, 0] > 0).sum())))
+        if self.current.site is not None:
+            self.site = site = self.current.site
+            for position in self._read_now():
+                step = torch.tensor([self.reading.part.step(position)], device=key.device)
+                weights = attention_weights(query, key, mask, scale, step)[0, :, 0]
+                self._receive(site, position, weights, 0, int((weights[0] > 0).sum()), None)
         return answers
+
+    def returned(self, module: nn.Module, weights: Tensor) -> None:
+        """See `returned_weights`."""
+        self.flush()
+        self.site = site = next(site for site in self.current.sites.values() if site.module is module)
+        for position in self._read_now():
+            row = weights[0, :, self.reading.part.step(position)]
+            self._receive(site, position, row, 0, int((row[0] > 0).sum()), None)
+
+    def _read_now(self) -> list[int]:
+        part = self.reading.part
+        return [position for position in self.positions if part.start <= position < part.end]
+
+    def _receive(
+        self, site: Site, position: int, weights: Tensor, offset: int, seen: int, bandwidth: Tensor | None
+    ) -> None:
+        part = self.reading.part
+        pairs = part.pairs(weights.shape[-1], offset)
+        count = int((pairs < part.end).sum())  # memory tokens at the end of a segment come last, and are not seen
+        self.receive(
+            QueryRecall(site, position, weights[:, :count].cpu(), pairs[:count], seen, bandwidth, self.reading.oldest)
+        )

@@ -6,13 +6,15 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from tessera.errors import expect
 from tessera.inspection.attention import attend_without, intercepted_attention
+from tessera.inspection.reading import Reading
 from tessera.inspection.recall import CurrentSite, running_sites
-from tessera.inspection.sites import Site
+from tessera.inspection.sites import Site, own_residual
+from tessera.models.recurrence import MemoryState
+from tessera.models.stack_state import StackState
 from tessera.ops.kernel_regression import Call, intercepted
 from tessera.ops.kernel_regression.interception import Run
 
@@ -26,62 +28,115 @@ class Removal:
     pair: int | None = None
 
 
-@torch.no_grad()
-def loss_of(model: PreTrainedModel, input_ids: Tensor, removal: Removal | None = None, **inputs: Tensor) -> Tensor:
+def loss_of(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    removal: Removal | None = None,
+    memory: StackState | MemoryState | None = None,
+    **inputs: Tensor,
+) -> Tensor:
     """Nats of each token of `input_ids` (1, T) given those before it, (T,); NaN for the first. One forward pass.
 
     With `removal` the model runs without that part: a memory adds 0 to the residual stream, a head answers 0, a pair
     is not stored. What later layers make of that is in the loss, so the values of two parts do not add up to the value
-    of both.
+    of both. `memory`: what was read before, see `recall_weights`.
 
     Raises:
         TesseraError: a head or pair that is not there.
     """
-    was_training = model.training
-    model.eval()
-    try:
-        with _without(model, removal):
-            logits = model(input_ids=input_ids, use_cache=False, **inputs).logits
-    finally:
-        model.train(was_training)
-    losses = cross_entropy(logits[0, :-1].float(), input_ids[0, 1:], reduction="none")
-    return torch.cat([torch.full((1,), torch.nan), losses.cpu()])
+    reading = Reading(model, input_ids, memory, **inputs)
+    with without(reading, removal):
+        return reading.losses()
 
 
 @contextmanager
-def _without(model: PreTrainedModel, removal: Removal | None) -> Iterator[None]:
-    with ExitStack() as stack:
-        if removal is None:
-            pass
-        elif removal.head is None and removal.pair is None:
-            handle = removal.site.module.register_forward_hook(_add_nothing)
-            stack.callback(handle.remove)
-        else:
-            expect(removal.site.recalls, "loss_of", "removal", "be a memory with heads", removal.site.name)
-            current = stack.enter_context(running_sites([removal.site]))
-            if removal.site.kind == "attention":
-                stack.enter_context(intercepted_attention(model, _attention_without(current, removal)))
-            else:
-                stack.enter_context(intercepted(lambda call, run: _regress_without(current, removal, call, run)))
+def without(reading: Reading, removal: Removal | None) -> Iterator[None]:
+    """While it lasts, the model of `reading` runs without that part."""
+    if removal is None:
         yield
+    elif removal.head is None and removal.pair is None:
+        handle = removal.site.module.register_forward_hook(_add_nothing)
+        try:
+            yield
+        finally:
+            handle.remove()
+    else:
+        expect(removal.site.recalls, "loss_of", "removal", "be a memory with heads", removal.site.name)
+        with running_sites([removal.site]) as current, ExitStack() as stack:
+            remover = _Remover(current, reading, removal)
+            if removal.site.kind == "attention":
+                stack.enter_context(intercepted_attention(reading.base, remover.attention))
+            else:
+                stack.enter_context(intercepted(remover.regression))
+            yield
+            place = f"be stored by {removal.site.kind} of layer {removal.site.layer}"
+            expect(remover.is_present, "loss_of", "pair", place, removal.pair)
 
 
-def _add_nothing(module: nn.Module, arguments: tuple, output: object) -> object:
+def _add_nothing(module: nn.Module, arguments: tuple, output: Tensor | tuple) -> Tensor | tuple:
     """What a memory gives to the residual stream, as zeros; what it keeps, as it is."""
-    if isinstance(output, tuple):
-        return (torch.zeros_like(output[0]), *output[1:])
-    return torch.zeros_like(output)
+    first = output[0] if isinstance(output, tuple) else output
+    stream = own_residual(module, arguments)
+    nothing = torch.zeros_like(first) if stream is None else stream
+    return (nothing, *output[1:]) if isinstance(output, tuple) else nothing
 
 
-def _regress_without(current: CurrentSite, removal: Removal, call: Call, run: Run) -> Tensor:
-    answers = run(call)
-    if current.site is None:
-        return answers
-    _expect_present(removal, call.query.shape[1], call.key.shape[2])
-    heads = slice(None) if removal.head is None else slice(removal.head, removal.head + 1)
-    changed = answers.clone()
-    changed[:, heads] = 0.0 if removal.pair is None else run(_without_pair(call, removal.pair))[:, heads]
-    return changed
+class _Remover:
+    """Changes the answers of one memory.
+
+    Attributes:
+        is_present: whether the pair to be removed was there in any part of the text.
+    """
+
+    def __init__(self, current: CurrentSite, reading: Reading, removal: Removal) -> None:
+        self.current, self.reading, self.removal = current, reading, removal
+        self.is_present = removal.pair is None
+        self.num_calls = 0  # of a persistent memory: one for each of its banks, text after text
+
+    def regression(self, call: Call, run: Run) -> Tensor:
+        """The answers of a kernel regression without the part."""
+        answers = run(call)
+        heads = self._heads(call.query.shape[1])
+        column = self._column(call.key.shape[2], call.query_offset)
+        if self.current.site is None or (column is None and self.removal.pair is not None):
+            return answers
+        changed = answers.clone()
+        changed[:, heads] = 0.0 if column is None else run(_without_pair(call, column))[:, heads]
+        return changed
+
+    def attention(self, module, query, key, value, mask, scale, answers):
+        """See `intercepted_attention`."""
+        heads = self._heads(query.shape[1])
+        column = self._column(key.shape[2], 0)
+        if self.current.site is None or (column is None and self.removal.pair is not None):
+            return answers
+        changed = answers.clone()
+        if column is None:
+            changed[:, :, heads] = 0.0
+        else:
+            query, key, value = (part[:, heads] for part in (query, key, value))
+            changed[:, :, heads] = attend_without(query, key, value, mask, scale, column)
+        return changed
+
+    def _heads(self, count: int) -> slice:
+        head = self.removal.head
+        if self.current.site is not None:
+            expect(head is None or 0 <= head < count, "loss_of", "head", f"lie in 0..{count - 1}", head)
+        return slice(None) if head is None else slice(head, head + 1)
+
+    def _column(self, count: int, query_offset: int) -> int | None:
+        """Where the pair to be removed stands in the call of this memory; None if it is not there."""
+        pair, column = self.removal.pair, None
+        if pair is not None and self.current.site is not None:
+            if self.removal.site.kind == "persistent":
+                bank, slot = divmod(pair, count)
+                num_banks = len(self.removal.site.module.get_parameter("slot_keys"))
+                column = slot if bank == self.num_calls % num_banks else None
+                self.num_calls += 1
+            else:
+                column = self.reading.part.column(pair, count, query_offset)
+            self.is_present |= column is not None
+        return column
 
 
 def _without_pair(call: Call, pair: int) -> Call:
@@ -93,26 +148,3 @@ def _without_pair(call: Call, pair: int) -> Call:
     pairs = pairs.clone()
     pairs[:, pair] = -1
     return replace(call, query_documents=queries, pair_documents=pairs)
-
-
-def _attention_without(current: CurrentSite, removal: Removal):
-    def change(module, query, key, value, mask, scale, answers):
-        if current.site is None:
-            return answers
-        _expect_present(removal, query.shape[1], key.shape[2])
-        heads = slice(None) if removal.head is None else slice(removal.head, removal.head + 1)
-        changed = answers.clone()
-        if removal.pair is None:
-            changed[:, :, heads] = 0.0
-        else:
-            parts = (part[:, heads] for part in (query, key, value))
-            changed[:, :, heads] = attend_without(*parts, mask, scale, removal.pair)
-        return changed
-
-    return change
-
-
-def _expect_present(removal: Removal, num_heads: int, num_pairs: int) -> None:
-    for name, count in (("head", num_heads), ("pair", num_pairs)):
-        number = getattr(removal, name)
-        expect(number is None or 0 <= number < count, "loss_of", name, f"lie in 0..{count - 1}", number)

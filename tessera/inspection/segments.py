@@ -5,84 +5,102 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
+from tessera.inspection.reading import Reading
 from tessera.inspection.trace import SegmentTrace
 from tessera.layers.dpfp import dpfp
 from tessera.memories.association import AssociationMemory, AssociationState
-from tessera.models.recurrence import SegmentedForCausalLM
+from tessera.models.recurrence import MemoryState
+from tessera.models.recurrence.state import CarriedTokens
 from tessera.ops.association_matrix import read_association
 from tessera.state import State
 
 
-@torch.no_grad()
-def trace_segments(model: SegmentedForCausalLM, input_ids: Tensor) -> SegmentTrace:
-    """One text (1, T), read segment by segment. See `SegmentTrace` for what is measured.
+class SegmentObserver:
+    """Watches the memory of a segmented model while a text is read: `after_segment` after each segment, then `trace`.
 
     RMT and PRMT have no matrix: there `written` is the length of the change of the tokens that are carried, `norm`
-    their length, and the rest is NaN. Cost: that of reading the text; O(1) memory per segment.
+    their length, and the rest is NaN. O(1) memory per segment, and one number per token and layer.
     """
-    state, rows = model.empty_memory(1), []
-    with _observed(model) as observed:
-        for part in input_ids.split(model.config.segment_size, 1):
-            observed.clear()
-            after = model(part, memory_state=state, skip_logits=True).memory_state
-            rows.append([_row(*layer, observed) for layer in _layers(model, state, after)])
-            state = after
-    columns = [torch.tensor([[row[name] for row in segment] for segment in rows]) for name in range(5)]
-    return SegmentTrace(*columns)
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading, model = reading, reading.model
+        self.memories = getattr(model, "memories", None)
+        self.state = model.empty_memory(1) if reading.memory is None else reading.memory
+        self.rows: list[list[tuple[float, ...]]] = []
+        self.reads = torch.full((reading.input_ids.shape[1], model.config.num_hidden_layers), torch.nan)
+        self.outputs: dict = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While it lasts, the last outputs of every memory and of its projections are kept."""
+        handles = []
+        for memory in self.memories or ():
+            for part in (memory, memory.key, memory.value, memory.strength):
+                handles.append(
+                    part.register_forward_hook(lambda module, _, output: self.outputs.__setitem__(module, output))
+                )
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def after_segment(self, after: MemoryState | None) -> None:
+        """Measure what the segment did."""
+        assert after is not None, "a segmented model hands its memory on"
+        part = self.reading.part
+        for layer, memory in enumerate(self.memories or ()):
+            read = self.outputs.get(memory)  # nothing before the first writing
+            lengths = 0.0 if read is None else read[0, : part.end - part.start].float().norm(dim=-1).cpu()
+            self.reads[part.start : part.end, layer] = lengths
+        self.rows.append([self._row(index, *pair) for index, pair in enumerate(zip(self.state.layers, after.layers))])
+        self.state = after
+        self.outputs.clear()
+
+    def _row(self, index: int, before: State, after: State) -> tuple[float, ...]:
+        """written, erased, read, norm, gamma of one layer in the segment that was read last."""
+        part = self.reading.part
+        if self.memories is None:
+            assert isinstance(before, CarriedTokens)
+            assert isinstance(after, CarriedTokens)
+            return carried_row(before, after)
+        assert isinstance(before, AssociationState)
+        assert isinstance(after, AssociationState)
+        read = float(self.reads[part.start : part.end, index].mean())
+        return association_row(self.memories[index], before, after, read, self.outputs)
+
+    def trace(self) -> SegmentTrace:
+        """What was measured."""
+        written, erased, read, norm, gamma = (
+            torch.tensor([[row[name] for row in segment] for segment in self.rows]) for name in range(5)
+        )
+        starts = torch.tensor([part.start for part in self.reading.parts])
+        return SegmentTrace(written, erased, read, norm, gamma, starts, None if self.memories is None else self.reads)
 
 
-def _layers(model: PreTrainedModel, before, after) -> Iterator[tuple[AssociationMemory | None, State, State]]:
-    memories = getattr(model, "memories", None) or [None] * len(before.layers)
-    yield from zip(memories, before.layers, after.layers)
-
-
-@contextmanager
-def _observed(model: PreTrainedModel) -> Iterator[dict]:
-    """The last outputs of every memory's projections, by module."""
-    outputs: dict = {}
-    handles = []
-    for memory in getattr(model, "memories", ()):
-        for part in (memory.query, memory.key, memory.value, memory.strength):
-            handles.append(part.register_forward_hook(lambda module, _, output: outputs.__setitem__(module, output)))
-    try:
-        yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _row(memory: AssociationMemory | None, before: State, after: State, observed: dict) -> tuple[float, ...]:
-    """written, erased, read, norm, gamma of one layer in one segment."""
+def carried_row(before: CarriedTokens, after: CarriedTokens) -> tuple[float, ...]:
+    """The numbers of memory tokens that are carried."""
     missing = float("nan")
-    if memory is None:
-        return _length(after.tokens - before.tokens), missing, missing, _length(after.tokens), missing
-    keys = dpfp(observed[memory.key], memory.num_rolls)
-    strengths = torch.sigmoid(observed[memory.strength])
+    return _length(after.tokens - before.tokens), missing, missing, _length(after.tokens), missing
+
+
+def association_row(
+    memory: AssociationMemory, before: AssociationState, after: AssociationState, read: float, outputs: dict
+) -> tuple[float, ...]:
+    """The numbers of an association matrix."""
+    keys = dpfp(outputs[memory.key], memory.num_rolls)
+    strengths = torch.sigmoid(outputs[memory.strength])
     known = read_association(before.matrix, before.normaliser, keys, eps=memory.eps)
-    written = keys.transpose(1, 2) @ (strengths * observed[memory.value])
+    written = keys.transpose(1, 2) @ (strengths * outputs[memory.value])
     # What the update took away is what it wrote less what came of it; so it holds in either order of writing.
     erased = (
         written - (after.matrix - before.matrix)
         if memory.order == "sequential"
         else (keys.transpose(1, 2) @ (strengths * known))
     )
-    return (
-        _length(written),
-        _length(erased),
-        _read(memory, before, observed),
-        _length(after.matrix),
-        float(_gamma(memory, before, keys).mean()),
-    )
-
-
-def _read(memory: AssociationMemory, before: AssociationState, observed: dict) -> float:
-    if memory.query not in observed:  # nothing was written yet, so nothing is read
-        return 0.0
-    queries = dpfp(observed[memory.query], memory.num_rolls)
-    answers = read_association(before.matrix, before.normaliser, queries, eps=memory.eps)
-    return float(answers.norm(dim=-1).mean())
+    gamma = float(_gamma(memory, before, keys).mean())
+    return _length(written), _length(erased), read, _length(after.matrix), gamma
 
 
 def _gamma(memory: AssociationMemory, before: AssociationState, keys: Tensor) -> Tensor:

@@ -1,15 +1,17 @@
 """Where a model's memories are: one name, layer and kind for each part that recalls or adds to the residual stream."""
 
+import inspect
 import re
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tessera.errors import TesseraError
 from tessera.kernels import Kernel
+from tessera.memories.association import AssociationMemory
 
-LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|memories)\.(\d+)\.")
 ATTENTION = re.compile(r"(?:^|\.)(attn|attention|self_attn|self_attention)$")
 NETWORK = re.compile(r"(?:^|\.)(mlp|feed_forward|persistent)$")
 
@@ -20,7 +22,8 @@ class Site:
 
     Attributes:
         name: of the module in the model. layer: counted from 0. kind: "contextual", "persistent", "short_term",
-            "long_term", "attention", "network" (a feed-forward network: it recalls nothing that could be listed), ...
+            "long_term", "attention", "network" (a feed-forward network) and "association" (the matrix of an ARMT
+            layer), which recall nothing that could be listed, ...
         module: itself. recalls: whether it has weights over stored pairs.
     """
 
@@ -31,11 +34,17 @@ class Site:
     recalls: bool = True
 
 
+def own_residual(module: nn.Module, arguments: tuple) -> Tensor | None:
+    """The residual stream to which `module`, called with `arguments`, adds its answer itself (BLOOM's do); or None."""
+    return arguments[1] if "residual" in inspect.signature(module.forward).parameters else None
+
+
 def find_sites(model: PreTrainedModel) -> list[Site]:
     """The memories of `model` in the order in which they run.
 
     A memory is a module with a `kernel` (those of this library, and of anybody who builds on `kernel_regression`); in
-    a transformer its attention; and each feed-forward network.
+    a transformer its attention; each feed-forward network; and in ARMT each association matrix, which is read before
+    its layer runs.
 
     Raises:
         TesseraError: none was recognised.
@@ -45,6 +54,8 @@ def find_sites(model: PreTrainedModel) -> list[Site]:
         raise TesseraError(
             f"inspection: model must have memories or attention in its layers; found none in {type(model).__name__}."
         )
+    if any(site.kind == "association" for site in sites):
+        sites.sort(key=lambda site: (site.layer, site.kind != "association"))
     return sites
 
 
@@ -53,6 +64,8 @@ def _site(name: str, module: nn.Module) -> Site | None:
     if layer is None:
         return None
     index, last = int(layer[1]), name.rsplit(".", 1)[-1]
+    if isinstance(module, AssociationMemory):
+        return Site(name, index, "association", module, recalls=False)
     if isinstance(getattr(module, "kernel", None), Kernel):
         return Site(name, index, last, module)
     if ATTENTION.search(name) and not _inside_attention(name):

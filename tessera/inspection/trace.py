@@ -1,9 +1,10 @@
 """A trace: what every memory of a model stored, recalled and predicted while it read one text."""
 
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import pandas
 
 FORMAT = "tessera trace 1"
+TENSORS = ("input_ids", "losses", "queries", "removed_pairs")
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,9 @@ class MemoryTrace:
         name, layer, kind: see `Site`. recalls: whether it has weights over stored pairs.
         rows: (Q H + 1,), `pairs` and `weights`: (R,). Query q of head h recalled the pairs
             `pairs[rows[q H + h] : rows[q H + h + 1]]`, heaviest first, with these weights: exactly the support of a
-            compact kernel, and of others the heaviest pairs that have the requested share of the weight.
+            compact kernel, and of others the heaviest pairs that have the requested share of the weight. Pair i is
+            (key of token i, what followed it); a negative number lies before the text: -1 is the newest pair of the
+            memory that it was read behind, or the last memory token at the front of a segment.
         share: (Q, H), the sum of the weights listed. num_pairs: (Q,) that the query saw. bandwidth: (Q, H), h of the
             kernel; NaN where nothing was seen, and for attention.
         ages: (H, A), the mean weight of a pair of age 2^a to 2^(a+1) - 1 over all traced queries; age 1 is the newest
@@ -35,8 +39,10 @@ class MemoryTrace:
         own_tokens, own_scores: (Q, W), the tokens that the memory's answer alone makes likeliest through the output
             layer, with log-probabilities. after_tokens, after_scores: the same of the residual stream after it.
         loss_change: (T,), nats by which each token's loss grows when the memory is taken out; head_loss_change: (H, T).
-            None where that was not measured.
-        leak: (H,), factor of the key's leaky average per step; None without one.
+            None where that was not measured. pair_loss_change: (P, T), the same for each of the pairs
+            `Trace.removed_pairs`, taken from all heads of the memory.
+        leak: (H,), factor of the key's leaky average per step, its mean over the traced queries where it depends on
+            what is read; None without one.
     """
 
     name: str
@@ -56,6 +62,7 @@ class MemoryTrace:
     after_scores: Tensor | None = None
     loss_change: Tensor | None = None
     head_loss_change: Tensor | None = None
+    pair_loss_change: Tensor | None = None
     leak: Tensor | None = None
 
     @property
@@ -65,9 +72,21 @@ class MemoryTrace:
 
     def recalled(self, query: int, head: int) -> tuple[Tensor, Tensor]:
         """Pairs and weights of the query with this number (in `Trace.queries`) and head, heaviest first."""
+        rows, pairs, weights = self.all_recalled
         place = query * self.num_heads + head
-        here = slice(int(self.rows[place]), int(self.rows[place + 1]))
-        return self.pairs[here], self.weights[here]
+        here = slice(int(rows[place]), int(rows[place + 1]))
+        return pairs[here], weights[here]
+
+    @property
+    def all_recalled(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`rows`, `pairs` and `weights`.
+
+        Raises:
+            TesseraError: the memory recalls nothing.
+        """
+        if self.rows is None or self.pairs is None or self.weights is None:
+            raise TesseraError(f"trace: memory must have weights over stored pairs; got {self.name}.")
+        return self.rows, self.pairs, self.weights
 
 
 @dataclass(frozen=True)
@@ -78,6 +97,8 @@ class SegmentTrace:
         written: Frobenius norm of what the segment's memory tokens added to A, `|sum_i b_i phi(k_i) v_i^T|`. erased: of
             what the update took away, `|sum_i b_i phi(k_i) vbar_i^T|`. read: mean length of what the segment read
             from A at each position. norm: of A after the segment. gamma: mean factor of the normaliser's update.
+        starts: (segments,), the first token of each. reads: (T, layers), length of what each token's position read;
+            None for RMT and PRMT, whose queries read the memory tokens by attention.
     """
 
     written: Tensor
@@ -85,6 +106,28 @@ class SegmentTrace:
     read: Tensor
     norm: Tensor
     gamma: Tensor
+    starts: Tensor
+    reads: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class StoredMemory:
+    """What a memory of ARMT, RMT or PRMT holds. L layers (RMT: one), K contents of each.
+
+    Attributes:
+        kind: "armt", "rmt" or "prmt". tokens_read, segments_read: how much was read into it. norms: (L,), of the
+            matrix A, or of all memory tokens. strengths: (L, K), the largest singular values of A, or the length of
+            each memory token. tokens, scores: (L, K, W), what the output layer makes likeliest of each content (the
+            singular vector on the side of the values, or the memory token), with log-probabilities.
+    """
+
+    kind: str
+    tokens_read: int
+    segments_read: int
+    norms: Tensor
+    strengths: Tensor
+    tokens: Tensor
+    scores: Tensor
 
 
 @dataclass(frozen=True)
@@ -94,7 +137,9 @@ class Trace:
     Attributes:
         model: its type and sizes. tokens: the text's tokens as text. input_ids: (T,). losses: (T,), nats of each token
             given those before it, NaN for the first. queries: (Q,), the traced positions. memories: in the order of the
-            model. vocabulary: text of every token that occurs in a prediction, by id. segments: of ARMT; else None.
+            model. vocabulary: text of every token that occurs in a prediction, by id. segments: of ARMT, RMT and
+            PRMT; else None. removed_pairs: (P,), the pairs whose worth was measured. stored: the memory of ARMT, RMT or
+            PRMT that the text was read behind; None without one.
     """
 
     model: dict[str, str | int]
@@ -105,6 +150,10 @@ class Trace:
     memories: tuple[MemoryTrace, ...]
     vocabulary: dict[int, str]
     segments: SegmentTrace | None = None
+    removed_pairs: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    stored: StoredMemory | None = None
+
+    _repr_html_: ClassVar[Callable[["Trace"], str]]
 
     def memory(self, layer: int, kind: str) -> MemoryTrace:
         """The memory of this layer and kind.
@@ -125,15 +174,16 @@ class Trace:
         parts = []
         for memory in self.memories:
             if memory.recalls:
-                counts = memory.rows.diff()
+                rows, pairs, weights = memory.all_recalled
+                counts = rows.diff()
                 place = torch.arange(len(counts)).repeat_interleave(counts)
                 columns = {
                     "layer": memory.layer,
                     "memory": memory.kind,
                     "head": (place % memory.num_heads).numpy(),
                     "query": self.queries[place // memory.num_heads].numpy(),
-                    "pair": memory.pairs.numpy(),
-                    "weight": memory.weights.numpy(),
+                    "pair": pairs.numpy(),
+                    "weight": weights.numpy(),
                 }
                 parts.append(pandas.DataFrame(columns))
         return pandas.concat(parts, ignore_index=True)
@@ -144,15 +194,26 @@ class Trace:
         Raises:
             TesseraError: the file cannot be written.
         """
-        tensors = {name: getattr(self, name) for name in ("input_ids", "losses", "queries")}
-        plain = {"model": self.model, "tokens": self.tokens, "vocabulary": self.vocabulary, "memories": []}
+        tensors = {name: getattr(self, name) for name in TENSORS}
+        memories: list[dict[str, Any]] = []
+        plain = {"model": self.model, "tokens": self.tokens, "vocabulary": self.vocabulary, "memories": memories}
         for index, memory in enumerate(self.memories):
-            values = {field.name: getattr(memory, field.name) for field in fields(memory)}
+            values = {one.name: getattr(memory, one.name) for one in fields(memory)}
             present = {name: value for name, value in values.items() if torch.is_tensor(value)}
             tensors |= {f"memories/{index}/{name}": value.contiguous() for name, value in present.items()}
-            plain["memories"].append({k: v for k, v in values.items() if v is not None and k not in present})
+            memories.append({k: v for k, v in values.items() if v is not None and k not in present})
         if self.segments is not None:
-            tensors |= {f"segments/{name}": value.contiguous() for name, value in vars(self.segments).items()}
+            tensors |= {
+                f"segments/{name}": value.contiguous()
+                for name, value in vars(self.segments).items()
+                if value is not None
+            }
+        if self.stored is not None:
+            values = vars(self.stored)
+            tensors |= {
+                f"stored/{name}": value.contiguous() for name, value in values.items() if torch.is_tensor(value)
+            }
+            plain["stored"] = {name: value for name, value in values.items() if not torch.is_tensor(value)}
         metadata = {"format": FORMAT, "trace": json.dumps(plain)}
         try:
             write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, metadata))
@@ -176,7 +237,7 @@ class Trace:
             raise TesseraError(f"{path}: must be of format {FORMAT!r}; got {metadata.get('format')!r}.")
         plain = json.loads(metadata["trace"])
         memories = [
-            MemoryTrace(**known, **_under(tensors, f"memories/{index}/"))
+            MemoryTrace(**(known | _under(tensors, f"memories/{index}/")))
             for index, known in enumerate(plain["memories"])
         ]
         segments = _under(tensors, "segments/")
@@ -189,6 +250,8 @@ class Trace:
             tuple(memories),
             {int(token): text for token, text in plain["vocabulary"].items()},
             SegmentTrace(**segments) if segments else None,
+            tensors["removed_pairs"],
+            StoredMemory(**(plain["stored"] | _under(tensors, "stored/"))) if "stored" in plain else None,
         )
 
 

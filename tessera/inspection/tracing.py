@@ -1,41 +1,48 @@
 """Make a trace: one forward pass that is watched, and one more for each part that is taken out."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tessera.errors import expect
 from tessera.inspection.lens import Lens
+from tessera.inspection.reading import Reading
 from tessera.inspection.recall import QueryRecall, observe_recalls
-from tessera.inspection.removal import Removal, loss_of
-from tessera.inspection.segments import trace_segments
-from tessera.inspection.sites import LAYER, Site, find_sites
-from tessera.inspection.trace import MemoryTrace, Trace
+from tessera.inspection.removal import Removal, without
+from tessera.inspection.segments import SegmentObserver
+from tessera.inspection.sites import LAYER, Site, find_sites, own_residual
+from tessera.inspection.stored import describe_memory
+from tessera.inspection.trace import MemoryTrace, StoredMemory, Trace
 from tessera.kernels import Gaussian
+from tessera.layers.gated_key_extractor import GatedKeyExtractor
 from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
-from tessera.models.recurrence import SegmentedForCausalLM
+from tessera.models.recurrence import MemoryState
+from tessera.models.stack_state import StackState
 
 AGE_BINS = 48  # ages up to 2^48
 REMOVALS = ("none", "memories", "heads")
+DECAY = ".decay"  # name of a memory's gated rates among the streams
 
 
 @dataclass
 class _Recalls:
-    """What one memory recalled, query by query, in few numbers."""
+    """What one memory recalled, query by query, in few numbers.
+
+    They are bytes in a row: many small tensors between the large ones of each query would keep the heap from shrinking.
+    """
 
     rows: list[int] = field(default_factory=lambda: [0])
-    pairs: list[Tensor] = field(default_factory=list)
-    weights: list[Tensor] = field(default_factory=list)
-    share: list[Tensor] = field(default_factory=list)
+    pairs: bytearray = field(default_factory=bytearray)
+    weights: bytearray = field(default_factory=bytearray)
+    share: bytearray = field(default_factory=bytearray)
+    bandwidth: bytearray = field(default_factory=bytearray)
     num_pairs: list[int] = field(default_factory=list)
-    bandwidth: list[Tensor] = field(default_factory=list)
     age_sums: Tensor | None = None
     age_counts: Tensor | None = None
 
@@ -49,6 +56,8 @@ def trace(
     share: float = 0.99,
     predictions: int = 5,
     removals: str = "memories",
+    removed_pairs: Sequence[int] = (),
+    memory: StackState | MemoryState | None = None,
     progress: bool = False,
 ) -> Trace:
     """What every memory of `model` recalled and predicted while it read `input_ids` (1, T).
@@ -58,144 +67,202 @@ def trace(
         share: of memories whose kernel gives weight to all pairs, the heaviest pairs with this share are listed; of
             others all pairs with weight. predictions: how many words for each memory and query.
         removals: "none"; "memories": also the loss without each memory; "heads": and without each of its heads.
+        removed_pairs: also the loss without each of these stored pairs, in each memory that stores pairs of the text.
+        memory: what was read before the text: the state of an earlier call of a v1 or v2 model (`past_key_values`), or
+            the memory of an ARMT, RMT or PRMT (`memory_state`). Its pairs have negative numbers.
     Cost: one forward pass, O(H N) memory per traced query, and one pass per removal.
 
     Raises:
-        TesseraError: several texts at once, fewer than two tokens, a position outside the text, a model without
-            memories.
+        TesseraError: several texts at once, fewer than two tokens, a position outside the text, a pair that a memory
+            does not store, a model without memories.
     """
     where = "trace"
     expect(removals in REMOVALS, where, "removals", "be one of " + ", ".join(REMOVALS), repr(removals))
     expect(0 < share <= 1, where, "share", "lie in (0, 1]", share)
-    expect(input_ids.dim() == 2, where, "input_ids", "be (1, T)", tuple(input_ids.shape))
+    reading = Reading(model, input_ids, memory)
     steps = input_ids.shape[1]
     expect(steps >= 2, where, "input_ids", "hold at least two tokens", steps)
-    positions = list(range(steps)) if queries is None else [int(query) for query in queries]
-    if isinstance(model, SegmentedForCausalLM):
-        return _trace_segmented(model, input_ids, tokenizer)
+    positions = sorted(set(range(steps) if queries is None else (int(query) for query in queries)))
     sites = find_sites(model)
     recalls: dict[str, _Recalls] = {}
-    with _streams(model, sites, positions) as streams:
-        output = observe_recalls(model, input_ids, positions, lambda one: _take(recalls, one, share))
-    losses = _losses(output.logits, input_ids)
-    lens = Lens(model)
+    segments = SegmentObserver(reading) if reading.is_segmented else None
+    streams = _Streams(reading, sites, positions)
+    with streams.watching(), segments.watching() if segments else nullcontext():
+        after = segments.after_segment if segments else None
+        losses = observe_recalls(reading, positions, lambda one: _take(recalls, one, share), after)
+    removing = _Removing(reading, losses, removals, [int(pair) for pair in removed_pairs])
+    lens = Lens(reading.base)
     memories = []
     for site in tqdm(sites, desc="without each memory", disable=not progress or removals == "none", leave=False):
         seen = _recalled_fields(recalls[site.name]) if site.name in recalls else {}
         predicted = _predicted_fields(lens, streams, site, predictions)
-        removed = _removed_fields(model, input_ids, site, losses, removals, len(seen.get("share", [[]])[0]))
+        removed = removing.fields(site, seen["share"].shape[1] if seen else 0)
+        leak = streams.leak(site)
         memories.append(
-            MemoryTrace(site.name, site.layer, site.kind, bool(seen), leak=_leak(site), **seen, **predicted, **removed)
+            MemoryTrace(site.name, site.layer, site.kind, bool(seen), leak=leak, **seen, **predicted, **removed)
         )
-    tokens, vocabulary = _tokens(tokenizer, input_ids), _texts(tokenizer, memories)
+    stored = None
+    if segments and isinstance(memory, MemoryState):
+        stored = describe_memory(model, memory, predictions)
+    tokens, vocabulary = _tokens(tokenizer, input_ids), _texts(tokenizer, memories, stored)
     return Trace(
-        _about(model), tokens, input_ids[0].cpu(), losses, torch.tensor(positions), tuple(memories), vocabulary
+        _about(model),
+        tokens,
+        input_ids[0].cpu(),
+        losses,
+        torch.tensor(positions, dtype=torch.long),
+        tuple(memories),
+        vocabulary,
+        segments.trace() if segments else None,
+        torch.tensor(removing.pairs, dtype=torch.long),
+        stored,
     )
 
 
-@torch.no_grad()
-def _trace_segmented(
-    model: SegmentedForCausalLM, input_ids: Tensor, tokenizer: PreTrainedTokenizerBase | None
+def trace_memory(
+    model: PreTrainedModel,
+    memory: MemoryState,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    predictions: int = 5,
 ) -> Trace:
-    """ARMT, RMT and PRMT: what went through their memories, segment by segment; the base's own parts are not traced."""
-    losses = _losses(model(input_ids).logits, input_ids)
-    segments = trace_segments(model, input_ids)
-    nothing = torch.empty(0, dtype=torch.long)
-    return Trace(_about(model), _tokens(tokenizer, input_ids), input_ids[0].cpu(), losses, nothing, (), {}, segments)
+    """What a stored memory of ARMT, RMT or PRMT holds, without any text: a trace whose `stored` says so.
 
-
-def _losses(logits: Tensor, input_ids: Tensor) -> Tensor:
-    """Nats of each token given those before it, (T,); NaN for the first."""
-    losses = cross_entropy(logits[0, :-1].float(), input_ids[0, 1:], reduction="none").cpu()
-    return torch.cat([torch.full((1,), torch.nan), losses])
+    Raises:
+        TesseraError: a model that does not read in segments, or a memory that is not one of its own.
+    """
+    stored, nothing = describe_memory(model, memory, predictions), torch.empty(0, dtype=torch.long)
+    vocabulary = _texts(tokenizer, (), stored)
+    return Trace(_about(model), (), nothing, torch.empty(0), nothing, (), vocabulary, stored=stored)
 
 
 def _take(recalls: dict[str, _Recalls], one: QueryRecall, share: float) -> None:
     """Add what one memory recalled for one query."""
     kept = recalls.setdefault(one.site.name, _Recalls())
     everywhere = one.site.kind == "attention" or isinstance(one.site.module.kernel, Gaussian)
-    shares = []
     for weights in one.weights:
-        values, pairs = weights.sort(descending=True)
+        values, columns = weights.sort(descending=True)
         count = int((values > 0).sum())
         if everywhere and count:
             count = min(count, int((values.cumsum(0) < share * values.sum()).sum()) + 1)
-        kept.pairs.append(pairs[:count].int())
-        kept.weights.append(values[:count].float())
+        kept.pairs += _bytes(one.pairs[columns[:count]], torch.int32)
+        kept.weights += _bytes(values[:count], torch.float32)
         kept.rows.append(kept.rows[-1] + count)
-        shares.append(values[:count].sum())
-    kept.share.append(torch.stack(shares).float())
+        kept.share += _bytes(values[:count].sum(), torch.float32)
     kept.num_pairs.append(one.num_pairs)
     missing = torch.full((len(one.weights),), torch.nan)
-    kept.bandwidth.append(missing if one.bandwidth is None else one.bandwidth.float())
+    kept.bandwidth += _bytes(missing if one.bandwidth is None else one.bandwidth, torch.float32)
     if one.site.kind != "persistent":
         _add_ages(kept, one)
+
+
+def _bytes(values: Tensor, dtype: torch.dtype) -> bytes:
+    return values.to(dtype).numpy().tobytes()
+
+
+def _tensor(values: bytearray, dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(values, dtype=dtype) if values else torch.empty(0, dtype=dtype)
 
 
 def _add_ages(kept: _Recalls, one: QueryRecall) -> None:
     """Sum the weights by age: bin a holds the pairs of age 2^a to 2^(a+1) - 1. Age 1 is the newest that can be seen."""
     newest = one.query + (one.site.kind == "attention")  # attention sees its own position
-    pairs = torch.arange(min(newest, one.weights.shape[1]))
-    bins = (newest - pairs).double().log2().floor().long()
-    if kept.age_sums is None:
+    if kept.age_sums is None or kept.age_counts is None:
         kept.age_sums, kept.age_counts = torch.zeros(len(one.weights), AGE_BINS), torch.zeros(AGE_BINS)
-    kept.age_sums.index_add_(1, bins, one.weights[:, pairs].float())
-    kept.age_counts.index_add_(0, bins, torch.ones(len(bins)))
+    columns = (one.pairs < newest) & (one.pairs >= one.oldest)
+    bins = (newest - one.pairs[columns]).double().log2().floor().long()
+    kept.age_sums.index_add_(1, bins, one.weights[:, columns].float())
+    first = 2 ** torch.arange(AGE_BINS)  # a bin's lowest age; all pairs count, also those that the memory does not see
+    kept.age_counts += ((2 * first - 1).clamp(max=newest - one.oldest) - first + 1).clamp(min=0)
 
 
 def _recalled_fields(kept: _Recalls) -> dict[str, Tensor]:
     fields = {
         "rows": torch.tensor(kept.rows),
-        "pairs": torch.cat(kept.pairs),
-        "weights": torch.cat(kept.weights),
-        "share": torch.stack(kept.share),
+        "pairs": _tensor(kept.pairs, torch.int32),
+        "weights": _tensor(kept.weights, torch.float32),
+        "share": _tensor(kept.share, torch.float32).view(len(kept.num_pairs), -1),
         "num_pairs": torch.tensor(kept.num_pairs),
-        "bandwidth": torch.stack(kept.bandwidth),
+        "bandwidth": _tensor(kept.bandwidth, torch.float32).view(len(kept.num_pairs), -1),
     }
-    if kept.age_sums is not None:
+    if kept.age_sums is not None and kept.age_counts is not None:
         used = kept.age_counts > 0
-        fields["ages"] = kept.age_sums[:, used] / kept.age_counts[used]
+        last = int(used.nonzero().max()) + 1 if used.any() else 0
+        fields["ages"] = kept.age_sums[:, :last] / kept.age_counts[:last]
     return fields
 
 
-@contextmanager
-def _streams(model: PreTrainedModel, sites: Sequence[Site], positions: Sequence[int]) -> Iterator[dict[str, Tensor]]:
-    """What enters each layer and what each memory adds, at the traced positions, by the module's name."""
-    streams: dict[str, Tensor] = {}
-    modules = dict(model.named_modules())
-    handles = []
+class _Streams:
+    """What enters each layer, what each memory adds, and the rates of gated keys, at the traced positions.
 
-    def keep(name: str, hidden: Any) -> None:
-        hidden = hidden[0] if isinstance(hidden, tuple) else hidden
-        streams[name] = hidden[0, positions].detach()
+    Attributes:
+        rows: (Q, hidden) by the name of the layer or memory; 0 where nothing was added.
+    """
 
-    for name in dict.fromkeys(_layer_of(site) for site in sites):
-        hook: Callable = lambda module, arguments, keywords, name=name: keep(  # noqa: E731
+    def __init__(self, reading: Reading, sites: Sequence[Site], positions: Sequence[int]) -> None:
+        self.reading, self.sites, self.positions = reading, sites, positions
+        self.rows: dict[str, Tensor] = {}
+        self.layers = {site.layer: _layer_of(site) for site in sites if site.kind != "association"}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While it lasts, a text that is read is watched."""
+        modules, handles = dict(self.reading.model.named_modules()), []
+        for name in self.layers.values():
+            handles.append(modules[name].register_forward_pre_hook(self._input_of(name), with_kwargs=True))
+        for site in self.sites:
+            handles.append(site.module.register_forward_hook(self._output_of(site.name)))
+            extractor = getattr(site.module, "key_extractor", None)
+            if isinstance(extractor, GatedKeyExtractor):
+                handles.append(extractor.decay.register_forward_hook(self._output_of(site.name + DECAY)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def leak(self, site: Site) -> Tensor | None:
+        """The factor of the key's leaky average per step (H,), its mean over the traced positions if it is gated."""
+        extractor = getattr(site.module, "key_extractor", None)
+        if isinstance(extractor, LeakyKeyExtractor):
+            return extractor.decay().detach().float().cpu()
+        rates = self.rows.get(site.name + DECAY)
+        return None if rates is None or not len(rates) else (-rates.abs()).exp().mean(0).float().cpu()
+
+    def _input_of(self, name: str) -> Callable:
+        return lambda module, arguments, keywords: self._keep(
             name, arguments[0] if arguments else keywords["hidden_states"]
         )
-        handles.append(modules[name].register_forward_pre_hook(hook, with_kwargs=True))
-    for site in sites:
-        handles.append(site.module.register_forward_hook(lambda m, a, output, name=site.name: keep(name, output)))
-    try:
-        yield streams
-    finally:
-        for handle in handles:
-            handle.remove()
+
+    def _output_of(self, name: str) -> Callable:
+        def hook(module: nn.Module, arguments: tuple, output: Tensor | tuple) -> None:
+            hidden, stream = output[0] if isinstance(output, tuple) else output, own_residual(module, arguments)
+            self._keep(name, hidden if stream is None else hidden - stream)
+
+        return hook
+
+    def _keep(self, name: str, hidden: Tensor) -> None:
+        part = self.reading.part
+        rows = slice(bisect_left(self.positions, part.start), bisect_left(self.positions, part.end))
+        steps = [part.step(position) for position in self.positions[rows]]
+        if name not in self.rows:
+            self.rows[name] = hidden.new_zeros(len(self.positions), hidden.shape[-1])
+        self.rows[name][rows] = hidden[0, steps].detach()
 
 
 def _layer_of(site: Site) -> str:
     """The name of the layer that the memory is in."""
     match = LAYER.search(site.name + ".")
+    assert match is not None, f"{site.name} is in no layer"
     return site.name[: match.end() - 1]
 
 
-def _predicted_fields(lens: Lens, streams: dict[str, Tensor], site: Site, count: int) -> dict[str, Tensor]:
+def _predicted_fields(lens: Lens, streams: _Streams, site: Site, count: int) -> dict[str, Tensor]:
     """Likeliest words of the memory's answer alone, and of the stream with it added."""
-    own = streams[site.name]
-    layer = _layer_of(site)
-    streams[layer] = streams[layer] + own  # what follows in this layer comes on top
+    layer = streams.layers[site.layer]
+    own = streams.rows.get(site.name, torch.zeros_like(streams.rows[layer]))  # zeros: it was never read
+    streams.rows[layer] = streams.rows[layer] + own  # what follows in this layer comes on top
     own_tokens, own_scores = lens.likeliest(own, count)
-    after_tokens, after_scores = lens.likeliest(streams[layer], count)
+    after_tokens, after_scores = lens.likeliest(streams.rows[layer], count)
     return {
         "own_tokens": own_tokens.int().cpu(),
         "own_scores": own_scores.cpu(),
@@ -204,22 +271,31 @@ def _predicted_fields(lens: Lens, streams: dict[str, Tensor], site: Site, count:
     }
 
 
-def _removed_fields(
-    model: PreTrainedModel, input_ids: Tensor, site: Site, losses: Tensor, removals: str, num_heads: int
-) -> dict[str, Tensor]:
-    if removals == "none":
-        return {}
-    fields = {"loss_change": loss_of(model, input_ids, Removal(site)) - losses}
-    if removals == "heads" and num_heads:
-        without = [loss_of(model, input_ids, Removal(site, head)) - losses for head in range(num_heads)]
-        fields["head_loss_change"] = torch.stack(without)
-    return fields
+@dataclass(frozen=True)
+class _Removing:
+    """By how much the losses of a text grow without parts of the model, one pass each."""
 
+    reading: Reading
+    losses: Tensor
+    removals: str
+    pairs: list[int]
 
-def _leak(site: Site) -> Tensor | None:
-    """The factor of the key's leaky average per step, where it is a constant of each head."""
-    extractor = getattr(site.module, "key_extractor", None)
-    return extractor.decay().detach().float().cpu() if isinstance(extractor, LeakyKeyExtractor) else None
+    def fields(self, site: Site, num_heads: int) -> dict[str, Tensor]:
+        """Of one memory, its heads (as `removals` says) and the `pairs` that it stores."""
+        fields = {}
+        if self.removals != "none":
+            fields["loss_change"] = self._change(Removal(site))
+        if self.removals == "heads" and num_heads:
+            changes = [self._change(Removal(site, head)) for head in range(num_heads)]
+            fields["head_loss_change"] = torch.stack(changes)
+        if self.pairs and num_heads and site.kind != "persistent":
+            changes = [self._change(Removal(site, pair=pair)) for pair in self.pairs]
+            fields["pair_loss_change"] = torch.stack(changes)
+        return fields
+
+    def _change(self, removal: Removal) -> Tensor:
+        with without(self.reading, removal):
+            return self.reading.losses() - self.losses
 
 
 def _about(model: PreTrainedModel) -> dict[str, str | int]:
@@ -230,8 +306,11 @@ def _about(model: PreTrainedModel) -> dict[str, str | int]:
     return {"type": config.model_type, "class": type(model).__name__, "parameters": parameters, **sizes}
 
 
-def _texts(tokenizer: PreTrainedTokenizerBase | None, memories: Sequence[MemoryTrace]) -> dict[int, str]:
+def _texts(
+    tokenizer: PreTrainedTokenizerBase | None, memories: Sequence[MemoryTrace], stored: StoredMemory | None
+) -> dict[int, str]:
     predicted = [part for memory in memories for part in (memory.own_tokens, memory.after_tokens) if part is not None]
+    predicted += [stored.tokens] if stored else []
     tokens = torch.cat([part.flatten() for part in predicted]).unique().tolist() if predicted else []
     return {token: _text(tokenizer, token) for token in tokens}
 

@@ -13,7 +13,7 @@ import torch
 import tessera.inspection.page as page_module
 from tessera.errors import TesseraError
 from tessera.inspection.page import page_of, write_page
-from tests.inspection.pages import armt_trace, mosaic_trace
+from tests.inspection.pages import armt_trace, long_trace, mosaic_trace
 
 HOSTILE = "</script><img src=x onerror=alert(1)>{{DATA}}&lt;<!--\x00\u202e\ud800"
 
@@ -51,21 +51,17 @@ def test_own_code_is_small_and_knows_no_address():
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|fetch\(", text)
 
 
-def test_a_million_pairs_take_at_most_8_megabytes():
-    trace = mosaic_trace()
-    count, steps = 1_000_000, 2000
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.arange(0, count + 1, count // (2 * steps))
-    big = replace(
-        trace.memories[0],
-        rows=rows,
-        pairs=torch.randint(steps, (count,), generator=generator).int(),
-        weights=torch.rand(count, generator=generator),
-        share=torch.ones(steps, 2),
-        num_pairs=torch.arange(steps),
-        bandwidth=torch.ones(steps, 2),
-    )
-    assert len(page_of([replace(trace, memories=(big,))], ["big"])) <= 8e6
+@pytest.mark.parametrize(("steps", "pairs", "num_memories"), [(2000, 1_000_000, 1), (100_000, 20_000, 12)])
+def test_long_texts_and_many_pairs_take_at_most_8_megabytes(steps, pairs, num_memories):
+    assert len(page_of([long_trace(steps, pairs, num_memories)], ["long"])) <= 8e6
+
+
+def test_a_million_pairs_without_any_order_take_at_most_8_megabytes():
+    """Random pairs cannot be compressed."""
+    trace = long_trace(2000, 1_000_000)
+    pairs = torch.randint(2000, (1_000_000,), generator=torch.Generator().manual_seed(1)).int()
+    trace = replace(trace, memories=(replace(trace.memories[0], pairs=pairs),))
+    assert len(page_of([trace], ["long"])) <= 8e6
 
 
 def test_files(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tessera.errors import TesseraError
-from tessera.inspection import recall_map, recency_profile
+from tessera.inspection import recall_map, recalled_text, recency_profile
 from tests.inspection.pages import mosaic_trace
 
 
@@ -42,6 +42,22 @@ def test_recall_map():
     assert image[30].sum() == pytest.approx(weights.sum().item(), abs=1e-5)
     with pytest.raises(TesseraError, match=r"head must lie in 0\.\.1"):
         recall_map(trace, trace.memories[0], 2)
+
+
+def test_recalled_text():
+    trace = mosaic_trace()
+    axes = recalled_text(trace, trace.memories[0], 1, 30, first=2)
+    assert "".join(text.get_text() for text in axes.texts) == "".join(trace.tokens[2:31])
+    *shades, frame = axes.patches
+    pairs, weights = trace.memories[0].recalled(30, 1)
+    expected = torch.zeros(31)
+    expected[pairs.long()] = 0.6 * weights / weights.max()
+    torch.testing.assert_close(torch.tensor([patch.get_alpha() for patch in shades]), expected[2:])
+    assert frame.get_x() == shades[-1].get_x()
+    mean = recalled_text(trace, trace.memories[0], None, 30)
+    assert sum(patch.get_alpha() > 0 for patch in mean.patches[:-1]) >= len(pairs)
+    with pytest.raises(TesseraError, match="query must be a traced token"):
+        recalled_text(trace, trace.memories[0], 0, 99)
 
 
 def test_a_notebook_shows_the_page_in_a_sandbox():

@@ -2,12 +2,17 @@
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 import tessera
 from tessera.errors import TesseraError
+from tessera.inspection import Removal, find_sites, loss_of
+from tessera.inspection.attention import returned_weights
 from tessera.inspection.recall import recall_weights
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
+from tessera.models.transformer import transformer_config
 from tessera.ops.unit_norm import unit_norm
 
 V1 = {"vocab_size": 30, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "num_persistent_slots": 5}
@@ -84,14 +89,16 @@ def test_short_and_long_term_memories_see_their_windows():
             num_key_value_heads=2,
             intermediate_size=32,
         ),
+        transformer_config(positions="alibi", vocab_size=30, hidden_size=16, num_layers=2, num_heads=2),
     ],
-    ids=["gpt2", "llama"],
+    ids=["gpt2", "llama", "bloom"],
 )
 def test_attention_of_transformers_is_what_transformers_say(config):
     model = build(config)
     queries = [0, 3, 19]
     recalls = recall_weights(model, IDS, queries=queries)
-    model.set_attn_implementation("eager")
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation("eager")
     attentions = model(IDS, output_attentions=True).attentions
     assert len(recalls) == 2
     for recall, attention in zip(recalls, attentions):
@@ -106,6 +113,31 @@ def test_the_model_is_as_before():
     assert model.training
     assert model.config._attn_implementation == "sdpa"
     assert hooks == sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_blooms_attention_and_network_are_left_out_without_the_stream_that_they_add_to():
+    model = build(transformer_config(positions="alibi", vocab_size=30, hidden_size=16, num_layers=1, num_heads=2))
+    attention, network = find_sites(model)
+    bloom, block = model.transformer, model.transformer.h[0]
+    with torch.no_grad():
+        stream = bloom.word_embeddings_layernorm(bloom.word_embeddings(IDS))
+        without_attention = stream + block.mlp(block.post_attention_layernorm(stream), torch.zeros_like(stream))
+        mask = torch.full((1, 1, 20, 20), -torch.inf).triu(1)
+        alibi = build_alibi_tensor(torch.ones(1, 20), 2, torch.float32)
+        without_network = block.self_attention(block.input_layernorm(stream), stream, alibi, mask)[0]
+        for site, left in ((attention, without_attention), (network, without_network)):
+            losses = cross_entropy(model.lm_head(bloom.ln_f(left))[0, :-1], IDS[0, 1:], reduction="none")
+            torch.testing.assert_close(loss_of(model, IDS, Removal(site))[1:], losses)
+    with pytest.raises(TesseraError, match="BloomForCausalLM does not"):
+        loss_of(model, IDS, Removal(attention, head=0))
+
+
+def test_attention_that_hides_its_weights_is_an_error():
+    with (
+        pytest.raises(TesseraError, match="Linear does neither"),
+        returned_weights([part := torch.nn.Linear(2, 2)], print),
+    ):
+        part(torch.ones(2))
 
 
 def test_errors():

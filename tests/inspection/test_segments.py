@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import tessera
-from tessera.inspection import trace
+from tessera.errors import TesseraError
+from tessera.inspection import Removal, find_sites, loss_of, recall_weights, trace
 
 IDS = (torch.arange(1, 30)[None] ** 2) % 30
 
@@ -38,6 +39,30 @@ def test_armt(order, correction):
     assert (segments.read[1:] > 0).all()
     assert torch.equal(segments.gamma[0], torch.ones(2))
     assert (segments.gamma[1:] < 1).any() == correction
+    assert segments.starts.tolist() == [0, 8, 16, 24]
+    for index, part in enumerate(segments.reads.split(8)):
+        torch.testing.assert_close(part.mean(0), segments.read[index])
+
+
+def test_without_an_association_memory_is_with_nothing_in_it():
+    model = wrapped(tessera.wrap, memory_dim=4)
+    done = trace(model, IDS)
+    for layer in range(2):
+        memory = done.memory(layer, "association")
+        other = wrapped(tessera.wrap, memory_dim=4)
+        torch.nn.init.zeros_(other.memories[layer].value.weight)
+        torch.testing.assert_close(
+            memory.loss_change, loss_of(other, IDS) - done.losses, rtol=0, atol=1e-5, equal_nan=True
+        )
+        assert memory.loss_change[9:].abs().max() > 1e-3
+        assert memory.loss_change[1:8].abs().max() < 1e-6  # nothing is read in the first segment
+
+
+def test_the_last_memory_predicts_what_the_model_does():
+    model = wrapped(tessera.wrap, memory_dim=4)
+    done = trace(model, IDS, removals="none", predictions=3)
+    assert [memory.kind for memory in done.memories] == ["association", "attention", "network"] * 2
+    assert torch.equal(done.memories[-1].after_tokens.long(), model(IDS).logits[0].topk(3).indices)
 
 
 def test_rmt_and_prmt():
@@ -46,4 +71,85 @@ def test_rmt_and_prmt():
         assert done.segments.norm.shape == (4, layers)
         assert (done.segments.written > 0).all()
         assert done.segments.gamma.isnan().all()
-        assert done.memories == ()
+        assert done.segments.reads is None
+
+
+def test_losses_are_the_models():
+    for make in (tessera.wrap, tessera.wrap_rmt, tessera.wrap_prmt):
+        model = wrapped(make)
+        done = trace(model, IDS, removals="none")
+        torch.testing.assert_close(done.losses[1:].mean(), model(IDS, labels=IDS).loss.detach())
+
+
+@pytest.mark.parametrize(("make", "front"), [(tessera.wrap, 0), (tessera.wrap_rmt, 2), (tessera.wrap_prmt, 2)])
+@pytest.mark.parametrize("alignment", ["left", "right", "center"])
+def test_attention_inside_a_segment(make, front, alignment):
+    """Against the weights that eager attention returns, segment by segment."""
+    model = wrapped(make, segment_alignment=alignment)
+    recalls = recall_weights(model, IDS, queries=[28, 3, 13])
+    starts = trace(model, IDS, removals="none").segments.starts.tolist() + [IDS.shape[1]]
+    model.base.set_attn_implementation("eager")
+    for layer, recall in enumerate(recalls):
+        seen = []
+        attention = model.base.transformer.h[layer].attn
+        handle = attention.register_forward_hook(lambda module, arguments, output, seen=seen: seen.append(output[1][0]))
+        model(IDS)
+        handle.remove()
+        for number, query in enumerate([28, 3, 13]):
+            segment = next(index for index, end in enumerate(starts[1:]) if query < end)
+            start, step = starts[segment], query - starts[segment] + front
+            expected = seen[segment][:, step, : step + 1]
+            pairs = [*range(-front, 0), *range(start, query + 1)]
+            columns = [recall.pairs.tolist().index(pair) for pair in pairs]
+            torch.testing.assert_close(recall.weights[:, number, columns], expected, rtol=0, atol=1e-5)
+            assert recall.num_pairs[number] == len(pairs)
+
+
+def test_a_mosaic_inside_armt():
+    torch.manual_seed(0)
+    config = tessera.MemoryMosaicConfig(
+        vocab_size=30, hidden_size=16, num_layers=1, num_heads=2, num_persistent_slots=4
+    )
+    base = AutoModelForCausalLM.from_config(config)
+    alone = recall_weights(base, IDS[:, :8], queries=range(8))
+    model = tessera.wrap(base, segment_size=8, num_memory_tokens=2, memory_dim=4).eval()
+    inside = recall_weights(model, IDS, queries=range(29))
+    assert [recall.site.kind for recall in inside] == ["contextual", "persistent"]
+    first = inside[0].pairs.tolist().index(0)
+    torch.testing.assert_close(inside[0].weights[:, :8, first : first + 7], alone[0].weights, rtol=0, atol=1e-5)
+    torch.testing.assert_close(inside[1].weights[:, :8], alone[1].weights, rtol=0, atol=1e-5)
+    done = trace(model, IDS, removals="none").memory(0, "contextual")
+    for query in range(29):
+        pairs, weights = done.recalled(query, 0)
+        assert set(pairs.tolist()) <= set(range(8 * (query // 8), query))
+        assert weights.sum() > 0.98 or query % 8 == 0
+
+
+def test_a_pair_is_taken_out_of_its_segment():
+    model = wrapped(tessera.wrap_rmt)
+    done = trace(model, IDS, removals="none", removed_pairs=[10, -1])
+    full = loss_of(model, IDS)
+    memory = done.memory(0, "attention")
+    site = next(site for site in find_sites(model) if site.name == memory.name)
+    for number, pair in enumerate((10, -1)):
+        changed = loss_of(model, IDS, Removal(site, pair=pair))
+        torch.testing.assert_close(memory.pair_loss_change[number, 1:], (changed - full)[1:])
+    assert memory.pair_loss_change[0, 1:11].abs().max() < 1e-6
+    assert memory.pair_loss_change[0, 11:].abs().max() > 1e-3
+    assert memory.pair_loss_change[1, 1:8].abs().max() > 1e-3  # a memory token stands in front of every segment
+    with pytest.raises(TesseraError, match="pair must be stored by attention of layer 0; got 29"):
+        loss_of(model, IDS, Removal(site, pair=29))
+
+
+def test_a_stored_memory():
+    """A text behind a memory is the rest of a longer text."""
+    model = wrapped(tessera.wrap, memory_dim=4)
+    whole = trace(model, IDS, queries=range(16, 29))
+    state = model(IDS[:, :16]).memory_state
+    rest = trace(model, IDS[:, 16:], memory=state)
+    torch.testing.assert_close(rest.losses[1:], whole.losses[17:])
+    for name in ("written", "erased", "read", "norm", "gamma"):
+        torch.testing.assert_close(getattr(rest.segments, name), getattr(whole.segments, name)[2:])
+    torch.testing.assert_close(rest.segments.reads, whole.segments.reads[16:])
+    with pytest.raises(TesseraError, match="memory_state"):
+        trace(model, IDS, memory=wrapped(tessera.wrap_rmt).empty_memory(1))

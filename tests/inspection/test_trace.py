@@ -6,7 +6,8 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 import tessera
 from tessera.errors import TesseraError
-from tessera.inspection import Removal, Trace, find_sites, loss_of, recall_weights, trace
+from tessera.inspection import Removal, Trace, find_sites, loss_of, recall_weights, trace, trace_memory
+from tessera.inspection.lens import Lens
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
 
 IDS = (torch.arange(1, 21)[None] ** 2) % 30
@@ -130,6 +131,51 @@ def test_files(model, tmp_path):
     frame = again.to_pandas()
     assert len(frame) == sum(len(memory.pairs) for memory in done.memories if memory.recalls)
     assert set(frame["query"]) <= {3, 19}
+
+
+def test_numpy_reads_the_file(tmp_path):
+    """With safetensors alone, without this library."""
+    from safetensors.numpy import load_file
+
+    done = trace(build("v1"), IDS, removed_pairs=[3])
+    done.save(tmp_path / "t.safetensors")
+    arrays = load_file(tmp_path / "t.safetensors")
+    assert (arrays["memories/0/weights"] == done.memories[0].weights.numpy()).all()
+    assert (arrays["memories/2/pair_loss_change"][:, 1:] == done.memories[2].pair_loss_change[:, 1:].numpy()).all()
+
+
+@pytest.mark.parametrize("make", ["wrap", "wrap_rmt"])
+def test_files_of_segmented_models(make, tmp_path):
+    base = AutoModelForCausalLM.from_config(CONFIGS["gpt2"])
+    model = getattr(tessera, make)(base, segment_size=8, num_memory_tokens=2).eval()
+    done = trace(model, IDS, memory=model(IDS).memory_state)
+    done.save(tmp_path / "t.safetensors")
+    again = Trace.load(tmp_path / "t.safetensors")
+    for one, other in ((done.segments, again.segments), (done.stored, again.stored)):
+        for name, value in vars(one).items():
+            if torch.is_tensor(value):
+                assert torch.equal(value.nan_to_num(7), getattr(other, name).nan_to_num(7)), name
+            else:
+                assert value == getattr(other, name)
+
+
+def test_what_a_stored_memory_holds():
+    """The strongest contents of an association matrix add up to it."""
+    model = tessera.wrap(
+        AutoModelForCausalLM.from_config(CONFIGS["gpt2"]), segment_size=8, num_memory_tokens=2, memory_dim=2
+    )
+    for memory in model.memories:
+        torch.nn.init.normal_(memory.value.weight)
+    state = model(IDS).memory_state
+    stored = trace_memory(model, state).stored
+    torch.testing.assert_close(stored.norms, state.A[:, 0].flatten(1).norm(dim=1).detach())
+    torch.testing.assert_close(stored.strengths.norm(dim=1), stored.norms)
+    for layer in range(2):
+        left, _, right = torch.linalg.svd(state.A[layer, 0].detach(), full_matrices=False)
+        contents = left.sum(0).sign()[:, None] * right
+        assert stored.tokens[layer, 0, 0] == Lens(model.base)(contents[:1]).argmax()
+    with pytest.raises(TesseraError, match="must be an ARMT, RMT or PRMT model"):
+        trace_memory(build("v1"), state)
 
 
 def test_what_is_no_trace(tmp_path):

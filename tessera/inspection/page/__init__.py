@@ -12,10 +12,11 @@ import numpy as np
 from torch import Tensor
 
 from tessera.errors import TesseraError, expect
-from tessera.files import write_atomically
-from tessera.inspection.trace import MemoryTrace, Trace
+from tessera.files import write_text_atomically
+from tessera.inspection.trace import MemoryTrace, SegmentTrace, StoredMemory, Trace
 
 HERE = Path(__file__).parent
+MANY_TOKENS = 20_000  # of longer texts, losses and their changes are kept in half precision
 
 
 def write_page(path: str | Path, traces: Sequence[Trace], titles: Sequence[str]) -> None:
@@ -30,7 +31,7 @@ def write_page(path: str | Path, traces: Sequence[Trace], titles: Sequence[str])
     expect(bool(traces) and len(traces) == len(titles), "write_page", "traces", "come with one title each", len(titles))
     text = page_of(traces, titles)
     try:
-        write_atomically(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        write_text_atomically(Path(path), text)
     except OSError as error:
         raise TesseraError(f"{path}: the page cannot be written ({error.strerror}).") from None
 
@@ -89,6 +90,12 @@ class _Arrays:
     def integers(self, tensor: Tensor | None) -> list[object] | None:
         return None if tensor is None else self.add(tensor.numpy().astype("<i4").ravel())
 
+    def changes(self, tensor: Tensor | None) -> list[object] | None:
+        """Numbers of which a long text has many: with three digits there."""
+        if tensor is None or tensor.shape[-1] <= MANY_TOKENS:
+            return self.floats(tensor)
+        return self.add(tensor.float().numpy().astype("<f2").ravel())
+
     def shares(self, tensor: Tensor | None) -> list[object] | None:
         """Numbers in [0, 1] in 65,535ths."""
         if tensor is None:
@@ -104,22 +111,40 @@ def _data(traces: Sequence[Trace], titles: Sequence[str]) -> dict[str, object]:
 
 
 def _trace(trace: Trace, title: str, arrays: _Arrays) -> dict[str, object]:
-    segments = trace.segments
     return {
         "title": title,
         "model": trace.model,
         "tokens": trace.tokens,
-        "losses": arrays.floats(trace.losses),
+        "losses": arrays.changes(trace.losses),
         "queries": arrays.integers(trace.queries),
+        "removedPairs": arrays.integers(trace.removed_pairs),
         "vocabulary": trace.vocabulary,
         "memories": [_memory(memory, arrays) for memory in trace.memories],
-        "segments": None
-        if segments is None
-        else {
-            "count": segments.written.shape[0],
-            "layers": segments.written.shape[1],
-            **{name: arrays.floats(getattr(segments, name)) for name in ("written", "erased", "read", "norm", "gamma")},
-        },
+        "segments": None if trace.segments is None else _segments(trace.segments, arrays),
+        "stored": None if trace.stored is None else _stored(trace.stored, arrays),
+    }
+
+
+def _segments(segments: SegmentTrace, arrays: _Arrays) -> dict[str, object]:
+    names = ("written", "erased", "read", "norm", "gamma", "reads")
+    return {
+        "count": segments.written.shape[0],
+        "layers": segments.written.shape[1],
+        "starts": arrays.integers(segments.starts),
+        **{name: arrays.floats(getattr(segments, name)) for name in names},
+    }
+
+
+def _stored(stored: StoredMemory, arrays: _Arrays) -> dict[str, object]:
+    return {
+        "kind": stored.kind,
+        "tokensRead": stored.tokens_read,
+        "segmentsRead": stored.segments_read,
+        "shape": list(stored.tokens.shape),
+        "norms": arrays.floats(stored.norms),
+        "strengths": arrays.floats(stored.strengths),
+        "tokens": arrays.integers(stored.tokens),
+        "scores": arrays.floats(stored.scores),
     }
 
 
@@ -143,6 +168,7 @@ def _memory(memory: MemoryTrace, arrays: _Arrays) -> dict[str, object]:
         "ownScores": arrays.floats(memory.own_scores),
         "afterTokens": arrays.integers(memory.after_tokens),
         "afterScores": arrays.floats(memory.after_scores),
-        "lossChange": arrays.floats(memory.loss_change),
-        "headLossChange": arrays.floats(memory.head_loss_change),
+        "lossChange": arrays.changes(memory.loss_change),
+        "headLossChange": arrays.changes(memory.head_loss_change),
+        "pairLossChange": arrays.changes(memory.pair_loss_change),
     }

@@ -3,9 +3,13 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const SVG = "http://www.w3.org/2000/svg";
-const VIEWS = [["read", "Read"], ["network", "Network"], ["compare", "Compare"], ["pairs", "Pairs"], ["segments", "Segments"]];
-const KINDS = { f4: Float32Array, i4: Int32Array, u2: Uint16Array };
-const state = { view: "read", trace: 0, memory: 0, head: 0, token: 0, pair: 0, other: { trace: 0, memory: 0, head: 0 } };
+const VIEWS = [["read", "Read"], ["network", "Network"], ["compare", "Compare"], ["pairs", "Pairs"], ["segments", "Segments"], ["memory", "Memory"]];
+const KINDS = { f4: Float32Array, i4: Int32Array, u2: Uint16Array, f2: Uint16Array };
+const ALL = -1; // in place of a head: the mean of all
+const state = { view: "read", trace: 0, memory: 0, head: 0, token: 0, pair: 0, other: { trace: 0, memory: 0, head: 0, token: 0 } };
+// Told apart by the colour-blind and on both grounds; dashes tell what colours do not.
+const COLOURS = ["#0072b2", "#d55e00", "#00805e", "#b5508f", "#808080"], DASHES = ["", "6 3", "2 2", "9 2 2 2"];
+const HELPS = "#0072b2", HARMS = "#d55e00";
 let buffer = null;
 
 function element(tag, attributes = {}, ...children) {
@@ -29,7 +33,7 @@ function drawn(tag, attributes = {}, text = null) {
 
 // A token as a person can read it: control characters get signs, so that none of them acts on the page.
 function shown(text) {
-  return text.replace(/[\u0000-\u0009\u000b-\u001f\u007f]/g, "\u2400").replace(/[\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\u25cc");
+  return text.replace(/[\u0000-\u0009\u000b-\u001f\u007f\ufffe\uffff]/g, "\u2400").replace(/[\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\u25cc");
 }
 
 function quoted(text) {
@@ -42,11 +46,21 @@ async function unpack() {
   buffer = await new Response(stream).arrayBuffer();
 }
 
+// The number that 16 bits of a half-precision float mean.
+function half(bits) {
+  const sign = bits >> 15 ? -1 : 1, exponent = (bits >> 10) & 31, fraction = bits & 1023;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -24 * fraction);
+}
+
 const views = new Map();
 function array(reference) {
   if (!reference) return null;
   const key = reference.join();
-  if (!views.has(key)) views.set(key, new KINDS[reference[0]](buffer, reference[1], reference[2]));
+  if (!views.has(key)) {
+    const values = new KINDS[reference[0]](buffer, reference[1], reference[2]);
+    views.set(key, reference[0] === "f2" ? Float32Array.from(values, half) : values);
+  }
   return views.get(key);
 }
 
@@ -62,17 +76,28 @@ function queryNumber(trace, token) {
   return trace.numbers.has(token) ? trace.numbers.get(token) : -1;
 }
 
+// The pairs that a token recalled with the chosen head, heaviest first; with all heads, the mean of their weights.
 function recalled(place, token) {
   const trace = traceOf(place), memory = memoryOf(place), number = queryNumber(trace, token);
   if (number < 0 || !memory.recalls) return { pairs: [], weights: [], number };
-  const row = number * memory.heads + place.head, rows = array(memory.rows);
-  const [begin, end] = [rows[row], rows[row + 1]];
+  const heads = place.head === ALL ? Array.from({ length: memory.heads }, (_, head) => head) : [place.head];
+  const sums = new Map();
+  let share = 0;
+  for (const head of heads) {
+    const row = number * memory.heads + head, rows = array(memory.rows);
+    for (let index = rows[row]; index < rows[row + 1]; index++) {
+      const pair = array(memory.pairs)[index];
+      sums.set(pair, (sums.get(pair) ?? 0) + array(memory.weights)[index] / 65535 / heads.length);
+    }
+    share += array(memory.share)[row] / heads.length;
+  }
+  const sorted = [...sums].sort((one, other) => other[1] - one[1]);
   return {
     number,
-    pairs: array(memory.pairs).subarray(begin, end),
-    weights: Array.from(array(memory.weights).subarray(begin, end), (weight) => weight / 65535),
-    share: array(memory.share)[row],
-    bandwidth: array(memory.bandwidth)[row],
+    pairs: sorted.map(([pair]) => pair),
+    weights: sorted.map(([, weight]) => weight),
+    share,
+    bandwidth: heads.length === 1 ? array(memory.bandwidth)[number * memory.heads + place.head] : NaN,
     stored: array(memory.numPairs)[number],
   };
 }
@@ -86,8 +111,24 @@ function words(trace, memory, tokens, scores, number) {
   });
 }
 
+function pairName(trace, pair) {
+  if (pair >= 0) return `${quoted(trace.tokens[pair])} \u2192 ${quoted(trace.tokens[pair + 1] ?? "")}`;
+  return trace.segments ? `memory token ${-pair} from the end` : `${-pair} before the text`;
+}
+
+// Whether both places show the same text, so that a token chosen in one is chosen in the other.
+const same = new Map();
+function sameText(one, other) {
+  const key = `${one.trace} ${other.trace}`;
+  if (!same.has(key)) {
+    const [left, right] = [traceOf(one).tokens, traceOf(other).tokens];
+    same.set(key, left.length === right.length && left.every((token, index) => token === right[index]));
+  }
+  return same.get(key);
+}
+
 function inText(memory) { return memory.recalls && memory.kind !== "persistent"; }
-function percent(value) { return (100 * value).toFixed(value < 0.0995 ? 1 : 0) + " %"; }
+function percent(value) { return (100 * value).toFixed(value < 0.0995 ? 1 : 0) + "\u00a0%"; }
 function nats(value) { return Number.isNaN(value) ? "\u2013" : value.toFixed(3); }
 function signed(value) { return (value >= 0 ? "+" : "\u2212") + Math.abs(value).toFixed(3); }
 
@@ -95,7 +136,7 @@ function signed(value) { return (value >= 0 ? "+" : "\u2212") + Math.abs(value).
 
 // Tokens as spans, in blocks that the browser lays out when they come into sight. The first blocks are made at once.
 class Text {
-  constructor(place, choose) {
+  constructor(place, choose, legend = true) {
     this.place = place;
     this.trace = traceOf(place);
     this.spans = new Array(this.trace.tokens.length);
@@ -104,6 +145,9 @@ class Text {
       const token = event.target.dataset && event.target.dataset.token;
       if (token !== undefined) choose(Number(token));
     } });
+    if (legend) this.node.append(element("p", { class: "legend" }, element("span", { class: "sample-loss" }, "underlined"), " loss of the token \u00a0 ",
+      element("span", { class: "sample-recall" }, "shaded"), state.view === "pairs" ? " recalled the framed pair" : " recalled by the framed token"));
+    this.starts = new Set(this.trace.segments ? array(this.trace.segments.starts) : []);
     const size = 250, blocks = Math.ceil(this.spans.length / size);
     let next = 0;
     const make = (until) => { for (; next < Math.min(until, blocks); next++) this.block(next * size, (next + 1) * size); };
@@ -120,32 +164,56 @@ class Text {
       const loss = losses[token];
       span.title = Number.isNaN(loss) ? `token ${token}` : `token ${token}, loss ${nats(loss)}`;
       if (!Number.isNaN(loss)) span.style.borderBottomColor = `rgba(var(--loss), ${Math.min(1, loss / 8).toFixed(2)})`;
+      if (this.starts.has(token)) span.classList.add("start");
       this.spans[token] = span;
       block.append(span);
     });
     this.node.append(block);
   }
   mark() {
-    for (const span of this.marked) { span.style.backgroundColor = ""; span.classList.remove("here", "pair"); }
+    for (const span of this.marked) { span.style.backgroundColor = ""; span.classList.remove("here"); }
     this.marked = [];
-    const { pairs, weights } = recalled(this.place, state.token);
+    const { pairs, weights } = recalled(this.place, this.place.token);
     const put = (token, style) => {
       const span = this.spans[token];
       if (span) { style(span); this.marked.push(span); }
     };
-    if (inText(memoryOf(this.place))) {
-      const largest = Math.max(...weights.slice(0, 1), 1e-9);
-      pairs.forEach((pair, index) => put(pair, (span) => {
-        span.style.backgroundColor = `rgba(var(--recall), ${(0.06 + 0.49 * Math.min(1, weights[index] / largest)).toFixed(3)})`;
-      }));
+    const shade = (token, part) => put(token, (span) => {
+      span.style.backgroundColor = `rgba(var(--recall), ${(0.06 + 0.49 * Math.min(1, part)).toFixed(3)})`;
+    });
+    const memory = memoryOf(this.place);
+    if (state.view === "pairs") {
+      const recalls = inText(memory) ? recallsOf(this.place, state.pair) : [], largest = Math.max(1e-9, ...recalls.map(([, weight]) => weight));
+      recalls.forEach(([token, weight]) => shade(token, weight / largest));
+      put(state.pair, (span) => span.classList.add("here"));
+      return;
     }
-    if (state.view === "pairs") put(state.pair, (span) => span.classList.add("pair"));
-    put(state.token, (span) => span.classList.add("here"));
+    if (inText(memory)) {
+      const largest = Math.max(...weights.slice(0, 1), 1e-9);
+      pairs.forEach((pair, index) => shade(pair, weights[index] / largest));
+    } else if (memory.kind === "association") {
+      const [begin, end] = segmentAround(this.trace, this.place.token), reads = readsOf(this.trace, memory.layer, begin, end);
+      const largest = Math.max(1e-9, ...reads);
+      reads.forEach((length, index) => { if (length > 0) shade(begin + index, length / largest); });
+    }
+    put(this.place.token, (span) => span.classList.add("here"));
   }
   show() {
-    const span = this.spans[state.token];
+    const span = this.spans[state.view === "pairs" ? state.pair : this.place.token];
     if (span) span.scrollIntoView({ block: "nearest" });
   }
+}
+
+// The segment of a token: its first token and the first one behind it.
+function segmentAround(trace, token) {
+  const starts = array(trace.segments.starts), index = starts.findLastIndex((start) => start <= token);
+  return [starts[index], starts[index + 1] ?? trace.tokens.length];
+}
+
+// How long what the tokens begin .. end - 1 read from the matrix of a layer is.
+function readsOf(trace, layer, begin, end) {
+  const reads = array(trace.segments.reads), layers = trace.segments.layers;
+  return Array.from({ length: end - begin }, (_, index) => reads[(begin + index) * layers + layer]);
 }
 
 // ---------------------------------------------------------------- choosing
@@ -159,65 +227,97 @@ function chooser(place, changed, label) {
   const row = element("div", { class: "row" });
   if (data.traces.length > 1) {
     row.append(select("trace", data.traces.map((trace, index) => [index, trace.title]), place.trace, (value) => {
-      place.trace = value; place.memory = Math.min(place.memory, traceOf(place).memories.length - 1); place.head = 0;
+      place.trace = value; place.memory = Math.max(0, Math.min(place.memory, traceOf(place).memories.length - 1)); place.head = 0;
+      place.token = Math.min(place.token, traceOf(place).tokens.length - 1);
     }));
   }
   if (traceOf(place).memories.length) row.append(select("memory", traceOf(place).memories.map((memory, index) => [index, memoryName(memory)]), place.memory, (value) => {
     place.memory = value; place.head = Math.min(place.head, Math.max(0, memoryOf(place).heads - 1));
   }));
   const heads = element("div", { class: "row", role: "group", "aria-label": `${label} head` });
-  for (let head = 0; head < memoryOf(place).heads; head++) {
-    heads.append(element("button", { type: "button", "aria-pressed": head === place.head, "aria-label": `head ${head}`,
-      onclick: () => { place.head = head; changed(); } }, String(head)));
+  const count = memoryOf(place).heads;
+  if (count) heads.append("head");
+  for (let head = count > 1 ? ALL : 0; head < count; head++) {
+    const [name, text] = head === ALL ? ["all heads", "all"] : [`head ${head}`, String(head)];
+    heads.append(element("button", { type: "button", "aria-pressed": head === place.head, "aria-label": name,
+      onclick: () => { place.head = head; changed(); } }, text));
   }
   return element("div", {}, row, heads);
 }
 
-function chooseToken(token) {
-  state.token = Math.max(0, Math.min(traceOf().tokens.length - 1, token));
+function chooseToken(token, place = state) {
+  place.token = Math.max(0, Math.min(traceOf(place).tokens.length - 1, token));
+  const twin = place === state ? state.other : state;
+  if (sameText(place, twin)) twin.token = place.token;
   refresh();
 }
 
-function wordList(title, list) {
-  return element("tr", {}, element("th", {}, title), element("td", { class: "words" }, list.length
-    ? list.map(([text, share]) => `${quoted(text)} ${percent(share)}`).join("  ") : "not traced"));
+// Words with their probabilities; `next`, the word that came, is printed bold.
+function wordList(title, list, next) {
+  const cell = element("td", { class: "words" });
+  list.forEach(([text, share]) => cell.append(element(text === next ? "strong" : "span", {}, `${quoted(text)} ${percent(share)}`), "  "));
+  if (!list.length) cell.append("not traced");
+  return element("tr", {}, typeof title === "string" ? element("th", {}, title) : title, cell);
+}
+
+function change(value) {
+  if (Number.isNaN(value ?? NaN)) return element("span", {}, "\u2013");
+  return element("span", { class: value >= 0 ? "down" : "up" }, signed(value));
+}
+
+// What every memory made of this token: one row each, which chooses it.
+function everyMemory(place, number) {
+  const trace = traceOf(place), next = trace.tokens[place.token + 1], table = element("table", { class: "memories" });
+  table.append(element("tr", {}, element("th", {}, "memory"), element("th", {}, "next tokens after it"), element("th", {}, "loss without it")));
+  trace.memories.forEach((memory, index) => {
+    const name = element("button", { class: "mark", type: "button", "aria-current": index === place.memory, onclick: () => {
+      place.memory = index; place.head = Math.min(place.head, Math.max(0, memory.heads - 1)); refresh();
+    } }, memoryName(memory));
+    const row = wordList(element("th", {}, name), words(trace, memory, memory.afterTokens, memory.afterScores, number).slice(0, 2), next);
+    const cost = array(memory.lossChange);
+    row.append(element("td", { class: "number" }, cost ? change(cost[place.token + 1]) : "\u2013"));
+    table.append(row);
+  });
+  return table;
 }
 
 function details(place) {
-  const trace = traceOf(place), memory = memoryOf(place), here = recalled(place, state.token);
-  const { number } = here, node = element("div", {});
-  const next = state.token + 1 < trace.tokens.length ? quoted(trace.tokens[state.token + 1]) : "the end";
-  node.append(element("h2", {}, `Token ${state.token}: ${quoted(trace.tokens[state.token])}`));
-  node.append(element("p", {}, `followed by ${next}, loss ${nats(array(trace.losses)[state.token + 1] ?? NaN)} nats`));
+  const trace = traceOf(place), memory = memoryOf(place), here = recalled(place, place.token);
+  const { number } = here, node = element("div", {}), following = trace.tokens[place.token + 1];
+  const next = following === undefined ? "the end" : quoted(following);
+  node.append(element("h2", {}, `Token ${place.token}: ${quoted(trace.tokens[place.token])}`));
+  node.append(element("p", {}, `followed by ${next}, loss ${nats(array(trace.losses)[place.token + 1] ?? NaN)} nats`));
   if (number < 0) { node.append(element("p", { class: "faint" }, "This token was not traced.")); return node; }
   const before = trace.memories[place.memory - 1];
   node.append(element("h3", {}, "Likeliest next tokens"), element("table", {},
-    before ? wordList("before", words(trace, before, before.afterTokens, before.afterScores, number)) : null,
-    wordList("this memory alone", words(trace, memory, memory.ownTokens, memory.ownScores, number)),
-    wordList("after", words(trace, memory, memory.afterTokens, memory.afterScores, number))));
+    before ? wordList("before", words(trace, before, before.afterTokens, before.afterScores, number), following) : null,
+    wordList("this memory alone", words(trace, memory, memory.ownTokens, memory.ownScores, number), following),
+    wordList("after", words(trace, memory, memory.afterTokens, memory.afterScores, number), following)));
   const cost = array(memory.lossChange), headCost = array(memory.headLossChange);
   if (cost) {
-    const places = [["memory", cost[state.token + 1]]];
-    if (headCost) places.push([`head ${place.head}`, headCost[place.head * trace.tokens.length + state.token + 1]]);
-    node.append(element("h3", {}, "Loss of the next token without it"), element("p", {}, places
-      .map(([what, change]) => `${what} ${Number.isNaN(change ?? NaN) ? "\u2013" : signed(change)}`).join(", ")));
+    const line = element("p", {}, "memory ", change(cost[place.token + 1]));
+    if (headCost && place.head !== ALL) line.append(`, head ${place.head} `, change(headCost[place.head * trace.tokens.length + place.token + 1]));
+    node.append(element("h3", {}, "Loss of the next token without it"), line);
   }
-  if (!memory.recalls) { node.append(element("p", { class: "faint" }, "This part stores nothing that it could recall by weight.")); return node; }
+  if (memory.kind === "association") {
+    const [length] = readsOf(trace, memory.layer, place.token, place.token + 1);
+    node.append(element("h3", {}, "Read from the matrix"), element("p", { class: "summary" }, `length ${length.toPrecision(3)}; shaded: what the tokens of this segment read`));
+  }
+  if (!memory.recalls) { node.append(element("p", { class: "faint" }, "This part stores nothing that it could recall by weight."),
+    element("h3", {}, "All memories"), everyMemory(place, number)); return node; }
   const width = Number.isNaN(here.bandwidth) ? "" : `, bandwidth ${here.bandwidth.toFixed(3)}`;
   node.append(element("h3", {}, "Recalled pairs"), element("p", { class: "summary" },
     `${here.pairs.length} of ${here.stored} stored pairs listed, ${percent(here.share)} of the weight${width}`));
   const table = element("table", { class: "recalled" });
   here.weights.slice(0, 40).forEach((weight, index) => {
     const pair = here.pairs[index], bar = element("span", { class: "bar" });
-    bar.style.width = `${(5 * weight).toFixed(2)}rem`;
-    const what = inText(memory)
-      ? element("td", { class: "words" }, `${quoted(trace.tokens[pair])} \u2192 ${quoted(trace.tokens[pair + 1] ?? "")}`)
-      : element("td", {}, `slot ${pair}`);
-    const follow = inText(memory) ? element("button", { class: "mark", type: "button", title: "Follow this pair",
+    bar.style.width = `${((5 * weight) / here.weights[0]).toFixed(2)}rem`;
+    const what = inText(memory) ? element("td", { class: "words" }, pairName(trace, pair)) : element("td", {}, `slot ${pair}`);
+    const follow = inText(memory) && pair >= 0 ? element("button", { class: "mark", type: "button", title: "Follow this pair",
       onclick: () => { state.pair = pair; show("pairs"); } }, String(pair)) : null;
     table.append(element("tr", {}, element("td", { class: "number" }, percent(weight)), element("td", {}, bar), what, element("td", {}, follow)));
   });
-  node.append(table);
+  node.append(table, element("h3", {}, "All memories"), everyMemory(place, number));
   return node;
 }
 
@@ -245,7 +345,7 @@ function bars(svg, x, y, width, height, values, colour, title) {
   values.forEach((value, index) => {
     const size = Number.isFinite(value) ? (Math.abs(value) / largest) * height : 0;
     const bar = drawn("rect", { x: x + (index * width) / values.length, y: y + height - size,
-      width: Math.max(0.5, width / values.length - 0.5), height: size, fill: colour(value) });
+      width: Math.max(0.5, width / values.length - 0.5), height: size, fill: colour(value, index) });
     bar.append(drawn("title", {}, title(index, value)));
     svg.append(bar);
   });
@@ -261,35 +361,72 @@ function headAverages(memory, values) {
   return Array.from({ length: memory.heads }, (_, head) => averageOf(values.filter((_, index) => index % memory.heads === head)));
 }
 
+// Means of `values` in at most `count` runs of equal length; NaN where a run has no number.
+function binned(values, count) {
+  const bins = Math.min(count, values.length);
+  return Array.from({ length: bins }, (_, bin) =>
+    averageOf(values.slice(Math.floor((bin * values.length) / bins), Math.floor(((bin + 1) * values.length) / bins))));
+}
+
+// Where in the text a memory lowers the loss (blue) and where it raises it (orange).
+function effect(svg, x, y, width, height, trace, values, name) {
+  const bins = binned(values, 180), size = width / bins.length, tokens = trace.tokens.length;
+  const sorted = bins.filter(Number.isFinite).map(Math.abs).sort((one, other) => one - other);
+  const largest = Math.max(1e-9, sorted[Math.floor(0.98 * (sorted.length - 1))] ?? 0);
+  svg.append(drawn("rect", { x, y, width, height, fill: "none", stroke: "#808080", "stroke-width": 0.5 }));
+  bins.forEach((value, bin) => {
+    if (!Number.isFinite(value)) return;
+    const half = height / 2, length = half * Math.min(1, Math.abs(value) / largest), first = Math.floor((bin * tokens) / bins.length);
+    const box = drawn("rect", { class: "effect", x: (x + bin * size).toFixed(2), y: (value >= 0 ? y + half - length : y + half).toFixed(2),
+      width: Math.max(0.4, size - 0.2).toFixed(2), height: length.toFixed(2), fill: value >= 0 ? HELPS : HARMS });
+    box.append(drawn("title", {}, `${name}, from token ${first}: loss without it ${signed(value)} nats`));
+    box.addEventListener("click", () => { state.token = first; show("read"); });
+    svg.append(box);
+  });
+}
+
+function headLine(head) {
+  return { stroke: COLOURS[head % COLOURS.length], "stroke-dasharray": DASHES[Math.floor(head / COLOURS.length) % DASHES.length], "stroke-width": 1.5, fill: "none" };
+}
+
 function network(trace) {
-  const memories = trace.memories, rowHeight = 62, svg = picture(1000, 30 + rowHeight * memories.length, "All memories");
-  const columns = [[0, "memory"], [200, "loss without it"], [320, "pairs recalled, per head"], [490, "bandwidth"], [640, "leak per step"], [770, "weight by age: 1, 2, 4, 8, ..."]];
+  const memories = trace.memories, rowHeight = 62, svg = picture(1240, 44 + rowHeight * memories.length, "All memories");
+  const columns = [[0, "memory"], [130, "loss without it"], [240, "the same along the text"], [450, "pairs recalled, per head"],
+    [600, "bandwidth, per head"], [750, "leak per step, per head"], [900, "weight by age 1, 2, 4, 8, \u2026 (logarithmic)"]];
   columns.forEach(([x, text]) => svg.append(drawn("text", { x, y: 14, "font-weight": 600 }, text)));
-  const blue = () => "#0072b2";
+  if (memories.some((memory) => memory.lossChange)) svg.append(drawn("text", { x: 240, y: 30 }, "blue: it lowers the loss"));
+  const most = Math.max(0, ...memories.map((memory) => memory.heads));
+  for (let head = 0; head < Math.min(most, 8); head++) {
+    svg.append(drawn("line", { x1: 900 + 42 * head, x2: 916 + 42 * head, y1: 26, y2: 26, ...headLine(head) }), drawn("text", { x: 920 + 42 * head, y: 30 }, String(head)));
+  }
+  const colour = (_, head) => COLOURS[head % COLOURS.length];
   memories.forEach((memory, index) => {
-    const y = 26 + index * rowHeight;
-    svg.append(drawn("text", { x: 0, y: y + 28 }, memoryName(memory)));
+    const y = 40 + index * rowHeight, name = memoryName(memory);
+    svg.append(drawn("text", { x: 0, y: y + 28 }, name));
     const cost = array(memory.lossChange);
     if (cost) {
-      const mean = averageOf(Array.from(cost));
-      svg.append(drawn("text", { x: 200, y: y + 28, class: "cost" }, `${signed(mean)} nats`));
+      svg.append(drawn("text", { x: 130, y: y + 28, class: "cost" }, `${signed(averageOf(cost))} nats`));
+      effect(svg, 240, y, 190, 44, trace, cost, name);
     }
     if (!memory.recalls) return;
     const rows = array(memory.rows), counts = Array.from({ length: rows.length - 1 }, (_, row) => rows[row + 1] - rows[row]);
-    bars(svg, 320, y, 140, 44, headAverages(memory, counts), blue, (head, value) => `head ${head}: ${value.toFixed(1)} pairs`);
+    labelledBars(svg, 450, y, 130, headAverages(memory, counts), colour, (value) => value.toFixed(1), "pairs");
     const widths = headAverages(memory, Array.from(array(memory.bandwidth)));
-    if (widths.some(Number.isFinite)) bars(svg, 490, y, 120, 44, widths, blue, (head, value) => `head ${head}: bandwidth ${value.toFixed(3)}`);
+    if (widths.some(Number.isFinite)) labelledBars(svg, 600, y, 130, widths, colour, (value) => value.toPrecision(2), "bandwidth");
     const leaks = array(memory.leak);
-    if (leaks) bars(svg, 640, y, 110, 44, Array.from(leaks), blue, (head, value) => `head ${head}: leak ${value.toFixed(4)}`);
+    if (leaks) labelledBars(svg, 750, y, 130, Array.from(leaks), colour, (value) => value.toFixed(2), "leak");
     const ages = array(memory.ages);
     if (ages) {
       const size = ages.length / memory.heads, largest = Math.max(1e-12, ...ages);
+      const smallest = Math.max(1e-6 * largest, Math.min(...ages.filter((weight) => weight > 0)));
+      const decades = Math.max(0.3, Math.log10(largest / smallest));
+      svg.append(drawn("text", { x: 1190, y: y + 10 }, largest.toPrecision(2)), drawn("text", { x: 1190, y: y + 44 }, smallest.toPrecision(2)));
       for (let head = 0; head < memory.heads; head++) {
         const points = Array.from({ length: size }, (_, age) => {
-          const share = Math.log10(1 + (999 * ages[head * size + age]) / largest) / 3;
-          return `${(770 + (age * 220) / Math.max(1, size - 1)).toFixed(1)},${(y + 44 - 44 * share).toFixed(1)}`;
+          const share = Math.max(0, 1 + Math.log10(Math.max(1e-12, ages[head * size + age] / largest)) / decades);
+          return `${(900 + (age * 280) / Math.max(1, size - 1)).toFixed(1)},${(y + 44 - 44 * share).toFixed(1)}`;
         });
-        const line = drawn("polyline", { points: points.join(" "), fill: "none", stroke: `hsl(${(head * 360) / memory.heads} 55% 45%)`, "stroke-width": 1.5 });
+        const line = drawn("polyline", { points: points.join(" "), ...headLine(head) });
         line.append(drawn("title", {}, `head ${head}`));
         svg.append(line);
       }
@@ -298,24 +435,33 @@ function network(trace) {
   return svg;
 }
 
+// Bars with the smallest and the largest value beside them.
+function labelledBars(svg, x, y, width, values, colour, text, what) {
+  const finite = values.filter(Number.isFinite);
+  bars(svg, x, y, width - 46, 44, values, colour, (head, value) => `head ${head}: ${what} ${text(value)}`);
+  svg.append(drawn("text", { x: x + width - 42, y: y + 10 }, text(Math.max(...finite))), drawn("text", { x: x + width - 42, y: y + 44 }, text(Math.min(...finite))));
+}
+
 // Every query that recalled a pair: [token, weight], for one memory and head.
 function recallsOf(place, pair) {
   const trace = traceOf(place), memory = memoryOf(place), rows = array(memory.rows), pairs = array(memory.pairs);
-  const weights = array(memory.weights), found = [];
+  const weights = array(memory.weights), recalls = [], heads = place.head === ALL ? memory.heads : 1;
   array(trace.queries).forEach((token, number) => {
-    const row = number * memory.heads + place.head;
-    for (let index = rows[row]; index < rows[row + 1]; index++) if (pairs[index] === pair) found.push([token, weights[index] / 65535]);
+    const first = number * memory.heads + (place.head === ALL ? 0 : place.head);
+    let sum = 0;
+    for (let index = rows[first]; index < rows[first + heads]; index++) if (pairs[index] === pair) sum += weights[index] / 65535 / heads;
+    if (sum > 0) recalls.push([token, sum]);
   });
-  return found;
+  return recalls;
 }
 
 function timeline(trace, recalls, label) {
-  const svg = picture(900, 150, label), last = Math.max(1, trace.tokens.length - 1);
-  svg.append(drawn("line", { x1: 40, y1: 125, x2: 890, y2: 125, stroke: "#888888" }));
+  const svg = picture(370, 150, label), last = Math.max(1, trace.tokens.length - 1);
+  svg.append(drawn("line", { x1: 40, y1: 125, x2: 364, y2: 125, stroke: "#808080" }));
   const largest = Math.max(1e-9, ...recalls.map(([, weight]) => weight));
-  svg.append(drawn("text", { x: 0, y: 16 }, percent(largest)), drawn("text", { x: 40, y: 142 }, "0"), drawn("text", { x: 860, y: 142 }, String(last)));
+  svg.append(drawn("text", { x: 0, y: 16 }, percent(largest)), drawn("text", { x: 40, y: 142 }, "0"), drawn("text", { x: 364, y: 142, "text-anchor": "end" }, `token ${last}`));
   for (const [token, weight] of recalls) {
-    const x = 40 + (850 * token) / last, stem = drawn("line", { x1: x, x2: x, y1: 125, y2: 125 - (112 * weight) / largest, stroke: "#0072b2", "stroke-width": 2 });
+    const x = 40 + (324 * token) / last, stem = drawn("line", { class: "stem", x1: x, x2: x, y1: 125, y2: 125 - (112 * weight) / largest, stroke: HELPS, "stroke-width": 1.5 });
     stem.append(drawn("title", {}, `token ${token} ${quoted(trace.tokens[token])}: ${percent(weight)}`));
     svg.append(stem);
   }
@@ -332,7 +478,8 @@ function strip(trace) {
     for (let segment = 0; segment < count; segment++) {
       for (let layer = 0; layer < layers; layer++) {
         const value = values[segment * layers + layer], box = drawn("rect", { x: 150 + segment * cell, y: top + layer * 12, width: cell - 0.5, height: 11,
-          fill: "#0072b2", "fill-opacity": Number.isFinite(value) ? (0.04 + 0.96 * value / largest).toFixed(3) : 0, stroke: "#9a9a9a", "stroke-width": 0.3 });
+          class: "cell", fill: HELPS, "fill-opacity": Number.isFinite(value) ? (0.04 + 0.96 * value / largest).toFixed(3) : 0, stroke: "#9a9a9a", "stroke-width": 0.3 });
+        box.addEventListener("click", () => { state.trace = data.traces.indexOf(trace); chooseToken(array(trace.segments.starts)[segment]); show("read"); });
         box.append(drawn("title", {}, `segment ${segment}, layer ${layer}: ${title} ${Number.isFinite(value) ? value.toPrecision(4) : "nothing"}`));
         svg.append(box);
       }
@@ -362,7 +509,7 @@ function viewRead() {
 function viewNetwork() {
   const page = element("div", { class: "page" });
   for (const trace of data.traces) {
-    const svg = network(trace), about = Object.entries(trace.model).map(([name, value]) => `${name.replace(/_/g, " ")} ${value}`).join(", ");
+    const svg = network(trace), about = Object.entries(trace.model).map(([name, value]) => `${name.replace(/_/g, " ")} ${typeof value === "number" ? value.toLocaleString("en") : value}`).join(", ");
     page.append(element("h2", {}, trace.title), element("p", { class: "faint" }, about), svg, saveButton(svg, "network"));
   }
   texts = []; redraw = () => {};
@@ -371,15 +518,16 @@ function viewNetwork() {
 
 function viewCompare() {
   const sides = [state, state.other].map((place) => {
-    const text = new Text(place, chooseToken), side = element("div", { class: "panel" });
-    return { place, text, side };
+    const text = new Text(place, (token) => chooseToken(token, place)), choice = element("div", { class: "panel" }), side = element("div", { class: "panel" });
+    return { place, text, choice, side };
   });
   texts = sides.map(({ text }) => text);
-  main.replaceChildren(element("div", { class: "columns two" }, ...sides.map(({ text, side }) => element("div", { class: "page" }, side, text.node))));
+  main.replaceChildren(element("div", { class: "columns two" }, ...sides.map(({ text, choice, side }) => element("div", { class: "side" }, choice, text.node, side))));
   redraw = () => {
     if (sides.some(({ place, text }) => text.trace !== traceOf(place))) return viewCompare();
-    sides.forEach(({ place, text, side }, index) => {
-      side.replaceChildren(chooser(place, refresh, index ? "right" : "left"), details(place));
+    sides.forEach(({ place, text, choice, side }, index) => {
+      choice.replaceChildren(chooser(place, refresh, index ? "right" : "left"));
+      side.replaceChildren(details(place));
       text.mark(); text.show();
     });
   };
@@ -394,20 +542,55 @@ function viewPairs() {
   redraw = () => {
     if (text.trace !== traceOf()) return viewPairs();
     const trace = traceOf();
-    panel.replaceChildren(chooser(state, refresh, "shown"),
-      element("h2", {}, `Pair ${state.pair}: ${quoted(trace.tokens[state.pair])} \u2192 ${quoted(trace.tokens[state.pair + 1] ?? "")}`));
+    panel.replaceChildren(chooser(state, refresh, "shown"), element("h2", {}, `Pair ${state.pair}: ${pairName(trace, state.pair)}`));
     if (inText(memoryOf())) {
       const recalls = recallsOf(state, state.pair), svg = timeline(trace, recalls, "Who recalled this pair, over the text");
       panel.append(element("p", { class: "summary" }, `recalled by ${recalls.length} of ${array(trace.queries).length} traced queries`), svg, saveButton(svg, `pair-${state.pair}`));
+      const number = Array.from(array(trace.removedPairs)).indexOf(state.pair), worth = array(memoryOf().pairLossChange);
+      if (number >= 0 && worth) {
+        const steps = trace.tokens.length, values = worth.slice(number * steps, (number + 1) * steps), cost = picture(370, 60, "Loss without this pair, over the text");
+        effect(cost, 40, 4, 324, 50, trace, values, "this pair");
+        const sum = values.reduce((total, value) => total + (Number.isFinite(value) ? value : 0), 0);
+        panel.append(element("h3", {}, "Loss without this pair"), element("p", { class: "worth" }, `${signed(sum)} nats over the text; blue: it lowers the loss`), cost);
+      }
       const table = element("table");
+      panel.append(element("h3", {}, "Recalled most by"));
       [...recalls].sort((one, other) => other[1] - one[1]).slice(0, 30).forEach(([token, weight]) => table.append(element("tr", {},
         element("td", { class: "number" }, percent(weight)), element("td", { class: "words" }, quoted(trace.tokens[token])),
         element("td", {}, element("button", { class: "mark", type: "button", onclick: () => { state.token = token; show("read"); } }, String(token))))));
       panel.append(table);
     } else panel.append(element("p", { class: "faint" }, "This memory stores no pair of the text."));
-    text.mark();
+    text.mark(); text.show();
   };
   redraw();
+}
+
+function viewMemory() {
+  const page = element("div", { class: "page" });
+  for (const trace of data.traces.filter((one) => one.stored)) {
+    const { stored } = trace, [layers, count, width] = stored.shape, strengths = array(stored.strengths);
+    page.append(element("h2", {}, trace.title), element("p", { class: "summary" },
+      `${stored.kind.toUpperCase()} memory of ${stored.tokensRead.toLocaleString("en")} tokens in ${stored.segmentsRead.toLocaleString("en")} segments`),
+      element("p", { class: "faint" }, stored.kind === "armt"
+        ? "Each layer's matrix as the sum of its strongest contents (singular vectors): how strong each is, and what the output layer makes likeliest of it. The output layer was trained on the whole stream: take the words as a hint."
+        : "The memory tokens: how long each is, and what the output layer makes likeliest of it. Take the words as a hint."));
+    for (let layer = 0; layer < layers; layer++) {
+      const values = Array.from(strengths.subarray(layer * count, (layer + 1) * count)), largest = Math.max(1e-12, ...values);
+      const table = element("table", { class: "contents" });
+      values.forEach((value, index) => {
+        if (value < 1e-6 * largest) return; // rounding
+        const bar = element("span", { class: "bar" }), first = (layer * count + index) * width;
+        bar.style.width = `${((8 * value) / largest).toFixed(2)}rem`;
+        const list = Array.from({ length: width }, (_, word) => [trace.vocabulary[array(stored.tokens)[first + word]] ?? "", Math.exp(array(stored.scores)[first + word])]);
+        const row = wordList(element("td", { class: "number" }, value.toPrecision(3)), list, null);
+        row.firstChild.after(element("td", { class: "strength" }, bar));
+        table.append(row);
+      });
+      page.append(element("h3", {}, `layer ${layer}, size ${array(stored.norms)[layer].toPrecision(3)}`), table);
+    }
+  }
+  texts = []; redraw = () => {};
+  main.replaceChildren(page);
 }
 
 function viewSegments() {
@@ -415,15 +598,18 @@ function viewSegments() {
   for (const trace of data.traces.filter((one) => one.segments)) {
     const svg = strip(trace);
     page.append(element("h2", {}, trace.title), element("p", { class: "faint" },
-      "One column per segment, one row per layer: the size of what the memory tokens wrote, of what that erased, of what the next segment read, of the matrix, and gamma."), svg, saveButton(svg, "segments"));
+      "One column per segment, one row per layer: how much the memory tokens wrote, how much that erased, how much the segment read, the size of the matrix, and gamma. A click on a segment opens it in the text."), svg, saveButton(svg, "segments"));
   }
   texts = []; redraw = () => {};
   main.replaceChildren(page);
 }
 
-const DRAW = { read: viewRead, network: viewNetwork, compare: viewCompare, pairs: viewPairs, segments: viewSegments };
+const DRAW = { read: viewRead, network: viewNetwork, compare: viewCompare, pairs: viewPairs, segments: viewSegments, memory: viewMemory };
 
-function available() { return VIEWS.filter(([name]) => name !== "segments" || data.traces.some((trace) => trace.segments)); }
+function available() {
+  const has = { segments: data.traces.some((trace) => trace.segments), memory: data.traces.some((trace) => trace.stored) };
+  return VIEWS.filter(([name]) => has[name] ?? data.traces.some((trace) => trace.tokens.length));
+}
 
 function show(name) {
   state.view = name;
@@ -437,15 +623,20 @@ function turn(count, step, value) { return count ? (value + step + count) % coun
 
 function onKey(event) {
   if (event.target.matches("select, input") || event.ctrlKey || event.metaKey || event.altKey) return;
-  const memories = traceOf().memories.length;
+  const memories = traceOf().memories.length, heads = memoryOf().heads, all = heads > 1 ? 1 : 0;
+  const go = (step) => {
+    if (state.view !== "pairs") return chooseToken(state.token + step);
+    state.pair = Math.max(0, Math.min(traceOf().tokens.length - 1, state.pair + step));
+    refresh();
+  };
   const actions = {
-    ArrowRight: () => chooseToken(state.token + 1),
-    ArrowLeft: () => chooseToken(state.token - 1),
-    ArrowDown: () => { state.head = turn(memoryOf().heads, 1, state.head); refresh(); },
-    ArrowUp: () => { state.head = turn(memoryOf().heads, -1, state.head); refresh(); },
+    ArrowRight: () => go(1),
+    ArrowLeft: () => go(-1),
+    ArrowDown: () => { state.head = turn(heads + all, 1, state.head + all) - all; refresh(); },
+    ArrowUp: () => { state.head = turn(heads + all, -1, state.head + all) - all; refresh(); },
     "]": () => { state.memory = turn(memories, 1, state.memory); state.head = 0; refresh(); },
     "[": () => { state.memory = turn(memories, -1, state.memory); state.head = 0; refresh(); },
-    f: () => { const { pairs } = recalled(state, state.token); if (pairs.length && inText(memoryOf())) chooseToken(pairs[0]); },
+    f: () => { const { pairs } = recalled(state, state.token); if (pairs[0] >= 0 && inText(memoryOf())) chooseToken(pairs[0]); },
     "?": toggleHelp,
   };
   available().forEach(([name], index) => { actions[String(index + 1)] = () => show(name); });
@@ -462,13 +653,18 @@ async function start() {
   await unpack();
   const nav = document.getElementById("views");
   available().forEach(([name, title]) => nav.append(element("button", { type: "button", role: "tab", "data-view": name, onclick: () => show(name) }, title)));
-  state.token = array(traceOf().queries).at(-1) ?? 0;
+  // The last traced token that another one follows: its prediction can be looked at.
+  state.token = Array.from(array(traceOf().queries)).findLast((token) => token + 1 < traceOf().tokens.length) ?? 0;
   const first = traceOf().memories.findIndex((memory) => memory.recalls);
   state.memory = Math.max(0, first);
-  state.other = { trace: Math.min(1, data.traces.length - 1), memory: state.memory, head: memoryOf().heads > 1 && data.traces.length === 1 ? 1 : 0 };
+  state.other = { trace: Math.min(1, data.traces.length - 1), memory: state.memory, head: memoryOf().heads > 1 && data.traces.length === 1 ? 1 : 0, token: 0 };
+  const right = traceOf(state.other);
+  state.other.memory = Math.max(0, right.memories.findIndex((memory) => memory.recalls));
+  state.other.token = sameText(state, state.other) ? state.token : array(right.queries).at(-1) ?? 0;
   document.getElementById("help-button").addEventListener("click", toggleHelp);
   document.addEventListener("keydown", onKey);
-  show(traceOf().segments && first < 0 ? "segments" : "read");
+  show(traceOf().tokens.length ? (traceOf().segments ? "segments" : "read") : "memory");
+  performance.mark("drawn");
   document.body.dataset.ready = "true";
 }
 
