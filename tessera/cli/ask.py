@@ -1,27 +1,48 @@
-"""Ask questions of a memory that `tessera memorize` stored: print the model's continuation of each.
+"""Ask questions of a text that an ARMT, RMT or PRMT model reads, or of a memory that `tessera memorize` stored.
 
-Every question is asked of the same memory: one does not know of the others. --interactive reads questions line by line
-from standard input, until its end.
+Of a model that was trained on questions (a recipe with data.task, such as armt-babilong-qa1) the answer is one word,
+with the probability that the model gives it; other models continue the question. Every question is asked of the same
+memory: one does not know of the others. --plant hides sentences in the text before it is read:
+
+  tessera ask runs/armt-babilong-qa1 "Where is Mary?" --text book.txt --plant "Mary went to the kitchen."
+
+--interactive reads questions line by line from standard input, until its end.
 """
 
 import argparse
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tessera.cli.generate import add_sampling, sampling_of
+from tessera.errors import TesseraError, expect
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera ask`."""
     parser.add_argument("model", help="folder of the model that memorized")
     parser.add_argument("questions", nargs="*", default=[], metavar="question", help="text to continue")
-    parser.add_argument("--memory", required=True, help="file that `tessera memorize` stored")
+    parser.add_argument("--memory", help="file that `tessera memorize` stored")
+    parser.add_argument("--text", help="text file to read first, in place of --memory; or the name of a bundled book")
+    parser.add_argument(
+        "--plant",
+        action="append",
+        default=[],
+        metavar="SENTENCE",
+        help="hide this sentence in --text, at a place that --seed decides; several keep their order",
+    )
     parser.add_argument("--interactive", action="store_true", help="read questions from standard input, one a line")
     add_sampling(parser, max_new_tokens=50, default_temperature=0.0)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, then answer question by question."""
-    from tessera.errors import expect
+    from tessera.generation.answering import answer, answers_questions
     from tessera.generation.memory import segmented_model, stored_memory
     from tessera.generation.sampling import continuation
     from tessera.models.loading import load_tokenizer
@@ -33,14 +54,57 @@ def run(arguments: argparse.Namespace) -> int:
         "be given, or --interactive, and not both",
         f"{len(arguments.questions)} questions",
     )
+    sources = [name for name in ("memory", "text") if getattr(arguments, name) is not None]
+    expect(len(sources) == 1, "ask", "--memory or --text", "be given, and not both", " and ".join(sources) or "neither")
+    expect(arguments.text is not None or not arguments.plant, "ask", "--plant", "come with --text", "no --text")
+    file = None if arguments.text is None else text_file(arguments.text)
     model, tokenizer = segmented_model(arguments.model, "ask"), load_tokenizer(arguments.model)
-    memory = stored_memory(model, arguments.memory, "ask")
+    if file is None:
+        memory = stored_memory(model, arguments.memory, "ask")
+    else:
+        memory = _read(model, tokenizer, file, arguments.plant, arguments.seed)
     sampling = sampling_of(arguments)
     for question in _typed_questions() if arguments.interactive else arguments.questions:
         if len(arguments.questions) > 1:
             print(f"> {question}")
-        print(continuation(model, tokenizer, question, sampling, where="ask", memory_state=memory), flush=True)
+        if answers_questions(tokenizer):
+            word, probability = answer(model, tokenizer, question, memory)
+            print(f"{word} ({100 * probability:.1f} %)", flush=True)
+        else:
+            print(continuation(model, tokenizer, question, sampling, where="ask", memory_state=memory), flush=True)
     return 0
+
+
+def text_file(name: str) -> Path:
+    """The file called `name`, here or among the bundled stories."""
+    from tessera.data.sources import STORIES
+
+    for path in (Path(name), STORIES / name):
+        if path.is_file():
+            return path
+    books = ", ".join(sorted(path.name for path in STORIES.glob("*.txt")))
+    raise TesseraError(f"ask: --text must be a text file, or a bundled book ({books}); got {name!r}.")
+
+
+def _read(
+    model: "SegmentedForCausalLM", tokenizer: "PreTrainedTokenizerFast", path: Path, facts: list[str], seed: int
+) -> "MemoryState":
+    """The memory after the text with the facts planted in it; says on standard error what was read."""
+    from tessera.generation.memory import token_stream
+    from tessera.generation.planting import PlantedText
+    from tessera.models.recurrence import read_stream
+
+    with path.open(encoding="utf-8") as file:
+        text = PlantedText(file, path.stat().st_size, facts, seed)
+        try:
+            memory = read_stream(model, token_stream(text, tokenizer), progress=sys.stderr.isatty())
+        except UnicodeDecodeError as error:
+            raise TesseraError(f"ask: --text must be UTF-8; got {str(path)!r} ({error.reason}).") from None
+    for fact, place in zip(facts, text.places):
+        print(f"planted after {100 * place:.0f} % of the text: {fact}", file=sys.stderr)
+    tokens, segments = int(memory.tokens_read), int(memory.segments_read)
+    print(f"{path.name}: {tokens:,} tokens read in {segments:,} segments", file=sys.stderr)
+    return memory
 
 
 def _typed_questions():

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from tessera.cli.arguments import image_file
+from tessera.files import expect_writable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read, print and draw."""
     from tessera.evaluation.report import print_table, short_names
-    from tessera.files import expect_writable
     from tessera.training.comparison import COLUMNS, draw_runs, run_state
     from tessera.typed import to_json
 

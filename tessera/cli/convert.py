@@ -1,7 +1,8 @@
-"""Rebuild a published checkpoint as a model of this library.
+"""Rebuild a published checkpoint as a model of this library, or make one model of a checkpoint in parts.
 
 The checkpoint is a .safetensors file, or a PyTorch file (.pt, .pth, .bin, .ckpt) that is read with weights_only: code
-in it is never run. The result is a folder that from_pretrained, generate and eval read.
+in it is never run. Of a run that was trained with training.shard (or one of its checkpoints), the parts that the
+processes wrote are merged. The result is a folder that from_pretrained, generate and eval read.
 """
 
 import argparse
@@ -10,7 +11,7 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this verb."""
-    parser.add_argument("checkpoint", type=Path, help="the published weights")
+    parser.add_argument("checkpoint", type=Path, help="the published weights, or a run or checkpoint folder")
     parser.add_argument("output", type=Path, help="the folder to write; it must not exist or be empty")
     parser.add_argument(
         "--source",
@@ -27,10 +28,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert, and say what it became."""
+    if arguments.checkpoint.is_dir():
+        return _merge(arguments)
     from tessera.interop.checkpoint_file import convert_checkpoint
     from tessera.models.sizes import num_parameters
 
     options = {name: getattr(arguments, name) for name in ("source", "arguments", "dtype")}
     model = convert_checkpoint(arguments.checkpoint, arguments.output, **options)
     print(f"{arguments.output}: {type(model).__name__}, {num_parameters(model):,} parameters")
+    return 0
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    from tessera.errors import expect
+    from tessera.training.sharded_checkpoint import merged_model
+
+    for name in ("source", "arguments"):
+        expect(getattr(arguments, name) is None, "convert", f"--{name}", "be left out for a folder", "one")
+    checkpoint, count = merged_model(arguments.checkpoint, arguments.output, arguments.dtype)
+    print(f"{arguments.output}: {checkpoint.name}, {count} {'file' if count == 1 else 'files'} of weights")
     return 0

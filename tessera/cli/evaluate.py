@@ -1,4 +1,4 @@
-"""Evaluate models: their loss on text, or their scores on a task.
+"""Evaluate models: their loss on text, or their scores on tasks.
 
 On text: nats per token, perplexity, bits per byte, and loss by position in the context. --data is what a recipe's
 data.source can be: stories, a text file, a folder, a glob, or a Hugging Face dataset. Without it a run folder is
@@ -6,12 +6,18 @@ evaluated on its own validation text. Several models are set side by side, and d
 
 On a task (`tessera tasks` lists them): the scores on examples of its test split, at each of --lengths, for example
   tessera eval runs/a runs/b --task mqmtar --lengths 64 128 256
+
+On tasks of EleutherAI's lm-evaluation-harness, its own or from your YAML files (needs tessera[eval]), for example
+  tessera eval runs/a --tasks hellaswag,arc_easy
+  tessera eval runs/a --tasks my_task --include-path my_tasks
 """
 
 import argparse
 from pathlib import Path
 
 from tessera.cli.arguments import context_length, decay, image_file, positive_int, seed
+from tessera.errors import expect
+from tessera.files import expect_writable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,24 +49,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     task.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the task")
     task.add_argument("--examples", type=positive_int, default=256, help="examples per length (default: 256)")
     task.add_argument("--seed", type=seed, default=0, help="seed of the examples (default: 0)")
+    harness = parser.add_argument_group("on tasks of lm-evaluation-harness")
+    harness.add_argument("--tasks", metavar="NAMES", help="names with commas between them, such as hellaswag,arc_easy")
+    harness.add_argument("--include-path", metavar="DIR", help="folder with YAML files of more tasks")
+    harness.add_argument("--num-fewshot", type=int, help="examples in each prompt (default: the task's)")
+    harness.add_argument("--limit", type=positive_int, help="at most so many requests of each task (default: all)")
+    harness.add_argument(
+        "--max-length",
+        type=positive_int,
+        help="longest request in tokens (default: the model's context, if any)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate all models, then print and draw."""
-    from tessera.errors import expect
-    from tessera.evaluation.report import print_task_reports, print_text_reports
-    from tessera.files import expect_writable
+    from tessera.evaluation.report import print_harness_reports, print_task_reports, print_text_reports
 
     of_text = ("data", "split", "context", "sequences", "plot", "average")
     of_task = ("lengths", "set")
-    for option in of_text if arguments.task else of_task:
-        where = "with --task" if arguments.task else "without --task"
-        value = getattr(arguments, option)
-        expect(value in (None, []), "eval", f"--{option}", f"be left out {where}", value)
+    of_harness = ("include_path", "num_fewshot", "limit", "max_length")
+    expect(not (arguments.task and arguments.tasks), "eval", "--task", "be left out with --tasks", arguments.task)
+    chosen = "--task" if arguments.task else "--tasks" if arguments.tasks else "text"
+    for where, options in (("text", of_text), ("--task", of_task), ("--tasks", of_harness)):
+        for option in options if chosen != where else ():
+            unless = f"with {chosen}" if where == "text" else f"without {where}"
+            value = getattr(arguments, option)
+            name = "--" + option.replace("_", "-")
+            expect(value in (None, []), "eval", name, f"be left out {unless}", value)
     expect(arguments.average is None or arguments.plot, "eval", "--plot", "name a file for --average", None)
     if arguments.plot:
         expect_writable(Path(arguments.plot), "eval", "--plot")
-    if arguments.task:
+    if arguments.tasks:
+        print_harness_reports([_on_harness(model, arguments) for model in arguments.models], arguments.json)
+    elif arguments.task:
         print_task_reports([_on_task(model, arguments) for model in arguments.models], arguments.json)
     else:
         reports = [_on_text(model, arguments) for model in arguments.models]
@@ -72,17 +93,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _model(folder: str, arguments: argparse.Namespace):
     """(the model, whether long-term memories take part: None for models that have no such thing)."""
-    from tessera.errors import TesseraError
     from tessera.models.loading import load_model
 
-    model = load_model(folder)
-    present = getattr(model.config, "long_term_memory", None)
-    if not arguments.without_long_term_memory:
-        return model, present
-    if not present:
-        raise TesseraError(f"eval: --without-long-term-memory must be left out; {folder} has none.")
-    model.disable_long_term_memory()
-    return model, False
+    enabled = not arguments.without_long_term_memory
+    model = load_model(folder, long_term_memory=enabled)
+    return model, getattr(model.config, "long_term_memory", None) and enabled
 
 
 def _on_text(folder: str, arguments: argparse.Namespace) -> dict:
@@ -107,6 +122,25 @@ def _on_task(folder: str, arguments: argparse.Namespace) -> dict:
     options = {name: getattr(arguments, name) for name in ("examples", "batch_size", "seed", "precision")}
     report = task_report(model, arguments.task, task, arguments.lengths, **options)
     return {"model": str(folder), "long_term_memory": long_term_memory, **report}
+
+
+def _on_harness(folder: str, arguments: argparse.Namespace) -> dict:
+    from tessera.lm_eval import require_harness
+
+    require_harness("eval --tasks")
+    import logging
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    from tessera.evaluation.harness import TesseraLM, harness_report
+    from tessera.models.precision import resolve_precision
+
+    dtype = {"bf16": "bfloat16", "fp32": "float32"}[resolve_precision(arguments.precision)]
+    switch = "off" if arguments.without_long_term_memory else "on"
+    options = {"batch_size": arguments.batch_size, "max_length": arguments.max_length, "dtype": dtype}
+    model = TesseraLM(folder, long_term_memory=switch, **options)
+    names = [name for name in arguments.tasks.split(",") if name]
+    settings = {name: getattr(arguments, name) for name in ("include_path", "limit", "num_fewshot")}
+    return {"model": str(folder), **harness_report(model, names, **settings)}
 
 
 def _plot(reports: list[dict], arguments: argparse.Namespace) -> None:

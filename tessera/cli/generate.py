@@ -8,9 +8,12 @@ prompts of the papers, for example
 """
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 
 from tessera.cli.arguments import positive_int, probability, seed, temperature, whole_number
+from tessera.errors import TesseraError
+from tessera.files import expect_writable, write_text_atomically, writing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +54,6 @@ def add_sampling(parser: argparse.ArgumentParser, max_new_tokens: int, default_t
 
 def sampling_of(arguments: argparse.Namespace):
     """The `Sampling` that the arguments of `add_sampling` describe."""
-    from dataclasses import fields
-
     from tessera.generation.sampling import Sampling
 
     return Sampling(**{field.name: getattr(arguments, field.name) for field in fields(Sampling)})
@@ -60,8 +61,6 @@ def sampling_of(arguments: argparse.Namespace):
 
 def run(arguments: argparse.Namespace) -> int:
     """Load the models; print prompt and continuation, or the table."""
-    from tessera.errors import TesseraError
-    from tessera.files import expect_writable, write_text_atomically, writing
     from tessera.generation.prompts import continuations, markdown_table, read_prompts
     from tessera.generation.sampling import continuation
     from tessera.models.loading import load_model, load_tokenizer

@@ -6,9 +6,11 @@ allocated: a model of any size can be asked about on any machine.
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from tessera.cli.arguments import positive_int
+from tessera.errors import TesseraError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Count and print."""
-    from dataclasses import asdict
-
     from tessera.evaluation.accounting import account
 
     config, context = _configuration(arguments)
@@ -47,7 +47,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _configuration(arguments: argparse.Namespace):
     """(model configuration, context length) of a model folder or a recipe."""
     from tessera.data.tokenizers import vocabulary_size
-    from tessera.errors import TesseraError
     from tessera.models.loading import load_config
     from tessera.models.presets import PRESETS
     from tessera.training.model_section import model_config

@@ -16,13 +16,16 @@ from tessera import plugins
 from tessera.errors import TesseraError
 
 USER_ERROR, INTERRUPTED = 2, 130
+OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
 # verb -> module; the first line of the module's docstring is the verb's help. A new verb is a new line here.
 VERBS = {
     "train": "tessera.cli.train",
     "generate": "tessera.cli.generate",
     "eval": "tessera.cli.evaluate",
+    "prompts": "tessera.cli.prompts",
     "info": "tessera.cli.info",
     "compare": "tessera.cli.compare",
+    "sweep": "tessera.cli.sweep",
     "convert": "tessera.cli.convert",
     "demo": "tessera.cli.demo",
     "memorize": "tessera.cli.memorize",
@@ -47,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         _require_text(arguments)
-        parsed = make_parser().parse_args(arguments)
+        parsed = _parse(arguments)
         _quieten_libraries()
         for name in parsed.imports:
             plugins.import_file(name)
@@ -97,6 +100,17 @@ def make_parser() -> argparse.ArgumentParser:
             help="first import this Python file or module, which registers kernels, tasks or models of your own",
         )
     return parser
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The arguments. `key=value` may also follow an option, where argparse takes no further positional arguments."""
+    parser = make_parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    if rest:
+        if "overrides" not in parsed or not all(OVERRIDE.match(argument) for argument in rest):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parsed.overrides = [*parsed.overrides, *rest]
+    return parsed
 
 
 def _require_text(arguments: Sequence[str]) -> None:

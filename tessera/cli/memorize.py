@@ -9,6 +9,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from tessera.errors import TesseraError
+from tessera.files import writing
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera memorize`."""
@@ -21,8 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, store, say what was read."""
-    from tessera.errors import TesseraError
-    from tessera.files import write_atomically, writing
     from tessera.generation.memory import require_place, segmented_model, stored_memory, token_stream
     from tessera.models.loading import load_tokenizer
     from tessera.models.recurrence import read_stream
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"memorize: FILE must be text in UTF-8; got {arguments.file!r} ({error.reason})."
             ) from None
     with writing(out):
-        write_atomically(out, state.save)
+        state.save(out)
     tokens, segments, size = int(state.tokens_read), int(state.segments_read), out.stat().st_size / 1e6
     print(f"{out}: {tokens:,} tokens in {segments:,} segments, {size:.2f} MB")
     return 0

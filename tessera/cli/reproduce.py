@@ -1,4 +1,4 @@
-"""Reproduce one of the papers' synthetic experiments: train, evaluate, draw, and set the paper's numbers beside ours.
+"""Reproduce one of the papers' experiments: train, evaluate, draw, and set the paper's numbers beside ours.
 
 Writes results/EXPERIMENT/BUDGET.json, .png and .md. Called again after an interruption it goes on where it stopped.
 Budgets: smoke (seconds; shows that it runs), cpu (reduced, at most 90 minutes on two cores), full (as published).
@@ -17,6 +17,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", help="only these models (default: those of the budget)")
     parser.add_argument("--kernels", nargs="+", help="only these kernels (default: those of the budget)")
     parser.add_argument("--seeds", type=positive_int, help="number of seeds (default: that of the budget)")
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        metavar="NAME=PATH",
+        help="texts of your own for experiments on language; the results name them, not their paths",
+    )
     parser.add_argument("--only", metavar="PATTERN", help='only runs of this name, as in "*/1000/seed 0"')
     parser.add_argument(
         "--workers", type=positive_int, help="runs side by side (default: one per core; with a GPU, one)"
@@ -30,9 +36,15 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.experiments.runner import reproduce
 
     models, kernels = (tuple(names) if names else None for names in (arguments.models, arguments.kernels))
-    selection = RunSelection(arguments.budget, models, kernels, arguments.seeds)
+    data = tuple(arguments.data) if arguments.data else None
+    selection = RunSelection(arguments.budget, models, kernels, arguments.seeds, data)
     table = reproduce(
-        arguments.experiment, selection, output=arguments.output, workers=arguments.workers, only=arguments.only
+        arguments.experiment,
+        selection,
+        output=arguments.output,
+        workers=arguments.workers,
+        only=arguments.only,
+        imports=tuple(arguments.imports),
     )
     print(table.read_text(encoding="utf-8"))
     print(f"written: {table.with_suffix('')}.json, .png and .md")

@@ -20,6 +20,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from tessera.errors import TesseraError
+
 
 class HelpRecipe(argparse.Action):
     """Prints what a recipe may say, and ends the program, whatever else is given."""
@@ -55,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, and print where the model is and how good it is."""
-    from tessera.errors import TesseraError
     from tessera.training.interruption import TrainingInterrupted
     from tessera.training.recipe import read_recipe
     from tessera.training.run import train
@@ -71,10 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     if os.environ.get("RANK", "0") != "0":  # under torchrun one process speaks for all
         return 0
     print(f"{summary.name}: {summary.parameters:,} parameters, {summary.tokens:,} training tokens")
-    print(
-        f"validation loss {summary.validation_loss:.4f} nats/token, {summary.validation_bits_per_byte:.4f} bits/byte"
-        + (f", {summary.skipped_steps} steps skipped" if summary.skipped_steps else "")
-    )
+    print(summary.quality + (f", {summary.skipped_steps} steps skipped" if summary.skipped_steps else ""))
     print(f"model in {folder}")
     return 0
 

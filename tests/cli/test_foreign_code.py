@@ -35,6 +35,7 @@ VERBS = {
     "eval": ["--sequences", "1"],
     "memorize": ["{text}", "--out", "{new}"],
     "ask": ["Who?", "--memory", "{new}"],
+    "prompts": ["--many-shot", "banking77", "--shots", "1"],
     "info": [],
 }
 

@@ -25,8 +25,8 @@ def two_models(run_folder, tmp_path_factory):
 
 def greedy(folder, prompt, tokens):
     ids = torch.tensor([list(prompt.encode())])
-    found = load_model(folder).generate(ids, max_new_tokens=tokens, num_beams=2, do_sample=False)[0, ids.shape[1] :]
-    return bytes(token for token in found.tolist() if token < 256).decode(errors="replace")
+    actual = load_model(folder).generate(ids, max_new_tokens=tokens, num_beams=2, do_sample=False)[0, ids.shape[1] :]
+    return bytes(token for token in actual.tolist() if token < 256).decode(errors="replace")
 
 
 def test_a_table_of_models_and_prompts(tessera, two_models, tmp_path):

@@ -74,3 +74,17 @@ def test_an_output_that_cannot_be_written_is_one_line():
         )
     assert done.returncode == 2
     assert done.stderr == "tessera: No space left on device\n"
+
+
+def test_changes_to_a_recipe_may_follow_options(tessera):
+    status, expected, _ = tessera("info", "tiny", "model.hidden_size=64", "model.num_layers=3", "--json")
+    assert status == 0
+    assert tessera("info", "tiny", "model.hidden_size=64", "--json", "model.num_layers=3") == (0, expected, "")
+
+
+@pytest.mark.parametrize("stray", ["more", "--steps=3"])
+@pytest.mark.parametrize("command", [("info", "tiny", "--json"), ("tasks", "--import", "json")])
+def test_what_is_no_change_is_refused(tessera, command, stray):
+    status, out, err = tessera(*command, stray)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"tessera: unrecognized arguments: {stray}.")

@@ -1,6 +1,49 @@
 """`tessera inspect` on a trained model."""
 
+import json
+import re
+
+import pytest
+
+from tessera import armt
 from tessera.inspection import Trace
+from tessera.models.loading import load_model, load_tokenizer
+
+
+def titles_of(page):
+    data = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)[1]
+    return [trace["title"] for trace in json.loads(data)["traces"]]
+
+
+@pytest.fixture(scope="module")
+def segmented_folder(run_folder, tmp_path_factory):
+    """The trained model of `run_folder` as the base of an ARMT."""
+    folder = tmp_path_factory.mktemp("wrapped") / "armt"
+    armt.wrap(load_model(run_folder), segment_size=8, num_memory_tokens=2, memory_dim=4).save_pretrained(folder)
+    load_tokenizer(run_folder).save_pretrained(folder)
+    return folder
+
+
+def test_a_stored_memory(tessera, segmented_folder, corpus, tmp_path):
+    memory, page, saved = tmp_path / "m.safetensors", tmp_path / "page.html", tmp_path / "trace.safetensors"
+    (tmp_path / "short.txt").write_text("Once upon a time there was a king.")
+    assert tessera("memorize", segmented_folder, tmp_path / "short.txt", "--out", memory)[0] == 0
+    assert tessera("inspect", segmented_folder, "--memory", memory, "-o", page, "--save", saved)[0] == 0
+    trace = Trace.load(saved)
+    assert (trace.stored.tokens_read, trace.stored.segments_read, trace.tokens) == (34, 5, ())
+    arguments = ["--text", corpus, "--tokens", 20, "--without-pairs", 3]
+    assert tessera("inspect", segmented_folder, "--memory", memory, *arguments, "-o", page, "--save", saved)[0] == 0
+    trace = Trace.load(saved)
+    assert trace.stored.tokens_read == 34
+    assert trace.memory(0, "contextual").pair_loss_change.shape == (1, 20)
+
+
+def test_several_texts(tessera, run_folder, corpus, tmp_path):
+    other, page = tmp_path / "other.txt", tmp_path / "page.html"
+    other.write_text("A king had a daughter.")
+    arguments = ["--text", corpus, other, "--tokens", 20, "--without", "none", "-o", page]
+    assert tessera("inspect", run_folder, *arguments)[0] == 0
+    assert titles_of(page) == [f"{run_folder}, {corpus.name}", f"{run_folder}, other.txt"]
 
 
 def test_page_and_trace(tessera, run_folder, corpus, tmp_path):
@@ -23,6 +66,10 @@ def test_mistakes(tessera, run_folder, corpus, tmp_path):
         (["--text", tmp_path / "none.txt"], "cannot be read"),
         (["--text", corpus, "--share", "2"], "share must lie in"),
         (["--text", corpus, "--tokens", "1"], "at least two tokens"),
+        ([], "--text or --memory must be given"),
+        (["--memory", tmp_path / "none"], "must be an ARMT, RMT or PRMT model"),
+        (["--text", corpus, corpus, "--save", tmp_path / "x"], "one model and one text"),
+        (["--text", corpus, "--tokens", "9", "--without-pairs", "9"], "pair must be stored by contextual of layer 0"),
     ):
         status, _, error = tessera("inspect", run_folder, *arguments, "-o", page)
         assert status == 2

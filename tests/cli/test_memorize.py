@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 import tessera.armt as armt
 from tessera.errors import TesseraError
 from tessera.generation.memory import PIECE, token_stream
+from tessera.generation.planting import PlantedText
 from tessera.models.armt import ARMTState
 from tessera.models.loading import load_model, load_tokenizer
 
@@ -38,21 +39,21 @@ def test_a_text_is_read_in_parts_and_asked(tessera, wrapped, tmp_path):
     assert f"{len(text)} tokens in 6 segments" in out
     tessera("memorize", wrapped, tmp_path / "one.txt", "--out", tmp_path / "one")
     tessera("memorize", wrapped, tmp_path / "two.txt", "--out", tmp_path / "two", "--memory", tmp_path / "one")
-    whole, parts = ARMTState.load(tmp_path / "whole"), ARMTState.load(tmp_path / "two")
-    for name, tensor in whole.tensors().items():
+    at_once, parts = ARMTState.load(tmp_path / "whole"), ARMTState.load(tmp_path / "two")
+    for name, tensor in at_once.tensors().items():
         torch.testing.assert_close(parts.tensors()[name], tensor)
     status, out, _ = tessera("ask", wrapped, "Who was", "--memory", tmp_path / "whole", "--max-new-tokens", 6)
     assert status == 0
     model, ids = load_model(wrapped), torch.tensor([list(b"Who was")])
-    expected = model.generate(ids, memory_state=whole, max_new_tokens=6, do_sample=False, attention_mask=ids > 0)
+    expected = model.generate(ids, memory_state=at_once, max_new_tokens=6, do_sample=False, attention_mask=ids > 0)
     assert out == load_tokenizer(wrapped).decode(expected[0, 7:], skip_special_tokens=True) + "\n"
 
 
 def test_pieces_have_the_tokens_of_the_whole(run_folder):
     tokenizer = load_tokenizer(run_folder)
     for text in ("word " * (PIECE // 4), "x" * (PIECE + 5), "a\n\nb  c "):
-        found = list(token_stream(io.StringIO(text), tokenizer))
-        assert found == tokenizer(text, add_special_tokens=False)["input_ids"]
+        actual = list(token_stream(io.StringIO(text), tokenizer))
+        assert actual == tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def test_mistakes_are_one_line(tessera, wrapped, run_folder, tmp_path):
@@ -76,6 +77,14 @@ def test_mistakes_are_one_line(tessera, wrapped, run_folder, tmp_path):
         (("ask", wrapped, "Who?", "--memory", memory, "--interactive"), "and not both; got 1 questions"),
         (("ask", wrapped, "Who?", "--memory", text), "must be a stored memory"),
         (("ask", wrapped, "", "--memory", memory), "at least one token"),
+        (("ask", wrapped, "Who?"), "--memory or --text must be given, and not both; got neither"),
+        (("ask", wrapped, "Who?", "--memory", memory, "--text", text), "not both; got memory and text"),
+        (("ask", wrapped, "Who?", "--memory", memory, "--plant", "A king."), "--plant must come with --text"),
+        (
+            ("ask", wrapped, "Who?", "--text", tmp_path / "none.txt"),
+            "or a bundled book (andersens_fairy_tales_1597.txt",
+        ),
+        (("ask", wrapped, "Who?", "--text", tmp_path / "bytes.txt"), "must be UTF-8"),
         (("ask", wrapped, "Who?", "--memory", memory, "--max-new-tokens", 0), "at least 1"),
     ]:
         status, _, err = tessera(*arguments)
@@ -131,3 +140,59 @@ def test_memories_of_earlier_releases_are_read(tessera, wrapped, tmp_path):
     save_file(state.tensors(), tmp_path / "old", metadata={"format": "pt", "tessera_memory": "armt"})
     old = ARMTState.load(tmp_path / "old").tensors()
     assert all(torch.equal(old[name], tensor) for name, tensor in state.tensors().items())
+
+
+def test_a_text_with_planted_sentences(tmp_path):
+    text = "One went. Two came. Three stayed. " * 3000  # several pieces
+    assert len(text) > PIECE
+    facts = ["Mary went to the kitchen.", "Mary went to the garden.", "John took the milk."]
+
+    def planted(seed):
+        stream, parts = PlantedText(io.StringIO(text), len(text), facts, seed), []
+        while piece := stream.read(PIECE):
+            parts.append(piece)
+        return "".join(parts), stream.places
+
+    whole, places = planted(0)
+    assert len(whole) == len(text) + sum(len(fact) + 1 for fact in facts)
+    positions = [whole.index(fact) for fact in facts]
+    assert positions == sorted(positions)
+    assert all(whole[place - 2] == "." for place in positions), "between sentences"
+    for fact in facts:
+        whole = whole.replace(f"{fact} ", "")
+    assert whole == text
+    assert places == pytest.approx([place / len(text) for place in positions], abs=0.01)
+    assert places != planted(1)[1]
+    short = PlantedText(io.StringIO("no end of a sentence"), 20, facts)
+    assert short.read(PIECE) + short.read(PIECE) == "no end of a sentence " + " ".join(facts)
+
+
+def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path):
+    """The README's, small: what is printed is the likeliest word and its probability after reading the planted text."""
+    stages = "training.curriculum=[{length: 1, steps: 2}, {length: 2, steps: 1}]"
+    small = ("model.base.hidden_size=16", "model.base.num_heads=2", "model.memory_dim=4", "training.batch_size=2")
+    small += ("training.evaluate_sequences=2", "model.base.num_persistent_slots=8", stages)
+    status, out, _ = tessera("train", "armt-babilong-qa1", *small, "--output", tmp_path / "run")
+    assert status == 0
+    assert "% of the answers are right" in out
+    book = tmp_path / "book.txt"
+    book.write_text("It was a dark night, and nobody had gone to bed in the old house. " * 40)
+    facts = ("Mary went to the kitchen.", "Mary went to the garden.")
+    planting = [word for fact in facts for word in ("--plant", fact)]
+    command = ("ask", tmp_path / "run", "Where is Mary?", "Where is John?", "--text", book, *planting)
+    status, out, err = tessera(*command)
+    assert status == 0
+    model, tokenizer = load_model(tmp_path / "run"), load_tokenizer(tmp_path / "run")
+    with book.open() as file:
+        tokens = torch.tensor([list(token_stream(PlantedText(file, book.stat().st_size, facts, 0), tokenizer))])
+    assert f"book.txt: {tokens.shape[1]:,} tokens read" in err
+    assert err.count("planted after") == 2
+    expected = []
+    for question in ("Where is Mary?", "Where is John?"):
+        asked = tokenizer(f"{question} <generate>", return_tensors="pt", add_special_tokens=False).input_ids
+        assert asked.shape[1] == 5
+        memory = model(input_ids=tokens).memory_state
+        probabilities = model(input_ids=asked, memory_state=memory, use_cache=True).logits[0, -1].detach().softmax(-1)
+        word = tokenizer.decode([int(probabilities.argmax())])
+        expected.append(f"> {question}\n{word} ({100 * float(probabilities.max()):.1f} %)\n")
+    assert out == "".join(expected)

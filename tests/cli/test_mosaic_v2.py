@@ -27,11 +27,11 @@ def mosaic(tmp_path_factory, corpus):
 
 def test_info_reports_a_preset_as_published(tessera):
     status, out, _ = tessera("info", "mosaic-v2-large", "--json", "--context", "256")
-    found = json.loads(out)
+    actual = json.loads(out)
     assert status == 0
-    assert round(found["parameters"] / 1e9, 1) == 9.9
-    assert sum(found["parameters_by_part"].values()) == found["parameters"]
-    published = found["as_published"]
+    assert round(actual["parameters"] / 1e9, 1) == 9.9
+    assert sum(actual["parameters_by_part"].values()) == actual["parameters"]
+    published = actual["as_published"]
     flops = {name: round(published[name]["flops_per_token"] / 1e9, 1) for name in published if name != "context"}
     assert flops == {"model": 18.9, "without_long_term_memory": 15.6, "transformer": 16.7}
 
@@ -51,7 +51,7 @@ def test_evaluation_without_long_term_memory(tessera, mosaic, run_folder):
     assert reports[0]["loss"] != reports[1]["loss"]
     status, _, err = tessera("eval", run_folder, "--without-long-term-memory")
     assert status == 2
-    assert "--without-long-term-memory must be left out" in err
+    assert "must have long-term memories to switch off; this memory_mosaic has none" in err
 
 
 def test_context_fine_tuning_starts_from_the_shorter_run(tessera, mosaic, tmp_path):

@@ -1,5 +1,6 @@
 """`tessera tasks` and `tessera reproduce`: what they print, and what they refuse in one line."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from tessera.cli.main import main
 from tessera.experiments.catalogue import EXPERIMENTS
 from tessera.experiments.experiment import RunSelection
 from tessera.tasks.catalogue import TASKS
+from tests.experiments import toy
 from tests.experiments.toy import Toy
 
 
@@ -51,6 +53,23 @@ def test_refusals_are_one_line_and_status_2(arguments, message, capsys, tmp_path
     assert message in error
     assert "\n" not in error
     assert not (tmp_path / "results").exists()
+
+
+REGISTRATION = """
+from tessera.experiments.catalogue import EXPERIMENTS
+
+EXPERIMENTS.add("line_of_a_test", Toy())
+"""
+
+
+def test_worker_processes_import_what_the_command_imported(tmp_path):
+    # The plugin is a copy: the command runs outside the repository, where no `tests` can be imported.
+    (tmp_path / "plugin_of_a_test.py").write_text(inspect.getsource(toy) + REGISTRATION)
+    arguments = ["reproduce", "line_of_a_test", "--workers", "2", "--import", "plugin_of_a_test.py"]
+    command = [sys.executable, "-m", "tessera.cli.main", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "| straight/seed 1 |" in done.stdout
 
 
 @pytest.mark.slow

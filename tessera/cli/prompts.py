@@ -1,0 +1,123 @@
+"""Ask models the prompts of Memory Mosaics v2: many-shot classification, or questions about many documents.
+
+Many-shot classification (--many-shot names the data set, --files its examples and its queries; Banking77 is bundled):
+  tessera prompts runs/a runs/b --many-shot banking77 --shots 1 2 4
+  tessera prompts runs/a --many-shot goemotions --files train.tsv test.tsv --shots 4 --anonymous
+Questions about one of many documents (--files: SQuAD's or HotpotQA's file), in prompts of so many tokens:
+  tessera prompts runs/a --documents squad --files dev-v1.1.json --lengths 4096 8192
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from tessera.cli.arguments import positive_int, seed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera prompts`."""
+    parser.add_argument("models", nargs="+", metavar="model", help="folder of a model with its tokenizer")
+    parser.add_argument("--files", nargs="+", type=Path, help="the data set's files (Banking77: the bundled ones)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of contexts and questions (default: 0)")
+    parser.add_argument("--batch-size", type=positive_int, default=8, help="sequences per forward pass (default: 8)")
+    parser.add_argument(
+        "--without-long-term-memory", action="store_true", help="switch the long-term memories off (v2 models)"
+    )
+    parser.add_argument("--json", action="store_true", help="print as JSON, with provenance")
+    shots = parser.add_argument_group("many-shot classification")
+    shots.add_argument("--many-shot", metavar="DATA", help="banking77, goemotions or tacred")
+    shots.add_argument("--shots", nargs="+", type=positive_int, default=[1, 2, 4], help="default: 1 2 4")
+    shots.add_argument("--anonymous", action="store_true", help='labels "class 1", ... instead of names')
+    shots.add_argument("--contexts", type=positive_int, default=10, help="for each number of shots (default: 10)")
+    shots.add_argument("--queries", type=positive_int, default=10, help="of each context (default: 10)")
+    documents = parser.add_argument_group("questions about documents")
+    documents.add_argument("--documents", metavar="DATA", help="squad or hotpotqa")
+    documents.add_argument("--lengths", nargs="+", type=positive_int, default=[4096], help="default: 4096")
+    documents.add_argument("--questions", type=positive_int, default=100, help="of each length (default: 100)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask all models, then print."""
+    from tessera.errors import expect
+
+    chosen = [name for name in ("many_shot", "documents") if getattr(arguments, name)]
+    expect(len(chosen) == 1, "prompts", "--many-shot or --documents", "be given, one of them", chosen or None)
+    ask = _ask_many_shot if arguments.many_shot else _ask_documents
+    reports = [{"model": folder, **ask(folder, arguments)} for folder in arguments.models]
+    if arguments.json:
+        import json
+
+        print(json.dumps(reports, indent=1))
+    else:
+        for report in reports:
+            _print(report)
+    return 0
+
+
+def _ask_many_shot(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    from tessera.errors import TesseraError, did_you_mean, expect
+    from tessera.evaluation.many_shot import LabelledTexts, many_shot_scores
+    from tessera.tasks.many_shot.files import BANKING77, READERS, by_label
+    from tessera.tasks.many_shot.prompts import TEMPLATES
+
+    data = arguments.many_shot
+    if data not in READERS:
+        raise TesseraError(f"prompts: unknown data set {data!r}. {did_you_mean(data, READERS)}")
+    files = arguments.files
+    if files is None and data == "banking77":
+        files = [BANKING77 / "train.csv", BANKING77 / "test.csv"]
+    given = None if files is None else " ".join(map(str, files))
+    expect(files is not None and len(files) == 2, "prompts", "--files", "name two files, examples and queries", given)
+    demonstrations, queries = (by_label(READERS[data](path)) for path in files)
+    texts = LabelledTexts(demonstrations, queries, TEMPLATES[data])
+    options = {name: getattr(arguments, name) for name in ("anonymous", "contexts", "queries", "batch_size", "seed")}
+    return _report(folder, arguments, data, options, many_shot_scores, texts, arguments.shots)
+
+
+def _ask_documents(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    from tessera.errors import TesseraError, did_you_mean, expect
+    from tessera.evaluation.document_questions import document_scores
+    from tessera.tasks.document_qa.files import READERS
+
+    data = arguments.documents
+    if data not in READERS:
+        raise TesseraError(f"prompts: unknown data set {data!r}. {did_you_mean(data, READERS)}")
+    given = None if arguments.files is None else " ".join(map(str, arguments.files))
+    expect(arguments.files is not None and len(arguments.files) == 1, "prompts", "--files", "name one file", given)
+    file = READERS[data](arguments.files[0])
+    options = {"questions": arguments.questions, "seed": arguments.seed}
+    return _report(folder, arguments, data, options, document_scores, file, arguments.lengths)
+
+
+def _report(folder: str, arguments: argparse.Namespace, data: str, options: dict[str, Any], measure, *what) -> dict:
+    """A JSON-ready record with the scores, the options and the provenance."""
+    import time
+
+    from tessera.evaluation.provenance import provenance
+    from tessera.models.loading import load_model, load_tokenizer
+
+    began = time.time()
+    model = load_model(folder, long_term_memory=not arguments.without_long_term_memory)
+    scores = measure(model, load_tokenizer(folder), *what, **options, progress=not arguments.json)
+    configuration = {"model": model.config.to_diff_dict(), "data": data, "options": options}
+    made_with = provenance(configuration=configuration, seed=arguments.seed, wall_seconds=time.time() - began)
+    on = None if not hasattr(model.config, "long_term_memory") else not arguments.without_long_term_memory
+    return {"data": data, "long_term_memory": on, "scores": scores, "provenance": made_with}
+
+
+def _print(report: dict[str, Any]) -> None:
+    from tessera.evaluation.report import print_table
+
+    print(f"{report['model']}: {report['data']} (mean, standard error)")
+    rows: dict[str, dict] = {}
+    for number, scores in report["scores"].items():
+        if "exact_match" in scores:
+            rows[f"{number} tokens, {scores['documents']:.1f} documents"] = scores
+        else:
+            rows |= {f"{number} shots, {strategy}": one for strategy, one in scores.items()}
+    columns = tuple(name for name in next(iter(rows.values())) if name != "documents")
+    cells = [
+        tuple(f"{scores[name]['mean']:.4f} {scores[name]['standard_error']:.4f}" for name in columns)
+        for scores in rows.values()
+    ]
+    print_table(columns, list(rows), cells)

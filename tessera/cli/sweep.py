@@ -1,0 +1,93 @@
+"""Train a recipe at every point of a grid, and print one row per run with the best marked.
+
+An override with several values, divided by commas, is varied; every combination is a run. Commas in brackets or quotes
+divide nothing:
+  tessera sweep stories-mosaic training.steps=250 training.learning_rate=1e-3,3e-3 seed=0,1
+  tessera sweep stories-mosaic 'model.kernel=biweight,{name: knn, k: 32}'
+Where seeds vary beside other settings, a second table gives means over seeds with their standard error. (training.seed
+is taken for seed.)
+
+The same command goes on where it was stopped, and trains no run twice. Each run is a folder under --output, as tessera
+train makes it; sweep.json beside them holds the table. A run whose loss is not finite is a row that says so.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera sweep`."""
+    parser.add_argument("recipe", help="recipe file, or the name of a shipped recipe")
+    parser.add_argument("overrides", nargs="+", metavar="key=value,...", help="changes to the recipe, with dotted keys")
+    parser.add_argument("--output", type=Path, help="folder of the runs (default: runs/sweeps/<name of the recipe>)")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train all, then print the table."""
+    from tessera.training.interruption import TrainingInterrupted
+    from tessera.training.sweep import Sweep
+
+    overrides = [_plain(override) for override in arguments.overrides]
+    sweep = Sweep.read(arguments.recipe, overrides, arguments.output)
+
+    def begin(number, point):
+        print(f"run {number + 1} of {len(sweep.points)}: {point.label}", file=sys.stderr, flush=True)
+
+    try:
+        outcomes = sweep.run(begin)
+    except TrainingInterrupted as stop:
+        raise KeyboardInterrupt(f"{stop} Go on: {_command(arguments)}") from None
+    if arguments.json:
+        print(json.dumps(sweep.as_json(outcomes), indent=1, allow_nan=False))
+        return 0
+    _print(outcomes)
+    print(f"written: {sweep.output / 'sweep.json'}")
+    return 0
+
+
+def _plain(override: str) -> str:
+    return override.removeprefix("training.") if override.startswith("training.seed=") else override
+
+
+def _print(outcomes) -> None:
+    from tessera.evaluation.report import print_table
+    from tessera.experiments.tables import mean_of, with_error
+    from tessera.training.sweep import best, over_seeds
+
+    keys = list(outcomes[0].values)
+    columns = ("nats/token", "bits/byte", "parameters", "tokens", "")
+    winner = best(outcomes)
+    rows = [_cells(outcome, place == winner) for place, outcome in enumerate(outcomes)]
+    print_table(columns, [_name(one.values) for one in outcomes], rows)
+    groups = over_seeds(outcomes)
+    if "seed" in keys and len(groups) > 1:
+        means = [mean_of(losses) for _, losses in groups]
+        lowest = min(mean.mean for mean in means)
+        lines = [(with_error(mean, ".4f"), str(mean.count), "best" * (mean.mean == lowest)) for mean in means]
+        print("\nmean over seeds")
+        print_table(("nats/token", "seeds", ""), [_name(values) for values, _ in groups], lines)
+
+
+def _name(values: dict[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in values.items()) or "all"
+
+
+def _cells(outcome, is_best: bool) -> tuple[str, ...]:
+    if outcome.problem:
+        return "-", "-", "-", "-", "not finite"
+    loss, bits = outcome.validation_loss, outcome.validation_bits_per_byte
+    return f"{loss:.4f}", f"{bits:.4f}", f"{outcome.parameters:,}", f"{outcome.tokens:,}", "best" if is_best else ""
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    """The command that goes on."""
+    words = ["tessera", "sweep", arguments.recipe, *arguments.overrides]
+    if arguments.output is not None:
+        words += ["--output", str(arguments.output)]
+    for name in arguments.imports:
+        words += ["--import", name]
+    return shlex.join([*words, "--json"] if arguments.json else words)

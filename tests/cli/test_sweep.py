@@ -1,0 +1,59 @@
+"""`tessera sweep`: the grid is trained once, goes on where it was stopped, and shows the best."""
+
+import json
+import shutil
+
+from tests.cli.conftest import OPTIONS
+
+GRID = ("training.learning_rate=1e-3,3e-2", "training.seed=0,1")
+
+
+def test_a_grid_from_end_to_end(tessera, corpus, tmp_path):
+    command = ("sweep", "tiny", f"data.source={corpus}", *OPTIONS, *GRID, "--output", tmp_path / "runs")
+    status, out, err = tessera(*command)
+    assert status == 0
+    table = json.loads((tmp_path / "runs" / "sweep.json").read_text())
+    losses = [run["validation_loss"] for run in table["runs"]]
+    assert [run["values"] for run in table["runs"]] == [
+        {"training.learning_rate": rate, "seed": seed} for rate in ("1e-3", "3e-2") for seed in ("0", "1")
+    ]
+    winner = losses.index(min(losses))
+    assert table["best"] == table["runs"][winner]["folder"]
+    assert table["shared"]["training.steps"] == "3"
+    rows = out.splitlines()[1:5]
+    assert [row.endswith("best") for row in rows] == [place == winner for place in range(4)]
+    assert f"{losses[winner]:.4f}" in rows[winner]
+    means = [sum(losses[:2]) / 2, sum(losses[2:]) / 2]
+    assert [f"{mean:.4f} ±" in out for mean in means] == [True, True]
+    assert "run 4 of 4: learning_rate=3e-2, seed=1" in err
+    # Each folder is a run of its own, with its own rate and seed.
+    for run in table["runs"]:
+        result = json.loads((tmp_path / "runs" / run["folder"].split("/")[-1] / "run.json").read_text())
+        settings = result["provenance"]["configuration"]
+        assert settings["training"]["learning_rate"] == float(run["values"]["training.learning_rate"])
+        assert settings["seed"] == int(run["values"]["seed"])
+    # Called again, it trains what is missing alone.
+    shutil.rmtree(table["runs"][1]["folder"])
+    status, out, err = tessera(*command, "--json")
+    assert status == 0
+    assert [line for line in err.splitlines() if line.startswith("run ")] == ["run 2 of 4: learning_rate=1e-3, seed=1"]
+    assert [run["validation_loss"] for run in json.loads(out)["runs"]] == losses
+
+
+def test_a_run_that_diverges_is_a_row(tessera, corpus, tmp_path):
+    grid = ("training.learning_rate=1e-3,1e6", "training.clip=0", "training.warmup_steps=0", "training.steps=8")
+    options = [option for option in OPTIONS if not option.startswith(("training.steps", "training.warmup"))]
+    status, out, _ = tessera("sweep", "tiny", f"data.source={corpus}", *options, *grid, "--output", tmp_path / "runs")
+    assert status == 0
+    first, second = out.splitlines()[1:3]
+    assert first.endswith("best")
+    assert second.endswith("not finite")
+    assert json.loads((tmp_path / "runs" / "sweep.json").read_text())["runs"][1]["validation_loss"] is None
+
+
+def test_another_sweep_in_the_same_folder_is_refused(tessera, corpus, tmp_path):
+    command = ("sweep", "--output", tmp_path / "runs", "tiny", f"data.source={corpus}", *OPTIONS)
+    assert tessera(*command, "seed=0")[0] == 0
+    status, _, err = tessera(*command, "seed=0", "training.weight_decay=0.2")
+    assert status == 2
+    assert "training.weight_decay is 0.1 there and 0.2 here" in err
