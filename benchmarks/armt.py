@@ -20,6 +20,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from tessera.evaluation.provenance import provenance
+from tessera.files import write_text_atomically
 
 TRAIN, CHECK = 16 * 512, 3 * 512 + 100
 LARGEST_DIFFERENCE = 1e-3  # float32 logits of order 1 after four segments; the golden files are compared in float64
@@ -64,7 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = compare(options, Path(folder))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_text_atomically(options.out, json.dumps(result, indent=1) + "\n")
     print(json.dumps({name: row for name, row in result.items() if name != "provenance"}, indent=1))
 
 

@@ -17,6 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import tessera.armt as armt
 from tessera.evaluation.provenance import provenance
+from tessera.files import write_text_atomically
 from tessera.models.armt.diagonal import read_diagonally
 
 CASES = [(64, 4, 32), (64, 8, 32), (256, 4, 128), (256, 4, 512)]  # width, layers, segment size
@@ -74,7 +75,7 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     result = {"device": options.device, "segments": SEGMENTS, "cases": rows, "provenance": provenance()}
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    write_text_atomically(out, json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from torch._inductor.virtualized import V
 from torch._subclasses import fake_tensor
 from torch.func import functional_call
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
-from transformers import AutoModelForCausalLM
 from triton.runtime.driver import driver
 
 from benchmarks.gpu_stages.models import pair
@@ -35,6 +34,7 @@ from benchmarks.gpu_stages.settings import Settings
 from benchmarks.hopper_driver import HopperDriver
 from benchmarks.pretend_attention import scaled_dot_product_attention
 from benchmarks.traffic import TOKENS
+from tessera.models.small_models import untrained_model
 from tessera.ops import kernel_regression
 
 HOPPER = {
@@ -130,8 +130,7 @@ def lowered(graph: torch.fx.GraphModule, inputs: list, mode, backward: bool) -> 
 def step(config, context: int) -> list[Count]:
     """The forward and the backward graph of a training step under bfloat16 autocast."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config).train()
-    model.loss_type = model.loss_type or "ForCausalLM"
+        model = untrained_model(config).train()
     mode, counts = fake_tensor.FakeTensorMode(), []
 
     def compiler(backward: bool):

@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tessera.files import write_text_atomically
+
 STAGES = ("correct", "attention", "entmax", "averages", "tiles", "training", "decoding", "armt", "reproduce")
 
 
@@ -61,7 +63,7 @@ def run_stage(name: str, cases: dict, arguments: argparse.Namespace, end: float)
             seed=0, command=f"python -m benchmarks.gpu --stages {name}", wall_seconds=time.monotonic() - began
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(stored, indent=1) + "\n")
+        write_text_atomically(path, json.dumps(stored, indent=1) + "\n")
         print(f"{name} / {case} ({time.monotonic() - began:.1f} s): {short(stored['cases'][case])}", flush=True)
     return all("failed" not in stored["cases"].get(case, {"failed": ""}) for case in cases)
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from tessera.evaluation.provenance import provenance
+from tessera.files import write_text_atomically
 from tessera.kernels import kernel_from_config
 from tessera.ops.kernel_regression import Window, kernel_regression
 
@@ -246,7 +247,7 @@ def write(path: Path, results: list[dict], seconds: float) -> None:
     record = provenance(configuration=configuration, seed=0, wall_seconds=seconds)
     record["versions"]["entmax"] = version("entmax")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**record, "results": results, "ratios": ratios(results)}, indent=1) + "\n")
+    write_text_atomically(path, json.dumps({**record, "results": results, "ratios": ratios(results)}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

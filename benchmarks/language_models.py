@@ -19,14 +19,13 @@ from pathlib import Path
 import torch
 from torch import nn
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM
 
-from tessera import MemoryMosaicConfig
 from tessera.evaluation.provenance import provenance
-from tessera.models.transformer import transformer_config
+from tessera.files import write_text_atomically
+from tessera.models.small_models import build_small_model
 
 SIZE = {"vocab_size": 8192, "hidden_size": 384, "num_layers": 6, "num_heads": 6}
-SLOTS = 1344
+SLOTS = 7 * SIZE["hidden_size"] // 2  # per head, as the table of small models has them
 BATCH = 8
 CONTEXTS = (32, 2048)
 NEW_TOKENS = 32
@@ -34,12 +33,9 @@ NEW_TOKENS = 32
 
 def build(name: str, steps: int, reference: Path | None = None) -> nn.Module:
     """The model called `name`, for sequences of up to `steps` tokens, without dropout."""
+    if name != "published":
+        return build_small_model(name, **SIZE, max_positions=steps)
     torch.manual_seed(0)
-    if name == "mosaic":
-        return AutoModelForCausalLM.from_config(MemoryMosaicConfig(**SIZE, num_persistent_slots=SLOTS))
-    if name == "transformer":
-        config = transformer_config(positions="absolute", **SIZE, max_positions=steps)
-        return AutoModelForCausalLM.from_config(config)
     sys.path.insert(0, str(reference / "nanoMosaics"))
     from mosaic_model import MemoryMosaic
     from mosaic_model import MemoryMosaicConfig as PublishedConfig
@@ -176,7 +172,7 @@ def main() -> None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         setting = {**SIZE, "slots": SLOTS, "batch": BATCH, "training dtype": "bfloat16 autocast", "decoding": "float32"}
         record = provenance(configuration=setting, seed=0, wall_seconds=time.perf_counter() - begin)
-        arguments.out.write_text(json.dumps({"provenance": record, "results": results}, indent=1) + "\n")
+        write_text_atomically(arguments.out, json.dumps({"provenance": record, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

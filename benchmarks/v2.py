@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 from tessera import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.evaluation.provenance import provenance
+from tessera.files import write_text_atomically
 from tessera.memories.pair_store import PairStore
 from tessera.models.presets import matching_llama_config
 from tessera.models.sizes import count_parameters
@@ -54,7 +55,7 @@ def main() -> None:
         "provenance": provenance(configuration=config.to_diff_dict(), seed=0, wall_seconds=time.time() - began),
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_text_atomically(arguments.out, json.dumps(result, indent=1) + "\n")
     for name, target in TARGETS.items():
         speed = result[name]["speed_relative_to_llama"]
         print(f"{name}: {speed:.2f} times as fast as the Llama of the same configuration (target {target})")

@@ -17,6 +17,7 @@ from tessera.data.windows import Split, ValidationWindows
 from tessera.evaluation.figures import position_curves
 from tessera.evaluation.loss import loss_by_position
 from tessera.evaluation.provenance import provenance
+from tessera.files import write_text_atomically
 from tessera.models.loading import load_model
 from tessera.training.recipe import recipe_to_dict
 from tessera.training.run import train
@@ -112,7 +113,7 @@ def validation_store(which: Recipe, folder: Path):
 def write(results: dict[str, dict]) -> None:
     """The JSON and the figure of what is there so far."""
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    (OUTPUT / "stories.json").write_text(json.dumps(results, indent=1) + "\n")
+    write_text_atomically(OUTPUT / "stories.json", json.dumps(results, indent=1) + "\n")
     curves = {name: result["loss_by_position"] for name, result in results.items()}
     position_curves(OUTPUT / "stories.png", curves, f"Stories: loss by position, trained at {CONTEXT}")
     for name, result in results.items():

@@ -2,11 +2,12 @@
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from benchmarks.gpu_stages.settings import Settings
 from tessera import MemoryMosaicConfig, MemoryMosaicV2Config
 from tessera.models.presets import matching_llama_config
+from tessera.models.small_models import untrained_model
 from tessera.models.transformer import transformer_config
 
 TINY = {"vocab_size": 64, "hidden_size": 32, "num_layers": 1, "num_heads": 2}
@@ -27,8 +28,4 @@ def pair(settings: Settings, name: str, context: int) -> dict[str, PreTrainedCon
 def build(settings: Settings, config: PreTrainedConfig) -> nn.Module:
     """The model on the device, weights in float32."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).to(settings.device)
-    model.loss_type = (
-        model.loss_type or "ForCausalLM"
-    )  # what GPT-2 takes anyway, but with a warning that breaks its graph
-    return model
+    return untrained_model(config).to(settings.device)

@@ -18,6 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 
+from tessera.evaluation.provenance import commit, hardware
 from tests.reliability.fuzz import FUZZERS
 from tests.reliability.scenarios import kill_at_random, limit_files, scenarios, strike_everywhere, two_in_one_folder
 from tests.reliability.verdict import Tally
@@ -87,7 +88,11 @@ def table(tallies: list[Tally], seed: int, seconds: float) -> str:
     tried, failed, kinds = (sum(numbers) for numbers in zip(*((t.tried, t.failed, len(t.causes)) for t in tallies)))
     total = f"| all | {tried:,} | {failed:,} | {kinds} |"
     causes = [f"- {tally.name}: {cause}: {count}" for tally in tallies for cause, count in tally.causes.most_common()]
-    note = f"Seed {seed}, {seconds / 60:.0f} minutes, torch {torch.__version__}, Python {sys.version.split()[0]}."
+    machine = hardware()
+    note = (
+        f"Seed {seed}, {seconds / 60:.0f} minutes on {machine['cores']} cores of {machine['processor']}, "
+        f"torch {torch.__version__}, Python {sys.version.split()[0]}, commit {(commit() or 'unknown')[:7]}."
+    )
     head = ["| what | tried | failed | causes |", "|---|---|---|---|"]
     return "\n".join([*head, *rows, total, "", note, *(["", "Failed:", "", *causes] if causes else [])])
 
