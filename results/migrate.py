@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tessera.files import write_text_atomically
+
 
 def halve_distances(stored: dict[str, Any]) -> None:
     """RegBench reported `l1` beside the papers' TVD, which is half of it: `tvd` and `last_tvd` are left."""
@@ -145,7 +147,7 @@ def migrate(folder: Path) -> list[Path]:
             rule(stored)
         new = json.dumps(stored, indent=1, allow_nan=False) + "\n"
         if new != text:
-            path.write_text(new, encoding="utf-8")
+            write_text_atomically(path, new)
             changed.append(path)
     return changed
 

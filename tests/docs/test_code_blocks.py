@@ -6,13 +6,26 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *HOW_TO]
+THEIR_WARNINGS = pytest.mark.filterwarnings("ignore")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda page: page.name)
+# What the libraries that these pages are about warn of, and those that take long on a busy machine.
+MARKS = {"fine-tune": [THEIR_WARNINGS, pytest.mark.slow], "export": [THEIR_WARNINGS, pytest.mark.slow]}
+
+
+def cases(pages):
+    return [pytest.param(page, id=page.name, marks=MARKS.get(page.stem, [])) for page in pages]
+
+
+@pytest.mark.parametrize("page", cases(page for page in PAGES if BLOCK.search(page.read_text())))
 def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    if page.stem == "fine-tune":
+        pytest.importorskip("peft")
+        pytest.importorskip("trl")
     namespace = {}
     for block in BLOCK.findall(page.read_text()):
         exec(compile(block, str(page), "exec"), namespace)

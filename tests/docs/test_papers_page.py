@@ -11,6 +11,7 @@ from tessera.cli.main import make_parser
 from tessera.experiments.catalogue import EXPERIMENTS
 from tessera.models.presets import PRESETS
 from tessera.training.recipe import find_recipe, read_recipe
+from tessera.training.sweep import grid
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "papers.md").read_text()
@@ -62,6 +63,8 @@ def test_commands_parse(command):
     if parsed.verb == "train":
         overrides = [override for override in parsed.overrides if not override.startswith("model.base=runs/")]
         assert read_recipe(parsed.recipe, overrides)
+    elif parsed.verb == "sweep":
+        assert all(read_recipe(parsed.recipe, point.overrides) for point in grid(parsed.overrides))
     elif parsed.verb == "info":
         assert parsed.what in PRESETS or find_recipe(parsed.what)
     elif parsed.verb == "reproduce":

@@ -37,9 +37,9 @@ def test_everything_that_tessera_offers_is_in_the_reference():
 
 def packages() -> list[str]:
     """Packages with a list of public names."""
-    found = [module.name for module in pkgutil.walk_packages(tessera.__path__, "tessera.") if module.ispkg]
+    actual = [module.name for module in pkgutil.walk_packages(tessera.__path__, "tessera.") if module.ispkg]
     return [
-        name for name in found if not name.startswith(NO_ROOM) and hasattr(importlib.import_module(name), "__all__")
+        name for name in actual if not name.startswith(NO_ROOM) and hasattr(importlib.import_module(name), "__all__")
     ]
 
 
