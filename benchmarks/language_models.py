@@ -4,7 +4,8 @@
 
 Everything is compared in one run: the models take turns, and the medians and ratios are over the turns. `--reference`
 is a checkout of facebookresearch/MemoryMosaics; its nanoMosaics model joins in where it can. Before timing,
-the mosaic's cached decoding is checked against its full forward pass.
+the mosaic's cached decoding is checked against its full forward pass. Training is in bfloat16 (autocast) where the
+processor has instructions for it, otherwise in float32; decoding is in float32.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from tqdm import tqdm
 
 from tessera.evaluation.provenance import provenance
 from tessera.files import write_text_atomically
+from tessera.models.precision import autocast, resolve_precision
 from tessera.models.small_models import build_small_model
 
 SIZE = {"vocab_size": 8192, "hidden_size": 384, "num_layers": 6, "num_heads": 6}
@@ -46,14 +48,15 @@ def build(name: str, steps: int, reference: Path | None = None) -> nn.Module:
 
 
 def training_step(model: nn.Module, steps: int) -> Callable[[], None]:
-    """One step of AdamW on a fixed batch, under bfloat16 autocast."""
+    """One step of AdamW on a fixed batch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     ids = torch.randint(0, SIZE["vocab_size"], (BATCH, steps))
+    precision = resolve_precision("auto", "cpu")
     published = type(model).__module__ == "mosaic_model"
     model.train()
 
     def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16):
+        with autocast(precision, "cpu"):
             loss = model(ids[:, :-1], ids[:, 1:].contiguous())[1] if published else model(ids, labels=ids).loss
         loss.backward()
         optimizer.step()
@@ -170,7 +173,8 @@ def main() -> None:
     print(json.dumps(results, indent=1))
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        setting = {**SIZE, "slots": SLOTS, "batch": BATCH, "training dtype": "bfloat16 autocast", "decoding": "float32"}
+        training = "bfloat16 autocast" if resolve_precision("auto", "cpu") == "bf16" else "float32"
+        setting = {**SIZE, "slots": SLOTS, "batch": BATCH, "training dtype": training, "decoding": "float32"}
         record = provenance(configuration=setting, seed=0, wall_seconds=time.perf_counter() - begin)
         write_text_atomically(arguments.out, json.dumps({"provenance": record, "results": results}, indent=1) + "\n")
 

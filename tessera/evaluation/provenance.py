@@ -13,8 +13,11 @@ from typing import Any
 import torch
 
 import tessera
+from tessera.models.precision import CPU_BFLOAT16, cpu_instructions
 
 PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "numpy")
+# What decides how fast a processor multiplies matrices, in float32 and in bfloat16.
+INSTRUCTIONS = ("avx2", "avx512_f", "sve", *CPU_BFLOAT16)
 
 
 def provenance(
@@ -44,11 +47,16 @@ def _program() -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, cores and threads in use, and the GPU if there is one."""
-
+    """Processor, its instructions that decide speed, cores and threads in use, and the GPUs."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {"processor": _processor(), "cores": cores, "threads": torch.get_num_threads(), "gpus": gpus}
+    return {
+        "processor": _processor(),
+        "instructions": cpu_instructions(INSTRUCTIONS),
+        "cores": cores,
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
+    }
 
 
 def commit(folder: Path | None = None) -> str | None:

@@ -105,5 +105,5 @@ def _logits(model: "PreTrainedModel", examples: TokenExamples, precision: str) -
         f"make examples of at most {longest} tokens, the positions that this model has learned",
         f"{length} tokens",
     )
-    with autocast(resolve_precision(precision), model.device.type):
+    with autocast(resolve_precision(precision, model.device.type), model.device.type):
         return model(examples.tokens.to(model.device), use_cache=False).logits.float().cpu()

@@ -78,7 +78,7 @@ def evaluate_text(
     with tempfile.TemporaryDirectory() as cache:
         windows = text.windows(tokenizer, sequences, Path(cache))
         _require_same_vocabulary(model, windows.split)
-        surroundings = partial(autocast, resolve_precision(precision), model.device.type)
+        surroundings = partial(autocast, resolve_precision(precision, model.device.type), model.device.type)
         losses = loss_by_position(model, windows, batch_size, context=surroundings)
         ratio = windows.split.tokens_per_byte
     advice = "Its weights or the text's tokens drive it out of range: evaluate an earlier checkpoint."

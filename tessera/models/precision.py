@@ -4,24 +4,34 @@ from typing import Any
 
 import torch
 
+# As `torch.cpu.get_capabilities` calls them: x86's, and Arm's last.
+CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
 
-def resolve_precision(precision: str) -> str:
-    """ "bf16" or "fp32"; "auto" is bf16 where the hardware multiplies bfloat16 matrices natively."""
+
+def resolve_precision(precision: str, device_type: str | None = None) -> str:
+    """ "bf16" or "fp32"; "auto" is bf16 where `device_type` multiplies bfloat16 matrices natively.
+
+    Without `device_type`: where the GPU does, or, without one, the CPU. Without such instructions PyTorch multiplies
+    bfloat16 matrices on a CPU a hundred times slower than float32 ones.
+    """
     if precision != "auto":
         return precision
-    return "bf16" if has_fast_bfloat16() else "fp32"
+    return "bf16" if has_fast_bfloat16(device_type) else "fp32"
 
 
-def has_fast_bfloat16() -> bool:
-    """Does the GPU (or, without one, the CPU) have bfloat16 instructions?"""
-
-    if torch.cuda.is_available():
+def has_fast_bfloat16(device_type: str | None = None) -> bool:
+    """Does this kind of device ("cpu", "cuda") have bfloat16 instructions? `None`: the GPU or, without one, the CPU."""
+    if (device_type or "cuda") == "cuda" and torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(cpu_instructions(CPU_BFLOAT16))
+
+
+def cpu_instructions(names: tuple[str, ...]) -> list[str]:
+    """Those of `names` that this processor has."""
     abilities = torch.cpu.get_capabilities()
-    return any(abilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return [name for name in names if abilities.get(name, False)]
 
 
 def autocast(precision: str, device_type: str) -> Any:
     """The context of a forward pass: bfloat16 autocast, or nothing. Weights stay in float32."""
-
     return torch.autocast(device_type, dtype=torch.bfloat16, enabled=precision == "bf16")

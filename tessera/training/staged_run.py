@@ -159,7 +159,8 @@ class StageLog:
 
 def _stages(recipe: Recipe, run: Path, model: "PreTrainedModel", data: StagedData, log: StageLog, is_stopped) -> None:
     section = recipe.training
-    precision = partial(autocast, resolve_precision(section.precision), next(model.parameters()).device.type)
+    device = next(model.parameters()).device.type
+    precision = partial(autocast, resolve_precision(section.precision, device), device)
 
     def loss_at(stage: Stage, number: int, step: int) -> torch.Tensor:
         with precision():

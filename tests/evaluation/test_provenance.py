@@ -7,7 +7,7 @@ import sys
 import torch
 import transformers
 
-from tessera.evaluation.provenance import commit, provenance
+from tessera.evaluation.provenance import INSTRUCTIONS, commit, provenance
 
 
 def git(folder, *arguments):
@@ -24,6 +24,9 @@ def test_a_record_is_json_with_everything_in_it():
     assert record["versions"]["transformers"] == transformers.__version__
     assert record["hardware"]["threads"] == torch.get_num_threads()
     assert record["hardware"]["processor"]
+    assert record["hardware"]["instructions"] == [
+        name for name in INSTRUCTIONS if torch.cpu.get_capabilities().get(name)
+    ]
 
 
 def test_the_commit_is_named_with_its_changes(tmp_path):
