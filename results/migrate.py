@@ -126,6 +126,18 @@ def type_three_moons(stored: dict[str, Any]) -> None:
             run["outcome"] = {"first_round": outcome, **kept}
 
 
+def state_precision(stored: dict[str, Any]) -> None:
+    """The recipe of the stories leaves the precision to the processor; outcomes say which one it was."""
+    if stored.get("header", {}).get("experiment") not in ("language_modeling", "out_of_distribution"):
+        return
+    for run in stored["runs"].values():
+        settings = run["configuration"]
+        training = settings.get("trained", settings)["recipe"]["training"]
+        if training["precision"] == "bf16":
+            training["precision"] = "auto"
+            run["outcome"] = {"precision": "bf16", **run["outcome"]}
+
+
 RULES = (
     halve_distances,
     rename_fields,
@@ -134,6 +146,7 @@ RULES = (
     type_length_generalization,
     type_associative_retrieval,
     type_three_moons,
+    state_precision,
 )
 
 

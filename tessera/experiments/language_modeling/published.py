@@ -17,6 +17,7 @@ SETTINGS = {
     "weight decay": 0.1,
     "dropout": 0.05,
     "clip": 1.0,
+    "precision": "bf16",
     "seeds": 1,
 }
 

@@ -116,9 +116,10 @@ def _rates(records: Mapping[str, Record]) -> str:
 
 
 def _settings(records: Mapping[str, Record]) -> str:
-    main = [record.configuration for record in records.values() if record.configuration.part == MAIN]
-    if not main:
+    trained = [record for record in records.values() if record.configuration.part == MAIN]
+    if not trained:
         return ""
+    main = [record.configuration for record in trained]
     training, model = ([settings.recipe[section] for settings in main] for section in ("training", "model"))
     ours = {
         "text": spread(settings.recipe["data"]["source"] for settings in main),
@@ -138,6 +139,7 @@ def _settings(records: Mapping[str, Record]) -> str:
         "weight decay": spread(section["weight_decay"] for section in training),
         "dropout": spread(section.get("residual_dropout", section.get("dropout", 0.0)) for section in model),
         "clip": spread(section["clip"] for section in training),
+        "precision": " and ".join(sorted({record.outcome["precision"] for record in trained})),
         "seeds": len({settings.seed for settings in main}),
     }
     return settings_table(ours, SETTINGS)

@@ -12,6 +12,7 @@ from tessera.evaluation.text import evaluate_text
 from tessera.experiments.experiment import Run, RunContext
 from tessera.experiments.language_modeling.settings import LanguageSettings
 from tessera.models.loading import load_model, load_tokenizer
+from tessera.models.precision import resolve_precision
 from tessera.training.evaluation_text import evaluation_text
 from tessera.training.metrics import MetricsFile
 from tessera.training.replacing import METRICS, RESULT
@@ -58,6 +59,7 @@ def train_and_evaluate(run: Run, context: RunContext) -> dict[str, Any]:
     report = evaluate_text(model, load_tokenizer(folder), evaluation_text(folder), sequences=settings.sequences)
     per_step = settings.tokens // settings.recipe["training"]["steps"]
     return {
+        "precision": resolve_precision(settings.recipe["training"]["precision"]),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "tokens": settings.tokens,
         "training": [[line["tokens"], round(line["loss"], 4)] for line in lines if line.get("loss") is not None],
