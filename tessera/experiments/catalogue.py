@@ -1,6 +1,7 @@
 """Every experiment of the library: importing this module fills `EXPERIMENTS`. A new experiment is a new line here."""
 
 # ruff: noqa: F401
+from tessera.experiments.armt_language import experiment as armt_language
 from tessera.experiments.associative_retrieval import experiment as associative_retrieval
 from tessera.experiments.attention_profiles import experiment as attention_profiles
 from tessera.experiments.babilong import experiment as babilong

@@ -1,0 +1,43 @@
+"""ARMT on language: does what a memory keeps of earlier segments lower the loss of later ones?"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tessera.experiments.armt_language import figure, report
+from tessera.experiments.armt_language.settings import BUDGETS, MODELS, SegmentSettings
+from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
+
+
+class ArmtLanguage(Experiment):
+    """The figure of the ARMT paper's appendix on language, on stories, and on novels."""
+
+    title = "ARMT on language: bits per byte of each segment"
+    source = "Associative Recurrent Memory Transformer, appendix on language modeling"
+    settings = SegmentSettings
+    models = MODELS
+
+    def runs(self, selection: RunSelection) -> list[Run]:
+        """Base by base, seed by seed; the models of a base start from the same weights."""
+        where, budget = "reproduce armt_language", BUDGETS[selection.budget]
+        names = select_names(where, "models", self.models, selection.models, self.models)
+        select_names(where, "kernels", self.kernels, selection.kernels, ())
+        seeds = range(selection.seeds or budget.seeds)
+        return [budget.run(name, base, seed) for seed in seeds for base in budget.bases for name in names]
+
+    def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
+        """Train the base unless another run has, train what starts from it, then measure."""
+        from tessera.experiments.armt_language.training import train_and_measure  # the Trainer takes a second
+
+        return train_and_measure(run.configuration, context)
+
+    def tables(self, records: Mapping[str, Record]) -> dict[str, str]:
+        """See `report.py`."""
+        return report.tables(records)
+
+    def plot(self, records: Mapping[str, Record], path: Path) -> None:
+        """See `figure.py`."""
+        figure.draw(records, path)
+
+
+EXPERIMENTS.add("armt_language", ArmtLanguage())
