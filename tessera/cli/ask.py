@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tessera.cli.generate import add_sampling, sampling_of
+from tessera.data.sources import STORIES
 from tessera.errors import TesseraError, expect
 
 if TYPE_CHECKING:
@@ -77,8 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def text_file(name: str) -> Path:
     """The file called `name`, here or among the bundled stories."""
-    from tessera.data.sources import STORIES
-
     for path in (Path(name), STORIES / name):
         if path.is_file():
             return path

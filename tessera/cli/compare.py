@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tessera.cli.arguments import image_file
 from tessera.files import expect_writable
+from tessera.typed import to_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +24,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Read, print and draw."""
     from tessera.evaluation.report import print_table, short_names
     from tessera.training.comparison import COLUMNS, draw_runs, run_state
-    from tessera.typed import to_json
 
     if arguments.plot:
         expect_writable(Path(arguments.plot), "compare", "--plot")

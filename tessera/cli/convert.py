@@ -8,6 +8,8 @@ processes wrote are merged. The result is a folder that from_pretrained, generat
 import argparse
 from pathlib import Path
 
+from tessera.errors import expect
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this verb."""
@@ -40,7 +42,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _merge(arguments: argparse.Namespace) -> int:
-    from tessera.errors import expect
     from tessera.training.sharded_checkpoint import merged_model
 
     for name in ("source", "arguments"):

@@ -13,11 +13,13 @@ On tasks of EleutherAI's lm-evaluation-harness, its own or from your YAML files 
 """
 
 import argparse
+import logging
 from pathlib import Path
 
 from tessera.cli.arguments import context_length, decay, image_file, positive_int, seed
 from tessera.errors import expect
 from tessera.files import expect_writable
+from tessera.lm_eval import require_harness
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,11 +127,7 @@ def _on_task(folder: str, arguments: argparse.Namespace) -> dict:
 
 
 def _on_harness(folder: str, arguments: argparse.Namespace) -> dict:
-    from tessera.lm_eval import require_harness
-
     require_harness("eval --tasks")
-    import logging
-
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from tessera.evaluation.harness import TesseraLM, harness_report
     from tessera.models.precision import resolve_precision

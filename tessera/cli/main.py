@@ -1,7 +1,7 @@
 """The command line: `tessera VERB ...`. Every verb is a module with `add_arguments(parser)` and `run(arguments)`.
 
-The modules of the verbs import only the standard library at their top, and what they need inside `run`: so `--help` and
-every mistake in the arguments answer before torch and transformers are imported, which takes seconds.
+The modules of the verbs import nothing that imports torch, transformers or numpy at their top; what needs these is
+imported inside `run`. So `--help` and every mistake in the arguments answer before that, which takes seconds.
 """
 
 import argparse

@@ -8,10 +8,13 @@ Questions about one of many documents (--files: SQuAD's or HotpotQA's file), in 
 """
 
 import argparse
+import json
+import time
 from pathlib import Path
 from typing import Any
 
 from tessera.cli.arguments import positive_int, seed
+from tessera.errors import TesseraError, did_you_mean, expect
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,15 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask all models, then print."""
-    from tessera.errors import expect
-
     chosen = [name for name in ("many_shot", "documents") if getattr(arguments, name)]
     expect(len(chosen) == 1, "prompts", "--many-shot or --documents", "be given, one of them", chosen or None)
     ask = _ask_many_shot if arguments.many_shot else _ask_documents
     reports = [{"model": folder, **ask(folder, arguments)} for folder in arguments.models]
     if arguments.json:
-        import json
-
         print(json.dumps(reports, indent=1))
     else:
         for report in reports:
@@ -55,7 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ask_many_shot(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    from tessera.errors import TesseraError, did_you_mean, expect
     from tessera.evaluation.many_shot import LabelledTexts, many_shot_scores
     from tessera.tasks.many_shot.files import BANKING77, READERS, by_label
     from tessera.tasks.many_shot.prompts import TEMPLATES
@@ -66,33 +64,33 @@ def _ask_many_shot(folder: str, arguments: argparse.Namespace) -> dict[str, Any]
     files = arguments.files
     if files is None and data == "banking77":
         files = [BANKING77 / "train.csv", BANKING77 / "test.csv"]
-    given = None if files is None else " ".join(map(str, files))
-    expect(files is not None and len(files) == 2, "prompts", "--files", "name two files, examples and queries", given)
-    demonstrations, queries = (by_label(READERS[data](path)) for path in files)
+    examples, others = _require_files(files, 2, "name two files, examples and queries")
+    demonstrations, queries = (by_label(READERS[data](path)) for path in (examples, others))
     texts = LabelledTexts(demonstrations, queries, TEMPLATES[data])
     options = {name: getattr(arguments, name) for name in ("anonymous", "contexts", "queries", "batch_size", "seed")}
     return _report(folder, arguments, data, options, many_shot_scores, texts, arguments.shots)
 
 
 def _ask_documents(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    from tessera.errors import TesseraError, did_you_mean, expect
     from tessera.evaluation.document_questions import document_scores
     from tessera.tasks.document_qa.files import READERS
 
     data = arguments.documents
     if data not in READERS:
         raise TesseraError(f"prompts: unknown data set {data!r}. {did_you_mean(data, READERS)}")
-    given = None if arguments.files is None else " ".join(map(str, arguments.files))
-    expect(arguments.files is not None and len(arguments.files) == 1, "prompts", "--files", "name one file", given)
-    file = READERS[data](arguments.files[0])
+    (path,) = _require_files(arguments.files, 1, "name one file")
     options = {"questions": arguments.questions, "seed": arguments.seed}
-    return _report(folder, arguments, data, options, document_scores, file, arguments.lengths)
+    return _report(folder, arguments, data, options, document_scores, READERS[data](path), arguments.lengths)
+
+
+def _require_files(files: list[Path] | None, count: int, requirement: str) -> list[Path]:
+    names = None if files is None else " ".join(map(str, files))
+    expect(files is not None and len(files) == count, "prompts", "--files", requirement, names)
+    return files or []
 
 
 def _report(folder: str, arguments: argparse.Namespace, data: str, options: dict[str, Any], measure, *what) -> dict:
     """A JSON-ready record with the scores, the options and the provenance."""
-    import time
-
     from tessera.evaluation.provenance import provenance
     from tessera.models.loading import load_model, load_tokenizer
 

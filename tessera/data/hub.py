@@ -1,4 +1,4 @@
-"""Text of Hugging Face datasets; the `datasets` package is optional and imported on first use."""
+"""Text of Hugging Face datasets; the `datasets` package is optional and imported at its first use."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -89,10 +89,10 @@ def continuation_likelihoods(
                         part = _targets(requests[number], first, logits.shape[0])
                         if part is not None:
                             targets, steps = part
-                            wanted = torch.tensor(targets, device=logits.device)[:, None]
+                            next_tokens = torch.tensor(targets, device=logits.device)[:, None]
                             values = logits[steps]
-                            totals[number] += float(values.log_softmax(-1).gather(1, wanted).sum())
-                            greedy[number] &= bool((values.argmax(-1, keepdim=True) == wanted).all())
+                            totals[number] += float(values.log_softmax(-1).gather(1, next_tokens).sum())
+                            greedy[number] &= bool((values.argmax(-1, keepdim=True) == next_tokens).all())
                 bar.update(sum(len(row.requests) for row in batch))
     finally:
         model.train(was_training)

@@ -37,7 +37,7 @@ def document_scores(
     Raises:
         TesseraError: a question whose own documents do not fit, or a length beyond the model's learned positions.
     """
-    asked = Random(seed).sample(file.questions, min(questions, len(file.questions)))
+    chosen = Random(seed).sample(file.questions, min(questions, len(file.questions)))
     longest = context_limit(model.config)
     for length in lengths:
         needed = f"be at most the {longest} positions that this {model.config.model_type} has learned"
@@ -49,7 +49,7 @@ def document_scores(
     outcome: dict[str, Any] = {}
     for length in lengths:
         contained, exact, documents = [], [], []
-        for question in tqdm(asked, disable=not progress, unit=" questions", desc=f"{length} tokens"):
+        for question in tqdm(chosen, disable=not progress, unit=" questions", desc=f"{length} tokens"):
             prompt = longest_prompt(file, question, length, count_tokens, seed, answer_tokens)
             ids = torch.tensor([tokenizer(prompt.text)["input_ids"]], device=model.device)
             tokens = model.generate(

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 from lm_eval.api.registry import register_model
+from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, make_table
 from torch import Tensor
 from tqdm import tqdm
 
@@ -84,8 +86,8 @@ class TesseraLM(HFLM):
         longest, stated = context_limit(model.config), stated_length(model.config)
         if max_length is not None:
             valid = isinstance(max_length, int) and 1 < max_length <= (longest or max_length)
-            rule = f"lie in 2..{longest}, the learned positions" if longest else "be an integer above 1"
-            expect(valid, WHERE, "max_length", rule, max_length)
+            requirement = f"lie in 2..{longest}, the learned positions" if longest else "be an integer above 1"
+            expect(valid, WHERE, "max_length", requirement, max_length)
         self.longest: int | None = max_length or longest or stated
         self.long_term_memory = getattr(model.config, "long_term_memory", None) and SWITCHES[long_term_memory]
         logger = logging.getLogger("lm_eval.models.huggingface")
@@ -125,15 +127,15 @@ class TesseraLM(HFLM):
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **options: object
     ) -> list[tuple[float, bool]]:
         pairs = [Request(context, continuation) for _, context, continuation in requests]
-        for (asked, _, _), pair in zip(requests, pairs):
-            self._require_room(len(pair.context) + len(pair.continuation) - 1, asked)
+        for (texts, _, _), pair in zip(requests, pairs):
+            self._require_room(len(pair.context) + len(pair.continuation) - 1, texts)
         likelihoods = continuation_likelihoods(
             self.model, pairs, batch_size=self.batch_size, progress=not disable_tqdm and self.rank == 0
         )
         answers = [(likelihood.log_likelihood, likelihood.is_greedy) for likelihood in likelihoods]
-        for (asked, _, _), answer in zip(requests, answers):
-            if asked is not None:
-                self.cache_hook.add_partial("loglikelihood", asked, answer)
+        for (texts, _, _), answer in zip(requests, answers):
+            if texts is not None:
+                self.cache_hook.add_partial("loglikelihood", texts, answer)
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
@@ -253,8 +255,6 @@ def _batches(numbers: list[int], rows: list[list[int]], size: int, same_length: 
 
 def harness_report(model: TesseraLM, tasks: Sequence[str], **settings: Any) -> dict[str, Any]:
     """`evaluate_tasks` as a JSON-ready record with provenance; `table` is what the harness prints."""
-    from lm_eval.utils import make_table
-
     began = time.time()
     results = evaluate_tasks(model, tasks, **settings)
     table = make_table(results) + ("\n" + make_table(results, "groups") if results.get("groups") else "")
@@ -288,9 +288,6 @@ def evaluate_tasks(
     Raises:
         TesseraError: a task that is unknown or cannot be loaded, such as for want of its data set.
     """
-    from lm_eval.evaluator import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
     expect(include_path is None or Path(include_path).is_dir(), "eval", "--include-path", "be a folder", include_path)
     path = None if include_path is None else str(include_path)
     manager = TaskManager(include_path=path, include_defaults=False) if path else TaskManager()

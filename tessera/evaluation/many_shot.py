@@ -93,8 +93,8 @@ def _shares(
     per_query = len(episode.labels) + 1
     exact = likeliest = 0
     for place, query in enumerate(episode.queries):
-        *labels, whole = answered[place * per_query : (place + 1) * per_query]
-        exact += whole.is_greedy
+        *labels, right_answer = answered[place * per_query : (place + 1) * per_query]
+        exact += right_answer.is_greedy
         best = max(range(len(labels)), key=lambda number: labels[number].log_likelihood)
         likeliest += episode.labels[best] == query.label
     return {"exact_match": exact / len(episode.queries), "likeliest_label": likeliest / len(episode.queries)}
@@ -107,13 +107,13 @@ def request_of(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", p
         TesseraError: more tokens than the model has learned positions.
     """
     context = tokenizer(prompt)["input_ids"]
-    whole = tokenizer(prompt + answer)["input_ids"]
-    if whole[: len(context)] != context or len(whole) == len(context):  # the tokenizer merges across the border
-        whole = [*context, *tokenizer(answer, add_special_tokens=False)["input_ids"]]
+    tokens = tokenizer(prompt + answer)["input_ids"]
+    if tokens[: len(context)] != context or len(tokens) == len(context):  # the tokenizer merges across the border
+        tokens = [*context, *tokenizer(answer, add_special_tokens=False)["input_ids"]]
     longest = context_limit(model.config)
     where, kind = "many_shot", model.config.model_type
     needed = f"fit the {longest} positions that this {kind} has learned"
     expect(
-        longest is None or len(whole) <= longest, where, "the prompt", needed, f"{len(whole)} tokens", "Fewer shots."
+        longest is None or len(tokens) <= longest, where, "the prompt", needed, f"{len(tokens)} tokens", "Fewer shots."
     )
-    return Request(context, whole[len(context) :])
+    return Request(context, tokens[len(context) :])

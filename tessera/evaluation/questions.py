@@ -62,8 +62,8 @@ def _on_device(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor, 
 
 def _after_contexts(model: Any, contexts: Tensor, times: int) -> dict[str, Any]:
     """What a call of `model` takes to go on behind each context, `times` rows for each."""
-    whole = contexts.shape[1] // model.config.segment_size * model.config.segment_size
-    if whole == contexts.shape[1]:
+    in_whole_segments = contexts.shape[1] // model.config.segment_size * model.config.segment_size
+    if in_whole_segments == contexts.shape[1]:
         memory = model(input_ids=contexts, skip_logits=True).memory_state
         return {"memory_state": memory.repeat_batch(times)}
     cache = model(input_ids=contexts, skip_logits=True, use_cache=True).past_key_values

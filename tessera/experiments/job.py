@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from tessera.evaluation.provenance import provenance
 from tessera.experiments.catalogue import EXPERIMENTS
 from tessera.experiments.experiment import Record, Run, RunContext
 from tessera.experiments.progress import Progress
@@ -37,10 +40,6 @@ class Job:
 
     def do(self, run: Run, threads: int | None = None, show: Show | None = None) -> Record:
         """Train and evaluate in this process; `show(share, note)` is called as it goes on."""
-        import torch
-
-        from tessera.evaluation.provenance import provenance
-
         if threads is not None:
             torch.set_num_threads(threads)
         torch.manual_seed(run.configuration.seed)  # whatever this process did before

@@ -7,6 +7,8 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from tessera.errors import TesseraError, expect
 from tessera.experiments.catalogue import EXPERIMENTS
 from tessera.experiments.experiment import BUDGETS, Record, Run, RunSelection
@@ -119,8 +121,6 @@ def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, wor
 
 
 def _workers() -> int:
-    import torch
-
     return 1 if torch.cuda.is_available() else _cores()  # one GPU has one run's memory
 
 

@@ -123,8 +123,8 @@ class Reading:
             borders = segment_borders(steps, config.segment_size, config.segment_alignment)
             return [Part(start, end, front) for start, end in borders]
         is_stack = isinstance(self.model, StackForCausalLM)
-        fits = self.memory is None or (is_stack and isinstance(self.memory, StackState))
-        expect(fits, "inspection", "memory", "be a state of this model", type(self.memory).__name__)
+        is_state = self.memory is None or (is_stack and isinstance(self.memory, StackState))
+        expect(is_state, "inspection", "memory", "be a state of this model", type(self.memory).__name__)
         if not is_stack or self.inputs:
             return [Part(0, steps)]
         return [Part(*border) for border in itertools.pairwise([*range(0, steps, BLOCK), steps])]

@@ -123,15 +123,15 @@ def read_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> 
     """Bring the optimizer of `model` (the checkpoint's, on any number of processes) to where it was."""
     numbers = json.loads((checkpoint / NUMBERS).read_text(encoding="utf-8"))
     parameters = dict(model.named_parameters())
-    wanted: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, entries in numbers["state"].items():
         state = optimizer.state[parameters[name]]
         for key, number in entries.items():
             if number is None:
-                state[key] = wanted[f"{STATE}{key}.{name}"] = torch.zeros_like(parameters[name]).detach()
+                state[key] = tensors[f"{STATE}{key}.{name}"] = torch.zeros_like(parameters[name]).detach()
             else:
                 state[key] = torch.tensor(number, dtype=torch.float32)
-    _read(checkpoint, wanted)
+    _read(checkpoint, tensors)
     for group, saved in zip(optimizer.param_groups, numbers["groups"]):
         settings = {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
         group.update({key: value for key, value in settings.items() if key != "params"})

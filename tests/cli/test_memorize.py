@@ -153,14 +153,14 @@ def test_a_text_with_planted_sentences(tmp_path):
             parts.append(piece)
         return "".join(parts), stream.places
 
-    whole, places = planted(0)
-    assert len(whole) == len(text) + sum(len(fact) + 1 for fact in facts)
-    positions = [whole.index(fact) for fact in facts]
+    read, places = planted(0)
+    assert len(read) == len(text) + sum(len(fact) + 1 for fact in facts)
+    positions = [read.index(fact) for fact in facts]
     assert positions == sorted(positions)
-    assert all(whole[place - 2] == "." for place in positions), "between sentences"
+    assert all(read[place - 2] == "." for place in positions), "between sentences"
     for fact in facts:
-        whole = whole.replace(f"{fact} ", "")
-    assert whole == text
+        read = read.replace(f"{fact} ", "")
+    assert read == text
     assert places == pytest.approx([place / len(text) for place in positions], abs=0.01)
     assert places != planted(1)[1]
     short = PlantedText(io.StringIO("no end of a sentence"), 20, facts)
@@ -189,10 +189,10 @@ def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path):
     assert err.count("planted after") == 2
     expected = []
     for question in ("Where is Mary?", "Where is John?"):
-        asked = tokenizer(f"{question} <generate>", return_tensors="pt", add_special_tokens=False).input_ids
-        assert asked.shape[1] == 5
+        prompt = tokenizer(f"{question} <generate>", return_tensors="pt", add_special_tokens=False).input_ids
+        assert prompt.shape[1] == 5
         memory = model(input_ids=tokens).memory_state
-        probabilities = model(input_ids=asked, memory_state=memory, use_cache=True).logits[0, -1].detach().softmax(-1)
+        probabilities = model(input_ids=prompt, memory_state=memory, use_cache=True).logits[0, -1].detach().softmax(-1)
         word = tokenizer.decode([int(probabilities.argmax())])
         expected.append(f"> {question}\n{word} ({100 * float(probabilities.max()):.1f} %)\n")
     assert out == "".join(expected)

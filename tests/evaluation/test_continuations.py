@@ -30,8 +30,8 @@ def requests():
 def expected(model, request):
     context, continuation = request
     scores = model(torch.tensor([[*context, *continuation]])).logits[0, len(context) - 1 : -1].log_softmax(-1)
-    wanted = torch.tensor(continuation)
-    return float(scores.gather(1, wanted[:, None]).sum()), bool((scores.argmax(-1) == wanted).all())
+    next_tokens = torch.tensor(continuation)
+    return float(scores.gather(1, next_tokens[:, None]).sum()), bool((scores.argmax(-1) == next_tokens).all())
 
 
 KINDS = (
@@ -42,13 +42,13 @@ KINDS = (
 
 @pytest.mark.parametrize("name", KINDS)
 def test_likelihoods_are_those_of_single_passes(name, monkeypatch):
-    model, asked = CASES[name].build(), requests()
-    wanted = [expected(model, request) for request in asked]
+    model, drawn_requests = CASES[name].build(), requests()
+    expected_pairs = [expected(model, request) for request in drawn_requests]
     for size, order, piece in ((1, 1, 4096), (4, -1, 4096), (4, 1, 9)):
         monkeypatch.setattr(continuations, "LEAST_PIECE", piece)
         monkeypatch.setattr(continuations, "LARGEST_PIECE", piece)
-        results = continuation_likelihoods(model, asked[::order], batch_size=size)[::order]
-        for result, (value, is_greedy) in zip(results, wanted):
+        results = continuation_likelihoods(model, drawn_requests[::order], batch_size=size)[::order]
+        for result, (value, is_greedy) in zip(results, expected_pairs):
             assert result.log_likelihood == pytest.approx(value, rel=REORDERED_FLOAT64, abs=REORDERED_FLOAT64)
             assert result.is_greedy == is_greedy
 
@@ -62,7 +62,7 @@ def test_the_likeliest_continuation_is_greedy():
     assert [one.is_greedy for one in continuation_likelihoods(model, pairs)] == [True, False]
 
 
-def tokens_read(model, asked, **options):
+def tokens_read(model, requests, **options):
     count = 0
 
     def add(_, arguments, keywords):
@@ -70,7 +70,7 @@ def tokens_read(model, asked, **options):
         count += arguments[0].numel()
 
     handle = model.register_forward_pre_hook(add, with_kwargs=True)
-    continuation_likelihoods(model, asked, **options)
+    continuation_likelihoods(model, requests, **options)
     handle.remove()
     return count
 
@@ -78,10 +78,10 @@ def tokens_read(model, asked, **options):
 @pytest.mark.parametrize("name", ["v1 published", "v2 gaussian", "armt around gpt2", "transformer"])
 def test_shared_contexts_are_read_once(name):
     model, (shots, one, other, *choices) = CASES[name].build(), drawn(100, 30, 30, 3, 3, 3)
-    asked = [Request(shots + question, choice) for question in (one, other) for choice in choices]
+    six = [Request(shots + question, choice) for question in (one, other) for choice in choices]
     # The shots, both questions up to their last tokens, and this last token with each choice.
-    assert tokens_read(model, asked) == 100 + 2 * 29 + 6 * (1 + 2)
-    assert tokens_read(model, asked, worth_sharing=10_000) == 6 * 132
+    assert tokens_read(model, six) == 100 + 2 * 29 + 6 * (1 + 2)
+    assert tokens_read(model, six, worth_sharing=10_000) == 6 * 132
     # Choices of one token differ in nothing that is read.
     letters = [Request(shots, [letter]) for letter in range(1, 9)]
     assert tokens_read(model, letters, worth_sharing=10_000) == 100
@@ -102,13 +102,13 @@ def test_a_fork_is_apart_from_what_it_is_of():
 
 def test_rows_are_few_where_their_states_are_large(monkeypatch):
     model, (shots, *choices) = CASES["v2 gaussian"].build(), drawn(100, 3, 4, 5)
-    asked, sizes = [Request(shots, choice) for choice in choices], []
+    three, sizes = [Request(shots, choice) for choice in choices], []
     model.register_forward_pre_hook(lambda _, arguments, __: sizes.append(arguments[0].shape[0]), with_kwargs=True)
-    wanted = continuation_likelihoods(model, asked, batch_size=8)
+    together = continuation_likelihoods(model, three, batch_size=8)
     assert sizes == [1, 3]
     monkeypatch.setattr(continuations, "FORKED_BYTES", 1)
-    alone = continuation_likelihoods(model, asked, batch_size=8)
-    assert [one.log_likelihood for one in alone] == pytest.approx([one.log_likelihood for one in wanted])
+    alone = continuation_likelihoods(model, three, batch_size=8)
+    assert [one.log_likelihood for one in alone] == pytest.approx([one.log_likelihood for one in together])
     assert sizes[2:] == [1, 1, 1, 1]
 
 

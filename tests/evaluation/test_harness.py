@@ -170,7 +170,7 @@ def test_single_precision_differs_by_its_rounding(folders, tasks):
     same(samples(ours(folders["v2"], batch_size=4), tasks, TASKS[:2]), expected, 1e-4)
 
 
-class Asked:
+class HarnessRequest:
     """A request as the harness hands it over."""
 
     task_name = None
@@ -181,12 +181,12 @@ class Asked:
 
 def test_order_and_repetition_change_nothing(folders):
     model = ours(folders["v2"], batch_size=3, dtype="float64")
-    asked = [Asked(f"There was a king number {i} who", f" had {i % 3} cats") for i in range(6)]
-    asked += [asked[2], Asked("", "Once"), Asked("There was ", "one")]
-    likelihoods = model.loglikelihood(asked, disable_tqdm=True)
-    same(model.loglikelihood(asked[::-1], disable_tqdm=True)[::-1], likelihoods, 1e-9)
+    requests = [HarnessRequest(f"There was a king number {i} who", f" had {i % 3} cats") for i in range(6)]
+    requests += [requests[2], HarnessRequest("", "Once"), HarnessRequest("There was ", "one")]
+    likelihoods = model.loglikelihood(requests, disable_tqdm=True)
+    same(model.loglikelihood(requests[::-1], disable_tqdm=True)[::-1], likelihoods, 1e-9)
     settings = {"until": ["."], "max_gen_toks": 9}
-    prompts = [Asked(f"There was a king number {i} who", dict(settings)) for i in (1, 2, 33, 2)]
+    prompts = [HarnessRequest(f"There was a king number {i} who", dict(settings)) for i in (1, 2, 33, 2)]
     answers = model.generate_until(prompts, disable_tqdm=True)
     assert len(set(answers)) >= 2, "the prompts make no difference"
     assert model.generate_until(prompts[::-1], disable_tqdm=True)[::-1] == answers
@@ -206,14 +206,14 @@ def test_long_term_memories_are_left_out(folders, tasks):
 
 def test_nothing_is_cut_off(folders):
     transformer, mosaic = ours(folders["transformer"]), ours(folders["v1"])
-    fits, beyond = Asked("a" * 398, "bc"), Asked("a" * 399, "bcd")
-    assert len(transformer.loglikelihood([fits], disable_tqdm=True)) == 1
+    longest, beyond = HarnessRequest("a" * 398, "bc"), HarnessRequest("a" * 399, "bcd")
+    assert len(transformer.loglikelihood([longest], disable_tqdm=True)) == 1
     with pytest.raises(TesseraError, match=r"a request must have at most 400 tokens; got 401. Nothing is cut off"):
         transformer.loglikelihood([beyond], disable_tqdm=True)
     with pytest.raises(TesseraError, match=r"must have at most 400 tokens; got 405"):
-        transformer.generate_until([Asked("a" * 395, {"until": [], "max_gen_toks": 10})], disable_tqdm=True)
+        transformer.generate_until([HarnessRequest("a" * 395, {"until": [], "max_gen_toks": 10})], disable_tqdm=True)
     # A model without positions reads what the backend would cut at 2,048 tokens.
-    long = Asked("the key is x. " + "a" * 2500, " x"), Asked("the key is y. " + "a" * 2500, " x")
+    long = HarnessRequest("the key is x. " + "a" * 2500, " x"), HarnessRequest("the key is y. " + "a" * 2500, " x")
     one, other = mosaic.loglikelihood(list(long), disable_tqdm=True)
     assert one[0] != other[0]
     rotary = ours(folders["rotary"])
@@ -223,13 +223,13 @@ def test_nothing_is_cut_off(folders):
 
 
 def test_a_text_longer_than_the_positions_is_cut_into_windows_as_by_the_harness(folders):
-    text = Asked("Once upon a time there was a king. " * 40)
+    text = HarnessRequest("Once upon a time there was a king. " * 40)
     for name, options in (("transformer", {}), ("v1", {"max_length": 100})):
         model, reference = ours(folders[name], dtype="float64", **options), backend(folders[name], dtype=torch.float64)
         reference._max_length = options.get("max_length")
         expected = reference.loglikelihood_rolling([text], disable_tqdm=True)
         assert model.loglikelihood_rolling([text], disable_tqdm=True) == pytest.approx(expected, rel=1e-9)
-    at_once = ours(folders["v1"], dtype="float64").loglikelihood_rolling([text, Asked("")], disable_tqdm=True)
+    at_once = ours(folders["v1"], dtype="float64").loglikelihood_rolling([text, HarnessRequest("")], disable_tqdm=True)
     assert at_once[0] != pytest.approx(expected[0], rel=1e-3)
     assert at_once[1] == 0
 

@@ -46,9 +46,9 @@ def test_the_last_segment_is_what_stands_behind_the_last_border():
     settings = BUDGETS["smoke"].run("last_segment", "qa1", 0).configuration
     recipe = settings.plan()
     task = question_task(recipe.data.task)
-    whole, last = (kind(recipe, settings.segment, task) for kind in (StagedQuestions, LastSegment))
+    all_segments, last_segment = (kind(recipe, settings.segment, task) for kind in (StagedQuestions, LastSegment))
     for tokens, expected in ((3 * 64, 64 - RESERVED), (2 * 64 + RESERVED, 64), (2 * 64 + RESERVED + 5, 5)):
-        batch, cut = (one.batch(Stage(3, 1), 2, tokens, 0, "test") for one in (whole, last))
+        batch, cut = (one.batch(Stage(3, 1), 2, tokens, 0, "test") for one in (all_segments, last_segment))
         assert cut.contexts.shape[1] == expected
         assert torch.equal(cut.contexts, batch.contexts[:, -expected:])
         assert torch.equal(cut.questions, batch.questions)

@@ -20,8 +20,8 @@ def test_every_results_file_is_migrated(tmp_path):
     for path in RESULTS.glob("*/*.json"):
         stored = json.loads(path.read_text(encoding="utf-8"))
         migrated = copy.deepcopy(stored)
-        for rule in MIGRATE["RULES"]:
-            rule(migrated)
+        for migrate in MIGRATE["RULES"]:
+            migrate(migrated)
         assert migrated == stored, f"{path.name}: run results/migrate.py"
 
 

@@ -65,9 +65,9 @@ def test_blocks(model, monkeypatch):
 def test_pairs_of_a_state_have_negative_numbers(model):
     """The second half of a text, behind the state of the first."""
     state = model(IDS[:, :12], use_cache=True).past_key_values
-    whole = recall_weights(model, IDS, queries=range(12, 20))
+    at_once = recall_weights(model, IDS, queries=range(12, 20))
     rest = recall_weights(model, IDS[:, 12:], queries=range(8), memory=state)
-    for one, other in zip(rest, whole, strict=True):
+    for one, other in zip(rest, at_once, strict=True):
         shift = 0 if one.site.kind == "persistent" else 12
         for number, pair in enumerate(other.pairs.tolist()):
             weights = other.weights[:, :, number]

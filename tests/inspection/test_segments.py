@@ -144,12 +144,12 @@ def test_a_pair_is_taken_out_of_its_segment():
 def test_a_stored_memory():
     """A text behind a memory is the rest of a longer text."""
     model = wrapped(tessera.wrap, memory_dim=4)
-    whole = trace(model, IDS, queries=range(16, 29))
+    at_once = trace(model, IDS, queries=range(16, 29))
     state = model(IDS[:, :16]).memory_state
     rest = trace(model, IDS[:, 16:], memory=state)
-    torch.testing.assert_close(rest.losses[1:], whole.losses[17:])
+    torch.testing.assert_close(rest.losses[1:], at_once.losses[17:])
     for name in ("written", "erased", "read", "norm", "gamma"):
-        torch.testing.assert_close(getattr(rest.segments, name), getattr(whole.segments, name)[2:])
-    torch.testing.assert_close(rest.segments.reads, whole.segments.reads[16:])
+        torch.testing.assert_close(getattr(rest.segments, name), getattr(at_once.segments, name)[2:])
+    torch.testing.assert_close(rest.segments.reads, at_once.segments.reads[16:])
     with pytest.raises(TesseraError, match="memory_state"):
         trace(model, IDS, memory=wrapped(tessera.wrap_rmt).empty_memory(1))

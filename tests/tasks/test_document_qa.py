@@ -137,7 +137,7 @@ def test_documents_fill_the_sample(length):
     for sample in examples.details:
         people = [person for document in sample.documents for person, _ in document.places]
         assert len(set(people)) == len(people) == 4 * task.num_documents
-        assert len({person for person, _ in sample.asked}) == 5
+        assert len({person for person, _ in sample.questions}) == 5
 
 
 @pytest.mark.parametrize(

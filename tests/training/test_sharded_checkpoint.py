@@ -68,11 +68,11 @@ def interrupted(run, copy):
     return copy
 
 
-def same_weights(found, expected):
-    assert found.keys() == expected.keys()
+def same_weights(actual, expected):
+    assert actual.keys() == expected.keys()
     for name, weight in expected.items():
         # AdamW divides by the gradient's size, so that a rounding error of a tiny gradient moves a weight.
-        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-4)
+        torch.testing.assert_close(actual[name], weight, rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow

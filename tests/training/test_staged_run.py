@@ -79,8 +79,8 @@ def test_a_run_that_dies_in_any_stage_goes_on_to_the_same_weights(recipe_of, tmp
         train(recipe, tmp_path / "killed", progress=False)
     monkeypatch.undo()
     train(recipe, tmp_path / "killed", resume=True, progress=False)
-    whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
-    assert all(torch.equal(tensor, killed[name]) for name, tensor in whole.items())
+    uninterrupted, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in uninterrupted.items())
     lines = [MetricsFile(tmp_path / name / "metrics.jsonl").read() for name in ("whole", "killed")]
     scores = [[(r["step"], r["validation_loss"]) for r in one if "validation_loss" in r] for one in lines]
     assert scores[0] == scores[1]

@@ -45,9 +45,9 @@ class AssociativeRetrievalExperiment(Experiment):
         def loss_at(stage: Stage, number: int, step: int) -> torch.Tensor:
             task = settings.task(stage.length_at(step, seed), stage.settings[KEY_SIZE])
             generator = generator_of(task, (seed * 100 + number) * 1_000_000 + step, "train")
-            contexts, asked = task.sample_questions(settings.batch_size, settings.questions, generator)
+            contexts, with_answers = task.sample_questions(settings.batch_size, settings.questions, generator)
             end_token = task.vocab_size if settings.end_token else None
-            return questions.loss(model, contexts, asked, task.segment_size, end_token)
+            return questions.loss(model, contexts, with_answers, task.segment_size, end_token)
 
         def score(stage: Stage) -> float:
             task = settings.task(stage.length, stage.settings[KEY_SIZE])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.experiments.attention_profiles import figure, report
+from tessera.experiments.attention_profiles.measure import train_and_measure
 from tessera.experiments.attention_profiles.settings import BUDGETS, MODELS, ProfileSettings
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
 
@@ -26,8 +27,6 @@ class AttentionProfiles(Experiment):
 
     def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
         """Train as the recipe says, then measure."""
-        from tessera.experiments.attention_profiles.measure import train_and_measure  # the Trainer takes a second
-
         return train_and_measure(run.configuration, context)
 
     def tables(self, records: Mapping[str, Record]) -> dict[str, str]:

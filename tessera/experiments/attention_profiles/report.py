@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import torch
+
 from tessera.experiments.attention_profiles.settings import MODELS, ProfileSettings
 from tessera.experiments.experiment import Record
 from tessera.experiments.tables import markdown, mean_of, settings_table, with_error
@@ -45,8 +47,6 @@ def heads(records: Mapping[str, Record]) -> list[Head]:
 
 def rank_correlation(one: list[float], other: list[float]) -> float:
     """Spearman's: the correlation of ranks, ties sharing their mean rank. NaN for fewer than two or equal values."""
-    import torch
-
     ranks = torch.tensor([_ranks(one), _ranks(other)], dtype=torch.float64)
     if ranks.shape[1] < 2 or (ranks.std(1) == 0).any():
         return float("nan")
@@ -87,13 +87,14 @@ def _cell(values: list[float | None], form: str) -> str:
 
 
 def _peaks(records: Mapping[str, Record]) -> str:
-    found = heads(records)
-    if not found:
+    every = heads(records)
+    if not every:
         return ""
     rows = [
-        [row.seed, row.head, f"{row.leak:.3f}", "no peak" if row.width is None else f"{row.width:.1f}"] for row in found
+        [head.seed, head.head, f"{head.leak:.3f}", "no peak" if head.width is None else f"{head.width:.1f}"]
+        for head in every
     ]
-    with_peak = [(row.leak, row.width) for row in found if row.width is not None]
+    with_peak = [(head.leak, head.width) for head in every if head.width is not None]
     correlation = rank_correlation([leak for leak, _ in with_peak], [width for _, width in with_peak])
     rows.append(["all", f"{len(with_peak)} with a peak", "rank correlation", f"{correlation:.2f}"])
     return markdown(["seed", "head", "leak rate λ", "width of the recent peak, tokens"], rows)

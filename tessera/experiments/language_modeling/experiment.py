@@ -7,6 +7,7 @@ from typing import Any
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.experiments.language_modeling import figure, report
 from tessera.experiments.language_modeling.settings import KERNELS, MODELS, LanguageSettings, runs_of
+from tessera.experiments.language_modeling.training import train_and_evaluate
 
 
 class LanguageModeling(Experiment):
@@ -25,8 +26,6 @@ class LanguageModeling(Experiment):
 
     def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
         """Train as the recipe says, then evaluate on validation text."""
-        from tessera.experiments.language_modeling.training import train_and_evaluate  # the Trainer takes a second
-
         return train_and_evaluate(run, context)
 
     def tables(self, records: Mapping[str, Record]) -> dict[str, str]:

@@ -29,7 +29,7 @@ def curves(records: Mapping[str, Record]) -> list[Curve]:
     The best strategy of a number of shots is the one with the highest mean over seeds, as the paper chooses it: on the
     test itself.
     """
-    found = []
+    result = []
     for name, outcomes in _outcomes(records).items():
         for score in SCORES:
             by_strategy = {
@@ -43,9 +43,9 @@ def curves(records: Mapping[str, Record]) -> list[Curve]:
                 shots: max((points[shots] for points in by_strategy.values()), key=lambda one: one.mean)
                 for shots in by_strategy[STRATEGIES[0]]
             }
-            found.append(Curve(name, score, None, best, len(outcomes)))
-            found += [Curve(name, score, strategy, points, len(outcomes)) for strategy, points in by_strategy.items()]
-    return found
+            result.append(Curve(name, score, None, best, len(outcomes)))
+            result += [Curve(name, score, strategy, points, len(outcomes)) for strategy, points in by_strategy.items()]
+    return result
 
 
 def _outcomes(records: Mapping[str, Record]) -> dict[str, list[dict]]:

@@ -8,6 +8,7 @@ from tessera.data.sources import NOVELS, text_source
 from tessera.evaluation.text import EvaluationText, evaluate_text
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.experiments.language_modeling.settings import KERNELS, MODELS
+from tessera.experiments.language_modeling.training import trained_model
 from tessera.experiments.out_of_distribution import figure, report
 from tessera.experiments.out_of_distribution.settings import TextSettings, runs_on_texts
 from tessera.models.loading import load_model, load_tokenizer
@@ -29,8 +30,6 @@ class OutOfDistribution(Experiment):
 
     def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
         """Evaluate a trained model, which is trained first unless `language_modeling` has; nats per token."""
-        from tessera.experiments.language_modeling.training import trained_model  # the Trainer takes a second
-
         settings = run.configuration
         folder = trained_model(settings.trained, context)
         context.report(1.0, f"reading {settings.text}")

@@ -87,15 +87,15 @@ def _counted(seeds: list[Record]) -> list[str]:
 
 
 def _settings(records: Mapping[str, Record], trained: list[RegBenchSettings]) -> str:
-    fits = [one.fit for one in trained if one.fit is not None]
+    fit_settings = [one.fit for one in trained if one.fit is not None]
     ours = {
         "width": spread(one.hidden_size for one in trained),
         "layers": spread(one.num_layers for one in trained),
         "heads": spread(one.num_heads for one in trained),
         "batch": spread(one.batch_size for one in trained),
         "epochs": spread(record.outcome["epochs"] for record in records.values() if record.configuration.fit),
-        "peak learning rate": spread(fit.learning_rate for fit in fits),
-        "weight decay": spread(fit.weight_decay for fit in fits),
+        "peak learning rate": spread(fit.learning_rate for fit in fit_settings),
+        "weight decay": spread(fit.weight_decay for fit in fit_settings),
         "test problems": spread(one.test for one in trained),
     }
     return settings_table(ours, SETTING)

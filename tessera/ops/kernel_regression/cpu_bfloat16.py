@@ -98,8 +98,8 @@ class _Bfloat16(torch.autograd.Function):
 class _Kept:
     """The weights of all blocks, for the backward pass; none of them where they are more than KEPT_BYTES together."""
 
-    def __init__(self, wanted: bool) -> None:
-        self.room = KEPT_BYTES if wanted else 0
+    def __init__(self, needs_backward: bool) -> None:
+        self.room = KEPT_BYTES if needs_backward else 0
         self.weights: list[Tensor] = []
 
     def add(self, weights: Tensor) -> None:

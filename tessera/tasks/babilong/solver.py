@@ -118,7 +118,7 @@ def world_after(facts: Iterable[str]) -> World:
 def answer(world: World, question: str) -> str | None:
     """The answer in one lower-case word; None where the facts do not say, or the question is of no known kind."""
     text = question.lower().strip().removesuffix("?").strip().removesuffix(" last")
-    for pattern, rule in QUESTIONS:
+    for pattern, answer_from in QUESTIONS:
         if match := pattern.match(text):
-            return rule(world, *match.groups())
+            return answer_from(world, *match.groups())
     return None

@@ -92,23 +92,23 @@ class BABILong(Task):
         self._require_room(context_tokens + RESERVED)
         random = Random(f"{self} {context_tokens} {seed} {split}")
         books = books_of(self.noise, split, self.vocab_size)
-        contexts, asked = [], []
+        contexts, questions_by_row = [], []
         for _ in range(count):
             sample = self._sample(random, books, split, context_tokens + RESERVED)
             contexts.append(sample.context.tokens())
-            asked.append(random.sample(sample.story.questions, min(questions, len(sample.story.questions))))
+            questions_by_row.append(random.sample(sample.story.questions, min(questions, len(sample.story.questions))))
         pad = token_of(self.vocabulary, PAD)
-        texts = [[self.question_tokens(one.text) for one in row] for row in asked]
-        endings = [[self.answer_tokens(one.answer) for one in row] for row in asked]
+        texts = [[self.question_tokens(one.text) for one in row] for row in questions_by_row]
+        endings = [[self.answer_tokens(one.answer) for one in row] for row in questions_by_row]
         width = max(len(text) + 2 for row in texts for text in row)
         tokens = torch.full((count, questions, width), pad)
         labels = torch.full((count, questions, width), IGNORED)
         for row in range(count):
             for place in range(questions):
-                text, ending = (rows[row][place % len(asked[row])] for rows in (texts, endings))
+                text, ending = (rows[row][place % len(questions_by_row[row])] for rows in (texts, endings))
                 both = torch.from_numpy(np.concatenate([text, ending]).astype(np.int64))
                 tokens[row, place, : len(both)] = both
-                if place < len(asked[row]):
+                if place < len(questions_by_row[row]):
                     labels[row, place, len(text) : len(both)] = both[len(text) :]
         return QuestionBatch(torch.from_numpy(np.stack(contexts).astype(np.int64)), tokens, labels)
 

@@ -63,11 +63,11 @@ def read_hotpotqa(path: Path) -> QuestionFile:
     """
 
     def read(content: Any) -> QuestionFile:
-        given = [[f"{title}\n{''.join(sentences)}" for title, sentences in entry["context"]] for entry in content]
-        place = _places(document for documents in given for document in documents)
+        contexts = [[f"{title}\n{''.join(sentences)}" for title, sentences in entry["context"]] for entry in content]
+        place = _places(document for documents in contexts for document in documents)
         questions = (
             DocumentQuestion(entry["question"], (entry["answer"],), tuple(dict.fromkeys(map(place.__getitem__, own))))
-            for entry, own in zip(content, given)
+            for entry, own in zip(content, contexts)
         )
         return QuestionFile(tuple(place), tuple(questions))
 

@@ -32,13 +32,13 @@ def write_prompt(file: QuestionFile, question: DocumentQuestion, num_documents: 
     Among them are the question's own; then come other paragraphs of the same article, then any others.
     """
     own, near = list(question.golden), list(question.nearest)
-    wanted = num_documents - len(own)
-    if wanted > len(near):
+    num_others = num_documents - len(own)
+    if num_others > len(near):
         known = {*own, *near}
         others = [place for place in range(len(file.documents)) if place not in known]
-        near += random.sample(others, min(wanted - len(near), len(others)))
+        near += random.sample(others, min(num_others - len(near), len(others)))
     else:
-        near = random.sample(near, max(0, wanted))
+        near = random.sample(near, max(0, num_others))
     chosen = own + near
     random.shuffle(chosen)
     numbered = (DOCUMENT.format(number=n, document=file.documents[place]) for n, place in enumerate(chosen, 1))

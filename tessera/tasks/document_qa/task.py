@@ -21,7 +21,7 @@ SPLIT_TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 1
 @dataclass(frozen=True)
 class _Sample:
     documents: tuple[StoryDocument, ...]
-    asked: tuple[tuple[str, str], ...]
+    questions: tuple[tuple[str, str], ...]  # a person, and where that person is
 
 
 @TASKS.register("document_qa")
@@ -99,9 +99,9 @@ class DocumentQA(Task):
 
     def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
         """`exact_match` (B,): the share of questions whose answer is the likeliest word."""
-        asked = (examples.labels != IGNORED)[:, 1:]
-        right = (predictions[:, :-1].argmax(-1).cpu() == examples.tokens[:, 1:]) & asked
-        return {"exact_match": right.sum(1) / asked.sum(1)}
+        is_answer = (examples.labels != IGNORED)[:, 1:]
+        right = (predictions[:, :-1].argmax(-1).cpu() == examples.tokens[:, 1:]) & is_answer
+        return {"exact_match": right.sum(1) / is_answer.sum(1)}
 
     def oracle(self, examples: TokenExamples) -> Tensor:
         """Reads the tokens as words and follows everybody's moves."""
@@ -152,7 +152,7 @@ class DocumentQA(Task):
         for document in sample.documents:
             words += _document(document.facts)
         answers = []
-        for person, place in sample.asked:
+        for person, place in sample.questions:
             words += _question(person)
             answers.append(len(words))
             words.append(place)

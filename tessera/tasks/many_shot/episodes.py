@@ -48,8 +48,8 @@ def draw_episode(
     names = random.sample(list(classes), len(classes))
     labels = [ANONYMOUS.format(number=number) for number in range(1, len(names) + 1)] if anonymous else names
     shown = dict(zip(names, labels))
-    asked = [random.choice(queries[random.choice(names)]) for _ in range(num_queries)]
-    texts = {query.text for query in asked}
+    chosen_queries = [random.choice(queries[random.choice(names)]) for _ in range(num_queries)]
+    texts = {query.text for query in chosen_queries}
     drawn = {}
     for name in names:
         others = [example for example in demonstrations[name] if example.text not in texts]
@@ -63,6 +63,6 @@ def draw_episode(
     if order == "mixed":
         random.shuffle(examples)
     demonstrated, queried = (
-        tuple(replace(one, label=shown[one.label]) for one in examples_shown) for examples_shown in (examples, asked)
+        tuple(replace(one, label=shown[one.label]) for one in group) for group in (examples, chosen_queries)
     )
     return Episode(demonstrated, queried, tuple(names), tuple(labels))

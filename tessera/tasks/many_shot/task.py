@@ -104,8 +104,8 @@ class ManyShot(Task):
         for place, (row, episode) in enumerate(zip(rows, episodes)):
             tokens[place, : len(row)] = row
             is_label = torch.isin(row, torch.tensor(self.label_tokens)).nonzero()[:, 0]
-            asked = is_label[len(episode.classes) :] if self.dense else is_label[-1:]
-            labels[place, asked] = row[asked]
+            label_places = is_label[len(episode.classes) :] if self.dense else is_label[-1:]
+            labels[place, label_places] = row[label_places]
         return TokenExamples(tokens, labels, tuple(episodes))
 
     def tokens(self, episode: Episode) -> Tensor:
@@ -119,8 +119,8 @@ class ManyShot(Task):
 
     def prompt(self, episode: Episode, query: Example) -> list[int]:
         """The tokens of one context with one of its queries, up to the query's label."""
-        whole = TEMPLATE.prompt(episode.demonstrations, query, self.delimiter)
-        text = whole.removeprefix(TEMPLATE.instruction).lstrip() + DELIMITERS[self.delimiter]
+        full_prompt = TEMPLATE.prompt(episode.demonstrations, query, self.delimiter)
+        text = full_prompt.removeprefix(TEMPLATE.instruction).lstrip() + DELIMITERS[self.delimiter]
         return self.vocabulary.encode(text).ids
 
     def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
