@@ -50,6 +50,7 @@ class _WaitForTransformers(MetaPathFinder):
     """Extends transformers' table of configurations as soon as its module has been executed."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """See `MetaPathFinder`; answers once, for the module of the table."""
         if name != AUTO_CONFIGURATION:
             return None
         sys.meta_path.remove(self)

@@ -28,11 +28,13 @@ class _Loader(yaml.SafeLoader):
     depth = 0
 
     def fetch_flow_collection_start(self, token: Any) -> None:
+        """PyYAML's, within the depth of brackets."""
         if self.flow_level >= DEEPEST:  # the scanner reads on to the end before the composer sees a node
             raise _Refusal(f"nested at most {DEEPEST} deep", self.get_mark())
         super().fetch_flow_collection_start(token)
 
     def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
+        """PyYAML's, within the depth of nesting."""
         self.depth += 1
         if self.depth > DEEPEST:
             raise _Refusal(f"nested at most {DEEPEST} deep", self.peek_event().start_mark)
@@ -41,6 +43,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def get_single_data(self) -> Any:
+        """PyYAML's, after counting what aliases expand to."""
         node = self.get_single_node()
         if node is None:
             return None
@@ -48,6 +51,7 @@ class _Loader(yaml.SafeLoader):
         return self.construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """PyYAML's, for keys that are text and stand once: it would take the last of two equal keys."""
         lines: dict[str, int] = {}
         for key, _ in node.value:
             line = key.start_mark.line + 1
@@ -62,6 +66,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """PyYAML's, for integers that Python converts without limit."""
         if len(node.value) > MOST_DIGITS:
             raise _Refusal(f"of integers of at most {MOST_DIGITS} digits", node.start_mark)
         return super().construct_yaml_int(node)

@@ -40,6 +40,7 @@ class _Parser(argparse.ArgumentParser):
     """Reports a mistake as this library does: in one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
+        """See `ArgumentParser`; raises `TesseraError`, which `main` prints."""
         message = " ".join(message.split()).removesuffix(".")
         message = re.sub(r"^argument (\S+): must ", r"\1 must ", message)
         raise TesseraError(f"{self.prog}: {message}. See {self.prog} --help.")

@@ -79,6 +79,7 @@ def with_tables(page: str, results: Path) -> str:
     known: dict[tuple[str, str], dict[str, str]] = {}
 
     def table(match: re.Match[str]) -> str:
+        """The markers of `match` with the table of their name, budget and heading between them."""
         name, budget, heading = match.group("name", "budget", "heading")
         if (name, budget) not in known:
             known[name, budget] = (

@@ -74,6 +74,7 @@ class _Worker:
 
     @classmethod
     def hire(cls, job: Job, threads: int) -> Self:
+        """Start a process of so many threads that does runs of `job`."""
         ours, theirs = SPAWN.Pipe()
         process = SPAWN.Process(target=_work, args=(theirs, job, threads), daemon=True)
         process.start()
@@ -81,11 +82,13 @@ class _Worker:
         return cls(process, ours)
 
     def take(self, run: Run) -> None:
+        """Send it a run to do."""
         self.run = run
         with contextlib.suppress(BrokenPipeError):  # a process that has ended is noticed when its answer is read
             self.line.send(run)
 
     def answer(self, job: Job) -> tuple[Run, Record | Exception]:
+        """Wait for the outcome of its run: the record, or the error (also of a process that died)."""
         run, self.run = self.run, None
         assert run is not None, "only who is at a run answers"
         try:

@@ -53,6 +53,7 @@ class _RowWeights(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, scores: Tensor, kernel: RowKernel) -> Tensor:
+        """The weights (..., N) of scores (..., N)."""
         weights, statistics = kernel.forward(scores * kernel.score_scale, Workspace())
         ctx.kernel = kernel
         ctx.save_for_backward(scores, *statistics)
@@ -61,6 +62,7 @@ class _RowWeights(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        """The gradient of the scores, from that of the weights."""
         scores, *statistics = ctx.saved_tensors
         scaled = scores * ctx.kernel.score_scale
         return ctx.kernel.backward(scaled, tuple(statistics), grad.clone(), Workspace())[1], None

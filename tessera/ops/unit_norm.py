@@ -33,8 +33,11 @@ def _length(x: Tensor) -> Tensor:
 
 
 class _UnitNorm(torch.autograd.Function):
+    """`x / (|x| + eps)` over the last dimension; 0 stays 0."""
+
     @staticmethod
     def forward(ctx, x, eps):
+        """Saved for backward: y, `1 / (|x| + eps)`, and `(|x| + eps) / |x|` unless eps is 0."""
         length = _length(x)
         inverse = torch.where(length > 0, 1.0 / (length + eps), 0.0)
         y = x * inverse.to(x.dtype) if length.dtype == torch.float32 else (x * inverse).to(x.dtype)
@@ -45,6 +48,7 @@ class _UnitNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        """`(g - y (g . y) (|x| + eps) / |x|) / (|x| + eps)`, from g, the gradient of y."""
         y, inverse, share = ctx.saved_tensors
         along = torch.linalg.vecdot(grad, y).unsqueeze(-1)
         if share is not None:

@@ -79,15 +79,18 @@ class _Arrays:
         self.bytes = bytearray()
 
     def add(self, array: np.ndarray) -> list[object]:
+        """Append an array at a multiple of eight bytes; returns how the page knows it."""
         self.bytes += b"\0" * (-len(self.bytes) % 8)
         place = [array.dtype.str.lstrip("<|"), len(self.bytes), array.size]
         self.bytes += array.tobytes()
         return place
 
     def floats(self, tensor: Tensor | None) -> list[object] | None:
+        """Numbers in float32."""
         return None if tensor is None else self.add(tensor.float().numpy().astype("<f4").ravel())
 
     def integers(self, tensor: Tensor | None) -> list[object] | None:
+        """Integers in int32."""
         return None if tensor is None else self.add(tensor.numpy().astype("<i4").ravel())
 
     def changes(self, tensor: Tensor | None) -> list[object] | None:

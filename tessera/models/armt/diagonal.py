@@ -32,6 +32,7 @@ class _Capture(LayerHooks):
     """Skips the layers: only their common arguments and the embeddings that enter the first one are kept."""
 
     def run(self, index: int, layer: nn.Module, hidden: Tensor, args: tuple, kwargs: dict) -> Any:
+        """See `LayerHooks`; keeps what enters layer 0."""
         if index == 0:
             self.hidden, self.arguments = hidden, (args, kwargs)
         return hidden
@@ -45,6 +46,7 @@ class _Inject(LayerHooks):
         self.hidden = hidden
 
     def run(self, index: int, layer: nn.Module, hidden: Tensor, args: tuple, kwargs: dict) -> Any:
+        """See `LayerHooks`; every layer returns the stored hidden states."""
         return self.hidden
 
 
@@ -56,6 +58,7 @@ class _Cell(nn.Module):
         self.layer, self.memory, self.written = layer, memory, written
 
     def forward(self, hidden: Tensor, matrix: Tensor, normaliser: Tensor, empty: Tensor, args: tuple, kwargs: dict):
+        """The hidden states after the layer, and the memory's matrix and normaliser after the segment."""
         state = AssociationState(matrix, normaliser, empty)
         output = self.layer(hidden + self.memory(hidden, state), *args, **kwargs)
         output = output[0] if isinstance(output, tuple) else output

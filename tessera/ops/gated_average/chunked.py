@@ -46,6 +46,7 @@ class _GateShares(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, log_gate, log_decay, initial):
+        """a = sigmoid(g_t - d_t - s_{t-1}), 1 - a, and the last s_t = log(e^{g_t} + e^{d_t + s_{t-1}})."""
         log_weight = _log_weights(log_gate, log_decay, initial)
         margin = log_gate - (log_decay + torch.cat([initial.unsqueeze(2), log_weight[:, :, :-1]], dim=2))
         margin = margin.contiguous()  # as logsigmoid's result is on a CPU, where torch.compile expects other strides
@@ -55,6 +56,7 @@ class _GateShares(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_new, _, grad_weight):
+        """See `share_gradients`."""
         new, keep = ctx.saved_tensors
         return share_gradients(new, keep, grad_new, grad_weight, _total)
 

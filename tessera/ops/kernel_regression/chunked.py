@@ -46,6 +46,7 @@ class _Blockwise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, slope, intercept, call: Call) -> Tensor:
+        """`y_t = sum_i w_ti v_i`, a block of queries at a time: (B, H, T, V) in the type of `value`."""
         kernel = call.kernel
         assert isinstance(kernel, RowKernel), "unsupported_reason refuses others"
         work = _Work(query, key, value, slope, intercept, kernel)
@@ -64,6 +65,7 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
+        """Gradients from that of y, (B, H, T, V): each block's weights are computed again from the row statistics."""
         query, key, value, slope, intercept, *parts = ctx.saved_tensors
         call, parts = ctx.call, iter(parts)
         work = _Work(query, key, value, slope, intercept, call.kernel)

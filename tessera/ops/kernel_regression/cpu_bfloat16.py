@@ -51,8 +51,11 @@ def run(call: Call) -> Tensor:
 
 
 class _Bfloat16(torch.autograd.Function):
+    """Softmax regression in blocks; see the module's docstring for what is summed in float32."""
+
     @staticmethod
     def forward(ctx, query, key, value, slope, call: Call) -> Tensor:
+        """`y_t = sum_i w_ti v_i` (B, H, T, V), `w_t = softmax(slope_t q_t . k_i)`; zeros where no pair is visible."""
         batch, heads, steps, _ = query.shape
         # Laid out as (B, T, H, V): the combining layer then reads it without a copy.
         output = query.new_empty(batch, steps, heads, value.shape[-1]).transpose(1, 2)
@@ -73,6 +76,7 @@ class _Bfloat16(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
+        """Gradients from g, that of y: of the scores `w_ti (g_t . v_i - g_t . y_t)`, of the values `sum_t w_ti g_t`."""
         query, key, value, slope, output, *kept = ctx.saved_tensors
         heads = query.shape[1]
         work = _Work(query, key, value, slope)
@@ -103,6 +107,7 @@ class _Kept:
         self.weights: list[Tensor] = []
 
     def add(self, weights: Tensor) -> None:
+        """Keep the next block's weights, or forget those of all blocks when there is no room for them."""
         self.room -= weights.nbytes
         if self.room >= 0:
             self.weights.append(weights)
@@ -123,10 +128,12 @@ class _Work:
 
     @property
     def plain_query(self) -> Tensor:
+        """`slope * query` without the column of the centring."""
         return self.query[..., :-1]
 
     @property
     def plain_key(self) -> Tensor:
+        """The keys without the column of ones."""
         return self.key[..., :-1]
 
     def blocks(self, call: Call, heads: int, kept: Sequence[Tensor] = ()):

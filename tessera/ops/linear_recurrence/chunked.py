@@ -42,6 +42,7 @@ class _LinearRecurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, new, keep, initial, dtype):
+        """`y_t = new_t x_t + keep_t y_{t-1}` like x, and y_T (B, H, K) in `dtype`, in which it is summed."""
         y = scan(scaled(x, new, dtype), logarithm(keep), initial)
         last = y[:, :, -1].clone()
         y = y.to(x.dtype)
@@ -52,6 +53,7 @@ class _LinearRecurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, grad_last):
+        """Given the gradients of y, y_T: `d x_t = new_t total_t`, `d y_0 = keep_1 total_1`; see `_factor_gradient`."""
         x, new, keep, initial, y = ctx.saved_tensors
         grad = torch.zeros_like(y, dtype=ctx.dtype) if grad is None else grad.to(ctx.dtype, copy=grad_last is not None)
         if grad_last is not None:

@@ -47,16 +47,20 @@ class _Layout:
 
     @property
     def grid(self) -> tuple[int, int]:
+        """Programs: one for each segment of each series."""
         return self.segments, self.series
 
     def sizes(self) -> tuple[int, int, int, int]:
+        """What each kernel takes: steps, steps of a segment, heads, width."""
         return self.steps, self.length, self.heads, self.width
 
     def constants(self, gated: bool) -> dict[str, object]:
+        """What each kernel is compiled for."""
         warps = max(1, min(8, self.channels // 128))
         return {"GATED": gated, "STEPS": self.unrolled, "CHANNELS": self.channels, "num_warps": warps}
 
     def close_segments(self, x: Tensor, new: Tensor | None, keep: Tensor, reverse: bool) -> None:
+        """Fill `ends` and `shrinks`: what each segment adds to its carry, and by what it multiplies it."""
         if self.segments > 1:
             triton_kernels.segment_ends[self.grid](
                 series(x), series(keep if new is None else new), series(keep), self.ends, self.shrinks, *self.sizes(),

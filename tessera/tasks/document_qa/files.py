@@ -39,6 +39,7 @@ def read_squad(path: Path) -> QuestionFile:
     """
 
     def read(content: Any) -> QuestionFile:
+        """Paragraphs of all articles, each once; a question's own paragraph is the one it stands with."""
         articles = [article["paragraphs"] for article in content["data"]]
         place = _places(paragraph["context"] for paragraphs in articles for paragraph in paragraphs)
         questions = []
@@ -63,6 +64,7 @@ def read_hotpotqa(path: Path) -> QuestionFile:
     """
 
     def read(content: Any) -> QuestionFile:
+        """Paragraphs of all questions, each once; a question's own are the ten it comes with."""
         contexts = [[f"{title}\n{''.join(sentences)}" for title, sentences in entry["context"]] for entry in content]
         place = _places(document for documents in contexts for document in documents)
         questions = (
