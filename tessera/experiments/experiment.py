@@ -10,6 +10,17 @@ from tessera.errors import TesseraError, did_you_mean, expect
 from tessera.registry import Registry
 
 BUDGETS = ("smoke", "cpu", "full")
+# Those that Sparse Attention as Compact Kernel Regression compares, in the order of its tables.
+PAPER_KERNELS = (
+    "gaussian",
+    "sparsemax",
+    "biweight",
+    "triweight",
+    "relumax",
+    "normalized_relu",
+    "gaussian_knn",
+    "uniform_knn",
+)
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,14 @@ class Experiment(ABC):
     @abstractmethod
     def runs(self, selection: RunSelection) -> list[Run]:
         """The runs of a selection, in the order of their value: an interrupted command has done the first ones."""
+
+    def select_models(self, where: str, selection: RunSelection, default: Sequence[str] | None = None) -> list[str]:
+        """The models that a selection asks for, for an experiment whose models have one kernel each.
+
+        `default` (None: all) is the budget's choice. Raises `TesseraError` for unknown models, and for kernels.
+        """
+        select_names(where, "kernels", self.kernels, selection.kernels, ())
+        return select_names(where, "models", self.models, selection.models, self.models if default is None else default)
 
     @abstractmethod
     def execute(self, run: Run, context: RunContext) -> dict[str, Any]:

@@ -1,4 +1,9 @@
-"""From a recipe's model section to a model configuration and a model."""
+"""From a recipe's model section to a model configuration and a model.
+
+A section names a model type and any fields of its configuration. `tessera.models.small_models` starts from the other
+end, as experiments do: from the size of a transformer, for which it chooses the fields of every model. Both make the
+model of a configuration by `untrained_model`.
+"""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -6,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tessera.errors import TesseraError, did_you_mean
 from tessera.models.loading import load_config, load_model
 from tessera.models.recurrence import SegmentedConfig
 from tessera.models.sizes import meta_model
+from tessera.models.small_models import untrained_model
 from tessera.models.transformer import context_limit, transformer_config
 
 if TYPE_CHECKING:
@@ -97,7 +103,7 @@ def build_model(config: "PreTrainedConfig", seed: int, base: str | None = None) 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if base is None:
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            return untrained_model(config)
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config, base=load_model(base))
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tessera.errors import TesseraError
-from tessera.experiments.experiment import Experiment, Run, select_names
+from tessera.experiments.experiment import Experiment, Run
 from tessera.experiments.tables import markdown, new_figure
 from tessera.training.fit import FitOptions, fit
 
@@ -29,8 +29,7 @@ class Toy(Experiment):
         self.executed, self.failing, self.steps = [], set(), 5
 
     def runs(self, selection):
-        names = select_names("reproduce toy", "models", self.models, selection.models, self.models)
-        select_names("reproduce toy", "kernels", self.kernels, selection.kernels, ())
+        names = self.select_models("reproduce toy", selection)
         return [
             Run(f"{name}/seed {seed}", ToySettings(name, seed, self.steps))
             for seed in range(selection.seeds or 2)

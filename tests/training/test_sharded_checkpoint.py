@@ -1,10 +1,6 @@
 """Checkpoints in parts: written by several processes, read by any number, merged into one model."""
 
 import json
-import shutil
-import socket
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,6 +13,7 @@ from tessera.models.loading import model_folder
 from tessera.training import sharded_checkpoint
 from tessera.training.recipe import read_recipe
 from tessera.training.run import train
+from tests.training.processes import interrupted, metrics, start, train_by
 
 # One delay: the processes draw theirs from generators of their own. Heads are fewer than four processes: empty parts.
 RECIPE = """
@@ -39,35 +36,6 @@ def recipe(tmp_path):
     return path
 
 
-def started(processes, recipe, run, *options):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}", f"--master_port={port}"]
-    command += ["-m", "tessera.cli.main", "train", str(recipe), *options, "--output", str(run)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-
-
-def finished(*arguments):
-    process = started(*arguments)
-    _, error = process.communicate(timeout=900)
-    assert process.returncode == 0, error[-3000:]
-
-
-def metrics(run, name):
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line[name] for line in lines if name in line]
-
-
-def interrupted(run, copy):
-    """What a kill after step 3 leaves behind."""
-    (copy / "checkpoints").mkdir(parents=True)
-    shutil.copytree(run / "checkpoints" / "checkpoint-3", copy / "checkpoints" / "checkpoint-3")
-    for name in ("recipe.yaml", "metrics.jsonl", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(run / name, copy / name)
-    return copy
-
-
 def same_weights(actual, expected):
     assert actual.keys() == expected.keys()
     for name, weight in expected.items():
@@ -79,7 +47,7 @@ def same_weights(actual, expected):
 def test_four_processes_write_parts_that_one_two_and_four_resume(recipe, tmp_path):
     one, four = tmp_path / "one", tmp_path / "four"
     train(read_recipe(recipe), one, progress=False)
-    finished(4, recipe, four)
+    train_by(4, recipe, four)
     parts = four / "checkpoints" / "checkpoint-3"
     assert verify(parts) is None
     assert len(list((parts / "shards").glob("*.safetensors"))) == 4
@@ -91,7 +59,7 @@ def test_four_processes_write_parts_that_one_two_and_four_resume(recipe, tmp_pat
         if processes == 1:
             train(read_recipe(recipe), resumed, resume=True, progress=False)
         else:
-            finished(processes, recipe, resumed, "--resume")
+            train_by(processes, recipe, resumed, "--resume")
         same_weights(load_file(resumed / "model.safetensors"), expected)
         for name in ("loss", "validation_loss", "gradient_norm"):
             assert metrics(resumed, name)[-3:] == pytest.approx(metrics(one, name)[-3:], rel=1e-5), (processes, name)
@@ -120,13 +88,13 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_earlier_checkpoint(recipe, t
     one, run = tmp_path / "one", tmp_path / "killed"
     train(read_recipe(recipe), one, progress=False)
     (tmp_path / "dying.py").write_text(KILLED_WHILE_WRITING)
-    process = started(2, recipe, run, "--import", str(tmp_path / "dying.py"))
+    process = start(2, recipe, run, "--import", str(tmp_path / "dying.py"))
     process.communicate(timeout=900)
     assert process.returncode != 0
     assert latest_complete(run) == (run / "checkpoints" / "checkpoint-3", [])
     assert list((run / "checkpoints" / "draft.tmp" / "checkpoint-6").iterdir()), "it was not writing"
     assert not (run / "model.safetensors").exists()
-    finished(2, recipe, run, "--resume")
+    train_by(2, recipe, run, "--resume")
     assert verify(run / "checkpoints" / "checkpoint-6") is None
     assert not (run / "checkpoints" / "draft.tmp").exists()
     same_weights(load_file(run / "model.safetensors"), load_file(one / "model.safetensors"))

@@ -1,11 +1,5 @@
 """Two processes on gloo with everything sharded do what one process does, and their checkpoints are interchangeable."""
 
-import json
-import shutil
-import socket
-import subprocess
-import sys
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,6 +7,7 @@ from safetensors.torch import load_file
 from tessera.training.recipe import read_recipe
 from tessera.training.run import train
 from tessera.training.sharding import _spread
+from tests.training.processes import interrupted, metrics, train_by
 
 # One delay: the processes draw theirs from generators of their own.
 RECIPE = """
@@ -26,30 +21,6 @@ training: {steps: 6, batch_size: 8, micro_batch_size: 2, learning_rate: 1.0e-3, 
 """
 
 
-def torchrun(recipe, run, *options):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}"]
-    command += ["-m", "tessera.cli.main", "train", str(recipe), "--output", str(run), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def metrics(run, name):
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line[name] for line in lines if name in line]
-
-
-def interrupted(run, copy):
-    """What a kill after step 3 leaves behind."""
-    (copy / "checkpoints").mkdir(parents=True)
-    shutil.copytree(run / "checkpoints" / "checkpoint-3", copy / "checkpoints" / "checkpoint-3")
-    for name in ("recipe.yaml", "metrics.jsonl", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(run / name, copy / name)
-    return copy
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", ["true", "false"])
 def test_two_processes_equal_one_and_resume_each_others_checkpoints(tmp_path, tied):
@@ -59,11 +30,11 @@ def test_two_processes_equal_one_and_resume_each_others_checkpoints(tmp_path, ti
     recipe.write_text(RECIPE % (tied, text))
     one, two = tmp_path / "one", tmp_path / "two"
     train(read_recipe(recipe), one, progress=False)
-    torchrun(recipe, two)
+    train_by(2, recipe, two)
     resumed_by_one = interrupted(two, tmp_path / "two-then-one")
     train(read_recipe(recipe), resumed_by_one, resume=True, progress=False)
     resumed_by_two = interrupted(one, tmp_path / "one-then-two")
-    torchrun(recipe, resumed_by_two, "--resume")
+    train_by(2, recipe, resumed_by_two, "--resume")
     expected = load_file(one / "model.safetensors")
     for run in (two, resumed_by_one, resumed_by_two):
         for name in ("loss", "validation_loss", "gradient_norm"):

@@ -9,7 +9,7 @@ from torch import nn
 
 from tessera.experiments.associative_retrieval import figure, models, questions, report
 from tessera.experiments.associative_retrieval.settings import BUDGETS, KEY_SIZE, RetrievalSettings
-from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
+from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.models.sizes import num_parameters
 from tessera.tasks.associative_retrieval import RULES, capacity, capacity_error
 from tessera.tasks.task import estimate, generator_of
@@ -26,9 +26,8 @@ class AssociativeRetrievalExperiment(Experiment):
 
     def runs(self, selection: RunSelection) -> list[Run]:
         """Rewrite first, seed by seed."""
-        where, budget = "reproduce associative_retrieval", BUDGETS[selection.budget]
-        names = select_names(where, "models", self.models, selection.models, self.models)
-        select_names(where, "kernels", self.kernels, selection.kernels, ())
+        budget = BUDGETS[selection.budget]
+        names = self.select_models("reproduce associative_retrieval", selection)
         runs = []
         for seed in range(selection.seeds or budget.seeds):
             for rule in reversed(RULES):

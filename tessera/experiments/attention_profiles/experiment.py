@@ -7,7 +7,7 @@ from typing import Any
 from tessera.experiments.attention_profiles import figure, report
 from tessera.experiments.attention_profiles.measure import train_and_measure
 from tessera.experiments.attention_profiles.settings import BUDGETS, MODELS, ProfileSettings
-from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
+from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 
 
 class AttentionProfiles(Experiment):
@@ -20,9 +20,8 @@ class AttentionProfiles(Experiment):
 
     def runs(self, selection: RunSelection) -> list[Run]:
         """Every model, seed by seed."""
-        where, budget = "reproduce attention_profiles", BUDGETS[selection.budget]
-        names = select_names(where, "models", self.models, selection.models, self.models)
-        select_names(where, "kernels", self.kernels, selection.kernels, ())
+        budget = BUDGETS[selection.budget]
+        names = self.select_models("reproduce attention_profiles", selection)
         return [budget.run(name, seed) for seed in range(selection.seeds or budget.seeds) for name in names]
 
     def execute(self, run: Run, context: RunContext) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.experiments.experiment import Run
+from tessera.experiments.recipe_settings import RecipeSettings
 from tessera.training.recipe import read_recipe, recipe_to_dict
-from tessera.training.sections import Recipe
-from tessera.typed import from_json, read_dataclass, to_json
+from tessera.typed import to_json
 
 # Name: its name in tables and figures.
 MODELS = {
@@ -19,13 +19,12 @@ POSITIONS = {"transformer": "absolute", "transformer_rope": "rope", "transformer
 
 
 @dataclass(frozen=True)
-class ProfileSettings:
+class ProfileSettings(RecipeSettings):
     """One training of a model of one block, and the profiles of its attention.
 
     Attributes:
-        model: one of `MODELS`. recipe: of the training, complete, as `recipe_to_dict` writes it; keys of a later
-            release take their defaults. lengths: profiles are measured in texts of so many times the trained context
-            (learned positions end with the first).
+        model: one of `MODELS`. recipe: see `RecipeSettings`. lengths: profiles are measured in texts of so many times
+            the trained context (learned positions end with the first).
         sequences: validation texts that a profile is averaged over.
     """
 
@@ -33,25 +32,6 @@ class ProfileSettings:
     recipe: dict[str, Any]
     lengths: tuple[int, ...]
     sequences: int
-
-    def __post_init__(self) -> None:
-        complete = read_dataclass(Recipe, self.recipe, lambda key, message: None)
-        if complete is not None:  # so that a stored record is not done again when recipes learn a new key
-            object.__setattr__(self, "recipe", to_json(recipe_to_dict(complete)))
-
-    @property
-    def seed(self) -> int:
-        """Of the weights and of the order of the text."""
-        return self.recipe["seed"]
-
-    @property
-    def context(self) -> int:
-        """Tokens of a sequence in training."""
-        return self.recipe["data"]["context"]
-
-    def read_recipe(self) -> Recipe:
-        """The recipe."""
-        return from_json(Recipe, self.recipe, "recipe")
 
 
 @dataclass(frozen=True)

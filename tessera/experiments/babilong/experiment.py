@@ -12,7 +12,7 @@ from tessera.evaluation.questions import right_answers
 from tessera.experiments.babilong import report
 from tessera.experiments.babilong.models import LAST_SEGMENT, NAMES
 from tessera.experiments.babilong.settings import BUDGETS, SHORTEST_STORY, BabilongSettings
-from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
+from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.models.sizes import num_parameters
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.question_answering import QuestionBatch
@@ -36,9 +36,8 @@ class BabilongExperiment(Experiment):
 
     def runs(self, selection: RunSelection) -> list[Run]:
         """QA1 of all models first; the other kinds for the first model."""
-        where, budget = "reproduce babilong", BUDGETS[selection.budget]
-        names = select_names(where, "models", self.models, selection.models, budget.models)
-        select_names(where, "kernels", self.kernels, selection.kernels, ())
+        budget = BUDGETS[selection.budget]
+        names = self.select_models("reproduce babilong", selection, budget.models)
         runs = []
         for seed in range(selection.seeds or budget.seeds):
             runs += [budget.run(name, budget.kinds[0], seed) for name in names]

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from tessera.experiments.document_qa import figure, report
 from tessera.experiments.document_qa.settings import BUDGETS, MODELS, SEEDS, DocumentSettings
-from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
+from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.models.sizes import num_parameters
 from tessera.models.small_models import build_small_model
 from tessera.tasks.task import estimate
@@ -28,9 +28,8 @@ class DocumentQAExperiment(Experiment):
 
     def runs(self, selection: RunSelection) -> list[Run]:
         """Seed by seed, all models of a seed."""
-        where, budget = "reproduce document_qa", BUDGETS[selection.budget]
-        names = select_names(where, "models", MODELS, selection.models, MODELS)
-        select_names(where, "kernels", self.kernels, selection.kernels, ())
+        budget = BUDGETS[selection.budget]
+        names = self.select_models("reproduce document_qa", selection)
         seeds = range(selection.seeds or SEEDS[selection.budget])
         return [budget.run(name, seed) for seed in seeds for name in names]
 

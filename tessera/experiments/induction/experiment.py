@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
+from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.experiments.induction import figure, report
 from tessera.experiments.induction.settings import BUDGETS, MODELS, InductionSettings
 from tessera.models.sizes import num_parameters
@@ -31,9 +31,8 @@ class InductionExperiment(Experiment):
 
     def runs(self, selection: RunSelection) -> list[Run]:
         """Every model, seed by seed."""
-        where, budget = "reproduce induction", BUDGETS[selection.budget]
-        names = select_names(where, "models", self.models, selection.models, self.models)
-        select_names(where, "kernels", self.kernels, selection.kernels, ())
+        budget = BUDGETS[selection.budget]
+        names = self.select_models("reproduce induction", selection)
         return [budget.run(name, seed) for seed in range(selection.seeds or budget.seeds) for name in names]
 
     def execute(self, run: Run, context: RunContext) -> dict[str, Any]:

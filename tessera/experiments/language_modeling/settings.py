@@ -2,43 +2,34 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
 from tessera.data.sources import text_files
 from tessera.errors import TesseraError, expect
-from tessera.experiments.experiment import Run, RunSelection, select_names
+from tessera.experiments.experiment import PAPER_KERNELS, Run, RunSelection, select_names
+from tessera.experiments.recipe_settings import RecipeSettings
 from tessera.training.recipe import read_recipe, recipe_to_dict
-from tessera.training.sections import Recipe
 from tessera.training.sweep import Point, grid
-from tessera.typed import from_json, read_dataclass, to_json
+from tessera.typed import to_json
 
 MODELS = ("mosaic", "transformer")
-KERNELS = (
-    "gaussian",
-    "sparsemax",
-    "biweight",
-    "triweight",
-    "relumax",
-    "normalized_relu",
-    "gaussian_knn",
-    "uniform_knn",
-)
+KERNELS = PAPER_KERNELS
 RATE = "training.learning_rate"
 SEARCH, MAIN = "rates", ""
 
 
 @dataclass(frozen=True)
-class LanguageSettings:
+class LanguageSettings(RecipeSettings):
     """One training and its evaluation.
 
     Attributes:
         model, kernel: one of `MODELS`, and one of `KERNELS` for mosaics ("" for transformers).
         part: `SEARCH` for short trainings that choose a learning rate, else `MAIN`.
         sequences: of validation text that the trained model is evaluated on.
-        recipe: of the training, complete, as `recipe_to_dict` writes it; keys of a later release take their defaults.
+        recipe: see `RecipeSettings`.
         text: digest of the training text where it is not the recipe's own, else "".
     """
 
@@ -48,16 +39,6 @@ class LanguageSettings:
     sequences: int
     recipe: dict[str, Any]
     text: str = ""
-
-    def __post_init__(self) -> None:
-        complete = read_dataclass(Recipe, self.recipe, lambda key, message: None)
-        if complete is not None:  # so that a stored record is not done again when recipes learn a new key
-            object.__setattr__(self, "recipe", to_json(recipe_to_dict(complete)))
-
-    @property
-    def seed(self) -> int:
-        """Of the weights and of the order of the text."""
-        return self.recipe["seed"]
 
     @property
     def name(self) -> str:
@@ -82,13 +63,8 @@ class LanguageSettings:
     @property
     def tokens(self) -> int:
         """Tokens seen in training."""
-        training, context = self.recipe["training"], self.recipe["data"]["context"]
-        return training["steps"] * training["batch_size"] * context
-
-    def read_recipe(self, data: str | None = None) -> Recipe:
-        """The recipe; `data` is where the text lies that the settings name."""
-        recipe = from_json(Recipe, self.recipe, "recipe")
-        return recipe if data is None else replace(recipe, data=replace(recipe.data, source=data))
+        training = self.recipe["training"]
+        return training["steps"] * training["batch_size"] * self.context
 
 
 class Text(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
+from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.experiments.many_shot import figure, report
 from tessera.experiments.many_shot.evaluate import evaluate
 from tessera.experiments.many_shot.settings import BUDGETS, MODELS, SEEDS, ManyShotSettings
@@ -26,9 +26,8 @@ class ManyShotExperiment(Experiment):
 
     def runs(self, selection: RunSelection) -> list[Run]:
         """Seed by seed, all models of a seed."""
-        where, budget = "reproduce many_shot", BUDGETS[selection.budget]
-        names = select_names(where, "models", MODELS, selection.models, MODELS)
-        select_names(where, "kernels", self.kernels, selection.kernels, ())
+        budget = BUDGETS[selection.budget]
+        names = self.select_models("reproduce many_shot", selection)
         seeds = range(selection.seeds or SEEDS[selection.budget])
         return [budget.run(name, seed) for seed in seeds for name in names]
 

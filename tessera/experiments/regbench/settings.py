@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from tessera.experiments.experiment import Run, RunSelection, select_names
+from tessera.experiments.experiment import PAPER_KERNELS, Run, RunSelection, select_names
 from tessera.experiments.regbench.published import MOSAIC_GRID, SPARSE_GRID, SPARSE_SIZES
 from tessera.kernels import kernel_names
 from tessera.training.fit import FitOptions
@@ -18,16 +18,7 @@ MODELS = (*TRAINED, NGRAM)
 HEADLESS = ("lstm", "mamba")
 NGRAM_ORDERS = (0, 1, 2, 3)
 LOSS_BLOCK = 20  # positions whose losses are averaged
-KERNELS = (
-    "gaussian",
-    "sparsemax",
-    "biweight",
-    "triweight",
-    "relumax",
-    "normalized_relu",
-    "gaussian_knn",
-    "uniform_knn",
-)
+KERNELS = PAPER_KERNELS
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
+from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.experiments.three_moons import figure, report
 from tessera.experiments.three_moons.continuations import continuation_errors, repetition_errors
 from tessera.experiments.three_moons.disentangling import layers, weights
@@ -33,9 +33,8 @@ class ThreeMoonsExperiment(Experiment):
 
     def runs(self, selection: RunSelection) -> list[Run]:
         """Seed by seed; what is not trained has one."""
-        where, budget = "reproduce three_moons", BUDGETS[selection.budget]
-        names = select_names(where, "models", self.models, selection.models, DEFAULT)
-        select_names(where, "kernels", self.kernels, selection.kernels, ())
+        budget = BUDGETS[selection.budget]
+        names = self.select_models("reproduce three_moons", selection, DEFAULT)
         runs = [budget.run(name, seed) for seed in range(selection.seeds or budget.seeds) for name in names]
         return [run for run in runs if run.configuration.seed == 0 or run.configuration.first_round.fit]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from transformers import AutoModelForCausalLM, MambaConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, MambaConfig, PreTrainedConfig, PreTrainedModel
 
 from tessera.kernels import kernel_from_config
 from tessera.models.linear_attention import LinearAttentionConfig
@@ -16,7 +16,7 @@ from tessera.models.small_models.table import SMALL_MODELS, ModelSize
 from tessera.models.transformer import transformer_config
 
 
-def untrained_model(config: PreTrainedConfig) -> nn.Module:
+def untrained_model(config: PreTrainedConfig) -> PreTrainedModel:
     """The causal language model of `config`, initialised by PyTorch's generator, without a warning about its loss."""
     model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     model.loss_type = model.loss_type or "ForCausalLM"  # what GPT-2 and GPT-NeoX take anyway, but with a warning
