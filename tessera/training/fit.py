@@ -94,10 +94,7 @@ def fit(
         TrainingInterrupted: it was stopped.
     """
     place = folder / name
-    known = {name.rpartition(".")[2] for name in scalar_parameters(model)}
-    scales = {name: scale for name, scale in options.scalar_learning_rate_scales.items() if name in known}
-    groups = parameter_groups(model, options, scales)
-    optimizer = torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas)
+    optimizer = _adamw(model, options)
     peaks = [group["lr"] for group in optimizer.param_groups]
     progress, best = load(place, model, optimizer)
     model.train()
@@ -107,10 +104,7 @@ def fit(
     while progress.steps < options.steps and not _over(progress, options, target):
         _set_rate(optimizer, peaks, options, progress.steps, rate_factor)
         loss = loss_at(progress.steps)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        _clip(model, options)
-        optimizer.step()
+        _step(model, optimizer, loss, options)
         progress.steps += 1
         progress.recent = [*progress.recent[-49:], loss.detach()]
         now = time.perf_counter()
@@ -118,12 +112,13 @@ def fit(
         last = progress.steps == options.steps
         is_checked = last or (options.evaluate_every and progress.steps % options.evaluate_every == 0)
         check = validate if is_checked else None
-        if check is not None or last or progress.steps % 20 == 0:
+        is_reported = check is not None or last or progress.steps % 20 == 0
+        if is_reported:
             progress.loss = _finite(torch.stack(progress.recent).mean().item(), name, progress.steps)
             report(progress.steps / options.steps, f"{name} loss {progress.loss:.3f}")
         if check is not None:
             best = _check(model, check, progress, best)
-        if check is not None or last or progress.steps % 20 == 0:
+        if is_reported:
             observe(progress, optimizer.param_groups[0]["lr"])
         stopped = is_stopped()
         is_due = options.checkpoint_every and progress.steps % options.checkpoint_every == 0
@@ -139,6 +134,13 @@ def fit(
         model.load_state_dict(best)
     model.eval()
     return progress
+
+
+def _adamw(model: nn.Module, options: FitOptions) -> torch.optim.AdamW:
+    known = {name.rpartition(".")[2] for name in scalar_parameters(model)}
+    scales = {name: scale for name, scale in options.scalar_learning_rate_scales.items() if name in known}
+    groups = parameter_groups(model, options, scales)
+    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas)
 
 
 def _over(progress: Fit, options: FitOptions, target: float) -> bool:
@@ -180,11 +182,14 @@ def _set_rate(
         group["lr"] = peak * factor
 
 
-def _clip(model: nn.Module, options: FitOptions) -> None:
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, options: FitOptions) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
     if options.clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), options.clip)
     if options.clip_value is not None:
         nn.utils.clip_grad_value_(model.parameters(), options.clip_value)
+    optimizer.step()
 
 
 def _finite(loss: float, name: str, step: int) -> float:

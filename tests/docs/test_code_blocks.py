@@ -9,6 +9,8 @@ ROOT = Path(__file__).parents[2]
 HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *HOW_TO]
 THEIR_WARNINGS = pytest.mark.filterwarnings("ignore")
+# Comments that end a block are what it prints, with an explanation behind three spaces.
+PRINTED = re.compile(r"((?:^# .*\n)+)\Z", re.MULTILINE)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -21,14 +23,19 @@ def cases(pages):
 
 
 @pytest.mark.parametrize("page", cases(page for page in PAGES if BLOCK.search(page.read_text())))
-def test_blocks_run(page, tmp_path, monkeypatch):
+def test_blocks_run_and_print_what_they_say(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     if page.stem == "fine-tune":
         pytest.importorskip("peft")
         pytest.importorskip("trl")
     namespace = {}
     for block in BLOCK.findall(page.read_text()):
+        capsys.readouterr()
         exec(compile(block, str(page), "exec"), namespace)
+        stated = PRINTED.search(block)
+        if stated:
+            lines = [line.removeprefix("# ").split("   ")[0] for line in stated[1].splitlines()]
+            assert capsys.readouterr().out.splitlines() == lines
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

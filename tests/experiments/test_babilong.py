@@ -9,7 +9,7 @@ from tessera.experiments.babilong.settings import BUDGETS, CPU
 from tessera.models.sizes import count_parameters
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.training.curriculum import Stage
-from tessera.training.model_section import model_config
+from tessera.training.model_section import model_config, model_problems
 from tessera.training.staged_data import StagedQuestions, question_task
 
 
@@ -19,6 +19,7 @@ def test_every_recipe_is_one_that_tessera_train_takes(budget):
         for name in NAMES:
             settings = BUDGETS[budget].run(name, kind, 0).configuration
             recipe = settings.plan()
+            assert model_problems(recipe.model) == [], name
             data = StagedQuestions(recipe, settings.segment, question_task(recipe.data.task))
             if budget == "smoke":
                 for stage in recipe.training.curriculum:
