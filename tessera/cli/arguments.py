@@ -1,7 +1,8 @@
-"""Types of options that verbs share: what argparse calls with the text of an option, and refuses in one line."""
+"""Types of options that verbs share, which refuse a text in one line, and the way back from arguments to a command."""
 
 import argparse
 import math
+import shlex
 from collections.abc import Callable
 
 LARGEST_COUNT = 2**31 - 1
@@ -49,6 +50,16 @@ def image_file(text: str) -> str:
     if not text.lower().endswith((".png", ".svg", ".pdf")):
         raise argparse.ArgumentTypeError(f"must end in .png, .svg or .pdf; got {_short(text)}")
     return text
+
+
+def repeated(verb: str, arguments: argparse.Namespace, *flags: str) -> str:
+    """The command that goes on with a recipe of these arguments, as a user would type it; `flags` stand at its end."""
+    words = ["tessera", verb, arguments.recipe, *arguments.overrides]
+    if arguments.output is not None:
+        words += ["--output", str(arguments.output)]
+    for name in arguments.imports:
+        words += ["--import", name]
+    return shlex.join([*words, *flags])
 
 
 positive_int = integer(1)

@@ -13,9 +13,10 @@ train makes it; sweep.json beside them holds the table. A run whose loss is not 
 
 import argparse
 import json
-import shlex
 import sys
 from pathlib import Path
+
+from tessera.cli.arguments import repeated
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         outcomes = sweep.run(begin)
     except TrainingInterrupted as stop:
-        raise KeyboardInterrupt(f"{stop} Go on: {_command(arguments)}") from None
+        flags = ["--json"] if arguments.json else []
+        raise KeyboardInterrupt(f"{stop} Go on: {repeated('sweep', arguments, *flags)}") from None
     if arguments.json:
         print(json.dumps(sweep.as_json(outcomes), indent=1, allow_nan=False))
         return 0
@@ -81,13 +83,3 @@ def _cells(outcome, is_best: bool) -> tuple[str, ...]:
         return "-", "-", "-", "-", "not finite"
     loss, bits = outcome.validation_loss, outcome.validation_bits_per_byte
     return f"{loss:.4f}", f"{bits:.4f}", f"{outcome.parameters:,}", f"{outcome.tokens:,}", "best" if is_best else ""
-
-
-def _command(arguments: argparse.Namespace) -> str:
-    """The command that goes on."""
-    words = ["tessera", "sweep", arguments.recipe, *arguments.overrides]
-    if arguments.output is not None:
-        words += ["--output", str(arguments.output)]
-    for name in arguments.imports:
-        words += ["--import", name]
-    return shlex.join([*words, "--json"] if arguments.json else words)

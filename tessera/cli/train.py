@@ -16,10 +16,10 @@ once.
 
 import argparse
 import os
-import shlex
 from pathlib import Path
 from typing import Any
 
+from tessera.cli.arguments import repeated
 from tessera.errors import TesseraError
 
 
@@ -68,20 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         summary = train(recipe, folder, resume=arguments.resume, overwrite=arguments.overwrite)
     except TrainingInterrupted as stop:
-        raise KeyboardInterrupt(f"{stop} Go on: {_resuming(arguments)}") from None
+        raise KeyboardInterrupt(f"{stop} Go on: {repeated('train', arguments, '--resume')}") from None
     if os.environ.get("RANK", "0") != "0":  # under torchrun one process speaks for all
         return 0
     print(f"{summary.name}: {summary.parameters:,} parameters, {summary.tokens:,} training tokens")
     print(summary.quality + (f", {summary.skipped_steps} steps skipped" if summary.skipped_steps else ""))
     print(f"model in {folder}")
     return 0
-
-
-def _resuming(arguments: argparse.Namespace) -> str:
-    """The command that goes on with the run of these arguments."""
-    words = ["tessera", "train", arguments.recipe, *arguments.overrides]
-    if arguments.output is not None:
-        words += ["--output", str(arguments.output)]
-    for name in arguments.imports:
-        words += ["--import", name]
-    return shlex.join([*words, "--resume"])
