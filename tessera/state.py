@@ -6,14 +6,40 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import GetAttrKey, register_pytree_node
 
 
 @dataclass(frozen=True)
 class State:
     """Base of all memory states: tensors with the batch in their first dimension, other states, or tuples of states.
 
-    Nothing in the library changes a state in place: a step returns a new one, and the old one stays valid.
+    Nothing in the library changes a state in place: a step returns a new one, and the old one stays valid. Every
+    subclass is a pytree of its `parts`, so that programs of `torch.export` take and return it.
     """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+
+        def flatten_with_keys(state: State) -> tuple[list, list[str]]:
+            names = list(state.parts())
+            return [(GetAttrKey(name), part) for name, part in state.parts().items()], names
+
+        register_pytree_node(
+            cls,
+            lambda state: (list(state.parts().values()), list(state.parts())),
+            lambda parts, names: cls.from_parts(dict(zip(names, parts))),
+            serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+            flatten_with_keys_fn=flatten_with_keys,
+        )
+
+    def parts(self) -> dict[str, Any]:
+        """What the state consists of, by name: tensors, numbers, None, other states or tuples of these."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_parts(cls, parts: dict[str, Any]) -> Self:
+        """The state of these `parts`."""
+        return cls(**parts)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same state with `function` applied to every tensor."""

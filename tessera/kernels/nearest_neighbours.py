@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tessera.errors import expect
 from tessera.kernels.base import KERNELS
@@ -43,19 +44,19 @@ class NearestNeighbours(RowKernel):
         else:
             values = (values > -torch.inf).to(scaled.dtype)
         values.div_(values.sum(-1, keepdim=True).clamp_min_(torch.finfo(values.dtype).tiny))
-        return scaled.zero_().scatter_(-1, indices, values), (indices, values)
+        return scaled.zero_().scatter_add_(-1, indices, values), (indices, values)
 
     def backward(
         self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
     ) -> tuple[Tensor, Tensor]:
         """The base's gradient among the k neighbours; 0 for the uniform base."""
         indices, values = statistics
-        weights = scaled.zero_().scatter_(-1, indices, values)
+        weights = scaled.zero_().scatter_add_(-1, indices, values)
         if self.base == "uniform":
             return weights, grad.zero_()
         near = grad.gather(-1, indices)
         near = (near - (near * values).sum(-1, keepdim=True)) * values
-        return weights, grad.zero_().scatter_(-1, indices, near)
+        return weights, grad.zero_().scatter_add_(-1, indices, near)
 
     def bandwidth(self, scores: Tensor, inverse_bandwidth: Tensor, visible: Tensor | None = None) -> Tensor:
         """`sqrt(2 - 2 s_(k))`: the distance of the farthest neighbour (equation 7's delta_max)."""
@@ -66,8 +67,15 @@ class NearestNeighbours(RowKernel):
 
 
 def nearest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest scores of each row (all, if there are fewer) and their indices; of ties the largest index first."""
+    """The k largest scores of each row and their indices; of ties the largest index first.
+
+    Of fewer than k scores: all of them. In a compiled or exported program, entries of -inf fill up to k.
+    """
     num_pairs = scores.shape[-1]
+    if torch.compiler.is_compiling():  # no number of pairs and no tie may decide what is computed
+        rows = pad(scores, (0, k), value=-torch.inf).flip(-1).sort(dim=-1, descending=True, stable=True)
+        places = num_pairs + k - 1 - rows.indices[..., :k]
+        return rows.values[..., :k], places.clamp(max=num_pairs - 1)
     values, indices = torch.topk(scores, min(k + 1, num_pairs), dim=-1)
     if num_pairs <= k:
         return values, indices

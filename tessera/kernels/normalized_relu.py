@@ -42,7 +42,7 @@ class NormalizedReLU(RowKernel):
     def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Rectified scores over their sum, uniform where none is positive; statistics: the sum."""
         lacking = _is_nothing(scaled.amax(-1))
-        pairs = scaled[lacking] > -torch.inf
+        pairs = _pairs(scaled, lacking)
         weights = scaled.clamp_(min=0)
         total = weights.sum(-1, keepdim=True)
         return self._normalized(weights, total, lacking, pairs), (total,)
@@ -53,7 +53,7 @@ class NormalizedReLU(RowKernel):
         """`(g_i - sum_j w_j g_j) / sum` on the support; 0 in uniform rows."""
         (total,) = statistics
         lacking = _is_nothing(total).squeeze(-1)
-        pairs = scaled[lacking] > -torch.inf
+        pairs = _pairs(scaled, lacking)
         support = torch.sign(scaled.clamp_(min=0), out=workspace.empty_like(scaled))
         weights = self._normalized(scaled, total, lacking, pairs)
         mean = torch.mul(weights, grad, out=workspace.empty_like(grad)).sum(-1, keepdim=True)
@@ -66,12 +66,20 @@ class NormalizedReLU(RowKernel):
 
     def _normalized(self, responses: Tensor, total: Tensor, lacking: Tensor, pairs: Tensor) -> Tensor:
         weights = responses.mul_(self._scale(total))
-        weights[lacking] = pairs / pairs.sum(-1, keepdim=True).clamp_(min=1).to(weights.dtype)
+        uniform = pairs / pairs.sum(-1, keepdim=True).clamp_(min=1).to(weights.dtype)
+        if torch.compiler.is_compiling():
+            return torch.where(lacking.unsqueeze(-1), uniform, weights)
+        weights[lacking] = uniform
         return weights
 
     def score_floor(self, largest: Tensor) -> Tensor:
         """0; the uniform fall-back has no floor."""
         return torch.zeros_like(largest).masked_fill_(_is_nothing(largest), -torch.inf)
+
+
+def _pairs(scaled: Tensor, lacking: Tensor) -> Tensor:
+    """Which pairs there are, in the rows that lack a response; in all rows of a compiled or exported program."""
+    return (scaled if torch.compiler.is_compiling() else scaled[lacking]) > -torch.inf
 
 
 def _is_nothing(response: Tensor) -> Tensor:

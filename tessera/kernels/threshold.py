@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops import while_loop
 
 from tessera.kernels.workspace import Workspace
 
@@ -24,6 +25,8 @@ def threshold(shifted: Tensor, order: float, workspace: Workspace) -> tuple[Tens
         Rows of -inf have u = 0. Precision: that of the dtype.
     """
     tau = shifted.new_full((*shifted.shape[:-1], 1), -1.0)
+    if torch.compiler.is_compiling():  # groups depend on the length, of which an exported program knows nothing
+        return _newton_in_graph(shifted, tau, order)
     num_groups = shifted.shape[-1] // GROUP
     if num_groups >= 4:
         body = shifted[..., : num_groups * GROUP].unflatten(-1, (GROUP, num_groups))
@@ -34,18 +37,40 @@ def threshold(shifted: Tensor, order: float, workspace: Workspace) -> tuple[Tens
 
 def _newton(shifted: Tensor, tau: Tensor, order: float, workspace: Workspace) -> tuple[Tensor, Tensor, Tensor]:
     """Newton steps from `tau`, a point at or to the left of the root, until none moves it by more than rounding."""
-    rounding = 2 * torch.finfo(shifted.dtype).eps
     responses, powers = workspace.empty_like(shifted), workspace.empty_like(shifted)
     for _ in range(MAX_STEPS):
-        torch.sub(shifted, tau, out=responses).clamp_(min=0)
-        total, slope = _moments(responses, order, powers)
-        step = (total - total.pow(1 - 1 / order)).div_(slope.clamp_min(torch.finfo(slope.dtype).tiny))
-        # A step to the left is rounding; rows of -inf have total 0 and, for r = 1, the step -1.
-        step.clamp_(min=0)
-        if not bool((step > rounding).any()):
+        step, slope = _step(torch.sub(shifted, tau, out=responses), order, powers)
+        if not bool(_moves(step)):
             break
         tau = tau + step
     return tau, responses, slope
+
+
+def _newton_in_graph(shifted: Tensor, tau: Tensor, order: float) -> tuple[Tensor, Tensor, Tensor]:
+    """`_newton` as one operation of a compiled or exported program, whose Python cannot look at numbers."""
+
+    def advanced(steps: Tensor, tau: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One more step, tau behind it, and the next step's length."""
+        tau = tau + step
+        return steps + 1, tau, _step(shifted - tau, order, torch.empty_like(shifted))[0]
+
+    first = _step(shifted - tau, order, torch.empty_like(shifted))[0]
+    carried = (torch.zeros((), dtype=torch.long, device=tau.device), tau, first)
+    tau = while_loop(lambda steps, _, step: _moves(step) & (steps < MAX_STEPS), advanced, carried)[1]
+    responses = shifted - tau
+    return tau, responses, _step(responses, order, torch.empty_like(shifted))[1]
+
+
+def _step(differences: Tensor, order: float, powers: Tensor) -> tuple[Tensor, Tensor]:
+    """Newton's step and M_(r-1) at tau, from `x - tau`, which becomes the responses; `powers` is overwritten."""
+    total, slope = _moments(differences.clamp_(min=0), order, powers)
+    step = (total - total.pow(1 - 1 / order)).div_(slope.clamp_min(torch.finfo(slope.dtype).tiny))
+    # A step to the left is rounding; rows of -inf have total 0 and, for r = 1, the step -1.
+    return step.clamp_(min=0), slope
+
+
+def _moves(step: Tensor) -> Tensor:
+    return (step > 2 * torch.finfo(step.dtype).eps).any()
 
 
 def _moments(responses: Tensor, order: float, powers: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,15 +39,26 @@ class PairStore(State):
         """A store that holds exactly these pairs."""
         return cls(keys, values, documents, keys.shape[2], _Tip(keys.shape[2]))
 
+    def parts(self) -> dict[str, Tensor | None]:
+        """The pairs, without the room to spare."""
+        return {"keys": self.keys, "values": self.values, "documents": self.documents}
+
+    @classmethod
+    def from_parts(cls, parts: dict[str, Tensor | None]) -> Self:
+        """See `State.from_parts`."""
+        return cls.of(**parts)
+
     @property
     def keys(self) -> Tensor:
         """(B, H, N, K)"""
-        return self.key_buffer[:, :, : self.length]
+        is_full = self.length == self.key_buffer.shape[2]
+        return self.key_buffer if is_full else self.key_buffer[:, :, : self.length]
 
     @property
     def values(self) -> Tensor:
         """(B, H, N, V)"""
-        return self.value_buffer[:, :, : self.length]
+        is_full = self.length == self.value_buffer.shape[2]
+        return self.value_buffer if is_full else self.value_buffer[:, :, : self.length]
 
     @property
     def documents(self) -> Tensor | None:
@@ -59,7 +70,8 @@ class PairStore(State):
         end = self.length + keys.shape[2]
         if (documents is None) != (self.document_buffer is None):
             return self._with_documents().append(keys, values, _one_document(keys) if documents is None else documents)
-        if torch.is_grad_enabled() and (keys.requires_grad or self.key_buffer.requires_grad):
+        trained = torch.is_grad_enabled() and (keys.requires_grad or self.key_buffer.requires_grad)
+        if trained or torch.compiler.is_exporting():
             stored = self.documents
             joined = None if documents is None or stored is None else torch.cat([stored, documents], dim=1)
             return self.of(torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2), joined)
@@ -73,11 +85,14 @@ class PairStore(State):
 
     def newest(self, count: int) -> Self:
         """A store of the last `count` pairs, or this one while it has at most twice as many: O(1) copied per pair."""
-        if self.length <= 2 * count + 1:
+        first: int | torch.SymInt = self.length - count
+        if torch.compiler.is_exporting():
+            first = torch.sym_max(0, first)  # an exported program takes any length
+        elif self.length <= 2 * count + 1:
             return self
-        last = slice(self.length - count, None)
-        documents = None if self.documents is None else self.documents[:, last].clone()
-        return self.of(self.keys[:, :, last].clone(), self.values[:, :, last].clone(), documents)
+        last = torch.arange(first, self.length, device=self.key_buffer.device)
+        documents = None if self.documents is None else self.documents.index_select(1, last)
+        return self.of(self.keys.index_select(2, last), self.values.index_select(2, last), documents)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same pairs, compacted, with `function` applied to every tensor."""

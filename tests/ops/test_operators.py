@@ -6,12 +6,13 @@ import torch
 from torch.library import opcheck
 
 from tessera.errors import TesseraError
-from tessera.kernels import Biweight, Gaussian, NormalizedReLU, ReLUmax
+from tessera.kernels import Biweight, Gaussian, NearestNeighbours, NormalizedReLU, ReLUmax
 from tessera.ops.association_matrix import read_association, write_association
 from tessera.ops.association_matrix.triton_op import read_op, write_op
 from tessera.ops.gated_average import gated_average
 from tessera.ops.gated_average.triton import gate_shares
-from tessera.ops.kernel_regression import Call, Window, kernel_regression
+from tessera.ops.kernel_regression import Call, Window, chunked_op, kernel_regression
+from tessera.ops.kernel_regression import chunked as chunked_regression
 from tessera.ops.kernel_regression.triton import plan_of
 from tessera.ops.kernel_regression.triton_op import regress
 from tessera.ops.leaky_average import leaky_average
@@ -40,6 +41,27 @@ def test_kernel_regression(triton_device, kernel, window):
     call = Call(query, key, value, kernel, torch.ones(()), None, window, 0, documents, documents)
     slope = torch.ones(2, 2, 9, device=triton_device, requires_grad=True)
     opcheck(regress, (query, key, value, slope, torch.zeros(2, 2, 9, device=triton_device), True, *plan_of(call)))
+
+
+BLOCKED = [(NearestNeighbours(k=3), Window(delay=2, span=5)), (NormalizedReLU(), Window(delay=torch.tensor([2, 4])))]
+
+
+@pytest.mark.parametrize(("kernel", "window"), [*BLOCKED, (Biweight(), None)], ids=["knn", "relu", "biweight"])
+def test_kernel_regression_in_blocks(kernel, window):
+    """The operator of compiled programs is what the blocked implementation is without it, to the last bit."""
+    query, key, value = (drawn("cpu", 2, 2, 9, width) for width in (4, 4, 3))
+    slope = torch.rand(2, 2, 9, requires_grad=True)
+    intercept = torch.rand(2, 2, 9, requires_grad=True) if kernel.name == "normalized_relu" else None
+    documents = None if window is None else DOCUMENTS
+    call = Call(query, key, value, kernel, slope, intercept, window, 0, documents, documents)
+    tensors = [tensor for tensor in (query, key, value, slope, intercept) if tensor is not None]
+    results = []
+    for run in (chunked_regression.run, chunked_op.run):
+        y = run(call)
+        results.append([y.detach(), *torch.autograd.grad(y.square().sum(), tensors)])
+    for own, operator in zip(*results, strict=True):
+        assert torch.equal(own, operator)
+    opcheck(chunked_op.regress, chunked_op.arguments(call))
 
 
 @pytest.mark.parametrize("gated", [False, True])
