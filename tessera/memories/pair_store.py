@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -39,12 +39,12 @@ class PairStore(State):
         """A store that holds exactly these pairs."""
         return cls(keys, values, documents, keys.shape[2], _Tip(keys.shape[2]))
 
-    def parts(self) -> dict[str, Tensor | None]:
+    def parts(self) -> dict[str, Any]:
         """The pairs, without the room to spare."""
         return {"keys": self.keys, "values": self.values, "documents": self.documents}
 
     @classmethod
-    def from_parts(cls, parts: dict[str, Tensor | None]) -> Self:
+    def from_parts(cls, parts: dict[str, Any]) -> Self:
         """See `State.from_parts`."""
         return cls.of(**parts)
 
@@ -85,7 +85,7 @@ class PairStore(State):
 
     def newest(self, count: int) -> Self:
         """A store of the last `count` pairs, or this one while it has at most twice as many: O(1) copied per pair."""
-        first: int | torch.SymInt = self.length - count
+        first = self.length - count
         if torch.compiler.is_exporting():
             first = torch.sym_max(0, first)  # an exported program takes any length
         elif self.length <= 2 * count + 1:
