@@ -5,11 +5,11 @@ from typing import Any
 
 from tessera.experiments.babilong.models import LAST_SEGMENT, NAMES, WHOLE_TEXT, section
 from tessera.experiments.experiment import Run
-from tessera.tasks.babilong.stories import LENGTHS
+from tessera.tasks.babilong.stories import LENGTHS, PLAIN_FACT
 from tessera.training.sections import Recipe
 from tessera.typed import from_json
 
-SHORTEST_STORY = {kind: (8 if kind == "qa4" else 6) * shortest for kind, (shortest, _) in LENGTHS.items()}  # tokens
+SHORTEST_STORY = {kind: PLAIN_FACT[kind] * shortest for kind, (shortest, _) in LENGTHS.items()}  # tokens
 SHORT_STORIES = {"qa1": 0.15, "qa4": 0.2}  # and the share of facts in the stage of two segments
 
 

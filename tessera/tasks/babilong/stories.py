@@ -18,6 +18,10 @@ DROPS = ("dropped", "put down", "let go of")
 # Facts of a generated story, from and to; each task of bAbI asks about every second fact or so.
 LENGTHS = {"qa1": (2, 10), "qa2": (6, 24), "qa3": (8, 32), "qa4": (2, 2), "qa5": (6, 24)}
 
+# Tokens of the shortest fact there is, and of a plain one (a move, or what lies beside what).
+SHORTEST_FACT = {"qa1": 6, "qa2": 5, "qa3": 5, "qa4": 8, "qa5": 5}
+PLAIN_FACT = {"qa1": 6, "qa2": 6, "qa3": 6, "qa4": 8, "qa5": 6}
+
 
 @dataclass(frozen=True)
 class Question:
@@ -42,10 +46,15 @@ def labels(kind: str) -> tuple[str, ...]:
     return PLACES
 
 
-def generate(kind: str, random: Random) -> Story:
-    """A story of task `kind` ("qa1" ... "qa5") with all questions that its facts answer, at least one."""
+def generate(kind: str, random: Random, most_facts: int | None = None) -> Story:
+    """A story of task `kind` ("qa1" ... "qa5") with all questions that its facts answer, at least one.
+
+    The number of facts is drawn from `LENGTHS`, up to `most_facts` where that is less.
+    """
+    fewest, most = LENGTHS[kind]
+    most = most if most_facts is None else max(fewest, min(most, most_facts))
     while True:
-        facts = tuple(_WRITERS[kind](random, random.randint(*LENGTHS[kind])))
+        facts = tuple(_WRITERS[kind](random, random.randint(fewest, most)))
         world = world_after(facts)
         answers = ((text, answer(world, text)) for text in _QUESTIONS[kind](world))
         if questions := tuple(Question(text, word) for text, word in answers if word):

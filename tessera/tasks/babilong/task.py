@@ -19,8 +19,17 @@ from tessera.tasks.babilong.noise import Book, books_of
 from tessera.tasks.babilong.sample import RESERVED, Sample, fits, hide
 from tessera.tasks.babilong.scorer import published_match
 from tessera.tasks.babilong.solver import answer, world_after
-from tessera.tasks.babilong.stories import LENGTHS, Story, generate, labels, read_stories
-from tessera.tasks.babilong.vocabulary import END, GENERATE, PAD, decode, encode, token_of, vocabulary_of, word_of
+from tessera.tasks.babilong.stories import LENGTHS, PLAIN_FACT, SHORTEST_FACT, Story, generate, labels, read_stories
+from tessera.tasks.babilong.vocabulary import (
+    END,
+    GENERATE,
+    PAD,
+    decode,
+    sentence_tokens,
+    token_of,
+    vocabulary_of,
+    word_of,
+)
 from tessera.tasks.question_answering import QuestionBatch
 from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples
 
@@ -127,7 +136,7 @@ class BABILong(Task):
 
     def question_tokens(self, question: str) -> np.ndarray:
         """The question and `<generate>`: what comes behind the context."""
-        return np.array([*encode(self.vocabulary, [question])[0], token_of(self.vocabulary, GENERATE)], np.int32)
+        return np.append(self._tokens(question), np.int32(token_of(self.vocabulary, GENERATE)))
 
     def answer_tokens(self, word: str) -> np.ndarray:
         """The answer and `<end>`: what is to be generated."""
@@ -174,26 +183,30 @@ class BABILong(Task):
         return stories | {span.book.name for sample in examples.details for span in sample.context.spans}
 
     def _sample(self, random: Random, books: Sequence[Book], split: str, length: int) -> Sample:
+        most_facts = int(self.facts_share * length) // SHORTEST_FACT[self.kind]
         while True:
-            story = self._story(random, split)
-            facts = [np.array(ids, np.int32) for ids in encode(self.vocabulary, story.facts)]
+            story = self._story(random, split, most_facts)
+            facts = [self._tokens(fact) for fact in story.facts]
             if fits(facts, length, self.facts_share):
                 return Sample(hide(facts, books, length, random), story, random.choice(story.questions))
 
     def _require_room(self, length: int) -> None:
         """Raise unless the shortest stories fit into a sample of `length` tokens."""
-        shortest = (8 if self.kind == "qa4" else 6) * LENGTHS[self.kind][0]  # tokens of a plain fact
+        shortest = PLAIN_FACT[self.kind] * LENGTHS[self.kind][0]
         needed = max(shortest + RESERVED, math.ceil(shortest / self.facts_share))
         hint = (
             f"The shortest stories of {self.kind} take {shortest}; facts_share allows {self.facts_share} of a sample."
         )
         expect(length >= needed, type(self).__name__, "length", f"be at least {needed} tokens", length, hint)
 
-    def _story(self, random: Random, split: str) -> Story:
+    def _tokens(self, sentence: str) -> np.ndarray:
+        return sentence_tokens(self.noise, self.vocab_size, sentence)
+
+    def _story(self, random: Random, split: str, most_facts: int) -> Story:
         if self.stories is not None:
             return random.choice(_stories_of(self.stories, self.kind, split))
         while True:
-            story = generate(self.kind, random)
+            story = generate(self.kind, random, most_facts)
             if Random(" ".join(story.facts)).randrange(10) in SPLIT_TENTHS[split]:
                 return story
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from tessera.data.sources import text_files
@@ -37,6 +38,14 @@ def vocabulary_of(source: str | tuple[str, ...], vocab_size: int) -> Tokenizer:
 def encode(vocabulary: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Tokens of each text."""
     return [encoding.ids for encoding in vocabulary.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+@lru_cache(maxsize=1 << 14)
+def sentence_tokens(source: str | tuple[str, ...], vocab_size: int, text: str) -> np.ndarray:
+    """Tokens of a sentence of a story, made once: stories have few different ones. Not to be written to."""
+    tokens = np.array(vocabulary_of(source, vocab_size).encode(text, add_special_tokens=False).ids, np.int32)
+    tokens.setflags(write=False)
+    return tokens
 
 
 def decode(vocabulary: Tokenizer, ids: Iterable[int]) -> str:
