@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tessera.models.recurrence.state import MemoryState
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.question_answering import QuestionBatch
 
@@ -19,15 +20,25 @@ def is_segmented(model: nn.Module) -> bool:
 
 
 def answer_loss(model: nn.Module, batch: QuestionBatch) -> Tensor:
-    """Mean cross entropy in nats of the tokens with a label.
+    """Mean cross entropy in nats of the tokens with a label, those of the early questions of a segmented model too.
 
     A model without a memory reads all questions with their answers behind the context, in one row.
     """
     contexts, questions, labels = _on_device(model, batch)
     if is_segmented(model):
-        place = _after_contexts(model, contexts, questions.shape[1])
+        place, early = _after_contexts(model, contexts, questions.shape[1], batch.early_questions is not None)
         # With a cache the last segment stays open: nothing of a question is written.
-        return model(input_ids=questions.flatten(0, 1), labels=labels.flatten(0, 1), use_cache=True, **place).loss
+        total = _summed_loss(model, questions.flatten(0, 1), labels.flatten(0, 1), place)
+        count = (labels != IGNORED).sum()
+        if early is not None and batch.early_questions is not None and batch.early_labels is not None:
+            rows, row_labels = (
+                part.to(contexts.device).transpose(0, 1).flatten(0, 2)  # segment, context, question
+                for part in (batch.early_questions, batch.early_labels)
+            )
+            memories = early.repeat_batch(batch.early_questions.shape[2])
+            total = total + _summed_loss(model, rows, row_labels, {"memory_state": memories})
+            count = count + (row_labels != IGNORED).sum()
+        return total / count
     unlabelled = torch.full_like(contexts, IGNORED)
     rows = torch.cat([contexts, questions.flatten(1)], 1)
     return model(input_ids=rows, labels=torch.cat([unlabelled, labels.flatten(1)], 1)).loss
@@ -43,7 +54,7 @@ def right_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
     counts, places = batch.counts.to(labels.device), batch.answer_places.to(labels.device)
     prompts = questions[..., : int(places.max())]
     if is_segmented(model):
-        place = _after_contexts(model, contexts, questions.shape[1])
+        place, _ = _after_contexts(model, contexts, questions.shape[1])
         logits = model(input_ids=prompts.flatten(0, 1), use_cache=True, **place).logits
     else:
         rows = torch.cat([contexts.repeat_interleave(prompts.shape[1], 0), prompts.flatten(0, 1)], 1)
@@ -60,11 +71,21 @@ def _on_device(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor, 
     return batch.contexts.to(device), batch.questions.to(device), batch.labels.to(device)
 
 
-def _after_contexts(model: Any, contexts: Tensor, times: int) -> dict[str, Any]:
-    """What a call of `model` takes to go on behind each context, `times` rows for each."""
-    in_whole_segments = contexts.shape[1] // model.config.segment_size * model.config.segment_size
-    if in_whole_segments == contexts.shape[1]:
-        memory = model(input_ids=contexts, skip_logits=True).memory_state
-        return {"memory_state": memory.repeat_batch(times)}
-    cache = model(input_ids=contexts, skip_logits=True, use_cache=True).past_key_values
-    return {"past_key_values": cache.reorder(torch.arange(len(contexts)).repeat_interleave(times).to(contexts.device))}
+def _summed_loss(model: Any, rows: Tensor, labels: Tensor, place: dict[str, Any]) -> Tensor:
+    return model(input_ids=rows, labels=labels, use_cache=True, num_items_in_batch=1, **place).loss
+
+
+def _after_contexts(
+    model: Any, contexts: Tensor, times: int, keep_early: bool = False
+) -> tuple[dict[str, Any], MemoryState | None]:
+    """What a call of `model` takes to go on behind each context, `times` rows for each.
+
+    With `keep_early` also the memories after each segment, those after the first of all contexts first.
+    """
+    is_open = contexts.shape[1] % model.config.segment_size != 0
+    output = model(input_ids=contexts, skip_logits=True, use_cache=is_open, output_segment_states=keep_early)
+    early = type(output.segment_states[0]).stack(output.segment_states) if output.segment_states else None
+    if not is_open:
+        return {"memory_state": output.memory_state.repeat_batch(times)}, early
+    rows = torch.arange(len(contexts), device=contexts.device).repeat_interleave(times)
+    return {"past_key_values": output.past_key_values.reorder(rows)}, early

@@ -17,11 +17,15 @@ class QuestionBatch:
         contexts: tokens (B, T). questions: (B, Q, t), each a question, its answer, and padding. labels: (B, Q, t), the
             token where its prediction counts (the answer), -100 elsewhere; not shifted. Where a context has fewer than
             Q questions, some stand twice and count once.
+        early_questions, early_labels: (B, S, Q, t), the same about what was read up to the end of each of the first S
+            segments of the contexts; None: not asked.
     """
 
     contexts: Tensor
     questions: Tensor
     labels: Tensor
+    early_questions: Tensor | None = None
+    early_labels: Tensor | None = None
 
     @property
     def answer_places(self) -> Tensor:
@@ -42,8 +46,11 @@ class QuestionTask(Protocol):
     def vocabulary(self) -> Tokenizer:
         """Text to tokens."""
 
-    def question_batch(self, count: int, questions: int, context_tokens: int, seed: int, split: str) -> QuestionBatch:
+    def question_batch(
+        self, count: int, questions: int, context_tokens: int, seed: int, split: str, early: int = 0, segment: int = 0
+    ) -> QuestionBatch:
         """`count` contexts of `context_tokens` tokens, with `questions` questions each.
 
-        The same settings and arguments give the same bytes.
+        With `early`, up to so many are asked after every `segment` tokens too. The same settings and arguments give
+        the same bytes.
         """

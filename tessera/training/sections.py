@@ -62,6 +62,11 @@ class DataSection:
         "the answers alone. Needs training.curriculum",
     )
     questions: int = option(4, "of `task`: questions about each context, which is read once for all of them")
+    early_questions: int = option(
+        0,
+        "of `task`: questions asked of the memory after each segment too, about what was read so far; they teach more "
+        "per text read, and cost a tenth of it each. Models that read no segments leave them out",
+    )
 
     @property
     def text_options(self) -> dict[str, Any]:
@@ -72,6 +77,8 @@ class DataSection:
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule this section breaks."""
         problems = []
+        if self.early_questions < 0:
+            problems.append(("early_questions", f"must not be negative; got {self.early_questions}."))
         if self.questions < 1:
             problems.append(("questions", f"must be a positive integer; got {self.questions}."))
         if self.task is not None and not isinstance(self.task.get("name"), str):

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from tessera.data.windows import ValidationWindows
 from tessera.errors import TesseraError, did_you_mean
 from tessera.evaluation.loss import bits_per_byte, loss_by_position
-from tessera.evaluation.questions import answer_loss, right_answers
+from tessera.evaluation.questions import answer_loss, is_segmented, right_answers
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.vocabulary import END, PAD, UNKNOWN
 from tessera.tasks.catalogue import TASKS
@@ -132,8 +132,8 @@ class StagedQuestions(StagedData):
     """Questions about contexts that are a few tokens short of `length` segments, so that question and answer fit in.
 
     Contexts of several segments end anywhere in the last one, so that a model also learns to answer from its memory
-    alone; those of a validation end where the published samples do. The score is the share of right
-    answers, but for a thousandth: exp(-loss).
+    alone; with `data.early_questions` it is asked of the memory after every segment. Those of a validation end where
+    the published samples do. The score is the share of right answers, but for a thousandth: exp(-loss).
     """
 
     task: QuestionTask
@@ -152,7 +152,8 @@ class StagedQuestions(StagedData):
 
         def entry(split: str) -> dict[str, Any]:
             batch = self.batch(stage, CHECKED, tokens, 0, split)
-            digest = hashlib.sha256(b"".join(getattr(batch, one.name).numpy().tobytes() for one in fields(batch)))
+            parts = (getattr(batch, one.name) for one in fields(batch))
+            digest = hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts if part is not None))
             return {"tokens": batch.contexts.numel(), "checksums": [digest.hexdigest()]}
 
         return {"training": entry("train"), "validation": entry("validation")}
@@ -173,7 +174,8 @@ class StagedQuestions(StagedData):
         tokens = length * self.segment
         if length > 1:
             tokens -= Random(seed).randint(0, self.most_left_out)
-        return answer_loss(model, self.batch(stage, self.recipe.training.batch_size, tokens, seed, "train"))
+        count, early = self.recipe.training.batch_size, self.recipe.data.early_questions
+        return answer_loss(model, self.batch(stage, count, tokens, seed, "train", early if is_segmented(model) else 0))
 
     def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """The share of right answers, and the loss of the answers."""
@@ -188,10 +190,12 @@ class StagedQuestions(StagedData):
         score = (1 - LOSS_SHARE) * exact_match + LOSS_SHARE * math.exp(-loss)
         return {"score": score, "validation_loss": loss, "validation_exact_match": exact_match}
 
-    def batch(self, stage: Stage, count: int, tokens: int, seed: int, split: str) -> QuestionBatch:
+    def batch(self, stage: Stage, count: int, tokens: int, seed: int, split: str, early: int = 0) -> QuestionBatch:
         """Contexts of `tokens` - 20 tokens, with the settings of the stage."""
         task = replace(self.task, **stage.settings) if stage.settings else self.task  # type: ignore[type-var]
-        return task.question_batch(count, self.recipe.data.questions, tokens - RESERVED, seed, split)
+        return task.question_batch(
+            count, self.recipe.data.questions, tokens - RESERVED, seed, split, early, self.segment
+        )
 
 
 def question_task(section: dict[str, Any]) -> QuestionTask:

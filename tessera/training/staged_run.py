@@ -186,10 +186,15 @@ def _stages(recipe: Recipe, run: Path, model: "PreTrainedModel", data: StagedDat
 
 
 def fit_options(section: TrainingSection) -> FitOptions:
-    """What all stages share; `fit` replaces steps and learning rate by the stage's."""
+    """What all stages share; `fit` replaces steps and learning rate by the stage's.
+
+    As published, a stage ends halfway down a linear schedule over twice its steps.
+    """
     return FitOptions(
         steps=1,
         learning_rate=1.0,
+        decay="linear",
+        schedule_ratio=2.0,
         weight_decay=section.weight_decay,
         betas=section.betas,
         clip=section.clip or None,

@@ -12,6 +12,8 @@ from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.babilong import BABILong
+from tessera.tasks.babilong.solver import world_after
+from tessera.tasks.babilong.vocabulary import decode
 from tessera.tasks.question_answering import QuestionBatch
 
 VOCABULARY, SEGMENT = 250, 32
@@ -97,3 +99,48 @@ def test_batches_are_a_function_of_their_arguments():
 
     assert same(task.question_batch(4, 2, 200, 3, "train"), task.question_batch(4, 2, 200, 3, "train"))
     assert not same(task.question_batch(4, 2, 200, 3, "train"), task.question_batch(4, 2, 200, 4, "train"))
+
+
+@pytest.mark.parametrize("context_tokens", [3 * SEGMENT, 3 * SEGMENT - 20], ids=["whole", "both"])
+def test_early_questions_are_asked_of_the_memory_after_each_segment(context_tokens):
+    task = BABILong("qa1", vocab_size=VOCABULARY, facts_share=0.6)
+    batch = task.question_batch(3, 2, context_tokens, 0, "train", 2, SEGMENT)
+    model = model_around("memory_mosaic")
+    parts = [(batch.contexts, batch.questions, batch.labels)]
+    for segment in range(context_tokens // SEGMENT):
+        read = batch.contexts[:, : (segment + 1) * SEGMENT]
+        parts.append((read, batch.early_questions[:, segment], batch.early_labels[:, segment]))
+    losses, counts = [], []
+    for part in parts:
+        count = (part[2] != IGNORED).sum()
+        counts.append(count)
+        losses.append(answer_loss(model, QuestionBatch(*part)) * count if count else torch.zeros(()).double())
+    assert len(counts) == context_tokens // SEGMENT + 1
+    assert sum(count > 0 for count in counts) >= 3
+    torch.testing.assert_close(answer_loss(model, batch), sum(losses) / sum(counts), rtol=1e-9, atol=0)
+
+
+def test_early_questions_follow_from_the_facts_that_were_read():
+    task = BABILong("qa1", vocab_size=VOCABULARY)
+    batch = task.question_batch(8, 4, 180, 0, "train", 4, 64)
+    assert batch.early_questions.shape[:3] == (8, 2, 4)
+    answered = set()
+    for context, rows, labels in zip(batch.contexts, batch.early_questions, batch.early_labels):
+        for segment in range(2):
+            words = (decode(task.vocabulary, context[: 64 * (segment + 1)]) + " ").split(" . ")
+            world = world_after(suffix for text in words[:-1] for suffix in suffixes(text))
+            asked = {}
+            for row, label in zip(rows[segment], labels[segment]):
+                if bool((label != IGNORED).any()):
+                    first = int((label != IGNORED).int().argmax())
+                    person = decode(task.vocabulary, row[: first - 1]).split()[2]
+                    asked[person] = decode(task.vocabulary, row[first : first + 1])
+            assert asked == world.place
+            answered.add(bool(asked))
+    assert answered == {True, False}
+
+
+def suffixes(text: str) -> list[str]:
+    """A sentence from every word on: the noise before a fact may have been cut without a stop."""
+    words = text.split()
+    return [" ".join(words[begin:]) for begin in range(len(words))]

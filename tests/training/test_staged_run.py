@@ -136,6 +136,7 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
         ),
         ("tokenizer={type: gpt2}", "tokenizer must be left out with data.task"),
         ("data.questions=0", "data.questions must be a positive integer"),
+        ("data.early_questions=-1", "data.early_questions must not be negative"),
         ("training.curriculum=[{length: 1, steps: 0}]", r"training.curriculum\[0\].steps must be at least 1"),
         ("training.patience=0", "training.patience must be a positive integer"),
     ],
@@ -144,3 +145,11 @@ def test_refusals(recipe_of, tmp_path, override, message):
     with pytest.raises(TesseraError, match=message):
         train(recipe_of(QUESTIONS, override), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_stage_ends_halfway_down_a_linear_schedule(recipe_of, tmp_path):
+    run = tmp_path / "run"
+    stages = "training.curriculum=[{length: 2, min_length: 2, steps: 40, learning_rate: 0.01}]"
+    train(recipe_of(QUESTIONS, stages, "training.evaluate_every=40"), run, progress=False)
+    rates = {r["step"]: r["learning_rate"] for r in MetricsFile(run / "metrics.jsonl").read() if "learning_rate" in r}
+    assert rates[40] == pytest.approx(0.01 * (1 - (39 - 4) / (80 - 4)), rel=0.02)

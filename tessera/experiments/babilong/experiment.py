@@ -11,7 +11,7 @@ import torch
 from tessera.evaluation.questions import right_answers
 from tessera.experiments.babilong import report
 from tessera.experiments.babilong.models import LAST_SEGMENT, NAMES
-from tessera.experiments.babilong.settings import BUDGETS, SHORTEST_STORY, BabilongSettings
+from tessera.experiments.babilong.settings import BUDGETS, PUBLISHED_SHARE, SHORTEST_STORY, BabilongSettings
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.models.sizes import num_parameters
 from tessera.tasks.babilong.sample import RESERVED
@@ -22,8 +22,7 @@ from tessera.training.staged_data import StagedQuestions, question_task
 from tessera.training.staged_run import fit_options
 from tessera.training.start import starting_model
 
-PUBLISHED_SHARE = 0.2
-READ_AT_ONCE = 1 << 18  # tokens of the contexts that are read side by side
+READ_AT_ONCE = 1 << 22  # tokens of the contexts that are read side by side
 
 
 class BabilongExperiment(Experiment):
@@ -86,8 +85,8 @@ class BabilongExperiment(Experiment):
 class LastSegment(StagedQuestions):
     """The same contexts, of which only the last segment is read."""
 
-    def batch(self, stage: Stage, count: int, tokens: int, seed: int, split: str) -> QuestionBatch:
-        """Contexts cut to what stands behind the last border of segments."""
+    def batch(self, stage: Stage, count: int, tokens: int, seed: int, split: str, early: int = 0) -> QuestionBatch:
+        """Contexts cut to what stands behind the last border of segments; no early questions."""
         batch = super().batch(stage, count, tokens, seed, split)
         last = batch.contexts.shape[1] % self.segment or self.segment
         return replace(batch, contexts=batch.contexts[:, -last:])

@@ -5,12 +5,13 @@ from typing import Any
 
 from tessera.experiments.babilong.models import LAST_SEGMENT, NAMES, WHOLE_TEXT, section
 from tessera.experiments.experiment import Run
+from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.stories import LENGTHS, PLAIN_FACT
 from tessera.training.sections import Recipe
 from tessera.typed import from_json
 
 SHORTEST_STORY = {kind: PLAIN_FACT[kind] * shortest for kind, (shortest, _) in LENGTHS.items()}  # tokens
-SHORT_STORIES = {"qa1": 0.15, "qa4": 0.2}  # and the share of facts in the stage of two segments
+PUBLISHED_SHARE = 0.2  # of facts in a sample, at most
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,14 @@ class Budget:
     rate: float
     batch_size: int
     questions: int
+    target: float
     measured: tuple[int, ...]
     longest_whole_text: int
     test_tokens: int
     test_contexts: int
     kinds: tuple[str, ...]
     seeds: int
+    early_questions: int = 1
     evaluate_every: int = 50
     evaluate_sequences: int = 32
     models: tuple[str, ...] = tuple(NAMES)
@@ -82,6 +85,7 @@ class Budget:
             "data": {
                 "context": self.segment,
                 "questions": self.questions,
+                "early_questions": self.early_questions,
                 "task": {
                     "name": "babilong",
                     "kind": kind,
@@ -97,6 +101,7 @@ class Budget:
                 "precision": "fp32",
                 "evaluate_every": self.evaluate_every,
                 "evaluate_sequences": self.evaluate_sequences,
+                "checkpoint_every": 100,
                 "curriculum": self._curriculum(kind),
             },
         }
@@ -106,29 +111,35 @@ class Budget:
 
     def _facts_share(self, kind: str) -> float:
         """The published fifth where it holds the shortest stories; in small segments more."""
-        if SHORTEST_STORY[kind] <= 0.2 * self.segment - 2:
-            return 0.2
-        return 0.25 if kind in SHORT_STORIES else 0.5
+        if SHORTEST_STORY[kind] <= PUBLISHED_SHARE * self.segment:
+            return PUBLISHED_SHARE
+        return 0.25 if kind == "qa4" else 0.5
 
     def _curriculum(self, kind: str) -> list[dict[str, Any]]:
-        """Stages as plain values. Small segments hold no long story: there, training begins with two segments.
+        """Stages as plain values. Where training begins with one segment, every later step has at least two.
 
-        For short stories the stage of two segments has two in every step, and few facts.
+        Stages whose contexts do not hold the shortest stories are left out; a context of several segments may end
+        right behind the last border between them.
         """
-        small = self._facts_share(kind) > 0.2
+        fewest = 2 if self.stages[0][0] == 1 else 1
+        while not self._holds_a_story(fewest, kind):
+            fewest += 1
         stages: list[dict[str, Any]] = []
         for length, steps in self.stages:
-            if small and length == 1 and kind not in SHORT_STORIES:
+            if length < fewest and not (length == 1 and self._holds_a_story(1, kind)):
                 continue
             rate = self.rate if not stages else self.rate / 2
-            stage: dict[str, Any] = {"length": length, "steps": steps, "learning_rate": rate, "target": 0.93}
-            if small and length > 1 and (kind not in SHORT_STORIES or length <= 3):
-                stage["min_length"] = 2
-            if small and length == 2 and kind in SHORT_STORIES:
-                stage["settings"] = {"facts_share": SHORT_STORIES[kind]}
+            stage: dict[str, Any] = {"length": length, "steps": steps, "learning_rate": rate, "target": self.target}
+            if length > 1 and fewest > 1:
+                stage["min_length"] = fewest
             stages.append(stage)
         stages[-1]["target"] = 2.0  # all of its steps
         return stages
+
+    def _holds_a_story(self, segments: int, kind: str) -> bool:
+        """Whether the shortest contexts of so many segments hold the shortest stories."""
+        left_out = self.segment - RESERVED if segments > 1 else 0
+        return SHORTEST_STORY[kind] <= self._facts_share(kind) * (segments * self.segment - left_out)
 
 
 COSTS = {"armt": 1.3, "armt_mosaic_v2": 4.0, "mamba": 6.0, "mosaic": 1.5, "mosaic_v2": 6.0, LAST_SEGMENT: 0.3}
@@ -142,6 +153,7 @@ SMOKE = Budget(
     rate=2e-3,
     batch_size=2,
     questions=2,
+    target=0.93,
     measured=(2, 3),
     longest_whole_text=3,
     test_tokens=512,
@@ -156,16 +168,19 @@ CPU = Budget(
     memory_tokens=10,
     memory_dim=64,
     vocab_size=1510,
-    stages=((1, 250), (2, 800), (3, 400), (5, 300), (8, 300), (16, 200)),
+    stages=((1, 200), (2, 600), (3, 300), (5, 300), (8, 300), (16, 300)),
     rate=2e-3,
     batch_size=32,
     questions=4,
+    early_questions=4,
+    target=0.95,
     measured=(2, 4, 8, 16, 64, 256, 1024, 4096, 15625),
     longest_whole_text=64,
     test_tokens=1_000_000,
     test_contexts=128,
     kinds=("qa1", "qa4", "qa5", "qa2", "qa3"),
     seeds=3,
+    evaluate_sequences=64,
 )
 # Sizes, stages and steps as published; but bases start from scratch, words are tokens, questions share a reading.
 FULL = Budget(
@@ -178,6 +193,7 @@ FULL = Budget(
     rate=2e-4,
     batch_size=64,
     questions=4,
+    target=0.95,
     measured=(32, 125, 250, 1000, 2000, 20_000),
     longest_whole_text=250,
     test_tokens=100_000_000,

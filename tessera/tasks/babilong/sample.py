@@ -45,6 +45,16 @@ class Context:
         for _, fact in pending:
             yield fact
 
+    def fact_ends(self) -> list[int]:
+        """How many tokens stand up to the end of each fact."""
+        ends: list[int] = []
+        place = 0
+        for piece in self.pieces():
+            place += len(piece)
+            if len(ends) < len(self.facts) and piece is self.facts[len(ends)]:
+                ends.append(place)
+        return ends
+
     def tokens(self) -> np.ndarray:
         """All of them."""
         return np.concatenate([*self.pieces(), np.empty(0, dtype=np.int32)])

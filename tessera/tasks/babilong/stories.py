@@ -1,6 +1,6 @@
 """Stories of bAbI's tasks 1 to 5: written by a small grammar, or read from files of the published format."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -55,10 +55,15 @@ def generate(kind: str, random: Random, most_facts: int | None = None) -> Story:
     most = most if most_facts is None else max(fewest, min(most, most_facts))
     while True:
         facts = tuple(_WRITERS[kind](random, random.randint(fewest, most)))
-        world = world_after(facts)
-        answers = ((text, answer(world, text)) for text in _QUESTIONS[kind](world))
-        if questions := tuple(Question(text, word) for text, word in answers if word):
+        if questions := questions_after(kind, facts):
             return Story(facts, questions)
+
+
+def questions_after(kind: str, facts: Sequence[str]) -> tuple[Question, ...]:
+    """All questions of task `kind` that these facts answer."""
+    world = world_after(facts)
+    answers = ((text, answer(world, text)) for text in _QUESTIONS[kind](world))
+    return tuple(Question(text, word) for text, word in answers if word)
 
 
 def read_stories(path: Path) -> list[Story]:

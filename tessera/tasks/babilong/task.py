@@ -1,8 +1,9 @@
 """BABILong: answer a question about facts that are hidden in books."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -19,7 +20,17 @@ from tessera.tasks.babilong.noise import Book, books_of
 from tessera.tasks.babilong.sample import RESERVED, Sample, fits, hide
 from tessera.tasks.babilong.scorer import published_match
 from tessera.tasks.babilong.solver import answer, world_after
-from tessera.tasks.babilong.stories import LENGTHS, PLAIN_FACT, SHORTEST_FACT, Story, generate, labels, read_stories
+from tessera.tasks.babilong.stories import (
+    LENGTHS,
+    PLAIN_FACT,
+    SHORTEST_FACT,
+    Question,
+    Story,
+    generate,
+    labels,
+    questions_after,
+    read_stories,
+)
 from tessera.tasks.babilong.vocabulary import (
     END,
     GENERATE,
@@ -96,30 +107,30 @@ class BABILong(Task):
         while True:
             yield self._sample(random, books, split, self.length)
 
-    def question_batch(self, count: int, questions: int, context_tokens: int, seed: int, split: str) -> QuestionBatch:
+    def question_batch(
+        self, count: int, questions: int, context_tokens: int, seed: int, split: str, early: int = 0, segment: int = 0
+    ) -> QuestionBatch:
         """See `QuestionTask`; the questions of a context differ, and come in random order."""
         self._require_room(context_tokens + RESERVED)
         random = Random(f"{self} {context_tokens} {seed} {split}")
         books = books_of(self.noise, split, self.vocab_size)
-        contexts, questions_by_row = [], []
+        contexts, questions_by_row, early_by_row = [], [], []
+        borders = range(segment, context_tokens + 1, segment) if early else ()
         for _ in range(count):
             sample = self._sample(random, books, split, context_tokens + RESERVED)
             contexts.append(sample.context.tokens())
-            questions_by_row.append(random.sample(sample.story.questions, min(questions, len(sample.story.questions))))
-        pad = token_of(self.vocabulary, PAD)
-        texts = [[self.question_tokens(one.text) for one in row] for row in questions_by_row]
-        endings = [[self.answer_tokens(one.answer) for one in row] for row in questions_by_row]
-        width = max(len(text) + 2 for row in texts for text in row)
-        tokens = torch.full((count, questions, width), pad)
-        labels = torch.full((count, questions, width), IGNORED)
-        for row in range(count):
-            for place in range(questions):
-                text, ending = (rows[row][place % len(questions_by_row[row])] for rows in (texts, endings))
-                both = torch.from_numpy(np.concatenate([text, ending]).astype(np.int64))
-                tokens[row, place, : len(both)] = both
-                if place < len(questions_by_row[row]):
-                    labels[row, place, len(text) : len(both)] = both[len(text) :]
-        return QuestionBatch(torch.from_numpy(np.stack(contexts).astype(np.int64)), tokens, labels)
+            questions_by_row.append(_some(sample.story.questions, questions, random))
+            ends = sample.context.fact_ends() if borders else []
+            for border in borders:
+                facts = sample.story.facts[: bisect_right(ends, border)]
+                early_by_row.append(_some(questions_after(self.kind, facts), early, random))
+        tokens = torch.from_numpy(np.stack(contexts).astype(np.int64))
+        batch = QuestionBatch(tokens, *self._in_rows(questions_by_row, questions))
+        if not borders:
+            return batch
+        shape = (count, len(borders), early, -1)
+        early_questions, early_labels = (rows.view(shape) for rows in self._in_rows(early_by_row, early))
+        return replace(batch, early_questions=early_questions, early_labels=early_labels)
 
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """`count` samples in a row each: context, question, `<generate>`, answer, `<end>`, padding; T = `length`."""
@@ -199,6 +210,23 @@ class BABILong(Task):
         )
         expect(length >= needed, type(self).__name__, "length", f"be at least {needed} tokens", length, hint)
 
+    def _in_rows(self, questions_by_row: Sequence[Sequence[Question]], questions: int) -> tuple[Tensor, Tensor]:
+        """Tokens and labels (rows, questions, t) of some questions per row; where there are fewer, some stand twice."""
+        pad = token_of(self.vocabulary, PAD)
+        texts = [[self.question_tokens(one.text) for one in row] for row in questions_by_row]
+        endings = [[self.answer_tokens(one.answer) for one in row] for row in questions_by_row]
+        width = max((len(text) + 2 for row in texts for text in row), default=1)
+        tokens = torch.full((len(questions_by_row), questions, width), pad)
+        labels = torch.full((len(questions_by_row), questions, width), IGNORED)
+        for row, row_questions in enumerate(questions_by_row):
+            for place in range(questions if row_questions else 0):
+                text, ending = (rows[row][place % len(row_questions)] for rows in (texts, endings))
+                both = torch.from_numpy(np.concatenate([text, ending]).astype(np.int64))
+                tokens[row, place, : len(both)] = both
+                if place < len(row_questions):
+                    labels[row, place, len(text) : len(both)] = both[len(text) :]
+        return tokens, labels
+
     def _tokens(self, sentence: str) -> np.ndarray:
         return sentence_tokens(self.noise, self.vocab_size, sentence)
 
@@ -209,6 +237,11 @@ class BABILong(Task):
             story = generate(self.kind, random, most_facts)
             if Random(" ".join(story.facts)).randrange(10) in SPLIT_TENTHS[split]:
                 return story
+
+
+def _some(questions: Sequence[Question], count: int, random: Random) -> list[Question]:
+    """`count` of them, or all, in random order."""
+    return random.sample(questions, min(count, len(questions)))
 
 
 def _suffixes(sentences: Sequence[str]) -> Iterator[str]:
