@@ -1,6 +1,6 @@
 """The pictures and numbers of docs/inspection.md, from two traces (its commands write them).
 
-python docs/figures/findings.py runs/one-block.safetensors runs/long-term.safetensors --out docs/figures
+python docs/figures/findings.py demo.safetensors long-term.safetensors --out docs/figures
 """
 
 import argparse
@@ -36,7 +36,7 @@ def repeats(trace: Trace) -> torch.Tensor:
 
 
 def induction(trace: Trace, out: Path) -> None:
-    """An induction head in a single layer: the head with the most weight on earlier occurrences of its token."""
+    """An induction head in the first layer: the head with the most weight on earlier occurrences of its token."""
     memory = trace.memory(0, "contextual")
     scores = [same_token(trace, memory, head) for head in range(memory.num_heads)]
     known = repeats(trace)
@@ -59,7 +59,7 @@ def induction(trace: Trace, out: Path) -> None:
 
 
 def time_scales(trace: Trace, out: Path) -> None:
-    """Leak rates and recency profiles of the heads of one layer."""
+    """Leak rates and recency profiles of the heads of the first layer."""
     memory = trace.memory(0, "contextual")
     figure = Figure(figsize=(8, 3), dpi=120, layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -96,13 +96,13 @@ def long_term(trace: Trace, out: Path) -> None:
 def main() -> None:
     """Draw all three."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("one_block", type=Path)
+    parser.add_argument("demo", type=Path)
     parser.add_argument("long_term", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    one_block = Trace.load(arguments.one_block)
-    induction(one_block, arguments.out)
-    time_scales(one_block, arguments.out)
+    demo = Trace.load(arguments.demo)
+    induction(demo, arguments.out)
+    time_scales(demo, arguments.out)
     long_term(Trace.load(arguments.long_term), arguments.out)
 
 

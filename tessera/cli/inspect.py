@@ -20,8 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", metavar="FILE", help="a memory of the model, stored by tessera memorize")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="PAGE", help="the page to write (.html)")
     parser.add_argument("--tokens", type=positive_int, default=512, help="read so many tokens of it (default: 512)")
-    parser.add_argument("--last", type=positive_int, help="trace only the last so many tokens (default: all)")
-    parser.add_argument("--share", type=float, default=0.99, help="list the pairs with this share (default: 0.99)")
+    parser.add_argument("--last", type=positive_int, default=512, help="trace the last so many of them (default: 512)")
+    parser.add_argument(
+        "--share",
+        type=float,
+        default=0.99,
+        help="of kernels that give weight to every pair, list the heaviest with this share of it (default: 0.99)",
+    )
+    parser.add_argument(
+        "--most-pairs", type=positive_int, default=1000, help="but at most so many per query and head (default: 1000)"
+    )
     parser.add_argument(
         "--without",
         choices=("none", "memories", "heads"),
@@ -61,10 +69,11 @@ def run(arguments: argparse.Namespace) -> int:
         for path in arguments.text:
             input_ids = read_tokens(model, tokenizer, path, arguments.tokens)
             steps = input_ids.shape[1]
-            queries = range(max(0, steps - (arguments.last or steps)), steps)
+            queries = range(max(0, steps - arguments.last), steps)
             options = {
                 "queries": queries,
                 "share": arguments.share,
+                "most_pairs": arguments.most_pairs,
                 "removals": arguments.without,
                 "removed_pairs": arguments.without_pairs,
                 "memory": memory,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 FORMAT = "tessera trace 1"
 TENSORS = ("input_ids", "losses", "queries", "removed_pairs")
+BEFORE = ("before_tokens", "before_scores")  # absent where nothing was predicted
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,10 @@ class MemoryTrace:
         name, layer, kind: see `Site`. recalls: whether it has weights over stored pairs.
         rows: (Q H + 1,), `pairs` and `weights`: (R,). Query q of head h recalled the pairs
             `pairs[rows[q H + h] : rows[q H + h + 1]]`, heaviest first, with these weights: exactly the support of a
-            compact kernel, and of others the heaviest pairs that have the requested share of the weight. Pair i is
-            (key of token i, what followed it); a negative number lies before the text: -1 is the newest pair of the
-            memory that it was read behind, or the last memory token at the front of a segment.
+            compact kernel, and of others the heaviest pairs that have the requested share of the weight, up to the
+            requested number. Pair i is (key of token i, what followed it); a negative number lies before the text: -1
+            is the newest pair of the memory that it was read behind, or the last memory token at the front of a
+            segment.
         share: (Q, H), the sum of the weights listed. num_pairs: (Q,) that the query saw. bandwidth: (Q, H), h of the
             kernel; NaN where nothing was seen, and for attention.
         ages: (H, A), the mean weight of a pair of age 2^a to 2^(a+1) - 1 over all traced queries; age 1 is the newest
@@ -139,7 +141,8 @@ class Trace:
             given those before it, NaN for the first. queries: (Q,), the traced positions. memories: in the order of the
             model. vocabulary: text of every token that occurs in a prediction, by id. segments: of ARMT, RMT and
             PRMT; else None. removed_pairs: (P,), the pairs whose worth was measured. stored: the memory of ARMT, RMT or
-            PRMT that the text was read behind; None without one.
+            PRMT that the text was read behind; None without one. before_tokens, before_scores: (Q, W), the tokens that
+            the residual stream makes likeliest before the first memory, with log-probabilities; None without memories.
     """
 
     model: dict[str, str | int]
@@ -152,6 +155,8 @@ class Trace:
     segments: SegmentTrace | None = None
     removed_pairs: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     stored: StoredMemory | None = None
+    before_tokens: Tensor | None = None
+    before_scores: Tensor | None = None
 
     _repr_html_: ClassVar[Callable[["Trace"], str]]
 
@@ -194,7 +199,7 @@ class Trace:
         Raises:
             TesseraError: the file cannot be written.
         """
-        tensors = {name: getattr(self, name) for name in TENSORS}
+        tensors = {name: getattr(self, name) for name in (*TENSORS, *BEFORE) if getattr(self, name) is not None}
         memories: list[dict[str, Any]] = []
         plain = {"model": self.model, "tokens": self.tokens, "vocabulary": self.vocabulary, "memories": memories}
         for index, memory in enumerate(self.memories):
@@ -252,6 +257,7 @@ class Trace:
             SegmentTrace(**segments) if segments else None,
             tensors["removed_pairs"],
             StoredMemory(**(plain["stored"] | _under(tensors, "stored/"))) if "stored" in plain else None,
+            *(tensors.get(name) for name in BEFORE),
         )
 
 

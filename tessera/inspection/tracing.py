@@ -18,7 +18,7 @@ from tessera.inspection.removal import Removal, without
 from tessera.inspection.segments import SegmentObserver
 from tessera.inspection.sites import LAYER, Site, find_sites, own_residual
 from tessera.inspection.stored import describe_memory
-from tessera.inspection.trace import MemoryTrace, StoredMemory, Trace
+from tessera.inspection.trace import MemoryTrace, Trace
 from tessera.kernels import Gaussian
 from tessera.layers.gated_key_extractor import GatedKeyExtractor
 from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
@@ -54,6 +54,7 @@ def trace(
     *,
     queries: Sequence[int] | None = None,
     share: float = 0.99,
+    most_pairs: int = 1000,
     predictions: int = 5,
     removals: str = "memories",
     removed_pairs: Sequence[int] = (),
@@ -64,8 +65,9 @@ def trace(
 
     Args:
         tokenizer: gives tokens as text; without one they are numbers. queries: positions to trace (None: all).
-        share: of memories whose kernel gives weight to all pairs, the heaviest pairs with this share are listed; of
-            others all pairs with weight. predictions: how many words for each memory and query.
+        share, most_pairs: of memories whose kernel gives weight to all pairs, the heaviest pairs with this share are
+            listed, but of each query and head at most so many; of others all pairs with weight. predictions: how many
+            words for each memory and query.
         removals: "none"; "memories": also the loss without each memory; "heads": and without each of its heads.
         removed_pairs: also the loss without each of these stored pairs, in each memory that stores pairs of the text.
         memory: what was read before the text: the state of an earlier call of a v1 or v2 model (`past_key_values`), or
@@ -79,6 +81,7 @@ def trace(
     where = "trace"
     expect(removals in REMOVALS, where, "removals", "be one of " + ", ".join(REMOVALS), repr(removals))
     expect(0 < share <= 1, where, "share", "lie in (0, 1]", share)
+    expect(most_pairs >= 1, where, "most_pairs", "be at least 1", most_pairs)
     reading = Reading(model, input_ids, memory)
     steps = input_ids.shape[1]
     expect(steps >= 2, where, "input_ids", "hold at least two tokens", steps)
@@ -89,9 +92,10 @@ def trace(
     streams = _Streams(reading, sites, positions)
     with streams.watching(), segments.watching() if segments else nullcontext():
         after = segments.after_segment if segments else None
-        losses = observe_recalls(reading, positions, lambda one: _take(recalls, one, share), after)
+        losses = observe_recalls(reading, positions, lambda one: _take(recalls, one, share, most_pairs), after)
     removing = _Removing(reading, losses, removals, [int(pair) for pair in removed_pairs])
     lens = Lens(reading.base)
+    before_tokens, before_scores = lens.likeliest(streams.rows[streams.layers[sites[0].layer]], predictions)
     memories = []
     for site in tqdm(sites, desc="without each memory", disable=not progress or removals == "none", leave=False):
         seen = _recalled_fields(recalls[site.name]) if site.name in recalls else {}
@@ -104,7 +108,9 @@ def trace(
     stored = None
     if segments and isinstance(memory, MemoryState):
         stored = describe_memory(model, memory, predictions)
-    tokens, vocabulary = _tokens(tokenizer, input_ids), _texts(tokenizer, memories, stored)
+    predicted = [part for memory in memories for part in (memory.own_tokens, memory.after_tokens) if part is not None]
+    predicted += [before_tokens] + ([stored.tokens] if stored else [])
+    tokens, vocabulary = _tokens(tokenizer, input_ids), _texts(tokenizer, predicted)
     return Trace(
         _about(model),
         tokens,
@@ -116,6 +122,8 @@ def trace(
         segments.trace() if segments else None,
         torch.tensor(removing.pairs, dtype=torch.long),
         stored,
+        before_tokens.int().cpu(),
+        before_scores.cpu(),
     )
 
 
@@ -131,11 +139,11 @@ def trace_memory(
         TesseraError: a model that does not read in segments, or a memory that is not one of its own.
     """
     stored, nothing = describe_memory(model, memory, predictions), torch.empty(0, dtype=torch.long)
-    vocabulary = _texts(tokenizer, (), stored)
+    vocabulary = _texts(tokenizer, [stored.tokens])
     return Trace(_about(model), (), nothing, torch.empty(0), nothing, (), vocabulary, stored=stored)
 
 
-def _take(recalls: dict[str, _Recalls], one: QueryRecall, share: float) -> None:
+def _take(recalls: dict[str, _Recalls], one: QueryRecall, share: float, most_pairs: int) -> None:
     """Add what one memory recalled for one query."""
     kept = recalls.setdefault(one.site.name, _Recalls())
     everywhere = one.site.kind == "attention" or isinstance(one.site.module.kernel, Gaussian)
@@ -143,7 +151,7 @@ def _take(recalls: dict[str, _Recalls], one: QueryRecall, share: float) -> None:
         values, columns = weights.sort(descending=True)
         count = int((values > 0).sum())
         if everywhere and count:
-            count = min(count, int((values.cumsum(0) < share * values.sum()).sum()) + 1)
+            count = min(count, int((values.cumsum(0) < share * values.sum()).sum()) + 1, most_pairs)
         kept.pairs += _bytes(one.pairs[columns[:count]], torch.int32)
         kept.weights += _bytes(values[:count], torch.float32)
         kept.rows.append(kept.rows[-1] + count)
@@ -306,12 +314,8 @@ def _about(model: PreTrainedModel) -> dict[str, str | int]:
     return {"type": config.model_type, "class": type(model).__name__, "parameters": parameters, **sizes}
 
 
-def _texts(
-    tokenizer: PreTrainedTokenizerBase | None, memories: Sequence[MemoryTrace], stored: StoredMemory | None
-) -> dict[int, str]:
-    predicted = [part for memory in memories for part in (memory.own_tokens, memory.after_tokens) if part is not None]
-    predicted += [stored.tokens] if stored else []
-    tokens = torch.cat([part.flatten() for part in predicted]).unique().tolist() if predicted else []
+def _texts(tokenizer: PreTrainedTokenizerBase | None, predicted: Sequence[Tensor]) -> dict[int, str]:
+    tokens = torch.cat([part.flatten().cpu() for part in predicted]).unique().tolist()
     return {token: _text(tokenizer, token) for token in tokens}
 
 

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.inspection.pages import data_of
+
 TRANSFORMER = {"type": "transformer", "hidden_size": 16, "num_layers": 1, "num_heads": 2}
 V1 = {"type": "memory_mosaic", "hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 8}
 V2 = {"type": "memory_mosaic_v2", "hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 24}
@@ -25,6 +27,16 @@ MODELS = {
     "rmt": {"type": "rmt", "base": TRANSFORMER, **SEGMENTED},
     "prmt": {"type": "prmt", "base_config": GPT2, **SEGMENTED},
 }
+KINDS = {  # of their memories, as `tessera inspect` names them
+    "transformer": {"attention", "network"},
+    "memory_mosaic": {"contextual", "persistent"},
+    "memory_mosaic_v2": {"short_term", "long_term", "network"},
+    "gpt_neox": {"attention", "network"},
+    "armt": {"association", "attention", "network"},
+    "armt of a mosaic": {"association", "contextual", "persistent"},
+    "rmt": {"attention", "network"},
+    "prmt": {"attention", "network"},
+}
 OPTIONS = (
     "data.context=16",
     "training.steps=2",
@@ -44,7 +56,7 @@ def run_of(tessera, folder, corpus, model):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_train_info_eval_generate_memorize_ask(name, tessera, corpus, tmp_path):
+def test_train_info_eval_generate_inspect_memorize_ask(name, tessera, corpus, tmp_path):
     run = run_of(tessera, tmp_path / "run", corpus, MODELS[name])
     config = json.loads((run / "config.json").read_text())
     assert config.get("base_config", config)["vocab_size"] == 258  # the byte tokenizer's
@@ -56,13 +68,22 @@ def test_train_info_eval_generate_memorize_ask(name, tessera, corpus, tmp_path):
     assert json.loads(out)["loss"] > 0
     status, _, err = tessera("generate", run, "--prompt", "Once", "--max-new-tokens", 8, "--temperature", 0)
     assert status == 0, err
-    memory = tmp_path / "memory.safetensors"
+    page, memory = tmp_path / "page.html", tmp_path / "memory.safetensors"
+    text = ["--text", corpus, "--tokens", 12, "--without", "heads", "-o", page]
+    status, _, err = tessera("inspect", run, *text)
+    assert status == 0, err
+    (shown,) = data_of(page.read_text(encoding="utf-8"))
+    assert {memory["kind"] for memory in shown["memories"]} == KINDS[name]
+    assert (shown["segments"] is not None) == ("segment_size" in MODELS[name])
     status, out, err = tessera("memorize", run, corpus, "--out", memory)
     if "segment_size" not in MODELS[name]:
         assert status == 2
         return
     assert status == 0, err
     assert "segments" in out
+    status, _, err = tessera("inspect", run, *text, "--memory", memory)
+    assert status == 0, err
+    assert data_of(page.read_text(encoding="utf-8"))[0]["stored"]["segmentsRead"] > 0
     status, _, err = tessera("ask", run, "Who was", "--memory", memory, "--max-new-tokens", 4)
     assert status == 0, err
 

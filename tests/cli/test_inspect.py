@@ -1,18 +1,15 @@
 """`tessera inspect` on a trained model."""
 
-import json
-import re
-
 import pytest
 
 from tessera import armt
 from tessera.inspection import Trace
 from tessera.models.loading import load_model, load_tokenizer
+from tests.inspection.pages import data_of
 
 
 def titles_of(page):
-    data = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)[1]
-    return [trace["title"] for trace in json.loads(data)["traces"]]
+    return [trace["title"] for trace in data_of(page.read_text(encoding="utf-8"))]
 
 
 @pytest.fixture(scope="module")

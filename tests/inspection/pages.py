@@ -1,5 +1,9 @@
-"""Small models whose traces fill every view of the page."""
+"""Small models whose traces fill every view of the page, and what a page holds."""
 
+import base64
+import gzip
+import json
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -10,7 +14,6 @@ import tessera
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.inspection import Trace, trace, trace_memory
 
-WORDS = ("own_tokens", "own_scores", "after_tokens", "after_scores")
 TEXT = "the cat sat on the mat. the cat sat on the hat."
 
 
@@ -53,32 +56,58 @@ def memory_trace(make: str = "wrap") -> Trace:
     return trace_memory(model, state, tokenizer)
 
 
+def data_of(page: str) -> list[dict]:
+    """The JSON that a page holds, one value per trace."""
+    digits = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1].translate(str.maketrans(",./", "&<>"))
+    packed = gzip.decompress(base64.b85decode(digits))
+    return json.loads(packed[4 : 4 + int.from_bytes(packed[:4], "little")])
+
+
 def long_trace(steps: int, pairs: int, num_memories: int = 1) -> Trace:
-    """A trace of random numbers: `steps` tokens and, in each memory of two heads, `pairs` recalled by 2,000 queries."""
+    """A trace of random numbers, which nothing can compress.
+
+    `steps` tokens; in each memory, two heads recall `pairs` pairs in all, for the last 2,000 tokens.
+    """
     trace, queries = mosaic_trace(), 2000
     generator = torch.Generator().manual_seed(0)
-    position = torch.arange(queries) * (steps // queries)
-    # Each query recalls as many pairs, all before it, as a text has them: near each other.
-    newest = position.repeat_interleave(pairs // queries).clamp(min=pairs // queries)
-    age = torch.arange(pairs // queries).repeat(queries)
-    memory = replace(
-        trace.memories[0],
-        rows=torch.arange(0, pairs + 1, pairs // (2 * queries)),
-        pairs=(newest - 1 - age).int(),
-        weights=torch.rand(pairs, generator=generator),
-        share=torch.ones(queries, 2),
-        num_pairs=position,
-        bandwidth=torch.ones(queries, 2),
-        loss_change=torch.randn(steps, generator=generator),
-        head_loss_change=None,
-        pair_loss_change=None,
-        **{name: getattr(trace.memories[0], name)[:1].repeat(queries, 1) for name in WORDS},
-    )
+    position = torch.arange(steps - queries, steps)
+    count = pairs // (2 * queries)
+    memories = []
+    for _ in range(num_memories):
+        # Different pairs before each query: one of every run of `stride` tokens, in any order.
+        stride = (position.clamp(min=count) // count).repeat_interleave(2)[:, None]
+        within = (torch.rand(2 * queries, count, generator=generator) * stride).long()
+        recalled = torch.arange(count) * stride + within
+        weights = -torch.rand(2 * queries, count, generator=generator).log()
+        words = {
+            f"{which}_{what}": values
+            for which in ("own", "after")
+            for what, values in (
+                ("tokens", torch.randint(4096, (queries, 5), generator=generator)),
+                ("scores", -10 * torch.rand(queries, 5, generator=generator)),
+            )
+        }
+        memories.append(
+            replace(
+                trace.memories[0],
+                rows=torch.arange(0, 2 * queries * count + 1, count),
+                pairs=recalled[:, torch.randperm(count, generator=generator)].flatten().int(),
+                weights=(weights / weights.sum(1, keepdim=True)).sort(1, descending=True).values.flatten(),
+                share=torch.rand(queries, 2, generator=generator),
+                num_pairs=position,
+                bandwidth=torch.rand(queries, 2, generator=generator),
+                loss_change=0.3 * torch.randn(steps, generator=generator),
+                head_loss_change=None,
+                pair_loss_change=None,
+                **words,
+            )
+        )
     return replace(
         trace,
-        tokens=tuple(f"word{index % 977} " for index in range(steps)),
-        losses=torch.rand(steps, generator=generator),
+        tokens=tuple(f"word{index} " for index in torch.randint(4096, (steps,), generator=generator).tolist()),
+        losses=5 * torch.rand(steps, generator=generator),
         queries=position,
-        memories=(memory,) * num_memories,
+        memories=tuple(memories),
+        vocabulary={token: f"word{token} " for token in range(4096)},
         removed_pairs=torch.empty(0, dtype=torch.long),
     )

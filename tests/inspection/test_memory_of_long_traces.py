@@ -34,7 +34,7 @@ state = StackState(((PairMemoryState(*parts), None),), pairs + 1)
 with torch.no_grad():
     model(ids, past_key_values=state)
 before = peak()
-done = trace(model, ids, queries=range(64 - queries, 64), removals="none", share=0.001, memory=state)
+done = trace(model, ids, queries=range(64 - queries, 64), removals="none", memory=state)
 assert done.memories[0].num_pairs.tolist()[-1] == pairs + 64
 assert int(done.memories[0].pairs.min()) < -pairs // 2
 print(peak() - before)

@@ -66,6 +66,16 @@ def test_it_lists_the_pairs_that_carry_the_share(model):
         assert memory.num_pairs.tolist() == dense[memory.name].num_pairs.tolist()
 
 
+def test_at_most_so_many_pairs_are_listed_of_a_kernel_that_weights_all_but_the_whole_support_of_a_compact_one():
+    few = {name: trace(build(name), IDS, most_pairs=3, removals="none").memories[0] for name in ("v1", "gpt2")}
+    assert int(few["gpt2"].rows.diff().max()) == 3
+    weights = few["gpt2"].recalled(19, 0)[1]
+    torch.testing.assert_close(few["gpt2"].share[19, 0], weights.sum())
+    assert float(weights.sum()) < 0.99
+    assert int(few["v1"].rows.diff().max()) > 3
+    torch.testing.assert_close(few["v1"].share[1:], torch.ones(19, 2))
+
+
 def test_losses_are_the_models(model):
     done = trace(model, IDS, removals="none")
     torch.testing.assert_close(done.losses[1:].mean(), model(IDS, labels=IDS).loss.detach())
@@ -76,6 +86,15 @@ def test_the_stream_after_the_last_memory_predicts_what_the_model_does(model):
     done = trace(model, IDS, removals="none", predictions=3)
     expected = model(IDS).logits[0].topk(3).indices
     assert torch.equal(done.memories[-1].after_tokens.long(), expected)
+
+
+@pytest.mark.parametrize("name", ["v1", "v2"])
+def test_the_stream_before_the_first_memory_is_the_embedding(name):
+    model = build(name)
+    done = trace(model, IDS, removals="none", predictions=3)
+    expected = Lens(model)(model.get_input_embeddings()(IDS[0])).topk(3)
+    assert torch.equal(done.before_tokens.long(), expected.indices)
+    torch.testing.assert_close(done.before_scores, expected.values)
 
 
 def test_without_a_memory_is_without_its_output_weights(model):

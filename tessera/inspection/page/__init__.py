@@ -5,10 +5,12 @@ import gzip
 import hashlib
 import html
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tessera.errors import TesseraError, expect
@@ -16,7 +18,11 @@ from tessera.files import write_text_atomically
 from tessera.inspection.trace import MemoryTrace, SegmentTrace, StoredMemory, Trace
 
 HERE = Path(__file__).parent
-MANY_TOKENS = 20_000  # of longer texts, losses and their changes are kept in half precision
+MANY_TOKENS = 20_000  # of longer texts, losses and their changes are kept in thousandths of a nat, as they are shown
+OCTAVE = 64  # weights and probabilities are kept in steps of 1/64 octave: within 0.6 % of themselves
+SAFE = str.maketrans("&<>", ",./")  # of the digits of base 85, those that mean something in HTML
+NONE = 65535  # in place of a weight: 0
+MISSING = 2**30  # in place of thousandths: no number
 
 
 def write_page(path: str | Path, traces: Sequence[Trace], titles: Sequence[str]) -> None:
@@ -45,7 +51,7 @@ def page_of(traces: Sequence[Trace], titles: Sequence[str]) -> str:
         "STYLE_HASH": _hash(style),
         "STYLE": style,
         "SCRIPT": script,
-        "DATA": _as_script(_data(traces, titles)),
+        "DATA": _packed(traces, titles),
     }
     page = (HERE / "page.html").read_text(encoding="utf-8")
     chunks = page.split("{{")  # filled in one pass, so that data cannot be taken for a placeholder
@@ -66,62 +72,94 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _as_script(value: object) -> str:
-    """JSON that no browser takes for the end of a script, nor for anything but text."""
-    text = json.dumps(value, separators=(",", ":"))  # non-ASCII, lone surrogates and NUL as \uXXXX
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 class _Arrays:
-    """Arrays one after the other, each known by `[type, first byte, length]`."""
+    """Arrays one after the other, each known by `[type, first byte, length]`.
+
+    Of every array the lowest bytes of all numbers come first, then the next ones: so they compress better. Types:
+    "f4"; "i4", integers with the sign in the lowest bit; "d4", the same of the differences between neighbours; "m4",
+    the same of thousandths; "w2", logarithms of weights.
+    """
 
     def __init__(self) -> None:
         self.bytes = bytearray()
 
-    def add(self, array: np.ndarray) -> list[object]:
-        """Append an array at a multiple of eight bytes; returns how the page knows it."""
-        self.bytes += b"\0" * (-len(self.bytes) % 8)
-        place = [array.dtype.str.lstrip("<|"), len(self.bytes), array.size]
-        self.bytes += array.tobytes()
+    def _add(self, kind: str, array: np.ndarray) -> list[object]:
+        place: list[object] = [kind, len(self.bytes), array.size]
+        self.bytes += array.reshape(-1, 1).view(np.uint8).T.tobytes()
         return place
 
     def floats(self, tensor: Tensor | None) -> list[object] | None:
-        """Numbers in float32."""
-        return None if tensor is None else self.add(tensor.float().numpy().astype("<f4").ravel())
+        """As they are."""
+        return None if tensor is None else self._add("f4", tensor.float().numpy().astype("<f4").ravel())
 
     def integers(self, tensor: Tensor | None) -> list[object] | None:
-        """Integers in int32."""
-        return None if tensor is None else self.add(tensor.numpy().astype("<i4").ravel())
+        """As they are."""
+        return None if tensor is None else self._add("i4", _signs_last(tensor.numpy().astype("<i4").ravel()))
 
-    def changes(self, tensor: Tensor | None) -> list[object] | None:
-        """Numbers of which a long text has many: with three digits there."""
-        if tensor is None or tensor.shape[-1] <= MANY_TOKENS:
-            return self.floats(tensor)
-        return self.add(tensor.float().numpy().astype("<f2").ravel())
-
-    def shares(self, tensor: Tensor | None) -> list[object] | None:
-        """Numbers in [0, 1] in 65,535ths."""
+    def steps(self, tensor: Tensor | None) -> list[object] | None:
+        """Integers of which neighbours are near each other."""
         if tensor is None:
             return None
-        return self.add((tensor.double().clamp(0, 1) * 65535).round().numpy().astype("<u2").ravel())
+        return self._add("d4", _signs_last(np.diff(tensor.numpy().astype("<i4").ravel(), prepend=np.int32(0))))
+
+    def losses(self, tensor: Tensor | None) -> list[object] | None:
+        """Nats; thousandths of a long text."""
+        if tensor is None or tensor.shape[-1] <= MANY_TOKENS:
+            return self.floats(tensor)
+        thousandths = (1000 * tensor.double()).round().nan_to_num(nan=MISSING, posinf=MISSING, neginf=MISSING)
+        return self._add("m4", _signs_last(thousandths.numpy().astype("<i4").ravel()))
+
+    def weights(self, tensor: Tensor | None) -> list[object] | None:
+        """Numbers in [0, 1], by their logarithms; 0 stays 0, and no other number becomes 0."""
+        return None if tensor is None else self.logarithms(tensor.double().log())
+
+    def logarithms(self, tensor: Tensor | None) -> list[object] | None:
+        """The same, given natural logarithms."""
+        if tensor is None:
+            return None
+        octaves = (tensor.double() * (-OCTAVE / math.log(2))).round().clamp(min=0)
+        return self._add("w2", octaves.clamp(max=NONE).numpy().astype("<u2").ravel())
 
 
-def _data(traces: Sequence[Trace], titles: Sequence[str]) -> dict[str, object]:
+def _signs_last(array: np.ndarray) -> np.ndarray:
+    """0, -1, 1, -2, 2, ... as 0, 1, 2, 3, 4, ...: numbers near 0 have high bytes of 0."""
+    return ((array << 1) ^ (array >> 31)).astype("<i4")
+
+
+def _in_order(memory: MemoryTrace) -> tuple[Tensor | None, Tensor | None]:
+    """Pairs and weights with the pairs of each row in the order of their numbers."""
+    if memory.rows is None or memory.pairs is None or memory.weights is None:
+        return None, None
+    row = torch.arange(len(memory.rows) - 1).repeat_interleave(memory.rows.diff())
+    order = torch.from_numpy(np.lexsort((memory.pairs.numpy(), row.numpy())))
+    return memory.pairs[order], memory.weights[order]
+
+
+def _packed(traces: Sequence[Trace], titles: Sequence[str]) -> str:
+    """All that the script reads: the length of a JSON text, the text, and the arrays that it names."""
     arrays = _Arrays()
     described = [_trace(trace, title, arrays) for trace, title in zip(traces, titles)]
-    packed = base64.b64encode(gzip.compress(bytes(arrays.bytes), 6, mtime=0)).decode()
-    return {"traces": described, "binary": packed}
+    # JSON in ASCII keeps every string, also lone surrogates and NUL; in base 85 none of them can be markup.
+    text = json.dumps(described, separators=(",", ":")).encode("ascii")
+    packed = len(text).to_bytes(4, "little") + text + bytes(arrays.bytes)
+    return base64.b85encode(gzip.compress(packed, 6, mtime=0)).decode().translate(SAFE)
 
 
 def _trace(trace: Trace, title: str, arrays: _Arrays) -> dict[str, object]:
+    texts = sorted(set(trace.tokens))
+    numbers = {text: number for number, text in enumerate(texts)}
     return {
         "title": title,
         "model": trace.model,
-        "tokens": trace.tokens,
-        "losses": arrays.changes(trace.losses),
-        "queries": arrays.integers(trace.queries),
+        "texts": texts,
+        "tokens": arrays.integers(torch.tensor([numbers[text] for text in trace.tokens], dtype=torch.int32)),
+        "losses": arrays.losses(trace.losses),
+        "queries": arrays.steps(trace.queries),
         "removedPairs": arrays.integers(trace.removed_pairs),
         "vocabulary": trace.vocabulary,
+        "words": 0 if trace.before_tokens is None else trace.before_tokens.shape[1],
+        "beforeTokens": arrays.integers(trace.before_tokens),
+        "beforeScores": arrays.logarithms(trace.before_scores),
         "memories": [_memory(memory, arrays) for memory in trace.memories],
         "segments": None if trace.segments is None else _segments(trace.segments, arrays),
         "stored": None if trace.stored is None else _stored(trace.stored, arrays),
@@ -133,7 +171,7 @@ def _segments(segments: SegmentTrace, arrays: _Arrays) -> dict[str, object]:
     return {
         "count": segments.written.shape[0],
         "layers": segments.written.shape[1],
-        "starts": arrays.integers(segments.starts),
+        "starts": arrays.steps(segments.starts),
         **{name: arrays.floats(getattr(segments, name)) for name in names},
     }
 
@@ -147,11 +185,12 @@ def _stored(stored: StoredMemory, arrays: _Arrays) -> dict[str, object]:
         "norms": arrays.floats(stored.norms),
         "strengths": arrays.floats(stored.strengths),
         "tokens": arrays.integers(stored.tokens),
-        "scores": arrays.floats(stored.scores),
+        "scores": arrays.logarithms(stored.scores),
     }
 
 
 def _memory(memory: MemoryTrace, arrays: _Arrays) -> dict[str, object]:
+    pairs, weights = _in_order(memory)
     return {
         "name": memory.name,
         "layer": memory.layer,
@@ -159,19 +198,21 @@ def _memory(memory: MemoryTrace, arrays: _Arrays) -> dict[str, object]:
         "recalls": memory.recalls,
         "heads": memory.num_heads,
         "words": 0 if memory.own_tokens is None else memory.own_tokens.shape[1],
-        "rows": arrays.integers(memory.rows),
-        "pairs": arrays.integers(memory.pairs),
-        "weights": arrays.shares(memory.weights),
-        "share": arrays.floats(memory.share),
-        "numPairs": arrays.integers(memory.num_pairs),
+        "rows": arrays.steps(memory.rows),
+        "pairs": arrays.steps(pairs),
+        "weights": arrays.weights(weights),
+        "share": arrays.weights(memory.share),
+        "numPairs": arrays.steps(memory.num_pairs),
         "bandwidth": arrays.floats(memory.bandwidth),
         "ages": arrays.floats(memory.ages),
         "leak": arrays.floats(memory.leak),
         "ownTokens": arrays.integers(memory.own_tokens),
-        "ownScores": arrays.floats(memory.own_scores),
+        "ownScores": arrays.logarithms(memory.own_scores),
         "afterTokens": arrays.integers(memory.after_tokens),
-        "afterScores": arrays.floats(memory.after_scores),
-        "lossChange": arrays.changes(memory.loss_change),
-        "headLossChange": arrays.changes(memory.head_loss_change),
-        "pairLossChange": arrays.changes(memory.pair_loss_change),
+        "afterScores": arrays.logarithms(memory.after_scores),
+        "lossChange": arrays.losses(memory.loss_change),
+        "lossChangeMean": None if memory.loss_change is None else arrays.floats(memory.loss_change.nanmean(-1)),
+        "headLossChange": arrays.losses(memory.head_loss_change),
+        "pairLossChange": arrays.losses(memory.pair_loss_change),
+        "pairLossSum": None if memory.pair_loss_change is None else arrays.floats(memory.pair_loss_change.nansum(-1)),
     }

@@ -1,16 +1,15 @@
 "use strict";
 // The inspection page. All data is in #data; strings from data reach the document through textContent alone.
 
-const data = JSON.parse(document.getElementById("data").textContent);
+const data = { traces: [] };
 const SVG = "http://www.w3.org/2000/svg";
 const VIEWS = [["read", "Read"], ["network", "Network"], ["compare", "Compare"], ["pairs", "Pairs"], ["segments", "Segments"], ["memory", "Memory"]];
-const KINDS = { f4: Float32Array, i4: Int32Array, u2: Uint16Array, f2: Uint16Array };
 const ALL = -1; // in place of a head: the mean of all
 const state = { view: "read", trace: 0, memory: 0, head: 0, token: 0, pair: 0, other: { trace: 0, memory: 0, head: 0, token: 0 } };
 // Told apart by the colour-blind and on both grounds; dashes tell what colours do not.
 const COLOURS = ["#0072b2", "#d55e00", "#00805e", "#b5508f", "#808080"], DASHES = ["", "6 3", "2 2", "9 2 2 2"];
 const HELPS = "#0072b2", HARMS = "#d55e00";
-let buffer = null;
+let bytes = null; // the arrays, as page/__init__.py packs them
 
 function element(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -40,27 +39,66 @@ function quoted(text) {
   return "\u201c" + shown(text).replace(/\n/g, "\u21b5") + "\u201d";
 }
 
+// Base 85, with the digits of Python's base64.b85encode but , . / for & < >.
+const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%,()*+-;.=/?@^_`{|}~";
+
 async function unpack() {
-  const bytes = Uint8Array.from(atob(data.binary), (character) => character.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  buffer = await new Response(stream).arrayBuffer();
+  const written = document.getElementById("data").textContent, text = written.padEnd(5 * Math.ceil(written.length / 5), "~");
+  const value = new Uint8Array(128), packed = new DataView(new ArrayBuffer((text.length / 5) * 4));
+  for (let digit = 0; digit < 85; digit++) value[DIGITS.charCodeAt(digit)] = digit;
+  for (let index = 0; index < text.length; index += 5) {
+    let word = 0;
+    for (let place = 0; place < 5; place++) word = word * 85 + value[text.charCodeAt(index + place)];
+    packed.setUint32((index / 5) * 4, word);
+  }
+  const stream = new Blob([packed.buffer.slice(0, Math.floor((written.length * 4) / 5))]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const all = await new Response(stream).arrayBuffer(), length = new DataView(all).getUint32(0, true);
+  data.traces = JSON.parse(new TextDecoder().decode(new Uint8Array(all, 4, length)));
+  bytes = new Uint8Array(all, 4 + length);
+  for (const trace of data.traces) trace.tokens = Array.from(array(trace.tokens), (number) => trace.texts[number]);
 }
 
-// The number that 16 bits of a half-precision float mean.
-function half(bits) {
-  const sign = bits >> 15 ? -1 : 1, exponent = (bits >> 10) & 31, fraction = bits & 1023;
-  if (exponent === 31) return fraction ? NaN : sign * Infinity;
-  return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -24 * fraction);
+// Numbers of `size` bytes whose lowest bytes come first, then the next ones.
+function joined(first, length, size) {
+  const values = new Uint8Array(size * length);
+  for (let place = 0; place < size; place++) {
+    const from = first + place * length;
+    for (let index = 0; index < length; index++) values[index * size + place] = bytes[from + index];
+  }
+  return values.buffer;
 }
+
+// Integers whose sign is in the lowest bit. (Plain loops: a text of 100,000 tokens has millions of numbers.)
+function integers(first, length) {
+  const values = new Int32Array(joined(first, length, 4));
+  for (let index = 0; index < length; index++) values[index] = (values[index] >>> 1) ^ -(values[index] & 1);
+  return values;
+}
+
+function floats(values, meaning) {
+  const result = new Float32Array(values.length);
+  for (let index = 0; index < values.length; index++) result[index] = meaning(values[index]);
+  return result;
+}
+
+const MISSING = 2 ** 30, NONE = 65535;
+const READ = {
+  f4: (first, length) => new Float32Array(joined(first, length, 4)),
+  i4: integers,
+  d4: (first, length) => {
+    const values = integers(first, length);
+    for (let index = 1; index < length; index++) values[index] += values[index - 1];
+    return values;
+  },
+  m4: (first, length) => floats(integers(first, length), (value) => (value === MISSING ? NaN : value / 1000)),
+  w2: (first, length) => floats(new Uint16Array(joined(first, length, 2)), (value) => (value === NONE ? 0 : 2 ** (-value / 64))),
+};
 
 const views = new Map();
 function array(reference) {
   if (!reference) return null;
-  const key = reference.join();
-  if (!views.has(key)) {
-    const values = new KINDS[reference[0]](buffer, reference[1], reference[2]);
-    views.set(key, reference[0] === "f2" ? Float32Array.from(values, half) : values);
-  }
+  const [kind, first, length] = reference, key = `${kind} ${first} ${length}`;
+  if (!views.has(key)) views.set(key, READ[kind](first, length));
   return views.get(key);
 }
 
@@ -87,7 +125,7 @@ function recalled(place, token) {
     const row = number * memory.heads + head, rows = array(memory.rows);
     for (let index = rows[row]; index < rows[row + 1]; index++) {
       const pair = array(memory.pairs)[index];
-      sums.set(pair, (sums.get(pair) ?? 0) + array(memory.weights)[index] / 65535 / heads.length);
+      sums.set(pair, (sums.get(pair) ?? 0) + array(memory.weights)[index] / heads.length);
     }
     share += array(memory.share)[row] / heads.length;
   }
@@ -107,7 +145,7 @@ function words(trace, memory, tokens, scores, number) {
   const from = number * memory.words;
   return Array.from({ length: memory.words }, (_, index) => {
     const token = array(tokens)[from + index];
-    return [trace.vocabulary[token] ?? String(token), Math.exp(array(scores)[from + index])];
+    return [trace.vocabulary[token] ?? String(token), array(scores)[from + index]];
   });
 }
 
@@ -128,13 +166,18 @@ function sameText(one, other) {
 }
 
 function inText(memory) { return memory.recalls && memory.kind !== "persistent"; }
-function percent(value) { return (100 * value).toFixed(value < 0.0995 ? 1 : 0) + "\u00a0%"; }
+function percent(value) {
+  if (value > 0 && value < 0.0005) return "< 0.1\u00a0%";
+  return (100 * value).toFixed(value < 0.0995 ? 1 : 0) + "\u00a0%";
+}
 function nats(value) { return Number.isNaN(value) ? "\u2013" : value.toFixed(3); }
-function signed(value) { return (value >= 0 ? "+" : "\u2212") + Math.abs(value).toFixed(3); }
+function signed(value) { return (Math.abs(value) < 0.0005 ? "" : value >= 0 ? "+" : "\u2212") + Math.abs(value).toFixed(3); }
 
 // ---------------------------------------------------------------- the text
 
-// Tokens as spans, in blocks that the browser lays out when they come into sight. The first blocks are made at once.
+// Tokens as spans, in blocks that the browser lays out when they come into sight. Those around the chosen token are made
+// at once, the others soon.
+const BLOCK = 250, AROUND = 4;
 class Text {
   constructor(place, choose, legend = true) {
     this.place = place;
@@ -148,16 +191,26 @@ class Text {
     if (legend) this.node.append(element("p", { class: "legend" }, element("span", { class: "sample-loss" }, "underlined"), " loss of the token \u00a0 ",
       element("span", { class: "sample-recall" }, "shaded"), state.view === "pairs" ? " recalled the framed pair" : " recalled by the framed token"));
     this.starts = new Set(this.trace.segments ? array(this.trace.segments.starts) : []);
-    const size = 250, blocks = Math.ceil(this.spans.length / size);
+    this.blocks = Array.from({ length: Math.ceil(this.spans.length / BLOCK) }, () => element("div", { class: "block empty" }));
+    if (this.spans.length <= 5000) this.blocks.forEach((block) => { block.style.display = "inline"; });
+    this.node.append(...this.blocks);
+    this.makeAround(this.chosen());
     let next = 0;
-    const make = (until) => { for (; next < Math.min(until, blocks); next++) this.block(next * size, (next + 1) * size); };
-    make(8);
-    const later = () => { make(next + 20); if (next < blocks) setTimeout(later); else this.mark(); };
-    if (next < blocks) setTimeout(later);
+    const later = () => {
+      for (let count = 0; count < 20 && next < this.blocks.length; count++) this.make(next++);
+      if (next < this.blocks.length) setTimeout(later); else this.mark();
+    };
+    setTimeout(later);
   }
-  block(begin, end) {
-    const losses = array(this.trace.losses), block = element("div", { class: "block" });
-    if (this.spans.length <= 5000) block.style.display = "inline";
+  chosen() { return state.view === "pairs" ? state.pair : this.place.token; }
+  makeAround(token) {
+    const middle = Math.floor(token / BLOCK);
+    for (let number = Math.max(0, middle - AROUND); number < Math.min(this.blocks.length, middle + AROUND); number++) this.make(number);
+  }
+  make(number) {
+    const block = this.blocks[number], begin = number * BLOCK, end = begin + BLOCK, losses = array(this.trace.losses);
+    if (!block.classList.contains("empty")) return;
+    block.classList.remove("empty");
     this.trace.tokens.slice(begin, end).forEach((text, index) => {
       const token = begin + index, span = element("span", { class: "token", "data-token": token });
       span.textContent = text === "" ? "\u25cc" : shown(text);
@@ -168,9 +221,9 @@ class Text {
       this.spans[token] = span;
       block.append(span);
     });
-    this.node.append(block);
   }
   mark() {
+    this.makeAround(this.chosen());
     for (const span of this.marked) { span.style.backgroundColor = ""; span.classList.remove("here"); }
     this.marked = [];
     const { pairs, weights } = recalled(this.place, this.place.token);
@@ -199,7 +252,7 @@ class Text {
     put(this.place.token, (span) => span.classList.add("here"));
   }
   show() {
-    const span = this.spans[state.view === "pairs" ? state.pair : this.place.token];
+    const span = this.spans[this.chosen()];
     if (span) span.scrollIntoView({ block: "nearest" });
   }
 }
@@ -255,14 +308,14 @@ function chooseToken(token, place = state) {
 // Words with their probabilities; `next`, the word that came, is printed bold.
 function wordList(title, list, next) {
   const cell = element("td", { class: "words" });
-  list.forEach(([text, share]) => cell.append(element(text === next ? "strong" : "span", {}, `${quoted(text)} ${percent(share)}`), "  "));
+  list.forEach(([text, share]) => cell.append(element(text === next ? "strong" : "span", {}, `${quoted(text)} ${percent(share)}`), " "));
   if (!list.length) cell.append("not traced");
   return element("tr", {}, typeof title === "string" ? element("th", {}, title) : title, cell);
 }
 
 function change(value) {
   if (Number.isNaN(value ?? NaN)) return element("span", {}, "\u2013");
-  return element("span", { class: value >= 0 ? "down" : "up" }, signed(value));
+  return element("span", { class: value >= 0.0005 ? "down" : value <= -0.0005 ? "up" : "faint" }, signed(value));
 }
 
 // What every memory made of this token: one row each, which chooses it.
@@ -288,9 +341,10 @@ function details(place) {
   node.append(element("h2", {}, `Token ${place.token}: ${quoted(trace.tokens[place.token])}`));
   node.append(element("p", {}, `followed by ${next}, loss ${nats(array(trace.losses)[place.token + 1] ?? NaN)} nats`));
   if (number < 0) { node.append(element("p", { class: "faint" }, "This token was not traced.")); return node; }
-  const before = trace.memories[place.memory - 1];
+  const earlier = trace.memories[place.memory - 1];
+  const before = earlier ? words(trace, earlier, earlier.afterTokens, earlier.afterScores, number) : words(trace, trace, trace.beforeTokens, trace.beforeScores, number);
   node.append(element("h3", {}, "Likeliest next tokens"), element("table", {},
-    before ? wordList("before", words(trace, before, before.afterTokens, before.afterScores, number), following) : null,
+    wordList("before", before, following),
     wordList("this memory alone", words(trace, memory, memory.ownTokens, memory.ownScores, number), following),
     wordList("after", words(trace, memory, memory.afterTokens, memory.afterScores, number), following)));
   const cost = array(memory.lossChange), headCost = array(memory.headLossChange);
@@ -405,7 +459,7 @@ function network(trace) {
     svg.append(drawn("text", { x: 0, y: y + 28 }, name));
     const cost = array(memory.lossChange);
     if (cost) {
-      svg.append(drawn("text", { x: 130, y: y + 28, class: "cost" }, `${signed(averageOf(cost))} nats`));
+      svg.append(drawn("text", { x: 130, y: y + 28, class: "cost" }, `${signed(array(memory.lossChangeMean)[0])} nats`));
       effect(svg, 240, y, 190, 44, trace, cost, name);
     }
     if (!memory.recalls) return;
@@ -438,8 +492,8 @@ function network(trace) {
 // Bars with the smallest and the largest value beside them.
 function labelledBars(svg, x, y, width, values, colour, text, what) {
   const finite = values.filter(Number.isFinite);
-  bars(svg, x, y, width - 46, 44, values, colour, (head, value) => `head ${head}: ${what} ${text(value)}`);
-  svg.append(drawn("text", { x: x + width - 42, y: y + 10 }, text(Math.max(...finite))), drawn("text", { x: x + width - 42, y: y + 44 }, text(Math.min(...finite))));
+  bars(svg, x, y, width - 62, 44, values, colour, (head, value) => `head ${head}: ${what} ${text(value)}`);
+  svg.append(drawn("text", { x: x + width - 58, y: y + 10 }, `most ${text(Math.max(...finite))}`), drawn("text", { x: x + width - 58, y: y + 44 }, `least ${text(Math.min(...finite))}`));
 }
 
 // Every query that recalled a pair: [token, weight], for one memory and head.
@@ -449,7 +503,7 @@ function recallsOf(place, pair) {
   array(trace.queries).forEach((token, number) => {
     const first = number * memory.heads + (place.head === ALL ? 0 : place.head);
     let sum = 0;
-    for (let index = rows[first]; index < rows[first + heads]; index++) if (pairs[index] === pair) sum += weights[index] / 65535 / heads;
+    for (let index = rows[first]; index < rows[first + heads]; index++) if (pairs[index] === pair) sum += weights[index] / heads;
     if (sum > 0) recalls.push([token, sum]);
   });
   return recalls;
@@ -468,18 +522,28 @@ function timeline(trace, recalls, label) {
   return svg;
 }
 
+function openSegment(trace, segment) {
+  state.trace = data.traces.indexOf(trace);
+  state.memory = Math.min(state.memory, trace.memories.length - 1);
+  state.head = Math.min(state.head, Math.max(0, memoryOf().heads - 1));
+  chooseToken(array(trace.segments.starts)[segment]);
+  show("read");
+}
+
 function strip(trace) {
   const segments = trace.segments, count = segments.count, layers = segments.layers;
   const rows = [["written", "written"], ["erased", "erased"], ["read", "read"], ["norm", "size of the matrix"], ["gamma", "gamma"]];
-  const cell = Math.max(4, Math.min(40, 820 / count)), svg = picture(150 + cell * count + 10, 24 + rows.length * (layers * 12 + 24), "Segments");
+  const cell = Math.max(4, Math.min(40, 820 / count)), svg = picture(150 + Math.max(120, cell * count) + 10, 34 + rows.length * (layers * 12 + 24), "Segments");
+  svg.append(drawn("text", { x: 150, y: 12 }, count > 1 ? `segments 0 to ${count - 1}` : "segment 0"));
   rows.forEach(([name, title], index) => {
-    const values = array(segments[name]), top = 20 + index * (layers * 12 + 24), largest = Math.max(1e-12, ...Array.from(values).filter(Number.isFinite));
+    const values = array(segments[name]), top = 22 + index * (layers * 12 + 24), largest = Math.max(1e-12, ...Array.from(values).filter(Number.isFinite));
     svg.append(drawn("text", { x: 0, y: top + 10, "font-weight": 600 }, title), drawn("text", { x: 0, y: top + 24 }, `largest ${largest.toPrecision(3)}`));
+    for (let layer = 0; layer < layers; layer++) svg.append(drawn("text", { x: 144, y: top + 10 + layer * 12, "text-anchor": "end" }, String(layer)));
     for (let segment = 0; segment < count; segment++) {
       for (let layer = 0; layer < layers; layer++) {
         const value = values[segment * layers + layer], box = drawn("rect", { x: 150 + segment * cell, y: top + layer * 12, width: cell - 0.5, height: 11,
           class: "cell", fill: HELPS, "fill-opacity": Number.isFinite(value) ? (0.04 + 0.96 * value / largest).toFixed(3) : 0, stroke: "#9a9a9a", "stroke-width": 0.3 });
-        box.addEventListener("click", () => { state.trace = data.traces.indexOf(trace); chooseToken(array(trace.segments.starts)[segment]); show("read"); });
+        box.addEventListener("click", () => openSegment(trace, segment));
         box.append(drawn("title", {}, `segment ${segment}, layer ${layer}: ${title} ${Number.isFinite(value) ? value.toPrecision(4) : "nothing"}`));
         svg.append(box);
       }
@@ -550,8 +614,7 @@ function viewPairs() {
       if (number >= 0 && worth) {
         const steps = trace.tokens.length, values = worth.slice(number * steps, (number + 1) * steps), cost = picture(370, 60, "Loss without this pair, over the text");
         effect(cost, 40, 4, 324, 50, trace, values, "this pair");
-        const sum = values.reduce((total, value) => total + (Number.isFinite(value) ? value : 0), 0);
-        panel.append(element("h3", {}, "Loss without this pair"), element("p", { class: "worth" }, `${signed(sum)} nats over the text; blue: it lowers the loss`), cost);
+        panel.append(element("h3", {}, "Loss without this pair"), element("p", { class: "worth" }, `${signed(array(memoryOf().pairLossSum)[number])} nats over the text; blue: it lowers the loss`), cost, saveButton(cost, `without-pair-${state.pair}`));
       }
       const table = element("table");
       panel.append(element("h3", {}, "Recalled most by"));
@@ -581,7 +644,7 @@ function viewMemory() {
         if (value < 1e-6 * largest) return; // rounding
         const bar = element("span", { class: "bar" }), first = (layer * count + index) * width;
         bar.style.width = `${((8 * value) / largest).toFixed(2)}rem`;
-        const list = Array.from({ length: width }, (_, word) => [trace.vocabulary[array(stored.tokens)[first + word]] ?? "", Math.exp(array(stored.scores)[first + word])]);
+        const list = Array.from({ length: width }, (_, word) => [trace.vocabulary[array(stored.tokens)[first + word]] ?? "", array(stored.scores)[first + word]]);
         const row = wordList(element("td", { class: "number" }, value.toPrecision(3)), list, null);
         row.firstChild.after(element("td", { class: "strength" }, bar));
         table.append(row);
@@ -596,9 +659,12 @@ function viewMemory() {
 function viewSegments() {
   const page = element("div", { class: "page" });
   for (const trace of data.traces.filter((one) => one.segments)) {
-    const svg = strip(trace);
+    const svg = strip(trace), list = element("select", { "aria-label": "open a segment", onchange: (event) => openSegment(trace, Number(event.target.value)) });
+    list.append(element("option", { value: "", selected: true, disabled: true }, "open a segment \u2026"));
+    for (let segment = 0; segment < trace.segments.count; segment++) list.append(element("option", { value: segment }, `segment ${segment}, token ${array(trace.segments.starts)[segment]}`));
     page.append(element("h2", {}, trace.title), element("p", { class: "faint" },
-      "One column per segment, one row per layer: how much the memory tokens wrote, how much that erased, how much the segment read, the size of the matrix, and gamma. A click on a segment opens it in the text."), svg, saveButton(svg, "segments"));
+      "One column per segment, one row per layer: how much the memory tokens wrote, how much that erased, how much the segment read, the size of the matrix, and gamma. A click on a segment opens it in the text."), svg,
+      element("div", { class: "row" }, saveButton(svg, "segments"), list));
   }
   texts = []; redraw = () => {};
   main.replaceChildren(page);
@@ -630,8 +696,10 @@ function onKey(event) {
     refresh();
   };
   const actions = {
-    ArrowRight: () => go(1),
-    ArrowLeft: () => go(-1),
+    ArrowRight: () => go(event.shiftKey ? 20 : 1),
+    ArrowLeft: () => go(event.shiftKey ? -20 : -1),
+    Home: () => go(-Infinity),
+    End: () => go(Infinity),
     ArrowDown: () => { state.head = turn(heads + all, 1, state.head + all) - all; refresh(); },
     ArrowUp: () => { state.head = turn(heads + all, -1, state.head + all) - all; refresh(); },
     "]": () => { state.memory = turn(memories, 1, state.memory); state.head = 0; refresh(); },
