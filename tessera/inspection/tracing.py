@@ -108,9 +108,9 @@ def trace(
     stored = None
     if segments and isinstance(memory, MemoryState):
         stored = describe_memory(model, memory, predictions)
-    predicted = [part for memory in memories for part in (memory.own_tokens, memory.after_tokens) if part is not None]
-    predicted += [before_tokens] + ([stored.tokens] if stored else [])
-    tokens, vocabulary = _tokens(tokenizer, input_ids), _texts(tokenizer, predicted)
+    likeliest = [part for memory in memories for part in (memory.own_tokens, memory.after_tokens) if part is not None]
+    likeliest += [before_tokens] + ([stored.tokens] if stored else [])
+    tokens, vocabulary = _tokens(tokenizer, input_ids), _texts(tokenizer, likeliest)
     return Trace(
         _about(model),
         tokens,
