@@ -96,7 +96,8 @@ def compare(options: argparse.Namespace, folder: Path) -> dict:
         result["memory"]["ratio_to_reference_logits"] = (
             result["logits"]["reference"]["seconds"] / result["memory"]["tessera"]["seconds"]
         )
-    small = Process(sys.executable, ["--small", "--vocabulary", str(options.vocabulary)])
+    sizes = ["--width", "64", "--layers", "2", "--vocabulary", str(options.vocabulary)]
+    small = Process(sys.executable, ["--model", "armt", *sizes])  # what grows with the text shows here too
     peaks = {tokens: small.ask("memory", tokens)["peak_mb"] for tokens in (100_000, 1_000_000)}
     result["peak_of_reading"] = {**peaks, "ratio": peaks[1_000_000] / peaks[100_000]}
     result["provenance"] = provenance(

@@ -5,28 +5,37 @@ line: `{"seconds": ..., "cpu_seconds": ..., "peak_mb": ...}`.
 """
 
 import argparse
+import itertools
 import json
 import resource
 import sys
 import time
 import types
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-SIZES = {"n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": 1024}
+LAYERS, POSITIONS = 4, 1024
 DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
 SEGMENT, MEMORY_TOKENS, MEMORY_DIM = 512, 10, 64
+CHUNK = 20 * SEGMENT
+TEXTS = 8
 
 
-def reference_model(folder: str, vocabulary: int):
+def gpt2_sizes(width: int, layers: int = LAYERS) -> dict:
+    """Of GPT-2, with two segments in its positions."""
+    return {"n_embd": width, "n_layer": layers, "n_head": max(1, width // 64), "n_positions": POSITIONS}
+
+
+def reference_model(folder: str, vocabulary: int, width: int):
     """The published wrapper around GPT-2, its values' projections off zero."""
     sys.path.insert(0, folder)
     sys.modules["wandb"] = types.ModuleType("wandb")  # imported by the published file, used nowhere in it
     from modeling_amt.language_modeling import AssociativeMemoryCell, AssociativeRecurrentWrapper
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    base = GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, **SIZES, **DROPOUT))
+    base = GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, **gpt2_sizes(width), **DROPOUT))
     cell = AssociativeMemoryCell(base, MEMORY_TOKENS, MEMORY_DIM, wrap_pos=False)
     with torch.no_grad():
         for layer in cell.layers:
@@ -34,25 +43,33 @@ def reference_model(folder: str, vocabulary: int):
     return AssociativeRecurrentWrapper(cell, segment_size=SEGMENT)
 
 
-def tessera_model(checkpoint: Path, vocabulary: int):
+def tessera_model(checkpoint: Path, vocabulary: int, width: int):
     """The same checkpoint as our model."""
     from safetensors.torch import load_file
 
     from tessera.interop import from_reference
 
-    base = {"class": "GPT2LMHeadModel", "vocab_size": vocabulary, **SIZES, **DROPOUT}
+    base = {"class": "GPT2LMHeadModel", "vocab_size": vocabulary, **gpt2_sizes(width), **DROPOUT}
     memory = {"num_mem_tokens": MEMORY_TOKENS, "d_mem": MEMORY_DIM, "wrap_pos": False, "correction": True}
     return from_reference("armt", load_file(checkpoint), {"base_model": base, "segment_size": SEGMENT, **memory})
 
 
-def small_model(vocabulary: int):
-    """An ARMT of 2 layers x 64: a million tokens take a minute, and what grows with the text shows here too."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+def own_model(kind: str, vocabulary: int, width: int, layers: int):
+    """Ours with weights by chance: ARMT around GPT-2, a GPT-2, or a Mamba (that of the BABILong experiment)."""
+    from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
     import tessera.armt as armt
 
-    sizes = {"vocab_size": vocabulary, "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 1024}
-    return armt.wrap(GPT2LMHeadModel(GPT2Config(**sizes, **DROPOUT)), SEGMENT, MEMORY_TOKENS, 16)
+    if kind == "mamba":
+        sizes = {"hidden_size": width, "num_hidden_layers": layers, "state_size": 16}
+        return MambaForCausalLM(MambaConfig(vocab_size=vocabulary, **sizes))
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, **gpt2_sizes(width, layers), **DROPOUT))
+    if kind == "gpt2":
+        return gpt2
+    model = armt.wrap(gpt2, SEGMENT, MEMORY_TOKENS, MEMORY_DIM)
+    for memory in model.memories:
+        torch.nn.init.normal_(memory.value.weight, 0.0, 0.02)
+    return model
 
 
 class Side:
@@ -76,8 +93,53 @@ class Side:
         """What `read_stream` does; the published code has no reading without logits."""
         from tessera.models.recurrence import read_stream
 
-        # The tokens come one by one, as from a file: a list of them would be the text in memory.
-        read_stream(self.model, (7 * i % self.vocabulary for i in range(tokens)))
+        read_stream(self.model, self.stream(tokens))
+
+    def stream(self, tokens: int, times: list[float] | None = None):
+        """Tokens one by one, as from a file: a list of them would be the text in memory.
+
+        `times` gets the clock at every `CHUNK`-th token, at which the model has read all before.
+        """
+        for i in range(tokens):
+            if times is not None and i % CHUNK == 0:
+                times.append(time.perf_counter())
+            yield 7 * i % self.vocabulary
+
+    def reading(self, tokens: int) -> dict:
+        """`memory` in automatic precision; the seconds of each `CHUNK` tokens."""
+        from tessera.models.recurrence import read_stream
+
+        times: list[float] = []
+        read_stream(self.model, self.stream(tokens, times), precision="auto")
+        times.append(time.perf_counter())
+        return {"chunks": [after - before for before, after in itertools.pairwise(times)]}
+
+    def texts(self, tokens: int) -> None:
+        """`TEXTS` texts of so many tokens, side by side."""
+        from tessera.models.recurrence import read_streams
+
+        read_streams(self.model, [self.stream(tokens) for _ in range(TEXTS)], precision="auto")
+
+    def sliding(self, tokens: int) -> None:
+        """GPT-2: every segment behind the one before it, which is computed again. No logits."""
+        ids = self.ids(tokens)
+        with self.automatic():
+            for start in range(0, tokens, SEGMENT):
+                window = ids[:, max(0, start - SEGMENT) : start + SEGMENT]
+                self.model.base_model(window, use_cache=False)
+
+    def whole(self, tokens: int) -> None:
+        """Mamba: the whole text in one call, as its implementation asks for. No logits."""
+        with self.automatic():
+            self.model.base_model(self.ids(tokens), use_cache=False)
+
+    @contextmanager
+    def automatic(self):
+        """Without gradients, in automatic precision."""
+        from tessera.models.precision import autocast, resolve_precision
+
+        with torch.no_grad(), autocast(resolve_precision("auto", "cpu"), "cpu"):
+            yield
 
     def train(self, tokens: int) -> None:
         """Loss and gradients through all segments."""
@@ -105,9 +167,9 @@ def measure(work, *arguments) -> dict:
     if reset.exists():
         reset.write_text("5")  # forget the peak so far
     start, worked = time.perf_counter(), time.process_time()
-    work(*arguments)
+    more = work(*arguments)
     times = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - worked}
-    return {**times, "peak_mb": peak_mb()}
+    return {**times, "peak_mb": peak_mb(), **(more if isinstance(more, dict) else {})}
 
 
 def peak_mb() -> float:
@@ -125,23 +187,24 @@ def main() -> None:
     parser.add_argument("--reference")
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--vocabulary", type=int, required=True)
-    parser.add_argument(
-        "--small", action="store_true", help="a small model of our side: only its memory is of interest"
-    )
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--model", choices=("armt", "gpt2", "mamba"), help="ours, without a checkpoint")
     options = parser.parse_args()
     from safetensors.torch import save_file
 
     torch.manual_seed(0)
     if options.reference:
-        model = reference_model(options.reference, options.vocabulary)
+        model = reference_model(options.reference, options.vocabulary, options.width)
         kept = {k: v.clone() for k, v in model.state_dict().items() if "memory_cell.model." in k and "lm_head" not in k}
-        save_file({**kept, "memory_cell.memory": model.memory_cell.memory.detach().clone()}, options.checkpoint)
-    elif options.small:
-        model = small_model(options.vocabulary)
+        if options.checkpoint:
+            save_file({**kept, "memory_cell.memory": model.memory_cell.memory.detach().clone()}, options.checkpoint)
+    elif options.model:
+        model = own_model(options.model, options.vocabulary, options.width, options.layers)
     else:
-        model = tessera_model(options.checkpoint, options.vocabulary)
+        model = tessera_model(options.checkpoint, options.vocabulary, options.width)
     side = Side(model, not options.reference, options.vocabulary)
-    print(json.dumps({"ready": True, "threads": torch.get_num_threads()}), flush=True)
+    print(json.dumps({"ready": True, "threads": torch.get_num_threads(), "peak_mb": peak_mb()}), flush=True)
     for line in sys.stdin:
         work, tokens, *file = line.split()
         if file:

@@ -10,7 +10,7 @@ import argparse
 import subprocess
 import sys
 
-BENCHMARKS = ("language_models", "kernels", "v2", "armt")
+BENCHMARKS = ("language_models", "kernels", "v2", "armt", "reading")
 
 
 def main() -> int:
@@ -27,6 +27,7 @@ def main() -> int:
     if arguments.reference_armt:
         python = arguments.armt_python or sys.executable
         options["armt"] = ["--reference", arguments.reference_armt, "--reference-python", python]
+        options["reading"] = options["armt"]
     failed = []
     for name in arguments.only:
         print(f"=== {name}", flush=True)

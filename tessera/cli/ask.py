@@ -96,7 +96,8 @@ def _read(
     with path.open(encoding="utf-8") as file:
         text = PlantedText(file, path.stat().st_size, facts, seed)
         try:
-            memory = read_stream(model, token_stream(text, tokenizer), progress=sys.stderr.isatty())
+            stream = token_stream(text, tokenizer)
+            memory = read_stream(model, stream, progress=sys.stderr.isatty(), precision="auto")
         except UnicodeDecodeError as error:
             raise TesseraError(f"ask: --text must be UTF-8; got {str(path)!r} ({error.reason}).") from None
     for fact, place in zip(facts, text.places):

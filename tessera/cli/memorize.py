@@ -19,6 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help='text file in UTF-8, or "-"')
     parser.add_argument("--out", required=True, help="file to store the memory in (safetensors)")
     parser.add_argument("--memory", help="go on from this stored memory")
+    parser.add_argument(
+        "--precision",
+        choices=("auto", "bf16", "fp32"),
+        default="auto",
+        help="of the products; auto (default): bf16 where the hardware multiplies it, else fp32",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the stored memory that --out names")
 
 
@@ -36,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     memory = None if arguments.memory is None else stored_memory(model, arguments.memory, "memorize")
     with sys.stdin if arguments.file == "-" else source.open(encoding="utf-8") as file:
         try:
-            state = read_stream(model, token_stream(file, tokenizer), memory, progress=sys.stderr.isatty())
+            stream = token_stream(file, tokenizer)
+            state = read_stream(model, stream, memory, sys.stderr.isatty(), precision=arguments.precision)
         except UnicodeDecodeError as error:
             raise TesseraError(
                 f"memorize: FILE must be text in UTF-8; got {arguments.file!r} ({error.reason})."

@@ -9,7 +9,7 @@ from tessera.models.recurrence.modeling import SegmentedForCausalLM
 from tessera.models.recurrence.reading import SegmentedOutput
 from tessera.models.recurrence.segmented_input import random_segments
 from tessera.models.recurrence.state import MemoryState
-from tessera.models.recurrence.stream import read_stream
+from tessera.models.recurrence.stream import read_stream, read_streams
 
 __all__ = [
     "MemoryState",
@@ -18,4 +18,5 @@ __all__ = [
     "SegmentedOutput",
     "random_segments",
     "read_stream",
+    "read_streams",
 ]

@@ -7,6 +7,11 @@ from transformers.activations import GELUTanh, NewGELUActivation
 
 from tessera.errors import TesseraError, expect
 
+# Where the layers of a family have the network that works on each position alone.
+FEED_FORWARD = {
+    **dict.fromkeys(("gpt2", "gpt_neo", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"), "mlp"),
+    "memory_mosaic_v2": "persistent",
+}
 INITIALIZED = "_is_hf_initialized"  # the attribute of what transformers must not draw anew
 
 
@@ -28,6 +33,12 @@ def layer_list(base: PreTrainedModel, path: str | None) -> nn.ModuleList:
             f"{count}. Pass layers_path, such as 'transformer.h'."
         )
     return named[outer.pop()]
+
+
+def feed_forward(base: PreTrainedModel, layer: nn.Module) -> nn.Module | None:
+    """The position-wise network of a layer of `base`; None for families that are not known to have one."""
+    name = FEED_FORWARD.get(base.config.model_type)
+    return None if name is None else getattr(layer, name)
 
 
 def fuse_activations(base: PreTrainedModel) -> None:

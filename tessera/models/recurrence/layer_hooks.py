@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 _CURRENT: ContextVar["LayerHooks | None"] = ContextVar("tessera_layer_hooks", default=None)
 
@@ -21,11 +22,15 @@ class LayerHooks:
     Attributes:
         front, back: how many memory tokens stand at the start and at the end of the sequence of this call.
         last_hidden: the input of the base model's head (after the final norm), once the call is done.
+        needed: how many positions at the end are needed of the last layer, whose feed-forward network leaves out the
+            others; None: all.
     """
 
     def __init__(self, front: int = 0, back: int = 0):
         self.front, self.back = front, back
         self.last_hidden: Tensor | None = None
+        self.needed: int | None = None
+        self.left_out = 0
 
     def before(self, index: int, hidden: Tensor) -> Tensor:
         """The input of layer `index` in place of `hidden`."""
@@ -79,6 +84,26 @@ def wrap_layers(layers: nn.ModuleList) -> None:
     for index, layer in enumerate(layers):
         if not isinstance(layer, MemoryLayer):
             layers[index] = MemoryLayer(layer, index)
+
+
+def leave_out_unneeded(feed_forward: nn.Module) -> None:
+    """Let the last layer's position-wise `feed_forward` compute only what the current hooks need; elsewhere it is 0."""
+    feed_forward.register_forward_pre_hook(_needed_positions)
+    feed_forward.register_forward_hook(_in_their_place)
+
+
+def _needed_positions(module: nn.Module, args: tuple) -> tuple | None:
+    hooks = _CURRENT.get()
+    if hooks is None or hooks.needed is None:
+        return None
+    hidden, *others = args
+    hooks.left_out = hidden.shape[1] - hooks.needed
+    return hidden[:, hooks.left_out :].contiguous(), *others
+
+
+def _in_their_place(module: nn.Module, args: tuple, output: Tensor) -> Tensor | None:
+    hooks = _CURRENT.get()
+    return None if hooks is None or hooks.needed is None else pad(output, (0, 0, hooks.left_out, 0))
 
 
 def keep_last_hidden(module: nn.Module, args: tuple, output: Any) -> None:

@@ -12,9 +12,9 @@ from tessera.errors import expect
 from tessera.models.code_beside_weights import SavesWithCode
 from tessera.models.forward_arguments import REASONS, check_labels, checks_types, demand, kept_steps, refuse_keywords
 from tessera.models.recurrence.backbone import SegmentedBackbone
-from tessera.models.recurrence.base import expect_positions, fuse_activations, layer_list, widen_positions
+from tessera.models.recurrence.base import expect_positions, feed_forward, fuse_activations, layer_list, widen_positions
 from tessera.models.recurrence.configuration import SegmentedConfig
-from tessera.models.recurrence.layer_hooks import keep_last_hidden, wrap_layers
+from tessera.models.recurrence.layer_hooks import keep_last_hidden, leave_out_unneeded, wrap_layers
 from tessera.models.recurrence.lm_head import ShiftedLoss
 from tessera.models.recurrence.reading import ReadOptions, SegmentedOutput, read
 from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory, SegmentRunner
@@ -102,7 +102,11 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         if config.own_memory_positions:
             widen_positions(base, front, config.num_memory_tokens)
         expect_positions(base, front + config.segment_size + config.num_memory_tokens)
-        wrap_layers(layer_list(base, config.layers_path))
+        layers = layer_list(base, config.layers_path)
+        wrap_layers(layers)
+        last = feed_forward(base, layers[-1])
+        if last is not None:
+            leave_out_unneeded(last)
         fuse_activations(base)
         base.base_model.register_forward_hook(keep_last_hidden)
         self._takes_positions = "position_ids" in inspect.signature(base.forward).parameters

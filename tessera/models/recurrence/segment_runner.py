@@ -119,6 +119,8 @@ class SegmentRunner:
         front = self.front if segment.cache is None else 0
         back = self.config.num_memory_tokens if segment.close else 0
         hooks = self.memory.hooks(state, is_empty, front, back)
+        if back and segment.result == "nothing" and not segment.hidden_states and not torch.is_grad_enabled():
+            hooks.needed = back  # with gradients, a checkpointed layer is computed again without its hooks
         tokens = self.memory.embeddings(state) if front or back else None
         parts = [tokens if front else None, segment.embeddings, tokens if back else None]
         output = self.call_base(torch.cat([part for part in parts if part is not None], 1), segment, hooks)

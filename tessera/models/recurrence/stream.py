@@ -1,29 +1,33 @@
-"""Reading a text that need not fit into memory: tokens come from an iterator, only the memory is kept."""
+"""Reading texts that need not fit into memory: tokens come from iterators, only the memory is kept."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import islice
 
 import torch
 from tqdm import tqdm
 
+from tessera.errors import expect
+from tessera.models.precision import autocast, resolve_precision
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
 from tessera.models.recurrence.reading import ReadOptions, read_text
 from tessera.models.recurrence.segmented_input import SegmentedInput
 from tessera.models.recurrence.state import MemoryState
 
 
-@torch.no_grad()
 def read_stream(
     model: SegmentedForCausalLM,
     tokens: Iterable[int],
     memory_state: MemoryState | None = None,
     progress: bool = False,
     total: int | None = None,
+    precision: str | None = None,
 ) -> MemoryState:
     """The memory (one row) after `model` read all `tokens`, in segments from the first on; the last may be short.
 
     Same result as one call of the model with alignment "left"; time O(N), memory O(1) in their number N. No logits are
     computed. `memory_state` goes on where an earlier reading ended. `progress` shows a bar of tokens (of `total`).
+    `precision`: see `read_streams`.
 
     >>> from transformers import GPT2Config
     >>> from tessera.models.armt import ARMTConfig, ARMTForCausalLM
@@ -32,16 +36,72 @@ def read_stream(
     >>> read_stream(model, iter(range(50))).segments_read
     tensor([7])
     """
-    before = model.empty_memory(1) if memory_state is None else memory_state
-    before.expect_fits(model.empty_memory(1), "read_stream")
-    state = before if bool(before.segments_read.any()) else None
-    embed, runner = model.get_input_embeddings(), model.segment_runner()
-    with progress_bar(progress, total) as bar:
-        for part in parts_of(tokens, model.config.segment_size):
-            text = SegmentedInput(torch.tensor([part], device=embed.weight.device), embed)
-            state = read_text(runner, text, state, None, ReadOptions(skip_logits=True)).memory_state
-            bar.update(len(part))
-    return model.empty_memory(1) if state is None else state
+    return read_streams(model, [tokens], memory_state, progress, total, precision)
+
+
+@torch.no_grad()
+def read_streams(
+    model: SegmentedForCausalLM,
+    texts: Sequence[Iterable[int]],
+    memory_state: MemoryState | None = None,
+    progress: bool = False,
+    total: int | None = None,
+    precision: str | None = None,
+) -> MemoryState:
+    """The memories (a row for each of `texts`) after each was read as `read_stream` reads it, side by side.
+
+    The texts' segments are one batch, and a text that has ended leaves it: B short texts take as many calls of the
+    model as the longest of them.
+
+    Args:
+        memory_state: B rows that earlier readings ended with. progress, total: a bar of the tokens of all texts.
+        precision: "bf16" (autocast), "fp32", "auto" (bf16 where the hardware multiplies it), or None: as the
+            surroundings say.
+    Raises:
+        TesseraError: no text, or a memory of other rows or of another model.
+    """
+    expect(len(texts) > 0, "read_streams", "texts", "hold at least one", "none")
+    state = model.empty_memory(len(texts)) if memory_state is None else memory_state
+    state.expect_fits(model.empty_memory(1), "read_streams")
+    rows = f"hold {len(texts)} rows"
+    expect(state.batch_size == len(texts), "read_streams", "memory_state", rows, state.batch_size)
+    device = model.get_input_embeddings().weight.device
+    surroundings = (
+        nullcontext() if precision is None else autocast(resolve_precision(precision, device.type), device.type)
+    )
+    with progress_bar(progress, total) as bar, surroundings:
+        return _read_side_by_side(model, texts, state, bar)
+
+
+def _read_side_by_side(
+    model: SegmentedForCausalLM, texts: Sequence[Iterable[int]], state: MemoryState, bar: tqdm
+) -> MemoryState:
+    embed, runner, size = model.get_input_embeddings(), model.segment_runner(), model.config.segment_size
+    is_empty = not bool(state.segments_read.any())
+
+    def after(before: MemoryState, parts: list[list[int]]) -> MemoryState:
+        text = SegmentedInput(torch.tensor(parts, device=embed.weight.device), embed)
+        output = read_text(runner, text, None if is_empty else before, None, ReadOptions(skip_logits=True))
+        assert output.memory_state is not None, "every segment is closed"
+        bar.update(text.tokens.numel())
+        return output.memory_state
+
+    reading = {row: parts_of(tokens, size) for row, tokens in enumerate(texts)}  # in the order of the rows of `state`
+    done: dict[int, MemoryState] = {}
+    while reading:
+        parts = [next(rest, []) for rest in reading.values()]
+        is_full = [len(part) == size for part in parts]
+        if not all(is_full):
+            for place, (row, part) in enumerate(zip(list(reading), parts)):
+                if not is_full[place]:
+                    alone = state.select_batch(torch.tensor([place]))
+                    done[row] = after(alone, [part]) if part else alone
+                    del reading[row]
+            state = state.select_batch(torch.tensor(is_full).nonzero().squeeze(1))
+        if reading:
+            state = after(state, [part for part in parts if len(part) == size])
+        is_empty = False
+    return type(state).stack([done[row] for row in range(len(texts))])
 
 
 def progress_bar(shown: bool, total: int | None) -> tqdm:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tessera.errors import TesseraError
-from tessera.models.recurrence import random_segments, read_stream
+from tessera.models.recurrence import random_segments, read_stream, read_streams
+from tessera.models.recurrence.base import layer_list
 from tessera.models.recurrence.segment_runner import SegmentRunner
 from tests.models.armt.bases import BASES, WRAPS, make, tokens
 from tests.tolerances import REORDERED_FLOAT64
@@ -153,9 +154,9 @@ def test_truncation_lets_gradients_through_the_last_segments_only(kind):
     assert reached(1) == [False, False, False, True]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_stream_is_the_text_and_may_be_interrupted(kind):
-    model, ids = make(kind), tokens(1, 29)
+@pytest.mark.parametrize(("kind", "family"), PAIRS)
+def test_a_stream_is_the_text_and_may_be_interrupted(kind, family):
+    model, ids = make(kind, family), tokens(1, 29)
     at_once = model(ids).memory_state
     same_memory(read_stream(model, iter(ids[0].tolist())), at_once)
     half = read_stream(model, ids[0, :16].tolist())
@@ -163,6 +164,59 @@ def test_a_stream_is_the_text_and_may_be_interrupted(kind):
     assert at_once.tokens_read.item() == 29
     assert at_once.segments_read.item() == 4
     assert not any(tensor.requires_grad for tensor in half.tensors().values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_side_by_side_are_the_texts_alone(kind):
+    model, lengths = make(kind), (29, 5, 16, 0, 31, 16)
+    texts = [tokens(1, length)[0].tolist() for length in lengths]
+    alone = [read_stream(model, text) for text in texts]
+    together = read_streams(model, [iter(text) for text in texts])
+    assert together.tokens_read.tolist() == list(lengths)
+    same_memory(together, type(together).stack(alone))
+    half = read_streams(model, [text[:8] for text in texts])
+    same_memory(read_streams(model, [text[8:] for text in texts], half), together)
+
+
+def test_readings_side_by_side_take_the_calls_of_the_longest(monkeypatch):
+    model, calls = make(), []
+    run = SegmentRunner.run
+    monkeypatch.setattr(SegmentRunner, "run", lambda *arguments: calls.append(1) or run(*arguments))
+    read_streams(model, [tokens(1, 40)[0].tolist()] * 3)
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize(
+    ("texts", "rows", "message"), [([], None, "at least one"), ([[1], [2]], 1, "hold 2 rows; got 1")]
+)
+def test_readings_that_cannot_be_are_refused(texts, rows, message):
+    model = make()
+    with pytest.raises(TesseraError, match=message):
+        read_streams(model, texts, None if rows is None else model.empty_memory(rows))
+
+
+def test_a_reading_in_bfloat16_is_near_and_the_memory_stays_float32(monkeypatch):
+    model, ids = make().float(), tokens(1, 29)[0].tolist()
+    exact, rounded = read_stream(model, ids, precision="fp32"), read_stream(model, ids, precision="bf16")
+    assert rounded.A.dtype == torch.float32
+    difference = (rounded.A - exact.A).norm() / exact.A.norm()
+    assert 1e-5 < difference < 0.05
+    for is_fast, expected in ((True, rounded), (False, exact)):
+        monkeypatch.setattr("tessera.models.precision.has_fast_bfloat16", lambda device, fast=is_fast: fast)
+        assert torch.equal(read_stream(model, ids, precision="auto").A, expected.A)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama", "qwen2", "qwen3"])
+def test_the_last_feed_forward_network_computes_memory_tokens_alone(family):
+    model, ids, seen = make("armt", family), tokens(2, 16), []
+    layer_list(model.base, None)[-1].mlp.register_forward_hook(
+        lambda module, args, output: seen.append(args[0].shape[1])
+    )
+    with torch.no_grad():
+        model(ids)
+        model(ids, skip_logits=True)
+    model(ids, skip_logits=True)
+    assert seen == [11, 11, 3, 3, 11, 11]
 
 
 def test_every_segments_memory_and_only_the_last_logits():
