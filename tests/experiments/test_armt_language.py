@@ -37,10 +37,10 @@ class Counting(nn.Module):
 
 def test_a_segment_alone_sees_nothing_before_it():
     tokens = torch.arange(24).view(2, 12)
-    alone, whole = SegmentsAlone(Counting(), 4)(tokens).logits, Counting()(tokens).logits
-    assert alone.shape == whole.shape
+    alone, at_once = SegmentsAlone(Counting(), 4)(tokens).logits, Counting()(tokens).logits
+    assert alone.shape == at_once.shape
     assert alone[..., 0].tolist() == [[1, 2, 3, 4] * 3] * 2
-    assert whole[1, :, 0].tolist() == list(range(1, 13))
+    assert at_once[1, :, 0].tolist() == list(range(1, 13))
 
 
 def test_bits_of_segments_are_those_of_their_tokens(tmp_path):

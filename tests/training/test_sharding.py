@@ -38,7 +38,7 @@ def test_two_processes_equal_one_and_resume_each_others_checkpoints(tmp_path, ti
     expected = load_file(one / "model.safetensors")
     for run in (two, resumed_by_one, resumed_by_two):
         for name in ("loss", "validation_loss", "gradient_norm"):
-            # The 1e-5; the sums over a batch are in another order.
+            # The sums over a batch are in another order.
             assert metrics(run, name)[-3:] == pytest.approx(metrics(one, name)[-3:], rel=1e-5), (run.name, name)
         actual = load_file(run / "model.safetensors")
         assert actual.keys() == expected.keys()

@@ -6,7 +6,8 @@ from typing import Any
 
 from tessera.experiments.armt_language import figure, report
 from tessera.experiments.armt_language.settings import BUDGETS, MODELS, SegmentSettings
-from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection, select_names
+from tessera.experiments.armt_language.training import train_and_measure
+from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 
 
 class ArmtLanguage(Experiment):
@@ -19,16 +20,13 @@ class ArmtLanguage(Experiment):
 
     def runs(self, selection: RunSelection) -> list[Run]:
         """Base by base, seed by seed; the models of a base start from the same weights."""
-        where, budget = "reproduce armt_language", BUDGETS[selection.budget]
-        names = select_names(where, "models", self.models, selection.models, self.models)
-        select_names(where, "kernels", self.kernels, selection.kernels, ())
+        budget = BUDGETS[selection.budget]
+        names = self.select_models("reproduce armt_language", selection)
         seeds = range(selection.seeds or budget.seeds)
         return [budget.run(name, base, seed) for seed in seeds for base in budget.bases for name in names]
 
     def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
         """Train the base unless another run has, train what starts from it, then measure."""
-        from tessera.experiments.armt_language.training import train_and_measure  # the Trainer takes a second
-
         return train_and_measure(run.configuration, context)
 
     def tables(self, records: Mapping[str, Record]) -> dict[str, str]:
