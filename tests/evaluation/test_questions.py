@@ -129,14 +129,14 @@ def test_early_questions_follow_from_the_facts_that_were_read():
         for segment in range(2):
             words = (decode(task.vocabulary, context[: 64 * (segment + 1)]) + " ").split(" . ")
             world = world_after(suffix for text in words[:-1] for suffix in suffixes(text))
-            asked = {}
+            answers = {}
             for row, label in zip(rows[segment], labels[segment]):
                 if bool((label != IGNORED).any()):
                     first = int((label != IGNORED).int().argmax())
                     person = decode(task.vocabulary, row[: first - 1]).split()[2]
-                    asked[person] = decode(task.vocabulary, row[first : first + 1])
-            assert asked == world.place
-            answered.add(bool(asked))
+                    answers[person] = decode(task.vocabulary, row[first : first + 1])
+            assert answers == world.place
+            answered.add(bool(answers))
     assert answered == {True, False}
 
 

@@ -224,8 +224,8 @@ def test_long_texts_and_many_pairs(opened, steps, pairs, num_memories):
     shown = page.evaluate(f"recalled(state, {query})")
     shown_weights = dict(zip(shown["pairs"], shown["weights"]))
     assert list(shown_weights) == sorted(shown_weights, key=shown_weights.get, reverse=True)
-    found = torch.tensor([shown_weights[pair] for pair in listed.tolist()])
-    torch.testing.assert_close(found, weights, rtol=0.006, atol=0)
+    listed_weights = torch.tensor([shown_weights[pair] for pair in listed.tolist()])
+    torch.testing.assert_close(listed_weights, weights, rtol=0.006, atol=0)
     for name, values in (("traceOf().losses", trace.losses), ("memoryOf().lossChange", memory.loss_change)):
         shown = torch.tensor(page.evaluate(f"Array.from(array({name}))"))
         torch.testing.assert_close(shown, values, rtol=0, atol=0.00051)
