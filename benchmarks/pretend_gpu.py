@@ -47,6 +47,8 @@ class PretendGPU(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if str(function).startswith("tessera."):
             self.operators[str(function).split(".")[1]] += 1
+        if name == "pin_memory":  # where a real device copies from; it stays on the CPU
+            return args[0]
         held = bool(args) and on_device(args[0])
         if held and name in TO_PYTHON:
             return getattr(self.read(args[0]), name)(*args[1:])

@@ -79,7 +79,7 @@ def experiments() -> Iterator[tuple[str, Callable[[PretendGPU], None]]]:
     for name in EXPERIMENTS:
         seen = set()
         for run in EXPERIMENTS[name].runs(RunSelection("smoke")):
-            model = run.key.split("/")[1 if name == "length_generalization" else 0]
+            model = run.key.split("/")[1 if name in ("length_generalization", "armt_language") else 0]
             if model not in seen:
                 seen.add(model)
                 yield f"{name}: {run.key}", partial(execute, name, run)
