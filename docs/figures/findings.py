@@ -59,8 +59,11 @@ def induction(trace: Trace, out: Path) -> None:
 
 
 def time_scales(trace: Trace, out: Path) -> None:
-    """Leak rates and recency profiles of the heads of the first layer."""
-    memory = trace.memory(0, "contextual")
+    """Leak rates and recency profiles of the heads of the layer whose leak rates differ most."""
+    memories = [memory for memory in trace.memories if memory.kind == "contextual"]
+    memory = max(memories, key=lambda memory: float(memory.leak.max() - memory.leak.min()))
+    for head, leak in enumerate(memory.leak):
+        print(f"layer {memory.layer}, head {head}: leak {leak:.3f}, {1 / (1 - leak):.1f} tokens in its key")
     figure = Figure(figsize=(8, 3), dpi=120, layout="constrained")
     left, right = figure.subplots(1, 2)
     steps = torch.arange(0, 13)
