@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 import shlex
 from collections.abc import Callable
 
@@ -43,6 +44,22 @@ def real(low: float, high: float = math.inf, *, above: bool = False) -> Callable
         return number
 
     return read
+
+
+def memory_size(text: str) -> int:
+    """Bytes: a number with a unit, of thousands (kB, MB, GB, TB) or of 1,024 (KiB, MiB, GiB, TiB).
+
+    >>> memory_size("80GB"), memory_size("1.5GiB")
+    (80000000000, 1610612736)
+    """
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([kKMGT])(i?)B", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be a number with its unit, such as 80GB or 80GiB; got {_short(text)}")
+    number, prefix, is_binary = match.groups()
+    size = int(float(number) * (1024 if is_binary else 1000) ** ("KMGT".index(prefix.upper()) + 1))
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"must be at least one byte; got {_short(text)}")
+    return size
 
 
 def image_file(text: str) -> str:

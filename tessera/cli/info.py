@@ -46,10 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _configuration(arguments: argparse.Namespace):
     """(model configuration, context length) of a model folder or a recipe."""
-    from tessera.data.tokenizers import vocabulary_size
     from tessera.models.loading import load_config
     from tessera.models.presets import PRESETS
-    from tessera.training.model_section import model_config
+    from tessera.training.model_section import untrained_config
     from tessera.training.recipe import read_recipe
 
     if arguments.what in PRESETS:
@@ -62,11 +61,7 @@ def _configuration(arguments: argparse.Namespace):
             raise TesseraError(f"info: {arguments.overrides[0]!r} must be left out for a model folder.")
         return load_config(folder), 512
     recipe = read_recipe(arguments.what, arguments.overrides)
-    context = recipe.data.context
-    sizes = {"max_positions": context, "n_positions": context}
-    if "vocab_size" not in recipe.model:  # the tokenizer may not be there
-        sizes["vocab_size"] = vocabulary_size(recipe.tokenizer)
-    return model_config(recipe.model, **sizes), context
+    return untrained_config(recipe), recipe.data.context
 
 
 def _as_published(what: str, config) -> dict[str, object]:

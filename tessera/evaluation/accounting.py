@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tessera.errors import TesseraError
-from tessera.models.sizes import flops_per_token, meta_model, num_parameters
+from tessera.models.sizes import flops_per_sequence, flops_per_token, meta_model, num_parameters
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,6 +63,18 @@ def account(config: "PreTrainedConfig", context: int, dtype: "torch.dtype | None
         flops_per_token=int(_ask(model, "flops_per_token", _flops_per_token, context)),
         state_bytes_per_1000_tokens=1000 * _ask(model, "state_bytes_per_token", state_bytes_per_token, dtype),
     )
+
+
+def training_flops_per_sequence(config: "PreTrainedConfig", length: int) -> int:
+    """Of a forward and a backward pass over `length` tokens: three times those of the forward pass.
+
+    What gradient checkpointing computes again is not counted. A model that answers `flops_per_token` itself is asked
+    once, about the last token.
+    """
+    model = meta_model(config)
+    if hasattr(model, "flops_per_token"):
+        return 3 * length * int(model.flops_per_token(length))
+    return 3 * flops_per_sequence(config, length)
 
 
 def _ask(model, method, fallback, *arguments):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from tessera.devices import is_readable
 from tessera.errors import TesseraError, did_you_mean, expect
 from tessera.ops.linear_cross_entropy import IGNORED
 
@@ -117,12 +118,10 @@ def demand(condition: Tensor, where: str, argument: str, requirement: str, got: 
 
     Compiled graphs leave it out.
     """
-    if torch.compiler.is_compiling():
-        return
-    if condition.device.type == "cpu":
+    if is_readable(condition):
         if not bool(condition):
             expect(False, where, argument, requirement, got())
-    elif condition.is_cuda:
+    elif condition.is_cuda and not torch.compiler.is_compiling():
         torch._assert_async(condition, f"{where}: {argument} must {requirement}.")
 
 
@@ -134,7 +133,7 @@ def check_labels(where: str, labels: Tensor, shape: tuple[int, int], vocab_size:
     expect(tuple(labels.shape) == tuple(shape), where, "labels", f"be {tuple(shape)}", tuple(labels.shape))
     is_integer = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     expect(is_integer, where, "labels", "be integers", labels.dtype)
-    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+    if is_readable(labels):
         wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= vocab_size))]
         value = int(wrong[0]) if wrong.numel() else 0
         expect(not wrong.numel(), where, "labels", f"lie in 0..{vocab_size - 1} (vocab_size) or be {IGNORED}", value)

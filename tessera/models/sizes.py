@@ -33,12 +33,25 @@ def flops_per_token(config: PreTrainedConfig, context: int, with_values: bool = 
     (`2 N + 2 L n d`, Kaplan et al. 2020, as in Casson 2023): it alone gives their 18.9 B (large), 15.6 B (without
     long-term memory) and 16.7 B (transformer) at context 256.
     """
-    pairs = sum(pairs_per_query(config, context))
+    weights = multiplying_weights(meta_model(config))
+    return 2 * weights + (4 if with_values else 2) * _recall_width(config) * sum(pairs_per_query(config, context))
+
+
+def flops_per_sequence(config: PreTrainedConfig, length: int) -> int:
+    """Floating-point operations of the forward pass over `length` tokens: `flops_per_token` behind 0, 1, 2, ...
+
+    Of very long sequences some 100,000 tokens, equally far apart, stand for the others.
+    """
+    contexts = range(0, length, 1 + length // 100_000)
+    pairs = sum(sum(pairs_per_query(config, context)) for context in contexts) * length // max(1, len(contexts))
+    return 2 * multiplying_weights(meta_model(config)) * length + 4 * _recall_width(config) * pairs
+
+
+def _recall_width(config: PreTrainedConfig) -> int:
+    """The width of the keys of all heads of all layers."""
     text = config.get_text_config()
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    width = text.num_attention_heads * head_dim
-    weights = multiplying_weights(meta_model(config))
-    return 2 * weights + (4 if with_values else 2) * text.num_hidden_layers * width * pairs
+    return text.num_hidden_layers * text.num_attention_heads * head_dim
 
 
 def multiplying_weights(model: PreTrainedModel) -> int:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from tessera.devices import is_gpu
+
 IGNORED = -100  # the label that Hugging Face leaves out of the loss
 # Tokens per block. On a CPU a block of float32 logits stays in cache for vocabularies of some ten thousand. A GPU needs
 # large products and few launches, and every block adds a gradient of the output layer's weight to the sum of those
@@ -41,7 +43,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_hidden = torch.empty_like(rows) if needs_gradients else None
             grad_weight = torch.zeros_like(weight, dtype=precise) if needs_gradients else None
             total = hidden.new_zeros((), dtype=precise)
-            step = max(ROWS, GPU_LOGITS // weight.shape[0]) if hidden.is_cuda else ROWS
+            step = max(ROWS, GPU_LOGITS // weight.shape[0]) if is_gpu(hidden) else ROWS
             for start in range(0, rows.shape[0], step):
                 block = slice(start, start + step)
                 logits = (rows[block] @ head.T).to(precise)

@@ -6,6 +6,8 @@ import os
 import torch
 from torch import Tensor
 
+from tessera.devices import is_gpu, is_imagined
+
 INSTALLED = importlib.util.find_spec("triton") is not None
 
 
@@ -13,6 +15,6 @@ def unsupported_device(x: Tensor) -> str | None:
     """Why Triton kernels cannot work on `x`, or None: they need CUDA, or the interpreter for tensors on the CPU."""
     if torch.autograd.forward_ad._current_level >= 0:  # PyTorch would take their derivative to be 0, without a word
         return "the Triton kernels have no forward-mode derivative"
-    if not x.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+    if not is_gpu(x) and os.environ.get("TRITON_INTERPRET") != "1":
         return f"Triton kernels need a CUDA device (or TRITON_INTERPRET=1 for tests on the CPU); got {x.device}"
-    return None if INSTALLED else "triton is not installed"
+    return None if INSTALLED or is_imagined() else "triton is not installed"

@@ -14,6 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from tessera.data.tokenizers import vocabulary_size
 from tessera.errors import TesseraError, did_you_mean
 from tessera.models.loading import load_config, load_model
 from tessera.models.recurrence import SegmentedConfig
@@ -23,6 +24,8 @@ from tessera.models.transformer import context_limit, transformer_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from tessera.training.sections import Recipe
 
 TRANSFORMER = "transformer"
 OWN_TYPES = (TRANSFORMER, "memory_mosaic")  # they check their configurations themselves
@@ -95,6 +98,14 @@ def config_for(
     if longest is not None and longest < context:
         raise TesseraError(f"model.n_positions must be at least data.context ({context}); got {longest}.")
     return config
+
+
+def untrained_config(recipe: "Recipe") -> "PreTrainedConfig":
+    """The configuration that the recipe's model would have, where the tokenizer need not be there."""
+    sizes = {"max_positions": recipe.data.context, "n_positions": recipe.data.context}
+    if "vocab_size" not in recipe.model:
+        sizes["vocab_size"] = vocabulary_size(recipe.tokenizer)
+    return model_config(recipe.model, **sizes)
 
 
 def build_model(config: "PreTrainedConfig", seed: int, base: str | None = None) -> "PreTrainedModel":

@@ -1,14 +1,11 @@
 """A run from a recipe to a folder that holds a model."""
 
-import inspect
 import logging
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.checkpoints import latest_complete, step_of
 from tessera.data.windows import TrainingWindows, ValidationWindows
@@ -24,7 +21,7 @@ from tessera.training.saved_recipe import saved_steps
 from tessera.training.sections import Recipe
 from tessera.training.sharding import ShardedTrainer
 from tessera.training.staged_run import train_in_stages
-from tessera.training.start import require_start, starting_model
+from tessera.training.start import enable_checkpointing, require_document_ids, require_start, starting_model
 from tessera.training.summary import RunSummary
 from tessera.training.trainer import RecipeTrainer
 
@@ -100,8 +97,8 @@ def _prepare(recipe: Recipe, run: Path, saved_tokenizer: bool) -> Prepared:
         corpus.validation, data.context, recipe.training.evaluate_sequences, data.document_ids
     )
     model = starting_model(recipe, corpus.tokenizer, corpus.largest_token)
-    _require_document_ids(model, recipe)
-    _enable_checkpointing(model, recipe)
+    require_document_ids(model, recipe)
+    enable_checkpointing(model, recipe.training)
     return Prepared(corpus, model, training, validation)
 
 
@@ -160,20 +157,3 @@ def _checkpoint(run: Path) -> Path | None:
             f"{run}: no complete checkpoint to resume from: {'; '.join(passed)}. Start again: --overwrite."
         )
     return checkpoint
-
-
-def _require_document_ids(model: "PreTrainedModel", recipe: Recipe) -> None:
-
-    if recipe.data.document_ids and "document_ids" not in inspect.signature(model.forward).parameters:
-        raise TesseraError(f"data.document_ids must be false for model type {recipe.model['type']}; got true.")
-
-
-def _enable_checkpointing(model: "PreTrainedModel", recipe: Recipe) -> None:
-
-    if recipe.training.gradient_checkpointing:
-        # transformers 5.2x renames the method and warns about the older name
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable()
-        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        for index, layer in enumerate(layers):
-            layer.gradient_checkpointing = index % recipe.training.checkpoint_layers_every == 0

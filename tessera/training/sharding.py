@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     set_model_state_dict,
 )
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -39,20 +40,19 @@ if TYPE_CHECKING:
 OPTIMIZER, SCHEDULER, WEIGHTS = "optimizer.pt", "scheduler.pt", "model.safetensors"
 
 
-def shard(model: "PreTrainedModel", device: torch.device) -> None:
-    """Spread `model` over all processes, in place: each layer by itself, then what is left."""
+def shard(model: "PreTrainedModel", mesh: DeviceMesh | None = None) -> None:
+    """Spread `model` over all processes (those of `mesh`), in place: each layer by itself, then what is left."""
     names = set(model._no_split_modules or ())
-    model.to(device)
     for module in [module for module in model.modules() if type(module).__name__ in names]:
-        fully_shard(module)
-    fully_shard(model)
+        fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 class ShardedTrainer(RecipeTrainer):
     """`RecipeTrainer` over a model that `shard` has spread; the order of sequences and the metrics are the same."""
 
     def __init__(self, model: "PreTrainedModel", recipe, run: Path, arguments, *rest: Any) -> None:
-        shard(model, arguments.device)
+        shard(model.to(arguments.device))
         super().__init__(model, recipe, run, arguments, *rest)
         self.writer = ShardWriter()
         self.writing_now: str | None = None  # the checkpoint

@@ -11,6 +11,7 @@ COUNTS = {
     "generate": ("--max-new-tokens", "--num-beams"),
     "eval": ("--sequences", "--batch-size", "--context"),
     "info": ("--context",),
+    "plan": ("--devices",),
     "ask": ("--max-new-tokens",),
     "reproduce": ("--seeds", "--workers"),
 }

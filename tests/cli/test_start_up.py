@@ -37,6 +37,7 @@ def run_main(*arguments):
         (["train", "tiny", "--ouput", "x"], 2),
         (["generate", "run", "--prompt", "a", "--top-p", "2"], 2),
         (["eval", "run", "--sequences", "-1"], 2),
+        (["plan", "tiny", "--device-memory", "x"], 2),
     ],
 )
 def test_help_and_bad_arguments_import_nothing_heavy(arguments, status):

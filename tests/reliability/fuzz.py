@@ -167,6 +167,7 @@ def _right_call(verb: str, shop: Workshop) -> list[str]:
         "generate": [str(shop.run), "--prompt", "Once", "--max-new-tokens", "1"],
         "eval": [str(shop.run), "--sequences", "1"],
         "info": [str(shop.run)],
+        "plan": [str(shop.recipe)],
         "compare": [str(shop.run)],
         "convert": ["book.txt", "converted", "--source", "memory-mosaics"],
         "demo": ["data.source=/no/such/text", "--output", "demo"],

@@ -6,7 +6,8 @@ from safetensors.torch import load_file
 
 from tessera.training.model_section import build_model, model_config
 from tessera.training.recipe import read_recipe
-from tessera.training.run import _enable_checkpointing, train
+from tessera.training.run import train
+from tessera.training.start import enable_checkpointing
 
 MODEL = (
     "model={type: memory_mosaic_v2, hidden_size: 16, num_layers: 4, num_heads: 2, intermediate_size: 24, "
@@ -21,7 +22,7 @@ def recipe(recipe_file, *overrides):
 def kept(recipe):
     """Numbers kept for the backward pass."""
     model = build_model(model_config(recipe.model, vocab_size=258), seed=0).train()
-    _enable_checkpointing(model, recipe)
+    enable_checkpointing(model, recipe.training)
     sizes = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
         model(torch.zeros(2, 16, dtype=torch.long), labels=torch.zeros(2, 16, dtype=torch.long))

@@ -88,10 +88,11 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
         self.memory_tokens = MemoryTokens(config.num_memory_tokens, weight)
         sizes = (config.hidden_size, config.memory_dim, config.num_rolls)
         update = (config.correction, config.update_order, config.epsilon)
-        self.memories = nn.ModuleList(
-            AssociationMemory(*sizes, *update).to(device=weight.device, dtype=weight.dtype)
-            for _ in range(config.num_hidden_layers)
-        )
+        with weight.device:
+            memories = [AssociationMemory(*sizes, *update) for _ in range(config.num_hidden_layers)]
+        self.memories = nn.ModuleList(memories)
+        if weight.dtype != torch.get_default_dtype():  # tensors without numbers cannot be converted in place
+            self.memories.to(weight.dtype)
 
     def _init_weights(self, module: nn.Module) -> None:
         # transformers asks about modules with parameters of their own, one by one.

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from tessera.devices import device_type, is_gpu, is_readable
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.ops.backends import Backend, Backends
 from tessera.ops.kernel_regression import chunked, cpu_bfloat16, fused, interception, reference, triton
@@ -89,13 +90,13 @@ def choose_backend(call: Call, backend: str | None = None) -> Backend:
         # The others cut a call by its length, of which an exported program knows nothing.
         return fused if fused.unsupported_reason(call) is None else reference
     single = call.query.shape[2] == 1 and (
-        call.query.device.type == "cpu" or fused.unsupported_reason(call) is not None
+        device_type(call.query) == "cpu" or fused.unsupported_reason(call) is not None
     )
     if backend is None and single:
         # One query against N pairs is a matrix-vector product: nothing to fuse, to tile or to save. But on a GPU the
         # search for a threshold waits after each of its sweeps, and Triton's is one launch.
         short = (
-            call.query.is_cuda
+            is_gpu(call.query)
             and call.key.shape[2] <= LONGEST_TRITON_SINGLE
             and triton.unsupported_reason(call) is None
         )
@@ -109,13 +110,13 @@ def _is_preferred(name: str, call: Call) -> bool:
         # Fused attention sums w_i g_i and each g_i in different orders in its backward pass, and the rounding that
         # should cancel is multiplied by the slope: 1e-7 in float64 for a saturated head of slope 1e9, and in float32
         # more than the gradient itself. (On a GPU, and compiled, looking at the slope would cost a wait.)
-        on_cpu = call.query.device.type == "cpu" and not torch.compiler.is_compiling()
-        exact = call.query.dtype == torch.float64 or (on_cpu and call.largest_slope() > LARGEST_FUSED_SLOPE)
+        readable = is_readable(call.query)
+        exact = call.query.dtype == torch.float64 or (readable and call.largest_slope() > LARGEST_FUSED_SLOPE)
         # It reads a mask of O(T N) bytes where the others skip what the mask hides.
-        other = triton if call.query.is_cuda else chunked
+        other = triton if is_gpu(call.query) else chunked
         return not exact and not (fused.needs_mask(call) and other.unsupported_reason(call) is None)
     # On the CPU Triton runs in its interpreter only, which is for tests.
-    return name != "triton" or call.query.is_cuda
+    return name != "triton" or is_gpu(call.query)
 
 
 __all__ = [

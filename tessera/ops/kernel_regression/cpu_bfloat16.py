@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tessera.devices import device_type, is_readable
 from tessera.kernels.gaussian import Gaussian
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.query_blocks import QUERIES, QueryBlock, query_blocks
@@ -29,7 +30,7 @@ def unsupported_reason(call: Call) -> str | None:
     """Why this call cannot run here, or None."""
     if type(call.kernel) is not Gaussian:
         return f"it computes the gaussian kernel only, not {call.kernel.name!r}"
-    if call.query.device.type != "cpu" or call.value.dtype != torch.bfloat16 or call.query.dtype != torch.bfloat16:
+    if device_type(call.query) != "cpu" or call.value.dtype != torch.bfloat16 or call.query.dtype != torch.bfloat16:
         return f"it is for bfloat16 on a CPU, not {call.query.dtype} on {call.query.device.type}"
     if call.dropout:
         return "it has no dropout of weights"
@@ -37,7 +38,7 @@ def unsupported_reason(call: Call) -> str | None:
         return "its blocks are a Python loop, which torch.compile would unroll"
     if call.query.shape[2] == 1:
         return "a single query has no block to fill (the fused backend is faster)"
-    if call.largest_slope() > LARGEST_SLOPE:
+    if is_readable(call.query) and call.largest_slope() > LARGEST_SLOPE:
         return f"scores of a slope above {LARGEST_SLOPE:g} lose too much in bfloat16"
     return None
 

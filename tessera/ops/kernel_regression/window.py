@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tessera.devices import is_readable
 from tessera.errors import expect
 
 LOOKS_AHEAD = "(a pair's value looks one step ahead)"
@@ -41,7 +42,7 @@ class Window:
         integers = not delay.is_floating_point() and not delay.is_complex() and delay.dtype != torch.bool
         expect(integers and delay.dim() == 1, "Window", "delay", "be integers (B,), one per sequence", described)
         # Looking at the numbers would cost a GPU a wait, and a compiled step a break in its graph.
-        if delay.device.type == "cpu" and delay.numel() and not torch.compiler.is_compiling():
+        if is_readable(delay) and delay.numel():
             least = int(delay.min())
             expect(least >= 1, "Window", "every delay", f"be at least 1 {LOOKS_AHEAD}", least)
 

@@ -1,0 +1,44 @@
+"""Which device's way an operation takes: that of its tensors, or of a device that is only imagined.
+
+To know what a training will need on a GPU, it is run where there is none, on tensors without values (PyTorch's fake
+ones). These say that they are on the CPU, where autograd works without a GPU's driver.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+_IMAGINED: ContextVar[str | None] = ContextVar("imagined device", default=None)
+
+
+@contextmanager
+def imagined(device_type: str) -> Iterator[None]:
+    """Inside, tensors hold no values, and operations do what they would do on a device of `device_type`."""
+    token = _IMAGINED.set(device_type)
+    try:
+        yield
+    finally:
+        _IMAGINED.reset(token)
+
+
+def is_imagined() -> bool:
+    """Whether tensors hold no values."""
+    return _IMAGINED.get() is not None
+
+
+def device_type(x: Tensor) -> str:
+    """ "cpu", "cuda" or another type of device: where `x` is, or is imagined to be."""
+    return _IMAGINED.get() or x.device.type
+
+
+def is_gpu(x: Tensor) -> bool:
+    """Whether `x` is on a CUDA device, or imagined to be."""
+    return x.is_cuda or _IMAGINED.get() == "cuda"
+
+
+def is_readable(x: Tensor) -> bool:
+    """Whether the numbers in `x` can be looked at without a wait: on a CPU, where nothing is compiled or imagined."""
+    return x.device.type == "cpu" and not is_imagined() and not torch.compiler.is_compiling()

@@ -1,0 +1,62 @@
+"""`tessera plan`: the lines, the JSON, what does not fit, and arguments that nobody means."""
+
+import json
+
+import pytest
+
+RECIPE = ("tiny", "data.context=32")
+
+
+def test_lines_and_json_agree(tessera):
+    options = ("--devices", "4", "--device-memory", "80GB", "--peak-flops", "312e12", "--utilization", "0.5")
+    status, out, err = tessera("plan", *RECIPE, *options)
+    assert (status, err) == (0, "")
+    status, plain, _ = tessera("plan", *RECIPE, *options, "--json")
+    plan = json.loads(plain)
+    assert status == 0
+    assert plan["devices"] == 4
+    assert plan["device_memory"] == 80 * 10**9
+    assert plan["fits"] is True
+    assert plan["memory"]["peak"] == max(plan["memory"][part] for part in ("forward_and_backward", "optimizer_step"))
+    assert f"{plan['parameters']:,} parameters" in out
+    assert f"{plan['tokens_per_second']:,.0f}    at 50% of 4 x 312 TFLOP/s" in out
+    assert "80.00 GB fits" in out
+    for name in ("weights", "gradients", "optimizer state", "activations", "checkpoint", "model", "days"):
+        assert any(line.startswith(name) for line in out.splitlines())
+
+
+def test_what_does_not_fit_is_an_answer(tessera):
+    status, out, err = tessera("plan", *RECIPE, "--devices", "2", "--device-memory", "1kB")
+    assert (status, err) == (0, "")
+    assert "does not fit" in out
+    assert "weights, gradients and optimizer state alone take" in out
+    assert "with training.shard=true:" in out
+    assert "no setting of the recipe makes it fit" in out
+
+
+@pytest.mark.parametrize("value", ["80 GB", "x", "-1", "80", "GB", "1e3GB", "80gb", "nan", "", "0GB", "9" * 400 + "GB"])
+def test_bad_sizes(tessera, value):
+    status, out, err = tessera("plan", "tiny", "--device-memory", value)
+    assert (status, out) == (2, "")
+    assert err.startswith("tessera plan: --device-memory ")
+    assert len(err.splitlines()) == 1
+    assert len(err) < 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--utilization", "0"), "--utilization must lie in (0, 1]"),
+        (("--utilization", "40"), "--utilization must lie in (0, 1]"),
+        (("--peak-flops", "-1"), "--peak-flops must be above 0"),
+        (("--device-type", "tpu"), "invalid choice: 'tpu'"),
+        (("--devices", "7"), "training.batch_size must be a multiple of the 7 processes"),
+        (("training.steps=0",), "training.steps must be a positive integer"),
+        (("model.layers=2",), "layers is not a known key"),
+    ],
+)
+def test_other_mistakes(tessera, arguments, message):
+    status, out, err = tessera("plan", "tiny", *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
