@@ -92,7 +92,8 @@ def _lines(plan: "Plan") -> "Iterator[str]":
     speed = f"{plan.utilization:.0%} of {plan.devices:,} x {plan.peak_flops / 1e12:,.0f} TFLOP/s"
     yield f"tokens per second  {plan.tokens_per_second:12,.0f}    at {speed}"
     tokens = plan.steps * plan.tokens_per_step
-    yield f"days               {plan.days:12,.3g}    {plan.steps:,} steps, {tokens:,} tokens, and the validations"
+    days = f"{plan.days:,.1f}" if plan.days >= 1 else f"{plan.days:.3g}"
+    yield f"days               {days:>12}    {plan.steps:,} steps, {tokens:,} tokens, and the validations"
     kept = f"weights and optimizer state; {plan.keep_checkpoints} are kept, and one more while it is written"
     yield _row("checkpoint", plan.checkpoint_bytes, kept)
     yield _row("model", plan.model_bytes, "its weights, when the run ends")

@@ -101,6 +101,8 @@ def plan(
             f"plan: training.curriculum must be empty; got {len(section.curriculum)} stages. "
             "Stages train on one device, on texts of growing length."
         )
+    if section.trainer.get("fsdp"):
+        raise TesseraError("plan: training.trainer.fsdp must be left out; got one. training.shard=true can be planned.")
     precision = _precision(section, device_type)
     config, context = untrained_config(recipe), recipe.data.context
     counted = account(config, context)

@@ -231,7 +231,7 @@ def _counted_resizes(live: LiveBytes) -> Iterator[None]:
         live.count(storage)
         return result
 
-    torch.UntypedStorage.resize_ = counted  # type: ignore[method-assign]
+    torch.UntypedStorage.resize_ = counted  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
