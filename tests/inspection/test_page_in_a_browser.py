@@ -55,6 +55,9 @@ def test_keys(opened):
     page.locator("[data-token='10']").click()
     page.keyboard.press("ArrowRight")
     assert page.locator(".here").get_attribute("data-token") == "11"
+    for key, token in (("Shift+ArrowRight", "31"), ("End", "46"), ("Home", "0")):
+        page.keyboard.press(key)
+        assert page.locator(".here").get_attribute("data-token") == token
     page.keyboard.press("ArrowDown")
     assert page.get_by_label("head 1", exact=True).get_attribute("aria-pressed") == "true"
     before = page.get_by_label("shown memory").input_value()

@@ -138,6 +138,10 @@ def test_segments_of_armt(opened):
     page.locator("svg .cell").nth(2 * layers).click()  # the third segment's first cell
     assert page.locator(".here").get_attribute("data-token") == "16"
     assert page.locator(".token.start").count() == count
+    page.get_by_role("tab", name="Segments").click()
+    page.get_by_label("open a segment").select_option("3")
+    assert page.locator(".here").get_attribute("data-token") == "24"
+    page.locator("[data-token='16']").click()
     page.get_by_label("shown memory").select_option("0")
     assert trace.memories[0].kind == "association"
     read = float(trace.segments.reads[16, 0])
