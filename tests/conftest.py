@@ -1,4 +1,4 @@
-"""Settings of every test: one thread per worker, no hub, a fresh seed."""
+"""Settings of every test: one thread per worker, no hub, a fresh seed, shapes checked."""
 
 import contextlib
 import os
@@ -8,6 +8,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+
+from tests import shape_checks
+
+shape_checks.install()  # before the library is first imported
 
 if not torch.cuda.is_available():
     # Triton's kernels are tested in its interpreter, which must be chosen before triton is first imported. The choice

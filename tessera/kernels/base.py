@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tessera.errors import TesseraError, did_you_mean
 from tessera.registry import Registry
+from tessera.shapes import Bool, Float, Int
 
 KERNELS: Registry[type["Kernel"]] = Registry("kernel", "tessera.kernels")
 # Names that the papers' tables use for kernels of the registry.
@@ -38,7 +39,9 @@ class Kernel(ABC):
     # The beta from which a memory learns its own. e^2 is the published start of the Gaussian kernel.
     initial_inverse_bandwidth: ClassVar[float] = math.exp(2)
 
-    def affine(self, inverse_bandwidth: Tensor) -> tuple[Tensor, Tensor | None]:
+    def affine(
+        self, inverse_bandwidth: Float[Tensor, "*shape"]
+    ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"] | None]:
         """Slope and intercept of `scores = slope * s + intercept` for `beta = 1 / h^2 > 0` (any shape).
 
         An intercept of None is zero. Most kernels do not change when all scores of a row move together, so that the
@@ -47,18 +50,25 @@ class Kernel(ABC):
         return inverse_bandwidth, None
 
     @abstractmethod
-    def weights(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
+    def weights(
+        self, scores: Float[Tensor, "*rows N"], visible: Bool[Tensor, "*#rows #N"] | None = None
+    ) -> Float[Tensor, "*rows N"]:
         """Weights over the last dimension of `scores` (..., N), differentiable, in the dtype of `scores`.
 
         `visible` (bool, broadcastable to `scores`) says which pairs exist for the query; the others get weight 0
         and have no influence. A row without any visible pair is all zeros.
         """
 
-    def score_floor(self, largest: Tensor) -> Tensor:
+    def score_floor(self, largest: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The score at and below which no pair has weight, given the row's largest visible score; -inf: none."""
         return torch.full_like(largest, -torch.inf)
 
-    def bandwidth(self, scores: Tensor, inverse_bandwidth: Tensor, visible: Tensor | None = None) -> Tensor:
+    def bandwidth(
+        self,
+        scores: Float[Tensor, "*rows N"],
+        inverse_bandwidth: Float[Tensor, "*#rows"],
+        visible: Bool[Tensor, "*#rows #N"] | None = None,
+    ) -> Float[Tensor, "*rows"]:
         """The bandwidth h of each query, in units of the distance |k - k_i|: (..., N) -> (...), for inspection.
 
         `1 / sqrt(beta)` here; kernels whose support follows the data return the bandwidth that their weights imply.
@@ -68,18 +78,20 @@ class Kernel(ABC):
         masked = self.masked(scores, visible)
         return self.where_visible(inverse_bandwidth.rsqrt().expand(masked.shape[:-1]), masked)
 
-    def support_size(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
+    def support_size(
+        self, scores: Float[Tensor, "*rows N"], visible: Bool[Tensor, "*#rows #N"] | None = None
+    ) -> Int[Tensor, "*rows"]:
         """How many pairs have weight, for each query: (..., N) -> integers (...), for inspection."""
         return (self.weights(scores, visible) > 0).sum(-1)
 
     @staticmethod
-    def masked(scores: Tensor, visible: Tensor | None) -> Tensor:
+    def masked(scores: Float[Tensor, "*rows N"], visible: Bool[Tensor, "*#rows #N"] | None) -> Float[Tensor, "*rows N"]:
         """`scores`, in float32 at least, with -inf where a pair is not visible."""
         scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
         return scores if visible is None else scores.masked_fill(~visible, -torch.inf)
 
     @staticmethod
-    def where_visible(per_query: Tensor, masked: Tensor) -> Tensor:
+    def where_visible(per_query: Float[Tensor, "*rows"], masked: Float[Tensor, "*rows N"]) -> Float[Tensor, "*rows"]:
         """`per_query` (...), NaN where the row of `masked` (..., N) holds nothing but -inf."""
         return per_query.masked_fill((masked == -torch.inf).all(-1), torch.nan)
 

@@ -14,9 +14,10 @@ from tessera.kernels.nearest_neighbours import NearestNeighbours
 from tessera.kernels.normalized_relu import NormalizedReLU
 from tessera.kernels.rectified_polynomial import Epanechnikov, RectifiedPolynomial
 from tessera.kernels.relumax import ReLUmax
+from tessera.shapes import Float
 
 
-def entmax(scores: Tensor, alpha: float = 1.5, dim: int = -1) -> Tensor:
+def entmax(scores: Float[Tensor, "*shape"], alpha: float = 1.5, dim: int = -1) -> Float[Tensor, "*shape"]:
     """alpha-entmax, `[(alpha - 1) s_i - tau]_+^(1 / (alpha - 1))` with tau such that it sums to 1; alpha in [1, 2].
 
     alpha = 1 is softmax, alpha = 2 sparsemax. Cost: one to three passes of Newton's method.
@@ -25,31 +26,31 @@ def entmax(scores: Tensor, alpha: float = 1.5, dim: int = -1) -> Tensor:
     return _along(scores, dim, Gaussian() if alpha == 1 else RectifiedPolynomial(order=1 / (alpha - 1)))
 
 
-def sparsemax(scores: Tensor, dim: int = -1) -> Tensor:
+def sparsemax(scores: Float[Tensor, "*shape"], dim: int = -1) -> Float[Tensor, "*shape"]:
     """The Euclidean projection of the scores onto the simplex, `[s_i - tau]_+`."""
     return _along(scores, dim, Epanechnikov())
 
 
-def relumax(scores: Tensor, margin: float = 1.0, dim: int = -1) -> Tensor:
+def relumax(scores: Float[Tensor, "*shape"], margin: float = 1.0, dim: int = -1) -> Float[Tensor, "*shape"]:
     """`[margin + s_i - max_j s_j]_+`, normalised."""
     return _along(scores, dim, ReLUmax(margin))
 
 
-def normalized_relu(scores: Tensor, dim: int = -1) -> Tensor:
+def normalized_relu(scores: Float[Tensor, "*shape"], dim: int = -1) -> Float[Tensor, "*shape"]:
     """`[s_i]_+`, normalised; uniform over the entries that are not -inf if none is positive."""
     return _along(scores, dim, NormalizedReLU())
 
 
-def knn_softmax(scores: Tensor, k: int, dim: int = -1) -> Tensor:
+def knn_softmax(scores: Float[Tensor, "*shape"], k: int, dim: int = -1) -> Float[Tensor, "*shape"]:
     """Softmax over the k largest scores, 0 elsewhere; of ties at the k-th place the largest index is kept."""
     return _along(scores, dim, NearestNeighbours("gaussian", k))
 
 
-def knn_uniform(scores: Tensor, k: int, dim: int = -1) -> Tensor:
+def knn_uniform(scores: Float[Tensor, "*shape"], k: int, dim: int = -1) -> Float[Tensor, "*shape"]:
     """`1 / k` on the k largest scores, 0 elsewhere (see `knn_softmax`); the gradient is zero."""
     return _along(scores, dim, NearestNeighbours("uniform", k))
 
 
-def _along(scores: Tensor, dim: int, kernel: Kernel) -> Tensor:
+def _along(scores: Float[Tensor, "*shape"], dim: int, kernel: Kernel) -> Tensor:
     visible = (scores > -torch.inf).movedim(dim, -1)
     return kernel.weights(scores.movedim(dim, -1), visible).movedim(-1, dim)

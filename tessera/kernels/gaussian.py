@@ -10,6 +10,7 @@ from torch import Tensor
 from tessera.kernels.base import KERNELS
 from tessera.kernels.rows import RowKernel, row_maximum
 from tessera.kernels.workspace import Workspace
+from tessera.shapes import Bool, Float
 
 LOG2_E = math.log2(math.e)
 
@@ -24,7 +25,9 @@ class Gaussian(RowKernel):
 
     name: ClassVar[str] = "gaussian"
 
-    def weights(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
+    def weights(
+        self, scores: Float[Tensor, "*rows N"], visible: Bool[Tensor, "*#rows #N"] | None = None
+    ) -> Float[Tensor, "*rows N"]:
         """`softmax(scores)`, 0 in rows without visible pair."""
         if visible is None:
             return torch.softmax(scores, dim=-1)
@@ -32,7 +35,9 @@ class Gaussian(RowKernel):
         weights = torch.softmax(scores.masked_fill(~visible, -torch.inf).masked_fill(empty, 0.0), dim=-1)
         return weights.masked_fill(~visible, 0.0)
 
-    def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(
+        self, scaled: Float[Tensor, "*rows N"], workspace: Workspace
+    ) -> tuple[Float[Tensor, "*rows N"], tuple[Tensor, ...]]:
         """`softmax(scaled)`; statistics: the maximum and one over the sum."""
         largest = row_maximum(scaled)
         weights = _exp(scaled.sub_(largest))
@@ -40,8 +45,12 @@ class Gaussian(RowKernel):
         return weights.mul_(scale), (largest, scale)
 
     def backward(
-        self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        scaled: Float[Tensor, "*rows N"],
+        statistics: tuple[Tensor, ...],
+        grad: Float[Tensor, "*rows N"],
+        workspace: Workspace,
+    ) -> tuple[Float[Tensor, "*rows N"], Float[Tensor, "*rows N"]]:
         """`w_i (g_i - sum_j w_j g_j)`."""
         largest, scale = statistics
         weights = _exp(scaled.sub_(largest)).mul_(scale)

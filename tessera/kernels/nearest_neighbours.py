@@ -12,6 +12,7 @@ from tessera.errors import expect
 from tessera.kernels.base import KERNELS
 from tessera.kernels.rows import RowKernel, row_maximum
 from tessera.kernels.workspace import Workspace
+from tessera.shapes import Bool, Float, Int
 
 BASES = ("gaussian", "uniform")
 
@@ -37,7 +38,9 @@ class NearestNeighbours(RowKernel):
         expect(self.base in BASES, where, "base", f"be one of {', '.join(BASES)}", repr(self.base))
         expect(isinstance(self.k, int) and self.k >= 1, where, "k", "be an integer of at least 1", self.k)
 
-    def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(
+        self, scaled: Float[Tensor, "*rows N"], workspace: Workspace
+    ) -> tuple[Float[Tensor, "*rows N"], tuple[Tensor, ...]]:
         """The base's weights on the k largest scores; statistics: their indices and weights."""
         values, indices = nearest(scaled, self.k)
         if self.base == "gaussian":
@@ -48,8 +51,12 @@ class NearestNeighbours(RowKernel):
         return scaled.zero_().scatter_add_(-1, indices, values), (indices, values)
 
     def backward(
-        self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        scaled: Float[Tensor, "*rows N"],
+        statistics: tuple[Tensor, ...],
+        grad: Float[Tensor, "*rows N"],
+        workspace: Workspace,
+    ) -> tuple[Float[Tensor, "*rows N"], Float[Tensor, "*rows N"]]:
         """The base's gradient among the k neighbours; 0 for the uniform base."""
         indices, values = statistics
         weights = scaled.zero_().scatter_add_(-1, indices, values)
@@ -59,7 +66,12 @@ class NearestNeighbours(RowKernel):
         near = (near - (near * values).sum(-1, keepdim=True)) * values
         return weights, grad.zero_().scatter_add_(-1, indices, near)
 
-    def bandwidth(self, scores: Tensor, inverse_bandwidth: Tensor, visible: Tensor | None = None) -> Tensor:
+    def bandwidth(
+        self,
+        scores: Float[Tensor, "*rows N"],
+        inverse_bandwidth: Float[Tensor, "*#rows"],
+        visible: Bool[Tensor, "*#rows #N"] | None = None,
+    ) -> Float[Tensor, "*rows"]:
         """`sqrt(2 - 2 s_(k))`: the distance of the farthest neighbour (equation 7's delta_max)."""
         masked = self.masked(scores, visible)
         values = nearest(masked, self.k)[0]
@@ -67,7 +79,7 @@ class NearestNeighbours(RowKernel):
         return self.where_visible((2 - 2 * last / inverse_bandwidth).clamp_min(0).sqrt(), masked)
 
 
-def nearest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def nearest(scores: Float[Tensor, "*rows N"], k: int) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
     """The k largest scores of each row and their indices; of ties the largest index first.
 
     Of fewer than k scores: all of them. In a compiled or exported program, entries of -inf fill up to k.

@@ -10,6 +10,7 @@ from tessera.errors import expect
 from tessera.kernels.base import KERNELS
 from tessera.kernels.rows import RowKernel
 from tessera.kernels.workspace import Workspace
+from tessera.shapes import Float
 
 
 @KERNELS.register("normalized_relu")
@@ -35,11 +36,15 @@ class NormalizedReLU(RowKernel):
         is_valid = isinstance(self.min_total, int | float) and 0 <= self.min_total < float("inf")
         expect(is_valid, "kernel 'normalized_relu'", "min_total", "be a finite number of at least 0", self.min_total)
 
-    def affine(self, inverse_bandwidth: Tensor) -> tuple[Tensor, Tensor | None]:
+    def affine(
+        self, inverse_bandwidth: Float[Tensor, "*shape"]
+    ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"] | None]:
         """Slope `2 beta`, intercept `1 - 2 beta`: the response `1 - |u|^2 / h^2` of unit keys, before rectification."""
         return 2 * inverse_bandwidth, 1 - 2 * inverse_bandwidth
 
-    def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(
+        self, scaled: Float[Tensor, "*rows N"], workspace: Workspace
+    ) -> tuple[Float[Tensor, "*rows N"], tuple[Tensor, ...]]:
         """Rectified scores over their sum, uniform where none is positive; statistics: the sum."""
         lacking = _is_nothing(scaled.amax(-1))
         pairs = _pairs(scaled, lacking)
@@ -48,8 +53,12 @@ class NormalizedReLU(RowKernel):
         return self._normalized(weights, total, lacking, pairs), (total,)
 
     def backward(
-        self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        scaled: Float[Tensor, "*rows N"],
+        statistics: tuple[Tensor, ...],
+        grad: Float[Tensor, "*rows N"],
+        workspace: Workspace,
+    ) -> tuple[Float[Tensor, "*rows N"], Float[Tensor, "*rows N"]]:
         """`(g_i - sum_j w_j g_j) / sum` on the support; 0 in uniform rows."""
         (total,) = statistics
         lacking = _is_nothing(total).squeeze(-1)
@@ -72,7 +81,7 @@ class NormalizedReLU(RowKernel):
         weights[lacking] = uniform
         return weights
 
-    def score_floor(self, largest: Tensor) -> Tensor:
+    def score_floor(self, largest: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """0; the uniform fall-back has no floor."""
         return torch.zeros_like(largest).masked_fill_(_is_nothing(largest), -torch.inf)
 

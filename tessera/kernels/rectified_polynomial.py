@@ -12,6 +12,7 @@ from tessera.kernels.base import KERNELS
 from tessera.kernels.rows import RowKernel, row_maximum
 from tessera.kernels.threshold import raise_to, threshold
 from tessera.kernels.workspace import Workspace
+from tessera.shapes import Bool, Float
 
 
 class AdaptivePolynomial(RowKernel):
@@ -35,7 +36,9 @@ class AdaptivePolynomial(RowKernel):
         """`alpha - 1 = 1 / r`."""
         return 1.0 / self.order
 
-    def weights(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
+    def weights(
+        self, scores: Float[Tensor, "*rows N"], visible: Bool[Tensor, "*#rows #N"] | None = None
+    ) -> Float[Tensor, "*rows N"]:
         """alpha-entmax of `scores`; see `Kernel.weights`."""
         if scores.shape[-1] == 0:
             return scores
@@ -43,15 +46,21 @@ class AdaptivePolynomial(RowKernel):
         masked = self.masked(scores, visible)
         return super().weights(masked - row_maximum(masked).detach()).to(scores.dtype)
 
-    def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(
+        self, scaled: Float[Tensor, "*rows N"], workspace: Workspace
+    ) -> tuple[Float[Tensor, "*rows N"], tuple[Tensor, ...]]:
         """`[u - tau]_+^r`; statistics: the maximum, tau, and the sum of the slopes."""
         largest = row_maximum(scaled)
         tau, responses, slope = threshold(scaled.sub_(largest), self.order, workspace)
         return raise_to(responses, self.order, out=scaled), (largest, tau, slope)
 
     def backward(
-        self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        scaled: Float[Tensor, "*rows N"],
+        statistics: tuple[Tensor, ...],
+        grad: Float[Tensor, "*rows N"],
+        workspace: Workspace,
+    ) -> tuple[Float[Tensor, "*rows N"], Float[Tensor, "*rows N"]]:
         """`s_i (g_i - sum_j s_j g_j / sum_j s_j)` with the slopes `s_i = u_i^(r-1)`; see the class."""
         largest, tau, slope = statistics
         responses = scaled.sub_(largest).sub_(tau).clamp_(min=0)
@@ -61,11 +70,16 @@ class AdaptivePolynomial(RowKernel):
         mean = grad.sum(-1, keepdim=True).div_(slope.clamp_min(torch.finfo(slope.dtype).tiny))
         return weights, grad.addcmul_(slopes, mean, value=-1)
 
-    def score_floor(self, largest: Tensor) -> Tensor:
+    def score_floor(self, largest: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """`largest - r`: tau lies at most 1 below the largest score over r."""
         return largest - self.order
 
-    def bandwidth(self, scores: Tensor, inverse_bandwidth: Tensor, visible: Tensor | None = None) -> Tensor:
+    def bandwidth(
+        self,
+        scores: Float[Tensor, "*rows N"],
+        inverse_bandwidth: Float[Tensor, "*#rows"],
+        visible: Bool[Tensor, "*#rows #N"] | None = None,
+    ) -> Float[Tensor, "*rows"]:
         """`h = sqrt(2 - 2 r tau / beta)` (equation 27): the distance from the query at which the weight reaches 0."""
         scaled = self.masked(scores, visible) / self.order
         largest = row_maximum(scaled)

@@ -10,6 +10,7 @@ from tessera.errors import expect
 from tessera.kernels.base import KERNELS
 from tessera.kernels.rows import RowKernel, row_maximum
 from tessera.kernels.workspace import Workspace
+from tessera.shapes import Bool, Float
 
 
 @KERNELS.register("relumax")
@@ -28,7 +29,9 @@ class ReLUmax(RowKernel):
         right = isinstance(self.margin, int | float) and 0 < self.margin < float("inf")
         expect(right, "kernel 'relumax'", "margin", "be a finite positive number", self.margin)
 
-    def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(
+        self, scaled: Float[Tensor, "*rows N"], workspace: Workspace
+    ) -> tuple[Float[Tensor, "*rows N"], tuple[Tensor, ...]]:
         """`[b + s - max s]_+` over its sum; statistics: the maximum, its place, and one over the sum."""
         largest, where = scaled.max(-1, keepdim=True)
         largest.masked_fill_(largest == -torch.inf, 0.0)
@@ -37,8 +40,12 @@ class ReLUmax(RowKernel):
         return weights.mul_(scale), (largest, where, scale)
 
     def backward(
-        self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        scaled: Float[Tensor, "*rows N"],
+        statistics: tuple[Tensor, ...],
+        grad: Float[Tensor, "*rows N"],
+        workspace: Workspace,
+    ) -> tuple[Float[Tensor, "*rows N"], Float[Tensor, "*rows N"]]:
         """That of normalised ReLU on the support; minus its sum is added at the maximum."""
         largest, where, scale = statistics
         weights = scaled.sub_(largest).add_(self.margin).clamp_(min=0)
@@ -48,11 +55,16 @@ class ReLUmax(RowKernel):
         grad.sub_(mean).mul_(support).mul_(scale)
         return weights, grad.scatter_add_(-1, where, grad.sum(-1, keepdim=True).neg_())
 
-    def score_floor(self, largest: Tensor) -> Tensor:
+    def score_floor(self, largest: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """`largest - b`."""
         return largest - self.margin
 
-    def bandwidth(self, scores: Tensor, inverse_bandwidth: Tensor, visible: Tensor | None = None) -> Tensor:
+    def bandwidth(
+        self,
+        scores: Float[Tensor, "*rows N"],
+        inverse_bandwidth: Float[Tensor, "*#rows"],
+        visible: Bool[Tensor, "*#rows #N"] | None = None,
+    ) -> Float[Tensor, "*rows"]:
         """`sqrt(2 - 2 m + 2 b / beta)`, m the largest similarity: where the weight reaches 0 (equation 22)."""
         masked = self.masked(scores, visible)
         h = (2 + 2 * (self.margin - row_maximum(masked).squeeze(-1)) / inverse_bandwidth).sqrt()

@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from tessera.kernels.base import Kernel
 from tessera.kernels.workspace import Workspace
+from tessera.shapes import Bool, Float
 
 
 class RowKernel(Kernel):
@@ -24,7 +25,9 @@ class RowKernel(Kernel):
         return 1.0
 
     @abstractmethod
-    def forward(self, scaled: Tensor, workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(
+        self, scaled: Float[Tensor, "*rows N"], workspace: Workspace
+    ) -> tuple[Float[Tensor, "*rows N"], tuple[Tensor, ...]]:
         """Weights (..., N), zero in rows without finite entry, and the row statistics `backward` needs.
 
         The statistics have few entries per row, (..., 1) in most kernels: they are all that is kept for the
@@ -34,14 +37,20 @@ class RowKernel(Kernel):
 
     @abstractmethod
     def backward(
-        self, scaled: Tensor, statistics: tuple[Tensor, ...], grad: Tensor, workspace: Workspace
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        scaled: Float[Tensor, "*rows N"],
+        statistics: tuple[Tensor, ...],
+        grad: Float[Tensor, "*rows N"],
+        workspace: Workspace,
+    ) -> tuple[Float[Tensor, "*rows N"], Float[Tensor, "*rows N"]]:
         """The weights again, and the gradient of `sum(weights * grad)` with respect to the *unscaled* scores.
 
         `scaled` holds the same numbers as in `forward`. `scaled` and `grad` may be overwritten, and hold the results.
         """
 
-    def weights(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
+    def weights(
+        self, scores: Float[Tensor, "*rows N"], visible: Bool[Tensor, "*#rows #N"] | None = None
+    ) -> Float[Tensor, "*rows N"]:
         """`forward` with `backward` as its derivative; see `Kernel.weights`."""
         if scores.shape[-1] == 0:
             return scores
@@ -68,7 +77,7 @@ class _RowWeights(torch.autograd.Function):
         return ctx.kernel.backward(scaled, tuple(statistics), grad.clone(), Workspace())[1], None
 
 
-def row_maximum(scores: Tensor) -> Tensor:
+def row_maximum(scores: Float[Tensor, "*rows N"]) -> Float[Tensor, "*rows 1"]:
     """Largest entry of each row (..., 1); 0 for rows that hold nothing but -inf, so that differences stay defined."""
     largest = scores.amax(dim=-1, keepdim=True)
     return largest.masked_fill_(largest == -torch.inf, 0.0)

@@ -5,13 +5,16 @@ from torch import Tensor
 from torch._higher_order_ops import while_loop
 
 from tessera.kernels.workspace import Workspace
+from tessera.shapes import Float
 
 # Columns are split into groups of this many; the group maxima give the starting point of the full iteration.
 GROUP = 16
 MAX_STEPS = 100
 
 
-def threshold(shifted: Tensor, order: float, workspace: Workspace) -> tuple[Tensor, Tensor, Tensor]:
+def threshold(
+    shifted: Float[Tensor, "*rows N"], order: float, workspace: Workspace
+) -> tuple[Float[Tensor, "*rows 1"], Float[Tensor, "*rows N"], Float[Tensor, "*rows 1"]]:
     """Solve `sum_i [x_i - tau]_+^r = 1` for each row of x = `shifted` (..., N), whose largest entry must be 0.
 
     Newton's method on the r-norm, `|[x - tau]_+|_r = 1`: the norm is convex and decreasing in tau, so that the steps
@@ -82,7 +85,9 @@ def _moments(responses: Tensor, order: float, powers: Tensor) -> tuple[Tensor, T
     return total.sum(-1, keepdim=True), slope
 
 
-def raise_to(responses: Tensor, exponent: float, out: Tensor) -> Tensor:
+def raise_to(
+    responses: Float[Tensor, "*shape"], exponent: float, out: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
     """`u^exponent` in `out`, 0 where u = 0 (also for the exponent 0: entries at the threshold are outside)."""
     if exponent == 0:
         return torch.sign(responses, out=out)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.kernels import Kernel
+from tessera.shapes import Float, Int
 
 # In units of the kernel's own start, e^2 = 7.4 for the Gaussian: its beta(1) is 3.7, beta(256) 10.4, beta(4096) 24.
 INITIAL_LOG_OFFSET = -1.0
@@ -38,7 +39,7 @@ class AdaptiveBandwidth(nn.Module):
             self.log_slope.fill_(INITIAL_LOG_SLOPE + self.initial_log)
             self.exponent_rate.fill_(INITIAL_EXPONENT_RATE)
 
-    def inverse_bandwidth(self, num_pairs: Tensor) -> Tensor:
+    def inverse_bandwidth(self, num_pairs: Int[Tensor, "B T"]) -> Float[Tensor, "B H T"]:
         """beta (B, H, T) for counts (B, T) of at least 0."""
         exponent = torch.exp(-self.exponent_rate.abs())[:, None]
         filled = num_pairs.unsqueeze(1)
@@ -46,6 +47,8 @@ class AdaptiveBandwidth(nn.Module):
         grown = torch.exp(self.log_slope[:, None] + exponent * filled.clamp(min=1).to(exponent.dtype).log())
         return torch.where(filled > 0, grown, 0.0) + self.log_offset.exp()[:, None]
 
-    def forward(self, kernel: Kernel, num_pairs: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, kernel: Kernel, num_pairs: Int[Tensor, "B T"]
+    ) -> tuple[Float[Tensor, "B H T"], Float[Tensor, "B H T"] | None]:
         """Slope and intercept (B, H, T) of the scores of queries over `num_pairs` (B, T) pairs each."""
         return kernel.affine(self.inverse_bandwidth(num_pairs))

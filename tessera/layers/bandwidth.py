@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.kernels import Kernel
+from tessera.shapes import Float, Int
 
 
 class Bandwidth(nn.Module):
@@ -34,7 +35,9 @@ class Bandwidth(nn.Module):
             if self.intercept is not None:
                 self.intercept.zero_()
 
-    def forward(self, kernel: Kernel, num_pairs: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, kernel: Kernel, num_pairs: Int[Tensor, "B T"] | None = None
+    ) -> tuple[Float[Tensor, "H 1"], Float[Tensor, "H 1"] | None]:
         """Slope and intercept (H, 1) of the scores, for every step alike, whatever the number of pairs."""
         slope, intercept = kernel.affine(self.log_inverse_bandwidth.exp()[:, None])
         return slope, intercept if self.intercept is None else self.intercept[:, None]

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from tessera.shapes import Float
+
 
 class ComplexLinear(nn.Linear):
     """`y = W x` with a complex `weight` (out, in): reals (..., 2 in) -> (..., 2 out), both as (real, imaginary) pairs.
@@ -27,7 +29,7 @@ class ComplexLinear(nn.Linear):
             parts = torch.view_as_real(self.weight)
             parts.uniform_(-bound, bound).add_(torch.empty_like(parts).uniform_(-bound, bound)).div_(2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
         """`W x` of complex numbers, whose real and imaginary parts alternate in the last dimension."""
         numbers = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
         return torch.view_as_real(linear(numbers, self.weight)).flatten(-2)

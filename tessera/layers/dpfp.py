@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from tessera.errors import expect
+from tessera.shapes import Float
 
 
-def dpfp(x: Tensor, num_rolls: int = 3) -> Tensor:
+def dpfp(x: Float[Tensor, "*rows K"], num_rolls: int = 3) -> Float[Tensor, "*rows P"]:
     """DPFP-nu: `r = [relu(x), relu(-x)]`, `phi(x) = concat_{j=1..nu} r * roll(r, j)` (ARMT, section 2).
 
     Schlag et al. 2021 (arXiv:2102.11174), equation 35; nu is `num_rolls`. All features are >= 0, and two inputs that

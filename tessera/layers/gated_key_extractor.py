@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from tessera.ops.gated_average import GatedAverageState, gated_average
 from tessera.ops.unit_norm import unit_norm
+from tessera.shapes import Float, Int
 
 
 class GatedKeyExtractor(nn.Module):
@@ -21,8 +22,11 @@ class GatedKeyExtractor(nn.Module):
         self.decay = nn.Linear(hidden_size, num_heads, bias=False)
 
     def forward(
-        self, x: Tensor, carry: GatedAverageState | None = None, documents: Tensor | None = None
-    ) -> tuple[Tensor, GatedAverageState]:
+        self,
+        x: Float[Tensor, "B T hidden"],
+        carry: GatedAverageState | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, "B H T K"], GatedAverageState]:
         """Unit keys (B, H, T, K) of `x` (B, T, hidden), and the new carry."""
         candidates = self.projection(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         log_gate = self.gate(x).transpose(1, 2)

@@ -6,6 +6,7 @@ from torch.nn.functional import pad
 
 from tessera.ops.leaky_average import leaky_average
 from tessera.ops.unit_norm import unit_norm
+from tessera.shapes import Float, Int
 
 
 class LeakyKeyExtractor(nn.Module):
@@ -42,11 +43,16 @@ class LeakyKeyExtractor(nn.Module):
         with torch.no_grad():
             self.decay_rate.copy_(torch.linspace(0.5, 5.0, self.num_heads))
 
-    def decay(self) -> Tensor:
+    def decay(self) -> Float[Tensor, " H"]:
         """lambda (H,), in float64: it is raised to high powers."""
         return torch.exp(-self.decay_rate.double().abs())
 
-    def forward(self, x: Tensor, carry: Tensor | None = None, documents: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        x: Float[Tensor, "B T hidden"],
+        carry: Float[Tensor, "B H carried"] | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H carried"]]:
         """Unit keys (B, H, T, K) of `x` (B, T, hidden), and the new carry kbar_T (B, H, K)."""
         candidates = self.projection(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         if self.mean:

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
+from tessera.shapes import Float
+
 INITIAL_LOG_SCALE = -0.5
 
 
@@ -24,7 +26,7 @@ class ScaledOutput(nn.Module):
         with torch.no_grad():
             self.log_scale.fill_(INITIAL_LOG_SCALE)
 
-    def forward(self, recalled: Tensor) -> Tensor:
+    def forward(self, recalled: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T hidden"]:
         """(B, H, T, V) -> (B, T, hidden)."""
         scale = self.log_scale.exp()
         many = recalled.shape[0] * recalled.shape[2] >= self.projection.in_features

@@ -3,6 +3,8 @@
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from tessera.shapes import Float
+
 
 class SwiGLU(nn.Module):
     """`W_down (silu(W_gate x) * W_up x)`, no biases (Shazeer 2020; Memory Mosaics v2, section 3.3).
@@ -16,6 +18,6 @@ class SwiGLU(nn.Module):
         self.up = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down = nn.Linear(intermediate_size, hidden_size, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "B T hidden"]) -> Float[Tensor, "B T hidden"]:
         """(B, T, hidden) -> (B, T, hidden)."""
         return self.down(silu(self.gate(x)) * self.up(x))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.registry import Registry
+from tessera.shapes import Float
 
 VALUE_EXTRACTORS: Registry[type[nn.Module]] = Registry("value extractor")
 
@@ -30,7 +31,7 @@ class MixedValueExtractor(nn.Module):
         with torch.no_grad():
             self.mix.uniform_(0.0, 1.0)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Float[Tensor, "B T hidden"]) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T V"]]:
         """`now` and `next`, each (B, H, T, V)."""
         values = self.projection(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         mix = self.mix.to(values.dtype)[:, None, None]
@@ -50,7 +51,7 @@ class ConvolutionValueExtractor(nn.Module):
         # Both make one layer whose inputs are two steps; for an initialisation by fan-in.
         self.projection.fan_in = self.next_projection.fan_in = 2 * hidden_size  # type: ignore[assignment]
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Float[Tensor, "B T hidden"]) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T V"]]:
         """`now` and `next`, each (B, H, T, V)."""
         heads = (self.num_heads, -1)
         now = self.projection(x).unflatten(-1, heads).transpose(1, 2)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from tessera.layers.dpfp import dpfp, dpfp_size
 from tessera.ops.association_matrix import read_association, write_association
+from tessera.shapes import Bool, Float
 from tessera.state import State
 
 
@@ -14,9 +15,9 @@ from tessera.state import State
 class AssociationState(State):
     """What one layer's memory holds. `matrix`: A (B, P, V). `normaliser`: z (B, P). `empty`: booleans (B,)."""
 
-    matrix: Tensor
-    normaliser: Tensor
-    empty: Tensor
+    matrix: Float[Tensor, "B P V"]
+    normaliser: Float[Tensor, "B P"]
+    empty: Bool[Tensor, " B"]
 
 
 class AssociationMemory(nn.Module):
@@ -65,12 +66,12 @@ class AssociationMemory(nn.Module):
         empty = torch.ones(batch, dtype=torch.bool, device=weight.device)
         return AssociationState(matrix, weight.new_zeros(batch, self.num_features), empty)
 
-    def forward(self, hidden: Tensor, state: AssociationState) -> Tensor:
+    def forward(self, hidden: Float[Tensor, "B T V"], state: AssociationState) -> Float[Tensor, "B T V"]:
         """What reading the memory adds to `hidden` (B, T, V); exactly 0 while it is empty."""
         query = dpfp(self.query(hidden), self.num_rolls)
         return read_association(state.matrix, state.normaliser, query, eps=self.eps)
 
-    def write(self, tokens: Tensor, state: AssociationState) -> AssociationState:
+    def write(self, tokens: Float[Tensor, "B M V"], state: AssociationState) -> AssociationState:
         """The state after the memory tokens' outputs `tokens` (B, M, V) were written."""
         matrix, normaliser = write_association(
             state.matrix,

@@ -9,6 +9,7 @@ from tessera.layers.scaled_output import ScaledOutput
 from tessera.layers.value_extractors import VALUE_EXTRACTORS
 from tessera.memories.pair_memory import PairMemory
 from tessera.ops.kernel_regression import Window
+from tessera.shapes import Float
 
 
 class ContextualMemory(PairMemory):
@@ -45,6 +46,6 @@ class ContextualMemory(PairMemory):
             weight_dropout=weight_dropout,
         )
 
-    def combine(self, recalled: Tensor) -> Tensor:
+    def combine(self, recalled: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T hidden"]:
         """See `PairMemory.combine`; the heads are scaled first."""
         return self.output(recalled)

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from tessera.ops.gated_average import GatedAverageState
+from tessera.shapes import Float, Int
 
 
 class InDocument(Protocol):
     """A state that knows the document of its last step."""
 
     @property
-    def document(self) -> Tensor | None:
-        """(B, 1); None: all steps so far belong to one."""
+    def document(self) -> Int[Tensor, "B 1"] | None:
+        """None: all steps so far belong to one."""
 
 
 class Continues(InDocument, Protocol):
@@ -28,19 +29,23 @@ class Continues(InDocument, Protocol):
         """The key extractor's average."""
 
 
-def last_document(state: InDocument, documents: Tensor) -> Tensor:
+def last_document(state: InDocument, documents: Int[Tensor, "B T"]) -> Int[Tensor, "B 1"]:
     """The document (B, 1) of the last step of `state`."""
     return torch.zeros_like(documents[:, :1]) if state.document is None else state.document
 
 
-def continued_documents(x: Tensor, state: Continues | None, documents: Tensor | None) -> Tensor | None:
+def continued_documents(
+    x: Float[Tensor, "B T ..."], state: Continues | None, documents: Int[Tensor, "B T"] | None
+) -> Int[Tensor, "B T"] | None:
     """The documents of the steps of `x` (B, T, ...); steps without given documents continue the last one."""
     if documents is None and state is not None and state.document is not None:
         return state.document.expand(-1, x.shape[1])
     return documents
 
 
-def continued_carry(state: Continues | None, documents: Tensor | None) -> Tensor | GatedAverageState | None:
+def continued_carry(
+    state: Continues | None, documents: Int[Tensor, "B T"] | None
+) -> Float[Tensor, "B H carried"] | GatedAverageState | None:
     """The average to continue from: empty where a new document begins, None without a state."""
     if state is None or documents is None:
         return None if state is None else state.carry
@@ -50,7 +55,7 @@ def continued_carry(state: Continues | None, documents: Tensor | None) -> Tensor
     return torch.where(continues[:, None, None], state.carry, 0.0)
 
 
-def stored_documents(previous: Tensor) -> Tensor:
+def stored_documents(previous: Int[Tensor, "B T"]) -> Int[Tensor, "B T-1"]:
     """The document of each pair (B, T - 1) for steps of documents (B, T).
 
     A pair whose next step belongs to another document has no value: it is not stored (-1).

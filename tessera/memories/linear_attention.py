@@ -9,6 +9,7 @@ from torch.nn.functional import elu, layer_norm, logsigmoid, silu
 
 from tessera.errors import expect
 from tessera.ops.gated_linear_attention import LinearAttentionState, gated_linear_attention
+from tessera.shapes import Float, Int
 from tessera.state import State
 
 VARIANTS = ("linear_transformer", "retnet", "gla")
@@ -21,7 +22,7 @@ class RecurrentState(State):
     """The matrix of key-value products, and how many steps were read (B,): RetNet rotates keys by their position."""
 
     memory: LinearAttentionState
-    position: Tensor
+    position: Int[Tensor, " B"]
 
 
 class LinearAttentionMemory(nn.Module):
@@ -52,11 +53,11 @@ class LinearAttentionMemory(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
+        x: Float[Tensor, "B T hidden"],
         state: RecurrentState | None = None,
-        documents: Tensor | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
         keep_state: bool = False,
-    ) -> tuple[Tensor, RecurrentState | None]:
+    ) -> tuple[Float[Tensor, "B T hidden"], RecurrentState | None]:
         """Answers (B, T, hidden) at each step of `x` (B, T, hidden), and the state after the last if it is kept."""
         expect(x.dim() == 3 and x.shape[1] > 0, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
         query, key, value = self.query(x), self.key(x), self.value(x)

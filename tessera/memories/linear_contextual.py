@@ -12,6 +12,7 @@ from tessera.layers.complex_linear import ComplexLinear
 from tessera.memories.pair_store import PairStore
 from tessera.ops.kernel_regression import Window, kernel_regression
 from tessera.ops.unit_norm import unit_norm
+from tessera.shapes import Float
 from tessera.state import State
 
 OUTPUTS = ("projection", "sum")
@@ -22,7 +23,7 @@ class LinearContextualState(State):
     """After step T: the pairs 1..T-1, and k_T (B, H, 1, K), whose value waits for x_{T+1}."""
 
     pairs: PairStore
-    pending_key: Tensor
+    pending_key: Float[Tensor, "B H 1 K"]
 
 
 class Scores(TypedDict):
@@ -92,19 +93,21 @@ class LinearContextualMemory(nn.Module):
         self.output = matrix(width, input_dim) if output == "projection" else None
         self.log_key_scale = nn.Parameter(torch.zeros((), dtype=dtype)) if learned_scale else None
 
-    def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def features(
+        self, x: Float[Tensor, "B T input"]
+    ) -> tuple[Float[Tensor, "B H T head_dim"], Float[Tensor, "B H T head_dim"]]:
         """Keys of the steps of x (B, T, input), and the values of the steps before: (B, H, T, head_dim) each."""
         embedded = x if self.embedding is None else self.embedding(x)
         keys, values = self._heads(self.key_extractor(embedded)), self._heads(self.value_extractor(embedded))
         return (keys if self.log_key_scale is None else keys * self.log_key_scale.exp()), values
 
-    def combine(self, recalled: Tensor) -> Tensor:
+    def combine(self, recalled: Float[Tensor, "B H T head_dim"]) -> Float[Tensor, "B T input"]:
         """z (B, T, input) of the heads' answers (B, H, T, head_dim)."""
         return recalled.sum(1) if self.output is None else self.output(recalled.transpose(1, 2).flatten(2))
 
     def forward(
-        self, x: Tensor, state: LinearContextualState | None = None, keep_state: bool = False
-    ) -> tuple[Tensor, LinearContextualState | None]:
+        self, x: Float[Tensor, "B T input"], state: LinearContextualState | None = None, keep_state: bool = False
+    ) -> tuple[Float[Tensor, "B T input"], LinearContextualState | None]:
         """z (B, T, input) for x (B, T, input), and the state after the last step if `keep_state` is set.
 
         `state` continues an earlier call.
@@ -131,7 +134,7 @@ class LinearContextualMemory(nn.Module):
         return self.combine(recalled), LinearContextualState(pairs, keys[:, :, -1:]) if keep_state else None
 
     @torch.no_grad()
-    def generate(self, x: Tensor, steps: int) -> Tensor:
+    def generate(self, x: Float[Tensor, "B T input"], steps: int) -> Float[Tensor, "B steps input"]:
         """The `steps` observations (B, steps, input) that follow x (B, T, input), each prediction being read next."""
         predictions, state = self(x, keep_state=True)
         observations = [predictions[:, -1:]]

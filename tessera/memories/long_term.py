@@ -6,6 +6,7 @@ from tessera.kernels import Kernel, kernel_from_config
 from tessera.memories.gated import gated_layers
 from tessera.memories.pair_memory import PairMemory, PairMemoryState
 from tessera.ops.kernel_regression import Window
+from tessera.shapes import Float, Int
 
 
 class LongTermMemory(PairMemory):
@@ -21,11 +22,11 @@ class LongTermMemory(PairMemory):
 
     def forward(
         self,
-        x: Tensor,
+        x: Float[Tensor, "B T hidden"],
         state: PairMemoryState | None = None,
-        documents: Tensor | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
         keep_state: bool = False,
-        delay: int | Tensor = 1,
-    ) -> tuple[Tensor, PairMemoryState | None]:
+        delay: int | Int[Tensor, " B"] = 1,
+    ) -> tuple[Float[Tensor, "B T hidden"], PairMemoryState | None]:
         """See `PairMemory.forward`. `delay`: m, one for all or one per sequence (B,)."""
         return self.recall(x, state, documents, keep_state, Window(delay=delay))

@@ -13,6 +13,7 @@ from tessera.memories.pair_store import PairStore
 from tessera.memories.pending import completed_pairs
 from tessera.ops.gated_average import GatedAverageState
 from tessera.ops.kernel_regression import Window, kernel_regression
+from tessera.shapes import Float, Int
 from tessera.state import State
 
 
@@ -21,11 +22,11 @@ class PairMemoryState(State):
     """After step T: the finished pairs that may still be recalled, and the pair T whose value waits for x_{T+1}."""
 
     pairs: PairStore
-    carry: Tensor | GatedAverageState  # the key extractor's average
-    pending_key: Tensor  # k_T (B, H, 1, K)
-    pending_value: Tensor  # now_T (B, H, 1, V): what v_T owes to x_T
-    document: Tensor | None  # document of step T (B, 1); None: all steps so far belong to one
-    position: Tensor | None  # steps of its document read so far (B,); None where the bandwidth counts no pairs
+    carry: Float[Tensor, "B H carried"] | GatedAverageState  # the key extractor's average
+    pending_key: Float[Tensor, "B H 1 K"]  # k_T
+    pending_value: Float[Tensor, "B H 1 V"]  # now_T: what v_T owes to x_T
+    document: Int[Tensor, "B 1"] | None  # document of step T; None: all steps so far belong to one
+    position: Int[Tensor, " B"] | None  # steps of its document read so far; None where the bandwidth counts no pairs
 
 
 class PairMemory(nn.Module):
@@ -65,17 +66,17 @@ class PairMemory(nn.Module):
         self.bandwidth = bandwidth
         self.output = output
 
-    def combine(self, recalled: Tensor) -> Tensor:
+    def combine(self, recalled: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T hidden"]:
         """(B, T, hidden) of the heads' answers (B, H, T, V)."""
         return self.output(recalled.transpose(1, 2).flatten(2))
 
     def forward(
         self,
-        x: Tensor,
+        x: Float[Tensor, "B T hidden"],
         state: PairMemoryState | None = None,
-        documents: Tensor | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
         keep_state: bool = False,
-    ) -> tuple[Tensor, PairMemoryState | None]:
+    ) -> tuple[Float[Tensor, "B T hidden"], PairMemoryState | None]:
         """What the memory recalls at each step of `x` (B, T, hidden): (B, T, hidden), and the state after the last.
 
         `state` continues an earlier call. `documents` (B, T): pairs are recalled within their document only, and
@@ -85,8 +86,13 @@ class PairMemory(nn.Module):
         return self.recall(x, state, documents, keep_state, self.window)
 
     def recall(
-        self, x: Tensor, state: PairMemoryState | None, documents: Tensor | None, keep_state: bool, window: Window
-    ) -> tuple[Tensor, PairMemoryState | None]:
+        self,
+        x: Float[Tensor, "B T hidden"],
+        state: PairMemoryState | None,
+        documents: Int[Tensor, "B T"] | None,
+        keep_state: bool,
+        window: Window,
+    ) -> tuple[Float[Tensor, "B T hidden"], PairMemoryState | None]:
         """`forward` with `window` in place of the memory's own."""
         if x.dim() != 3 or x.shape[1] == 0:
             expect(False, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
@@ -122,7 +128,9 @@ class PairMemory(nn.Module):
         return output, PairMemoryState(kept, carry, keys[:, :, -1:], now[:, :, -1:], document, position)
 
 
-def steps_in_document(x: Tensor, state: PairMemoryState | None, documents: Tensor | None) -> Tensor:
+def steps_in_document(
+    x: Float[Tensor, "B T hidden"], state: PairMemoryState | None, documents: Int[Tensor, "B T"] | None
+) -> Int[Tensor, "#B T"]:
     """Steps counted from 1 within their document: (B, T), or (1, T) when all sequences agree."""
     steps = torch.arange(1, x.shape[1] + 1, device=x.device)[None]
     before: int | Tensor = 0

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tessera.shapes import Float, Int
 from tessera.state import State
 
 SMALLEST_CAPACITY = 64
@@ -28,14 +29,19 @@ class PairStore(State):
     into it. A store stays what it was when another is made from it: an older store that is appended to copies first.
     """
 
-    key_buffer: Tensor
-    value_buffer: Tensor
-    document_buffer: Tensor | None
+    key_buffer: Float[Tensor, "B H room K"]
+    value_buffer: Float[Tensor, "B H room V"]
+    document_buffer: Int[Tensor, "B room"] | None
     length: int
     tip: _Tip = field(compare=False, repr=False)
 
     @classmethod
-    def of(cls, keys: Tensor, values: Tensor, documents: Tensor | None = None) -> Self:
+    def of(
+        cls,
+        keys: Float[Tensor, "B H N K"],
+        values: Float[Tensor, "B H N V"],
+        documents: Int[Tensor, "B N"] | None = None,
+    ) -> Self:
         """A store that holds exactly these pairs."""
         return cls(keys, values, documents, keys.shape[2], _Tip(keys.shape[2]))
 
@@ -49,23 +55,28 @@ class PairStore(State):
         return cls.of(**parts)
 
     @property
-    def keys(self) -> Tensor:
-        """(B, H, N, K)"""
+    def keys(self) -> Float[Tensor, "B H N K"]:
+        """Of the pairs in use."""
         is_full = self.length == self.key_buffer.shape[2]
         return self.key_buffer if is_full else self.key_buffer[:, :, : self.length]
 
     @property
-    def values(self) -> Tensor:
-        """(B, H, N, V)"""
+    def values(self) -> Float[Tensor, "B H N V"]:
+        """Of the pairs in use."""
         is_full = self.length == self.value_buffer.shape[2]
         return self.value_buffer if is_full else self.value_buffer[:, :, : self.length]
 
     @property
-    def documents(self) -> Tensor | None:
-        """(B, N)"""
+    def documents(self) -> Int[Tensor, "B N"] | None:
+        """Of the pairs in use; None: all of one."""
         return None if self.document_buffer is None else self.document_buffer[:, : self.length]
 
-    def append(self, keys: Tensor, values: Tensor, documents: Tensor | None = None) -> Self:
+    def append(
+        self,
+        keys: Float[Tensor, "B H n K"],
+        values: Float[Tensor, "B H n V"],
+        documents: Int[Tensor, "B n"] | None = None,
+    ) -> Self:
         """This store with `keys` (B, H, n, K) and `values` (B, H, n, V) appended to its own pairs."""
         end = self.length + keys.shape[2]
         if (documents is None) != (self.document_buffer is None):

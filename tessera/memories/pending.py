@@ -8,6 +8,7 @@ from torch import Tensor
 from tessera.memories.documents import InDocument, last_document, stored_documents
 from tessera.memories.pair_store import PairStore
 from tessera.ops.unit_norm import unit_norm
+from tessera.shapes import Float, Int
 
 
 class Pending(InDocument, Protocol):
@@ -18,16 +19,21 @@ class Pending(InDocument, Protocol):
         """1..T-1"""
 
     @property
-    def pending_key(self) -> Tensor:
-        """k_T (B, H, 1, K)"""
+    def pending_key(self) -> Float[Tensor, "B H 1 K"]:
+        """k_T"""
 
     @property
-    def pending_value(self) -> Tensor:
-        """now_T (B, H, 1, V): what v_T owes to x_T"""
+    def pending_value(self) -> Float[Tensor, "B H 1 V"]:
+        """now_T: what v_T owes to x_T"""
 
 
 def completed_pairs(
-    keys: Tensor, now: Tensor, next_: Tensor, state: Pending | None, documents: Tensor | None, norm_eps: float = 0.0
+    keys: Float[Tensor, "B H T K"],
+    now: Float[Tensor, "B H T V"],
+    next_: Float[Tensor, "B H T V"],
+    state: Pending | None,
+    documents: Int[Tensor, "B T"] | None,
+    norm_eps: float = 0.0,
 ) -> PairStore:
     """The pairs known at the last step: those of `state`, its pending pair, and all but the last of this call.
 

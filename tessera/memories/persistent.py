@@ -13,6 +13,7 @@ from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
 from tessera.layers.scaled_output import ScaledOutput
 from tessera.memories.documents import continued_carry, continued_documents
 from tessera.ops.kernel_regression import kernel_regression
+from tessera.shapes import Float, Int
 from tessera.state import State
 
 
@@ -20,8 +21,8 @@ from tessera.state import State
 class PersistentState(State):
     """Only the key extractor's leaky average kbar_T (B, H, K), and the document of step T (B, 1) or None."""
 
-    carry: Tensor
-    document: Tensor | None
+    carry: Float[Tensor, "B H K"]
+    document: Int[Tensor, "B 1"] | None
 
 
 class PersistentMemory(nn.Module):
@@ -63,11 +64,11 @@ class PersistentMemory(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
+        x: Float[Tensor, "B T hidden"],
         state: PersistentState | None = None,
-        documents: Tensor | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
         keep_state: bool = False,
-    ) -> tuple[Tensor, PersistentState | None]:
+    ) -> tuple[Float[Tensor, "B T hidden"], PersistentState | None]:
         """What the slots answer at each step of `x` (B, T, hidden): (B, T, hidden); arguments as `ContextualMemory`."""
         if x.dim() != 3 or x.shape[1] == 0:
             expect(False, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))

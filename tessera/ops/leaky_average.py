@@ -5,15 +5,16 @@ from torch import Tensor
 
 from tessera.ops.linear_recurrence import linear_recurrence
 from tessera.ops.linear_recurrence.call import document_starts, expect_sequence, expect_shape
+from tessera.shapes import Float, Int
 
 
 def leaky_average(
-    x: Tensor,
-    decay: Tensor,
-    initial_state: Tensor | None = None,
-    documents: Tensor | None = None,
+    x: Float[Tensor, "B H T K"],
+    decay: Float[Tensor, " H"],
+    initial_state: Float[Tensor, "B H K"] | None = None,
+    documents: Int[Tensor, "B T"] | None = None,
     backend: str | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H K"]]:
     """`y_T = x_T + lambda y_{T-1}` per head (Memory Mosaics, equation 6, without the constant that Norm removes).
 
     Args:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from tessera.devices import is_gpu
+from tessera.shapes import Float, Int
 
 IGNORED = -100  # the label that Hugging Face leaves out of the loss
 # Tokens per block. On a CPU a block of float32 logits stays in cache for vocabularies of some ten thousand. A GPU needs
@@ -13,7 +14,9 @@ ROWS = 256
 GPU_LOGITS = 2**28
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, scale: float = 1.0) -> Tensor:
+def linear_cross_entropy(
+    hidden: Float[Tensor, "N D"], weight: Float[Tensor, "V D"], labels: Int[Tensor, " N"], scale: float = 1.0
+) -> Float[Tensor, ""]:
     """Sum of `-log softmax(scale * hidden weight^T)[label]` over the labels that are not -100, in nats.
 
     Args:

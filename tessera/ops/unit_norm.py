@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
+from tessera.shapes import Float
 
-def unit_norm(x: Tensor, eps: float = 0.0) -> Tensor:
+
+def unit_norm(x: Float[Tensor, "*shape"], eps: float = 0.0) -> Float[Tensor, "*shape"]:
     """`x / (|x| + eps)` over the last dimension; a zero vector gives zero, with zero gradient.
 
     The papers' Norm has eps = 0. Published checkpoints carry other values (nanoMosaics 1e-10, three moons 1e-3).

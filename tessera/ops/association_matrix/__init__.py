@@ -5,6 +5,7 @@ from torch import Tensor
 from tessera.ops.association_matrix import reference, triton
 from tessera.ops.association_matrix.call import UPDATE_ORDERS, ReadCall, WriteCall
 from tessera.ops.backends import Backends
+from tessera.shapes import Bool, Float
 
 # In order of preference: the first that supports the call runs it.
 BACKENDS = Backends("association_matrix")
@@ -13,8 +14,13 @@ BACKENDS.add("reference", reference)
 
 
 def read_association(
-    matrix: Tensor, normaliser: Tensor, query: Tensor, *, eps: float = 1e-5, backend: str | None = None
-) -> Tensor:
+    matrix: Float[Tensor, "B P V"],
+    normaliser: Float[Tensor, "B P"],
+    query: Float[Tensor, "B T P"],
+    *,
+    eps: float = 1e-5,
+    backend: str | None = None,
+) -> Float[Tensor, "B T V"]:
     """What the memory associates with each query: `A^T phi(q) / (z . phi(q) + eps)`.
 
     Args:
@@ -31,18 +37,18 @@ def read_association(
 
 
 def write_association(
-    matrix: Tensor,
-    normaliser: Tensor,
-    key: Tensor,
-    value: Tensor,
-    strength: Tensor,
-    empty: Tensor,
+    matrix: Float[Tensor, "B P V"],
+    normaliser: Float[Tensor, "B P"],
+    key: Float[Tensor, "B M P"],
+    value: Float[Tensor, "B M V"],
+    strength: Float[Tensor, "B M"],
+    empty: Bool[Tensor, " B"],
     *,
     correction: bool = True,
     order: str = "parallel",
     eps: float = 1e-5,
     backend: str | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Float[Tensor, "B P V"], Float[Tensor, "B P"]]:
     """The memory after `m` pairs were written by the delta rule with gamma-correction (ARMT, section 2 and B.1).
 
     With `vbar_i = A^T phi(k_i) / (z . phi(k_i) + eps)` and, when `correction`,

@@ -8,6 +8,7 @@ from tessera.ops.gated_average import chunked, reference, triton
 from tessera.ops.gated_average.call import GatedAverageCall
 from tessera.ops.gated_average.state import GatedAverageState
 from tessera.ops.linear_recurrence.call import document_starts, expect_sequence
+from tessera.shapes import Float, Int
 
 # In order of preference: the first that supports the call runs it.
 BACKENDS = Backends("gated_average")
@@ -17,13 +18,13 @@ BACKENDS.add("reference", reference)
 
 
 def gated_average(
-    x: Tensor,
-    log_gate: Tensor,
-    log_decay: Tensor,
+    x: Float[Tensor, "B H T K"],
+    log_gate: Float[Tensor, "B H T"],
+    log_decay: Float[Tensor, "B H T"],
     initial_state: GatedAverageState | None = None,
-    documents: Tensor | None = None,
+    documents: Int[Tensor, "B T"] | None = None,
     backend: str | None = None,
-) -> tuple[Tensor, GatedAverageState]:
+) -> tuple[Float[Tensor, "B H T K"], GatedAverageState]:
     """The direction of `kbar_T = exp(log_gate_T) x_T + exp(log_decay_T) kbar_{T-1}` (Memory Mosaics v2, equation 8).
 
     Only the direction of kbar matters, and its length overflows, so the result is the weighted average

@@ -6,18 +6,19 @@ from torch import Tensor
 from tessera.errors import expect
 from tessera.ops.gated_linear_attention.chunked import chunked
 from tessera.ops.gated_linear_attention.state import LinearAttentionState
+from tessera.shapes import Float, Int
 
 __all__ = ["LinearAttentionState", "gated_linear_attention"]
 
 
 def gated_linear_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor | None = None,
+    query: Float[Tensor, "B H T K"],
+    key: Float[Tensor, "B H T K"],
+    value: Float[Tensor, "B H T V"],
+    log_decay: Float[Tensor, "..."] | None = None,
     state: LinearAttentionState | None = None,
-    documents: Tensor | None = None,
-) -> tuple[Tensor, LinearAttentionState]:
+    documents: Int[Tensor, "B T"] | None = None,
+) -> tuple[Float[Tensor, "B H T V"], LinearAttentionState]:
     """`S_t = diag(exp g_t) S_{t-1} + k_t v_t^T`, `y_t = S_t^T q_t` (Yang et al. 2024, equation 3), and the last S.
 
     Without `log_decay` (g = 0) it is linear attention (Katharopoulos et al. 2020), with one constant per head the

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from tessera.shapes import Float, Int
 from tessera.state import State
 
 
@@ -11,5 +12,5 @@ from tessera.state import State
 class LinearAttentionState(State):
     """`matrix` S (B, H, K, V) after the last step, and that step's `document` (B, 1)."""
 
-    matrix: Tensor
-    document: Tensor
+    matrix: Float[Tensor, "B H K V"]
+    document: Int[Tensor, "B 1"]

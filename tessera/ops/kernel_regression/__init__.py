@@ -11,6 +11,7 @@ from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.chosen_queries import QueryWeights, chosen_query_weights
 from tessera.ops.kernel_regression.interception import intercepted
 from tessera.ops.kernel_regression.window import Window
+from tessera.shapes import Float, Int
 
 # In order of preference: the first that supports the call runs it.
 BACKENDS = Backends("kernel_regression")
@@ -26,20 +27,20 @@ LONGEST_TRITON_SINGLE = 16_384
 
 
 def kernel_regression(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Float[Tensor, "B H T K"],
+    key: Float[Tensor, "B H N K"],
+    value: Float[Tensor, "B H N V"],
     *,
     kernel: Kernel | str | dict,
-    slope: Tensor | float,
-    intercept: Tensor | float | None = None,
+    slope: Float[Tensor, "..."] | float,
+    intercept: Float[Tensor, "..."] | float | None = None,
     window: Window | None = None,
     query_offset: int = 0,
-    query_documents: Tensor | None = None,
-    pair_documents: Tensor | None = None,
+    query_documents: Int[Tensor, "B T"] | None = None,
+    pair_documents: Int[Tensor, "B N"] | None = None,
     dropout: float = 0.0,
     backend: str | None = None,
-) -> Tensor:
+) -> Float[Tensor, "B H T V"]:
     """Nadaraya-Watson estimates `y_T = sum_i w_i v_i` of stored values, given stored keys (Memory Mosaics, equation 7).
 
     The weights are `kernel.weights(slope * (query . key_i) + intercept)` over the pairs that the query sees: those of

@@ -9,14 +9,15 @@ from torch import Tensor
 
 from tessera.ops.kernel_regression import reference
 from tessera.ops.kernel_regression.call import Call
+from tessera.shapes import Float, Int
 
 
 class QueryWeights(NamedTuple):
     """`weights` (B, H, Q, N); `num_pairs` that each query saw (B, Q); `bandwidth` h of the kernel (B, H, Q)."""
 
-    weights: Tensor
-    num_pairs: Tensor
-    bandwidth: Tensor
+    weights: Float[Tensor, "B H Q N"]
+    num_pairs: Int[Tensor, "B Q"]
+    bandwidth: Float[Tensor, "B H Q"]
 
 
 def chosen_query_weights(call: Call, queries: Iterable[int]) -> QueryWeights:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tessera.devices import is_readable
 from tessera.errors import expect
+from tessera.shapes import Bool, Int
 
 LOOKS_AHEAD = "(a pair's value looks one step ahead)"
 
@@ -22,7 +23,7 @@ class Window:
         TesseraError: a delay below 1, a span that holds no pair, or either of another type.
     """
 
-    delay: int | Tensor = 1
+    delay: int | Int[Tensor, " B"] = 1
     span: int | None = None
 
     def __post_init__(self) -> None:
@@ -46,13 +47,15 @@ class Window:
             least = int(delay.min())
             expect(least >= 1, "Window", "every delay", f"be at least 1 {LOOKS_AHEAD}", least)
 
-    def num_pairs(self, positions: Tensor) -> Tensor:
+    def num_pairs(self, positions: Int[Tensor, "_ T"]) -> Int[Tensor, "_ T"]:
         """How many pairs are seen at `positions` (B, T), counted from 1 within their document."""
         delay = self.delay if isinstance(self.delay, int) else self.delay.to(positions.device)[:, None]
         newest = positions if self.span is None else positions.clamp(max=self.span)
         return (newest - delay).clamp(min=0)
 
-    def visible(self, query_positions: Tensor, pair_positions: Tensor) -> Tensor:
+    def visible(
+        self, query_positions: Int[Tensor, " T"], pair_positions: Int[Tensor, " N"]
+    ) -> Bool[Tensor, "*sequence T N"]:
         """Bool (T, N), or (B, 1, T, N) when the delay is per sequence, for integer positions (T,) and (N,)."""
         age = query_positions[:, None] - pair_positions[None, :]
         delay = self.delay.view(-1, 1, 1, 1) if isinstance(self.delay, Tensor) else self.delay
@@ -65,10 +68,10 @@ def visible_pairs(
     num_queries: int,
     num_pairs: int,
     query_offset: int,
-    query_documents: Tensor | None,
-    pair_documents: Tensor | None,
+    query_documents: Int[Tensor, "B T"] | None,
+    pair_documents: Int[Tensor, "B N"] | None,
     device: torch.device,
-) -> Tensor | None:
+) -> Bool[Tensor, "... T N"] | None:
     """The mask of one call, broadcastable to (B, H, T, N); None when every query sees every pair.
 
     Query j stands at position `query_offset + j`, pair i at position i. Documents are integers (B, T) and (B, N); a

@@ -5,6 +5,7 @@ from torch import Tensor
 from tessera.ops.backends import Backends
 from tessera.ops.linear_recurrence import chunked, reference, triton
 from tessera.ops.linear_recurrence.call import RecurrenceCall
+from tessera.shapes import Float
 
 # In order of preference: the first that supports the call runs it.
 BACKENDS = Backends("linear_recurrence")
@@ -14,8 +15,12 @@ BACKENDS.add("reference", reference)
 
 
 def linear_recurrence(
-    x: Tensor, keep: Tensor, new: Tensor | None = None, initial: Tensor | None = None, backend: str | None = None
-) -> tuple[Tensor, Tensor]:
+    x: Float[Tensor, "B H T K"],
+    keep: Float[Tensor, "#B H T"],
+    new: Float[Tensor, "B H T"] | None = None,
+    initial: Float[Tensor, "B H K"] | None = None,
+    backend: str | None = None,
+) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H K"]]:
     """`y_t = new_t x_t + keep_t y_{t-1}` per head, from y_0 = `initial`.
 
     Args:

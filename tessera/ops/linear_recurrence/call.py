@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tessera.errors import expect
+from tessera.shapes import Bool, Float, Int
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,9 @@ class RecurrenceCall:
         return self.x.dtype if self.initial is None else self.initial.dtype
 
 
-def document_starts(where: str, x: Tensor, documents: Tensor | None) -> Tensor | None:
+def document_starts(
+    where: str, x: Float[Tensor, "B H T K"], documents: Int[Tensor, "B T"] | None
+) -> Bool[Tensor, "B T"] | None:
     """Where a new document begins within `documents` (B, T) of x (B, H, T, K): booleans, False at the first step."""
     if documents is None:
         return None

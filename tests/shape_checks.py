@@ -1,0 +1,101 @@
+"""Checks the shapes in the library's annotations at every call that returns.
+
+The check follows the call: a mistake that the library refuses is refused in its own words, and what remains are
+annotations that do not hold. A compiled call is traced without checks.
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import FunctionType, ModuleType
+from typing import Any, get_args
+
+import torch
+from beartype.door import is_bearable
+from jaxtyping import AbstractArray, jaxtyped
+
+Kind = Any  # a nest of tuples: the types of values, dtypes and shapes of tensors
+
+
+class ShapeError(AssertionError):
+    """A tensor is not what the annotation of its function says."""
+
+
+def install() -> None:
+    """Check all modules of the library that are imported from now on."""
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder:
+    """Finds the library's modules, for a loader that checks them."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name.startswith("tessera.") else None
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        for name, value in list(vars(module).items()):
+            if getattr(value, "__module__", None) != module.__name__:
+                continue
+            if isinstance(value, type):
+                _check_methods(value)
+            elif isinstance(value, FunctionType):
+                setattr(module, name, checked(value))
+
+
+def _check_methods(cls: type) -> None:
+    for name, value in list(vars(cls).items()):
+        if isinstance(value, FunctionType):
+            setattr(cls, name, checked(value))
+        elif isinstance(value, classmethod | staticmethod):
+            setattr(cls, name, type(value)(checked(value.__func__)))
+        elif isinstance(value, property) and isinstance(value.fget, FunctionType):
+            setattr(cls, name, property(checked(value.fget), value.fset, value.fdel, value.__doc__))
+
+
+def checked(function: Callable) -> Callable:
+    """`function`, its arguments and its result compared with their annotations after each call."""
+    hints = {name: hint for name, hint in function.__annotations__.items() if _has_shape(hint)}
+    if not hints:
+        return function
+    parameters = list(inspect.signature(function).parameters)
+    passed: set[Kind] = set()
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if not torch.compiler.is_compiling():
+            values = dict(zip(parameters, args), **kwargs, **{"return": result})
+            kinds = tuple((name, _kind(values[name])) for name in hints if name in values)
+            if kinds not in passed:
+                _check(function, hints, values, kinds)
+                passed.add(kinds)
+        return result
+
+    return called
+
+
+def _has_shape(hint: Any) -> bool:
+    return (isinstance(hint, type) and issubclass(hint, AbstractArray)) or any(map(_has_shape, get_args(hint)))
+
+
+def _kind(value: Any) -> Kind:
+    """All that an annotation says something about."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape)
+    return tuple(map(_kind, value)) if isinstance(value, tuple) else type(value)
+
+
+def _check(function: Callable, hints: dict[str, Any], values: dict[str, Any], kinds: Kind) -> None:
+    with jaxtyped("context"):
+        for name, hint in hints.items():
+            if name in values and not is_bearable(values[name], hint):
+                raise ShapeError(f"{function.__qualname__}: {name} is not {hint}; got {kinds}")
