@@ -1,0 +1,58 @@
+"""Two processes that share a batch, started as their users start them, train as one process with the whole batch."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.training.test_sharding import metrics
+
+RECIPE = """
+model: {type: memory_mosaic_v2, hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 48,
+        short_term_span: 8, training_long_term_delay: [4, 4], long_term_delay: 4}
+tokenizer: {type: byte}
+data: {source: %s, context: 32}
+training: {steps: 4, batch_size: 8, learning_rate: 1.0e-3, warmup_steps: 1, log_every: 1, evaluate_every: 2,
+           evaluate_sequences: 4, checkpoint_every: 4, precision: fp32}
+"""
+LAUNCHERS = {
+    "one process": [sys.executable, "-m"],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port={port}", "-m"],
+    # As on a machine with two GPUs; without any, accelerate's processes talk by gloo too.
+    "accelerate": [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
+    + ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port={port}", "--module"],
+}
+
+
+def train(recipe, run, launcher):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [part.format(port=port) for part in LAUNCHERS[launcher]]
+    command += ["tessera.cli.main", "train", str(recipe), "--output", str(run)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, launcher):
+    (tmp_path / "text.txt").write_text("Once upon a time there was a king, and the king had a daughter. " * 60)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE % (tmp_path / "text.txt"))
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(recipe, one, "one process")
+    train(recipe, two, launcher)
+    for name in ("loss", "validation_loss", "gradient_norm"):
+        assert metrics(two, name) == pytest.approx(metrics(one, name), rel=1e-6), name
+    expected, actual = load_file(one / "model.safetensors"), load_file(two / "model.safetensors")
+    assert actual.keys() == expected.keys()
+    # The gradients are sums over the batch in another order: not the same numbers, but the same up to rounding.
+    assert any(not torch.equal(actual[name], expected[name]) for name in expected), "only one process trained"
+    for name, weight in expected.items():
+        torch.testing.assert_close(actual[name], weight, rtol=0, atol=1e-6)
