@@ -1,7 +1,7 @@
 """Checks the shapes in the library's annotations at every call that returns.
 
 The check follows the call: a mistake that the library refuses is refused in its own words, and what remains are
-annotations that do not hold. A compiled call is traced without checks.
+annotations that do not hold. Calls that are compiled or traced are not checked.
 """
 
 import functools
@@ -66,21 +66,42 @@ def checked(function: Callable) -> Callable:
     hints = {name: hint for name, hint in function.__annotations__.items() if _has_shape(hint)}
     if not hints:
         return function
-    parameters = list(inspect.signature(function).parameters)
-    passed: set[Kind] = set()
+    _CHECKS[function] = _Check(function, hints)
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
         if not torch.compiler.is_compiling():
-            values = dict(zip(parameters, args), **kwargs, **{"return": result})
-            kinds = tuple((name, _kind(values[name])) for name in hints if name in values)
-            if kinds not in passed:
-                _check(function, hints, values, kinds)
-                passed.add(kinds)
+            _CHECKS[function](args, kwargs, result)
         return result
 
     return called
+
+
+class _Check:
+    """Compares a call of `function` with `hints`; another one with tensors of the same shapes costs a look."""
+
+    def __init__(self, function: Callable, hints: dict[str, Any]) -> None:
+        self.function, self.hints = function, hints
+        self.parameters = list(inspect.signature(function).parameters)
+        self.passed: set[Kind] = set()
+
+    def __call__(self, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+        values = dict(zip(self.parameters, args), **kwargs, **{"return": result})
+        kinds = tuple((name, _kind(values[name])) for name in self.hints if name in values)
+        try:
+            if kinds in self.passed:
+                return
+        except TypeError:  # symbolic sizes have no hash: a program is being traced
+            return
+        with jaxtyped("context"):
+            for name, hint in self.hints.items():
+                if name in values and not is_bearable(values[name], hint):
+                    raise ShapeError(f"{self.function.__qualname__}: {name} is not {hint}; got {kinds}")
+        self.passed.add(kinds)
+
+
+_CHECKS: dict[Callable, _Check] = {}  # not in the closure of what calls them: torch.compile looks into closures
 
 
 def _has_shape(hint: Any) -> bool:
@@ -92,10 +113,3 @@ def _kind(value: Any) -> Kind:
     if isinstance(value, torch.Tensor):
         return value.dtype, tuple(value.shape)
     return tuple(map(_kind, value)) if isinstance(value, tuple) else type(value)
-
-
-def _check(function: Callable, hints: dict[str, Any], values: dict[str, Any], kinds: Kind) -> None:
-    with jaxtyped("context"):
-        for name, hint in hints.items():
-            if name in values and not is_bearable(values[name], hint):
-                raise ShapeError(f"{function.__qualname__}: {name} is not {hint}; got {kinds}")
