@@ -80,7 +80,8 @@ def _moments(responses: Tensor, order: float, powers: Tensor) -> tuple[Tensor, T
     """`sum_i u_i^r` and `sum_i u_i^(r-1)`, both (..., 1), in few passes over u; `powers` is overwritten."""
     if order == 2:
         return torch.linalg.vector_norm(responses, dim=-1, keepdim=True).square_(), responses.sum(-1, keepdim=True)
-    slope = raise_to(responses, order - 1, out=powers).sum(-1, keepdim=True)
+    powers = raise_to(responses, order - 1, out=powers)
+    slope = powers.sum(-1, keepdim=True)
     total = responses if order == 1 else powers.mul_(responses)
     return total.sum(-1, keepdim=True), slope
 
@@ -88,13 +89,17 @@ def _moments(responses: Tensor, order: float, powers: Tensor) -> tuple[Tensor, T
 def raise_to(
     responses: Float[Tensor, "*shape"], exponent: float, out: Float[Tensor, "*shape"]
 ) -> Float[Tensor, "*shape"]:
-    """`u^exponent` in `out`, 0 where u = 0 (also for the exponent 0: entries at the threshold are outside)."""
+    """`u^exponent`, 0 where u = 0 (also for the exponent 0: entries at the threshold are outside).
+
+    The result lies in `out`; in a compiled or exported program, whose operations make new tensors, somewhere.
+    """
+    place = None if torch.compiler.is_compiling() else out
     if exponent == 0:
-        return torch.sign(responses, out=out)
+        return torch.sign(responses, out=place)
     if exponent == 1:
-        return out.copy_(responses)
+        return responses.clone() if place is None else place.copy_(responses)
     if exponent == 2:
-        return torch.mul(responses, responses, out=out)
+        return torch.mul(responses, responses, out=place)
     if exponent == 3:
-        return torch.mul(responses, responses, out=out).mul_(responses)
-    return torch.pow(responses, exponent, out=out)
+        return torch.mul(responses, responses, out=place).mul_(responses)
+    return torch.pow(responses, exponent, out=place)
