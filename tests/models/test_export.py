@@ -33,6 +33,7 @@ def test_an_exported_program_takes_any_batch_and_length(name):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the exporter's own
 @pytest.mark.parametrize("name", [*GAUSSIAN, "v1 compact"])
+@torch.no_grad()
 def test_exported_programs_decode_as_the_model(name):
     """One program reads a prompt and returns its state, another takes a token and a state; both saved and loaded."""
     model = CASES[name].build()
@@ -60,8 +61,7 @@ def _exported(model, arguments, others):
     """The program for `arguments`, of any of the sizes in which `others` differ."""
     sizes = AdditionalInputs()
     sizes.add((), others)
-    with torch.no_grad():
-        return export(model, (), arguments, dynamic_shapes=sizes)
+    return export(model, (), arguments, dynamic_shapes=sizes)
 
 
 def _saved_and_loaded(program):

@@ -103,8 +103,10 @@ def scan(x: Tensor, log_keep: Tensor, carry: Tensor | None = None, reverse: bool
     if torch.compiler.is_exporting():
         return _scan_any_length(x, log_keep, carry)
     chunk = min(CHUNK, steps)
-    x = pad(x, (0, 0, 0, -steps % chunk)).unflatten(2, (-1, chunk))
-    log_keep = pad(log_keep, (0, -steps % chunk)).unflatten(2, (-1, chunk))
+    padding = -steps % chunk
+    if padding:  # by nothing would copy, with strides that torch.compile does not expect
+        x, log_keep = pad(x, (0, 0, 0, padding)), pad(log_keep, (0, padding))
+    x, log_keep = x.unflatten(2, (-1, chunk)), log_keep.unflatten(2, (-1, chunk))
     reach = log_keep.cumsum(dim=-1)
     with torch.autocast(x.device.type, enabled=False):
         y = _within_chunks(reach, x.dtype, reverse) @ x
