@@ -65,13 +65,16 @@ def test_what_costs_more_and_less():
             "checkpointing": ("training.gradient_checkpointing=true",),
             "one sequence": ("training.micro_batch_size=1",),
             "twice as long": ("data.context=128",),
-            "four layers": ("model.num_layers=4",),
+            "3 layers": ("model.num_layers=3",),
+            "4 layers": ("model.num_layers=4",),
         }.items()
     }
     assert peaks["checkpointing"] < peaks["usual"]
     assert peaks["one sequence"] < 0.7 * peaks["usual"]
     assert peaks["usual"] < peaks["twice as long"] < 2 * peaks["usual"]
-    assert peaks["usual"] < 0.7 * peaks["four layers"]
+    one_more = peaks["3 layers"] - peaks["usual"]  # layers are equal, and so is what each keeps
+    assert one_more > 0
+    assert peaks["4 layers"] - peaks["3 layers"] == pytest.approx(one_more, rel=0.01)
 
 
 @pytest.mark.parametrize(
