@@ -148,10 +148,13 @@ def _take(recalls: dict[str, _Recalls], one: QueryRecall, share: float, most_pai
     kept = recalls.setdefault(one.site.name, _Recalls())
     everywhere = one.site.kind == "attention" or isinstance(one.site.module.kernel, Gaussian)
     for weights in one.weights:
-        values, columns = weights.sort(descending=True)
-        count = int((values > 0).sum())
-        if everywhere and count:
-            count = min(count, int((values.cumsum(0) < share * values.sum()).sum()) + 1, most_pairs)
+        if everywhere:  # no sort of all pairs: behind a million it would take more memory than the weights
+            values, columns = weights.topk(min(most_pairs, len(weights)))
+            count = int((values.cumsum(0) < share * weights.sum()).sum()) + 1
+        else:
+            values, columns = weights.sort(descending=True)
+            count = len(values)
+        count = min(count, int((values > 0).sum()))
         kept.pairs += _bytes(one.pairs[columns[:count]], torch.int32)
         kept.weights += _bytes(values[:count], torch.float32)
         kept.rows.append(kept.rows[-1] + count)
