@@ -6,37 +6,37 @@ ones). These say that they are on the CPU, where autograd works without a GPU's 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
-_IMAGINED: ContextVar[str | None] = ContextVar("imagined device", default=None)
+_imagined_type: str | None = None  # a plain name of the module: the compiler cannot read a ContextVar
 
 
 @contextmanager
 def imagined(device_type: str) -> Iterator[None]:
     """Inside, tensors hold no values, and operations do what they would do on a device of `device_type`."""
-    token = _IMAGINED.set(device_type)
+    global _imagined_type
+    before, _imagined_type = _imagined_type, device_type
     try:
         yield
     finally:
-        _IMAGINED.reset(token)
+        _imagined_type = before
 
 
 def is_imagined() -> bool:
     """Whether tensors hold no values."""
-    return _IMAGINED.get() is not None
+    return _imagined_type is not None
 
 
 def device_type(x: Tensor) -> str:
     """ "cpu", "cuda" or another type of device: where `x` is, or is imagined to be."""
-    return _IMAGINED.get() or x.device.type
+    return _imagined_type or x.device.type
 
 
 def is_gpu(x: Tensor) -> bool:
     """Whether `x` is on a CUDA device, or imagined to be."""
-    return x.is_cuda or _IMAGINED.get() == "cuda"
+    return x.is_cuda or _imagined_type == "cuda"
 
 
 def is_readable(x: Tensor) -> bool:
