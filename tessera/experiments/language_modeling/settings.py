@@ -117,7 +117,7 @@ RATES: dict[tuple[str, int], float] = {
 }
 DEFAULT_RATE = 3e-3
 
-SHORT = ("training.steps=250", "training.warmup_steps=25", f"{RATE}=1e-3,3e-3,1e-2,3e-2")
+SHORT = ("training.steps=250", "training.warmup_steps=25", f"{RATE}=1e-3,3e-3,1e-2")
 BUDGETS = {
     "smoke": Budget(
         depths=(1,),

@@ -47,8 +47,8 @@ class Window:
             least = int(delay.min())
             expect(least >= 1, "Window", "every delay", f"be at least 1 {LOOKS_AHEAD}", least)
 
-    def num_pairs(self, positions: Int[Tensor, "_ T"]) -> Int[Tensor, "_ T"]:
-        """How many pairs are seen at `positions` (B, T), counted from 1 within their document."""
+    def num_pairs(self, positions: Int[Tensor, "*sequence T"]) -> Int[Tensor, "*sequence T"]:
+        """How many pairs are seen at `positions` (B, T) or (T,), counted from 1 within their document."""
         delay = self.delay if isinstance(self.delay, int) else self.delay.to(positions.device)[:, None]
         newest = positions if self.span is None else positions.clamp(max=self.span)
         return (newest - delay).clamp(min=0)
