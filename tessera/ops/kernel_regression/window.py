@@ -47,7 +47,7 @@ class Window:
             least = int(delay.min())
             expect(least >= 1, "Window", "every delay", f"be at least 1 {LOOKS_AHEAD}", least)
 
-    def num_pairs(self, positions: Int[Tensor, "*sequence T"]) -> Int[Tensor, "*sequence T"]:
+    def num_pairs(self, positions: Int[Tensor, "... T"]) -> Int[Tensor, "... T"]:
         """How many pairs are seen at `positions` (B, T) or (T,), counted from 1 within their document."""
         delay = self.delay if isinstance(self.delay, int) else self.delay.to(positions.device)[:, None]
         newest = positions if self.span is None else positions.clamp(max=self.span)
