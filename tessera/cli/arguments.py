@@ -14,6 +14,7 @@ def integer(low: int, high: int = LARGEST_COUNT) -> Callable[[str], int]:
     """Whole numbers in low..high."""
 
     def read(text: str) -> int:
+        """The number that `text` says."""
         try:
             number = int(text)
         except ValueError:  # also more digits than Python converts
@@ -31,6 +32,7 @@ def real(low: float, high: float = math.inf, *, above: bool = False) -> Callable
     """Finite numbers from `low` (excluded if `above`) to `high`."""
 
     def read(text: str) -> float:
+        """The number that `text` says."""
         try:
             number = float(text)
         except ValueError:

@@ -16,7 +16,7 @@ from tessera.models.precision import autocast, resolve_precision
 from tessera.models.sizes import num_parameters
 from tessera.training.curriculum import Curriculum, Stage, train_stages
 from tessera.training.expectation import duration
-from tessera.training.fit import FitOptions
+from tessera.training.fit import FitOptions, Report
 from tessera.training.fit_checkpoint import Fit
 from tessera.training.folder import claimed
 from tessera.training.interruption import Interruption, TrainingInterrupted
@@ -174,7 +174,7 @@ def _stages(recipe: Recipe, run: Path, model: "PreTrainedModel", data: StagedDat
     curriculum = Curriculum(tuple(section.curriculum))
     with writing(run, "checkpoint", "Earlier ones are complete: --resume goes on."):
         records = train_stages(
-            model, curriculum, fit_options(section), run / FOLDER, loss_at, score, log.report, log.observe, is_stopped
+            model, curriculum, _fit_options(section), run / FOLDER, loss_at, score, log.report, log.observe, is_stopped
         )
     log.report(1.0, "")
     for record in records:
@@ -185,7 +185,25 @@ def _stages(recipe: Recipe, run: Path, model: "PreTrainedModel", data: StagedDat
     log.say(f"all stages: {duration(time.perf_counter() - began)}")
 
 
-def fit_options(section: TrainingSection) -> FitOptions:
+def train_stages_of(
+    model: "PreTrainedModel", recipe: Recipe, data: StagedData, folder: Path, report: Report
+) -> list[dict[str, Any]]:
+    """Train `model` through the recipe's curriculum without a run folder; the records of its stages.
+
+    Checkpoints lie in `folder`, from which a later call goes on; see `train_stages`.
+    """
+    return train_stages(
+        model,
+        Curriculum(tuple(recipe.training.curriculum)),
+        _fit_options(recipe.training),
+        folder,
+        lambda stage, number, step: data.loss(model, stage, number, step),
+        lambda stage: data.validation(model, stage)["score"],
+        report,
+    )
+
+
+def _fit_options(section: TrainingSection) -> FitOptions:
     """What all stages share; `fit` replaces steps and learning rate by the stage's.
 
     As published, a stage ends halfway down a linear schedule over twice its steps.

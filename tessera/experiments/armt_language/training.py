@@ -20,11 +20,10 @@ from tessera.locks import folder_held
 from tessera.models.loading import load_model
 from tessera.models.sizes import num_parameters
 from tessera.training.corpus import Corpus, open_corpus
-from tessera.training.curriculum import Curriculum, train_stages
 from tessera.training.replacing import RESULT
 from tessera.training.run import train
 from tessera.training.staged_data import StagedText
-from tessera.training.staged_run import fit_options
+from tessera.training.staged_run import train_stages_of
 from tessera.training.start import starting_model
 
 TESTED_SHARE = 0.5  # of the held-out book; the rest of it chooses the weights
@@ -112,13 +111,4 @@ def _trained_from(
     recipe = settings.read_recipe(base)
     data = StagedText(recipe, settings.segment, corpus)
     model = starting_model(recipe, data.tokenizer, context=settings.tested * settings.segment).to(context.device)
-    stages = train_stages(
-        model,
-        Curriculum(tuple(recipe.training.curriculum)),
-        fit_options(recipe.training),
-        context.folder,
-        lambda stage, number, step: data.loss(model, stage, number, step),
-        lambda stage: data.validation(model, stage)["score"],
-        context.report,
-    )
-    return model, stages
+    return model, train_stages_of(model, recipe, data, context.folder, context.report)

@@ -17,9 +17,9 @@ from tessera.models.sizes import num_parameters
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.question_answering import QuestionBatch
 from tessera.tasks.task import estimate
-from tessera.training.curriculum import Curriculum, Stage, train_stages
+from tessera.training.curriculum import Stage
 from tessera.training.staged_data import StagedQuestions, question_task
-from tessera.training.staged_run import fit_options
+from tessera.training.staged_run import train_stages_of
 from tessera.training.start import starting_model
 
 READ_AT_ONCE = 1 << 22  # tokens of the contexts that are read side by side
@@ -52,15 +52,7 @@ class BabilongExperiment(Experiment):
         data = questions(recipe, settings.segment, task)
         longest = max(stage.length for stage in recipe.training.curriculum) * settings.segment
         model = starting_model(recipe, data.tokenizer, context=longest).to(context.device)
-        stages = train_stages(
-            model,
-            Curriculum(tuple(recipe.training.curriculum)),
-            fit_options(recipe.training),
-            context.folder,
-            lambda stage, number, step: data.loss(model, stage, number, step),
-            lambda stage: data.validation(model, stage)["score"],
-            context.report,
-        )
+        stages = train_stages_of(model, recipe, data, context.folder, context.report)
         exact_match, seconds_per_token = {}, {}
         for segments in settings.measured:
             context.report(1.0, f"measuring {segments * settings.segment:,} tokens")
