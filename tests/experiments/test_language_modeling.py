@@ -60,7 +60,7 @@ def test_kernels_differ_in_the_kernel_alone():
 
 def test_the_search_tries_every_rate_on_a_quarter_of_the_steps_and_of_transformers_on_all():
     search = [run.configuration for run in RUNS.values() if run.configuration.part == SEARCH]
-    assert {settings.learning_rate for settings in search} == {1e-3, 3e-3, 1e-2}
+    assert {settings.learning_rate for settings in search} == {1e-3, 3e-3, 1e-2, 3e-2}
     for settings in search:
         assert steps(settings) == 250 or (settings.name == "transformer" and steps(settings) == 1000)
     main = [run.configuration for run in RUNS.values() if run.configuration.part == MAIN]
@@ -78,7 +78,7 @@ def test_the_chosen_rates_are_the_best_of_the_longest_stored_search():
             of_row.setdefault(steps(settings), {})[settings.learning_rate] = one.outcome["loss"]
     for row, by_steps in losses.items():
         tried = by_steps[max(by_steps)]
-        assert len(tried) == 3, row
+        assert len(tried) == 4, row
         assert RATES[row] == min(tried, key=tried.get), row
 
 

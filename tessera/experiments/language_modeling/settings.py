@@ -117,7 +117,7 @@ RATES: dict[tuple[str, int], float] = {
 }
 DEFAULT_RATE = 3e-3
 
-SHORT = ("training.steps=250", "training.warmup_steps=25", f"{RATE}=1e-3,3e-3,1e-2")
+SHORT = ("training.steps=250", "training.warmup_steps=25", f"{RATE}=1e-3,3e-3,1e-2,3e-2")
 BUDGETS = {
     "smoke": Budget(
         depths=(1,),
@@ -146,7 +146,7 @@ BUDGETS = {
             Search(("mosaic gaussian", "transformer"), (1, 4), SHORT),
             Search(tuple(f"mosaic {kernel}" for kernel in KERNELS[1:]), (1,), SHORT),
             # After 250 steps the transformer's losses at one block were too close to choose by.
-            Search(("transformer",), (1,), (f"{RATE}=1e-3,3e-3,1e-2",)),
+            Search(("transformer",), (1,), (f"{RATE}=1e-3,3e-3,1e-2,3e-2",)),
         ),
     ),
     "full": Budget(
