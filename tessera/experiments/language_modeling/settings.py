@@ -145,8 +145,8 @@ BUDGETS = {
         searches=(
             Search(("mosaic gaussian", "transformer"), (1, 4), SHORT),
             Search(tuple(f"mosaic {kernel}" for kernel in KERNELS[1:]), (1,), SHORT),
-            # After 250 steps the transformer's losses at one block were too close to choose by.
-            Search(("transformer",), (1,), (f"{RATE}=1e-3,3e-3,1e-2,3e-2",)),
+            # After 250 steps losses at one block are too close to choose by.
+            Search(("mosaic gaussian", "transformer"), (1,), (f"{RATE}=1e-3,3e-3,1e-2,3e-2",)),
         ),
     ),
     "full": Budget(
