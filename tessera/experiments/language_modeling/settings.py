@@ -108,10 +108,12 @@ class Budget:
     searches: tuple[Search, ...] = ()
 
 
-# The peak learning rates that the short trainings of "cpu" chose (table "Learning rates"). The other kernels were
-# searched at one block alone; at four they take the Gaussian kernel's.
+# The peak learning rates that the trainings of "cpu" chose (table "Learning rates"). The other kernels were searched at
+# one block alone; at four they take the Gaussian kernel's.
 RATES: dict[tuple[str, int], float] = {
-    **{(f"mosaic {kernel}", depth): rate for kernel in KERNELS for depth, rate in ((1, 1e-2), (4, 3e-3))},
+    **{(f"mosaic {kernel}", 1): 3e-2 for kernel in KERNELS},
+    **{(f"mosaic {kernel}", 1): 1e-2 for kernel in ("gaussian", "biweight", "normalized_relu")},
+    **{(f"mosaic {kernel}", 4): 3e-3 for kernel in KERNELS},
     ("transformer", 1): 3e-3,
     ("transformer", 4): 3e-3,
 }
