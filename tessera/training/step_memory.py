@@ -84,8 +84,9 @@ def step_memory(recipe: Recipe, devices: int, precision: str, device_type: str =
     section = recipe.training
     micro, accumulation = batch_shape(section, devices)
     is_sharded = section.shard and devices > 1
-    live = LiveBytes()
     with ExitStack() as stack:
+        stack.enter_context(_older_objects_passed_over())
+        live = LiveBytes()
         mesh = stack.enter_context(_mesh(devices)) if is_sharded else None
         stack.enter_context(imagined(device_type))
         stack.enter_context(_counted_resizes(live))
@@ -130,6 +131,16 @@ def step_memory(recipe: Recipe, devices: int, precision: str, device_type: str =
         forward_and_backward=live.peak + buffers,
         optimizer_step=at_step + buffers,
     )
+
+
+@contextmanager
+def _older_objects_passed_over() -> Iterator[None]:
+    """Inside, Python's collector looks at new objects alone: a large program has millions that no step made."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _model(recipe: Recipe, config: Any) -> Any:
