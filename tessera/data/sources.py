@@ -1,4 +1,4 @@
-"""Where text comes from: the bundled stories, local files, or a Hugging Face dataset.
+"""Where text comes from: the bundled stories and novels, local files, or a Hugging Face dataset.
 
 A source yields documents, a document yields pieces of text, and nothing larger than a piece has to fit in memory.
 """
@@ -15,7 +15,7 @@ from tessera.data.text_files import documents_of_file, documents_of_json_lines
 from tessera.errors import TesseraError
 
 STORIES = Path(__file__).parent / "stories"
-NOVELS = Path(__file__).parent / "novels"
+BUNDLED = {"stories": STORIES, "novels": Path(__file__).parent / "novels"}
 VALIDATION_STORIES = ("the_grey_fairy_book_6746.txt",)
 HUB_PREFIX = "hf://"
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
@@ -55,7 +55,7 @@ def text_source(
 
     Parameters
     ----------
-    spec : "stories" (the bundled books); a file, a folder (its *.txt) or a glob; a list of those; or a Hugging Face
+    spec : "stories" or "novels" (bundled books: nine, and the beginnings of two); a file, a folder (its *.txt) or a glob; a list of those; or a Hugging Face
         dataset: `owner/name`, or `hf://` and any name or path that `datasets.load_dataset` takes.
     split : "train", "validation", ...: the books of `stories`, or the dataset's split. Files have no splits.
     text_column, subset : of a Hugging Face dataset; `text_column` also of JSON lines.
@@ -83,12 +83,13 @@ def story_files(split: str) -> list[Path]:
 
 
 def text_files(source: str | Sequence[str]) -> list[Path]:
-    """The text files that `source` names: "stories" (all bundled books), a file, a folder, a glob, or a list of those.
+    """The text files that `source` names: "stories" or "novels" (all bundled ones), a file, a folder, a glob, or a list.
 
     Raises `TesseraError` for a name without a file.
     """
-    if source == "stories":
-        return sorted(STORIES.glob("*.txt"))
+    bundled = BUNDLED.get(source) if isinstance(source, str) else None
+    if bundled is not None:
+        return sorted(bundled.glob("*.txt"))
     return [file for name in ([source] if isinstance(source, str) else source) for file in _files(name)]
 
 

@@ -1,6 +1,7 @@
 """Do the runs of an experiment that are not done yet, side by side, and show all of them."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
@@ -21,6 +22,7 @@ from tessera.files import remove, writing
 from tessera.locks import held
 
 LOCK = "run.lock"
+DRAWN_EVERY = 10.0  # seconds, at most: some runs are quicker than the figure
 CHECKPOINTS = Path("runs/reproduce")
 
 
@@ -37,7 +39,7 @@ def reproduce(
     """Train and evaluate what `selection` asks for and is not in the results yet; returns the path of the table.
 
     Interrupted at any moment and called again, it goes on: finished runs are in `output/<name>/<budget>.json`, started
-    ones have checkpoints. Every finished run redraws the figure and the table. `workers` processes share the cores;
+    ones have checkpoints. Figure and table are drawn again as runs finish, at most every ten seconds. `workers` processes share the cores;
     None is one per core (with a GPU: one), 1 works in this process. `only` is a pattern for the keys of runs, as in
     "biweight/1000/*". `imports` are plugins that the worker processes import too, as this process has.
 
@@ -68,8 +70,13 @@ def reproduce(
     if pending:
         results.prepare()
         job = Job(name, checkpoints / name / selection.budget, imports)
-        with _alone_in([job.folder(run) for run in pending]):
-            _do(job, runs, pending, results, workers)
+        try:
+            with _alone_in([job.folder(run) for run in pending]):
+                _do(job, runs, pending, results, workers)
+        except BaseException:
+            if results.path.exists():
+                write_report(results)  # what was finished since it was last drawn
+            raise
     return write_report(results)
 
 
@@ -99,12 +106,15 @@ def _is_done(run: Run, stored: dict[str, Record]) -> bool:
 
 
 def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, workers: int | None) -> None:
-    bar = Bar(runs, pending)
+    bar, drawn = Bar(runs, pending), time.monotonic()
 
     def finish(run: Run, record: Record) -> None:
+        nonlocal drawn
         results.add(run.key, record)
         bar.finished(run, record.provenance["wall_seconds"])
-        write_report(results)
+        if time.monotonic() - drawn > DRAWN_EVERY:
+            write_report(results)
+            drawn = time.monotonic()
 
     def show(run: Run, share: float, note: str) -> None:
         bar.show([(run, share, note)])

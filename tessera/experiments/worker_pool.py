@@ -10,20 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from tessera import plugins
 from tessera.errors import TesseraError
 from tessera.experiments.experiment import Record, Run
-from tessera.experiments.job import Job
 from tessera.experiments.progress import Progress
+
+if TYPE_CHECKING:
+    from tessera.experiments.job import Job
 
 # A fork would copy PyTorch's threads in whatever state they are.
 SPAWN = multiprocessing.get_context("spawn")
 
 
 def run_in_pool(
-    job: Job,
+    job: "Job",
     pending: Sequence[Run],
     workers: int,
     threads: int,
@@ -73,7 +75,7 @@ class _Worker:
     run: Run | None = None
 
     @classmethod
-    def hire(cls, job: Job, threads: int) -> Self:
+    def hire(cls, job: "Job", threads: int) -> Self:
         """Start a process of so many threads that does runs of `job`."""
         ours, theirs = SPAWN.Pipe()
         process = SPAWN.Process(target=_work, args=(theirs, job, threads), daemon=True)
@@ -87,7 +89,7 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError):  # a process that has ended is noticed when its answer is read
             self.line.send(run)
 
-    def answer(self, job: Job) -> tuple[Run, Record | Exception]:
+    def answer(self, job: "Job") -> tuple[Run, Record | Exception]:
         """Wait for the outcome of its run: the record, or the error (also of a process that died)."""
         run, self.run = self.run, None
         assert run is not None, "only who is at a run answers"
@@ -100,7 +102,7 @@ class _Worker:
             )
 
 
-def _work(line: Connection, job: Job, threads: int) -> None:
+def _work(line: Connection, job: "Job", threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to answer
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     for name in job.imports:  # what a run is made of must be known before it is received

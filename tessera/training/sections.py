@@ -37,7 +37,7 @@ class DataSection:
 
     source: str | list[str] = option(
         "stories",
-        "stories (the books that come with the library); a file, a folder or a pattern, or a list of them; a Hugging "
+        "stories or novels (books that come with the library); a file, a folder or a pattern, or a list of them; a Hugging "
         "Face dataset as owner/name or hf://NAME",
     )
     validation: str | list[str] | None = option(

@@ -6,7 +6,7 @@ import re
 import datasets
 import pytest
 
-from tessera.data.sources import STORIES, story_files, text_source
+from tessera.data.sources import STORIES, story_files, text_files, text_source
 from tessera.errors import TesseraError
 
 
@@ -28,6 +28,13 @@ def test_every_bundled_book_is_the_one_whose_origin_is_documented():
     )
     hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in STORIES.glob("*.txt")}
     assert dict(rows) == hashes
+
+
+def test_bundled_novels_have_a_name_and_no_splits():
+    source = text_source("novels")
+    assert [file.stem for file in text_files("novels")] == ["great_expectations_1400", "pride_and_prejudice_1342"]
+    assert not source.has_splits
+    assert "".join(source.pieces()).count("Elizabeth") > 50
 
 
 def test_files_folders_globs_and_lists(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
-from tessera.data.sources import NOVELS, text_source
+from tessera.data.sources import text_source
 from tessera.data.tokenizers import build_tokenizer
 from tessera.data.windows import ValidationWindows
 from tessera.evaluation.text import EvaluationText
@@ -44,7 +44,7 @@ def test_a_segment_alone_sees_nothing_before_it():
 
 
 def test_bits_of_segments_are_those_of_their_tokens(tmp_path):
-    text = EvaluationText(text_source(str(NOVELS)), context=12)
+    text = EvaluationText(text_source("novels"), context=12)
     windows = text.windows(build_tokenizer(TokenizerSpec(type="byte")), 2, tmp_path)
     assert isinstance(windows, ValidationWindows)
     ratio = windows.split.tokens_per_byte

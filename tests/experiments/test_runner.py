@@ -49,6 +49,15 @@ def test_finished_runs_are_not_done_again(go, toy):
     assert sorted(toy.executed) == ["steep/seed 0", "steep/seed 1", "straight/seed 0", "straight/seed 1"]
 
 
+@pytest.mark.parametrize(("every", "times"), [(1000.0, 1), (-1.0, 5)])
+def test_quick_runs_are_drawn_together(go, toy, monkeypatch, every, times):
+    drawn, plot = [], toy.plot
+    monkeypatch.setattr(toy, "plot", lambda records, path: drawn.append(len(records)) or plot(records, path))
+    monkeypatch.setattr("tessera.experiments.runner.DRAWN_EVERY", every)
+    go()
+    assert drawn == [1, 2, 3, 4, 4][-times:]
+
+
 def test_a_pattern_takes_some_runs(go, toy):
     go(only="*/seed 1")
     assert toy.executed == ["straight/seed 1", "steep/seed 1"]
@@ -70,6 +79,7 @@ def test_a_failure_keeps_what_is_done(go, toy, tmp_path):
     with pytest.raises(TesseraError, match="steep/seed 0: failed"):
         go()
     assert list(json.loads((tmp_path / "results/toy/cpu.json").read_text())["runs"]) == ["straight/seed 0"]
+    assert "| straight/seed 0 |" in (tmp_path / "results/toy/cpu.md").read_text()
     toy.failing = set()
     go()
     assert toy.executed == ["straight/seed 0", "steep/seed 0", "steep/seed 0", "straight/seed 1", "steep/seed 1"]

@@ -30,9 +30,10 @@ def do(tmp_path):
     return call
 
 
-def test_each_run_is_done_once_and_elsewhere(do):
-    do("work 1", "work 2", "work 3")
-    assert sorted(do.finished) == ["work 1", "work 2", "work 3"]
+def test_each_run_is_done_once_and_elsewhere_and_shown_meanwhile(do):
+    do("work 1", "wait", "work 2", "work 3")
+    assert sorted(do.finished) == ["wait", "work 1", "work 2", "work 3"]
+    assert {run.key for shown in do.shown for run, _, _ in shown} >= {"wait"}
     for key, record in do.finished.items():
         assert record.configuration == {"key": key}
         assert record.outcome == {"threads": 1}
@@ -66,12 +67,6 @@ def test_a_killed_process_is_told_in_a_line(do):
 def test_a_mistake_in_the_code_is_told_with_its_place(do):
     with pytest.raises(RuntimeError, match=r"(?s)mistake:\n.*chores\.py.*ZeroDivisionError"):
         do("mistake")
-
-
-def test_those_under_way_are_shown(do):
-    do("work", "wait")
-    assert {run.key for shown in do.shown for run, _, _ in shown} >= {"wait"}
-    assert sorted(do.finished) == ["wait", "work"]
 
 
 def test_no_process_outlives_the_parent(tmp_path):

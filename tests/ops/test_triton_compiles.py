@@ -14,16 +14,8 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("dtype", "width"),
-    [
-        ("bfloat16", 64),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("bfloat16", 128), ("float32", 64), ("float32", 128))
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "width"), [("bfloat16", 64), ("bfloat16", 128), ("float32", 64), ("float32", 128)])
 def test_every_kernel_compiles(dtype, width, tmp_path):
     pytest.importorskip("triton")
     # A process of its own: this one has imported triton with the interpreter chosen.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from tessera.data.sources import NOVELS, text_source
+from tessera.data.sources import text_source
 from tessera.data.windows import ValidationWindows
 from tessera.evaluation.loss import bits_per_byte, loss_by_position
 from tessera.evaluation.text import EvaluationText
@@ -44,7 +44,7 @@ def train_and_measure(settings: SegmentSettings, context: RunContext) -> dict[st
     length = settings.tested * settings.segment
     windows = {"stories": ValidationWindows(tested, length, settings.sequences)}
     with tempfile.TemporaryDirectory() as cache:
-        novels = EvaluationText(text_source(str(NOVELS)), context=length)
+        novels = EvaluationText(text_source("novels"), context=length)
         windows["novels"] = novels.windows(corpus.tokenizer, settings.sequences, Path(cache))
         measured: dict[str, Any] = {}
         for text, of_text in windows.items():

@@ -71,6 +71,7 @@ BUDGETS = {
             "model.num_layers=1",
             "model.num_heads=2",
             "tokenizer={type: byte}",
+            "data.source=novels",
             "data.context=24",
             "training.steps=2",
             "training.batch_size=2",

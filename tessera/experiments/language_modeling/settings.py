@@ -130,6 +130,7 @@ BUDGETS = {
             "model.hidden_size=16",
             "model.num_heads=2",
             "tokenizer={type: bpe, vocab_size: 300}",
+            "data.source=novels",
             "data.context=32",
             "training.steps=3",
             "training.log_every=1",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tessera.data.sources import NOVELS, text_source
+from tessera.data.sources import text_source
 from tessera.evaluation.text import EvaluationText, evaluate_text
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.experiments.language_modeling.settings import KERNELS, MODELS
@@ -33,7 +33,7 @@ class OutOfDistribution(Experiment):
         settings = run.configuration
         folder = trained_model(settings.trained, context)
         context.report(1.0, f"reading {settings.text}")
-        source = text_source(run.data.get(settings.text, str(NOVELS)))
+        source = text_source(run.data.get(settings.text, settings.text))
         text = EvaluationText(source, context=settings.trained.recipe["data"]["context"])
         model = load_model(folder).to(context.device)
         measured = evaluate_text(model, load_tokenizer(folder), text, sequences=settings.sequences)
