@@ -21,7 +21,7 @@ tags:
 {first_line}
 # {name}
 
-A model of type `{model_type}` with {parameters:,} parameters, {origin}.
+A {kind} of type `{model_type}` with {parameters:,} parameters, {origin}.
 
 ## How to load
 
@@ -40,6 +40,7 @@ A model of type `{model_type}` with {parameters:,} parameters, {origin}.
 Nothing is said here about the weights: state a licence of yours, and mind that of the text they were trained on. The
 code that reads them is under Apache-2.0.
 """
+CAUSAL = "causal language model"
 LOADING = """```python
 import tessera  # makes its model types known to transformers
 from transformers import {auto}
@@ -76,6 +77,7 @@ def saved_model_card(model: "PreTrainedModel", with_code: bool) -> str:
         first_line="",
         name=type(model).__name__,
         model_type=model.config.model_type,
+        kind=CAUSAL if auto_class(type(model)) == "AutoModelForCausalLM" else "model",
         parameters=num_parameters(model),
         origin=f"saved by Tessera {tessera.__version__}",
         loading=loading.format(auto=auto_class(type(model))),

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.files import write_text_atomically
-from tessera.models.model_card import CARD, TEMPLATE
+from tessera.models.model_card import CARD, CAUSAL, TEMPLATE
 from tessera.training.sections import Recipe
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def model_card(recipe: Recipe, summary: "RunSummary") -> str:
         first_line=f"{MARK}\n",
         name=_quoted(recipe.name),
         model_type=recipe.model["type"],
+        kind=CAUSAL,
         parameters=summary.parameters,
         origin="trained with Tessera",
         loading=LOADING,

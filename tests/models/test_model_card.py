@@ -44,6 +44,7 @@ def test_it_says_what_the_model_is_and_how_it_loads(tmp_path, build):
     tags = ["tessera", model.config.model_type]
     assert yaml.safe_load(card.split("---")[1]) == {"library_name": "transformers", "tags": tags}
     assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in card
+    assert ("A causal language model" in card) == (build is not bare)
     for title in ("Training", "Evaluation"):
         assert section(card, title).startswith("Not recorded here")
     assert "Apache-2.0" in section(card, "Licence")
