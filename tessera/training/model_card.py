@@ -1,33 +1,18 @@
-"""README.md beside the weights of a run: what the model is, how to load it, how it was trained, how good it is."""
+"""README.md beside the weights of a run: the card of a saved model, with what the run knows of its training."""
 
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.files import write_text_atomically
+from tessera.models.model_card import CARD, CAUSAL, TEMPLATE
 from tessera.training.sections import Recipe
 
 if TYPE_CHECKING:
     from tessera.training.summary import RunSummary
 
-CARD = "README.md"
 MARK = "<!-- written by tessera train; a README.md without this line is left alone -->"
-TEMPLATE = """---
-library_name: transformers
-tags:
-- tessera
-- {model_type}
----
-{mark}
-
-# {name}
-
-A causal language model of type `{model_type}` with {parameters:,} parameters, trained with
-Tessera.
-
-## How to load
-
-```python
+LOADING = """```python
 import tessera  # makes its model types known to transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -35,11 +20,8 @@ model = AutoModelForCausalLM.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```
 
-On the command line: `tessera generate FOLDER --prompt "Once upon a time"`.
-
-## Training
-
-| | |
+On the command line: `tessera generate FOLDER --prompt "Once upon a time"`."""
+TRAINING = """| | |
 |---|---|
 | text | {source} |
 | tokens seen | {tokens:,} ({steps:,} steps of {batch} sequences of {lengths} tokens) |
@@ -47,28 +29,15 @@ On the command line: `tessera generate FOLDER --prompt "Once upon a time"`.
 | learning rate | {learning_rate} |
 | seed | {seed} |
 
-Every setting is in `recipe.yaml`; versions, hardware and the command are in `run.json`.
-
-## Evaluation
-
-| on the validation text | |
+Every setting is in `recipe.yaml`; versions, hardware and the command are in `run.json`."""
+EVALUATION = """| on the validation text | |
 |---|---|
-{scores}
-
-## Licence
-
-Nothing is said here about the weights: state a licence of yours, and mind that of the text they were trained on. The
-code that reads them is under Apache-2.0.
-"""
+{scores}"""
 
 
 def model_card(recipe: Recipe, summary: "RunSummary") -> str:
     """The card of a finished run, in Markdown; names from the recipe are quoted."""
-    return TEMPLATE.format(
-        mark=MARK,
-        name=_quoted(recipe.name),
-        model_type=recipe.model["type"],
-        parameters=summary.parameters,
+    training = TRAINING.format(
         source=_quoted(recipe.data.source if recipe.data.task is None else recipe.data.task),
         tokens=summary.tokens,
         steps=summary.steps,
@@ -77,7 +46,18 @@ def model_card(recipe: Recipe, summary: "RunSummary") -> str:
         tokenizer=_quoted(recipe.tokenizer.path or recipe.tokenizer.type),
         learning_rate=_learning_rate(recipe),
         seed=recipe.seed,
-        scores="\n".join(f"| {name} | {value:.4f} |" for name, value in _scores(summary) if value is not None),
+    )
+    scores = "\n".join(f"| {name} | {value:.4f} |" for name, value in _scores(summary) if value is not None)
+    return TEMPLATE.format(
+        first_line=f"{MARK}\n",
+        name=_quoted(recipe.name),
+        model_type=recipe.model["type"],
+        kind=CAUSAL,
+        parameters=summary.parameters,
+        origin="trained with Tessera",
+        loading=LOADING,
+        training=training,
+        evaluation=EVALUATION.format(scores=scores),
     )
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from tessera.checkpoints import FOLDER, TEMPORARY, latest_complete
 from tessera.files import remove
+from tessera.models.model_card import CARD
 from tessera.training.inputs import INPUTS
-from tessera.training.model_card import CARD, is_generated_card
+from tessera.training.model_card import is_generated_card
 from tessera.training.saved_recipe import RECIPE, is_saved_recipe
 
 RESULT, METRICS, EVENTS, REPLACED = "run.json", "metrics.jsonl", "tensorboard", "replaced-run"

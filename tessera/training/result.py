@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tessera.evaluation.provenance import provenance
 from tessera.files import remove, sync, write_text_atomically, writing
+from tessera.models.model_card import CARD
 from tessera.models.sizes import num_parameters
 from tessera.training.metrics import median_speed
 from tessera.training.model_card import write_model_card
@@ -42,8 +43,8 @@ def move_into_run(temporary: Path, run: Path, recipe: Recipe, summary: RunSummar
     """Move what `save_pretrained` wrote into `temporary` to the run's folder; write model card, and `run.json` last."""
     for file in sorted(temporary.iterdir(), key=lambda path: path.suffix == ".safetensors"):
         # The run has its tokenizer from the start; a kill here must not leave another file of it, or --resume would
-        # take it for another tokenizer.
-        if file.name != "training_args.bin" and not file.name.startswith("tokenizer"):
+        # take it for another tokenizer. Its card is the run's own, below.
+        if file.name not in ("training_args.bin", CARD) and not file.name.startswith("tokenizer"):
             sync(file)
             os.replace(file, run / file.name)
     remove(temporary)

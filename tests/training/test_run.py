@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tessera.errors import TesseraError
 from tessera.models.loading import load_model, load_tokenizer
 from tessera.training.metrics import MetricsFile
+from tessera.training.model_card import is_generated_card
 from tessera.training.recipe import read_recipe
 from tessera.training.run import train
 from tessera.training.trainer import RecipeTrainer
@@ -83,6 +84,7 @@ def test_a_run_learns_and_leaves_a_hugging_face_model(go, tmp_path, model):
     result = json.loads((tmp_path / "run" / "run.json").read_text())
     assert result["result"]["parameters"] == sum(p.numel() for p in load_model(tmp_path / "run").parameters())
     assert result["provenance"]["configuration"]["training"]["steps"] == 40
+    assert is_generated_card(tmp_path / "run" / "README.md"), "the run knows more than its model does"
     assert not [path for path in (tmp_path / "run").rglob("*") if path.suffix in (".bin", ".tmp")]
 
 

@@ -45,7 +45,7 @@ def test_saves_and_loads_through_the_auto_classes(model, tmp_path):
     base = AutoModel.from_pretrained(tmp_path)
     assert torch.equal(base(ids).last_hidden_state, model.model(ids).last_hidden_state)
     assert AutoConfig.from_pretrained(tmp_path).training_long_term_delay == [64, 256]
-    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
+    assert {path.suffix for path in tmp_path.iterdir()} - {".md"} == {".json", ".safetensors"}
 
 
 def test_samples(model):
