@@ -55,8 +55,9 @@ def text_source(
 
     Parameters
     ----------
-    spec : "stories" or "novels" (bundled books: nine, and the beginnings of two); a file, a folder (its *.txt) or a glob; a list of those; or a Hugging Face
-        dataset: `owner/name`, or `hf://` and any name or path that `datasets.load_dataset` takes.
+    spec : "stories" or "novels" (bundled books: nine, and the beginnings of two); a file, a folder (its *.txt) or a
+        glob; a list of those; or a Hugging Face dataset: `owner/name`, or `hf://` and any name or path that
+        `datasets.load_dataset` takes.
     split : "train", "validation", ...: the books of `stories`, or the dataset's split. Files have no splits.
     text_column, subset : of a Hugging Face dataset; `text_column` also of JSON lines.
     format : of files: "text", or "json_lines" (each line a JSON text, or an object with `text_column`).
@@ -83,7 +84,7 @@ def story_files(split: str) -> list[Path]:
 
 
 def text_files(source: str | Sequence[str]) -> list[Path]:
-    """The text files that `source` names: "stories" or "novels" (all bundled ones), a file, a folder, a glob, or a list.
+    """The text files that `source` names: "stories" or "novels" (all of them), a file, a folder, a glob, or a list.
 
     Raises `TesseraError` for a name without a file.
     """

@@ -39,9 +39,10 @@ def reproduce(
     """Train and evaluate what `selection` asks for and is not in the results yet; returns the path of the table.
 
     Interrupted at any moment and called again, it goes on: finished runs are in `output/<name>/<budget>.json`, started
-    ones have checkpoints. Figure and table are drawn again as runs finish, at most every ten seconds. `workers` processes share the cores;
-    None is one per core (with a GPU: one), 1 works in this process. `only` is a pattern for the keys of runs, as in
-    "biweight/1000/*". `imports` are plugins that the worker processes import too, as this process has.
+    ones have checkpoints. Figure and table are drawn again as runs finish, at most every ten seconds. `workers`
+    processes share the cores; None is one per core (with a GPU: one), 1 works in this process. `only` is a pattern for
+    the keys of runs, as in "biweight/1000/*". `imports` are plugins that the worker processes import too, as this
+    process has.
 
     Raises:
         TesseraError: an unknown experiment, budget, model or kernel; results of another version; a training that fails.

@@ -37,8 +37,8 @@ class DataSection:
 
     source: str | list[str] = option(
         "stories",
-        "stories or novels (books that come with the library); a file, a folder or a pattern, or a list of them; a Hugging "
-        "Face dataset as owner/name or hf://NAME",
+        "stories or novels (books that come with the library); a file, a folder or a pattern, or a list of them; a "
+        "Hugging Face dataset as owner/name or hf://NAME",
     )
     validation: str | list[str] | None = option(
         None,
