@@ -23,6 +23,8 @@ class Stage:
     Attributes:
         steps: at most. target: the score, in [0, 1], at which the stage ends; above 1 it takes all its steps.
         learning_rate: its peak. settings: of the task in this stage, such as a key size.
+        from_memory: of questions: texts end with a segment and the questions come in the next one, so that they can be
+            answered from memory alone.
     """
 
     length: int
@@ -31,6 +33,7 @@ class Stage:
     target: float = 1.0
     learning_rate: float = 1e-3
     settings: dict = field(default_factory=dict)
+    from_memory: bool = False
 
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) for every rule this stage breaks."""

@@ -103,6 +103,10 @@ class StagedText(StagedData):
 
     def require(self, stage: Stage) -> None:
         """Both texts must hold a window."""
+        if stage.from_memory:
+            raise TesseraError(
+                "training.curriculum: from_memory is of questions (data.task); this recipe trains on text."
+            )
         for split, what in (
             (self.corpus.training, "the training text"),
             (self.corpus.validation, "the validation text"),
@@ -133,7 +137,7 @@ class StagedQuestions(StagedData):
 
     Contexts of several segments end anywhere in the last one, so that a model also learns to answer from its memory
     alone; with `data.early_questions` it is asked of the memory after every segment. Those of a validation end where
-    the published samples do. The score is the share of right answers, but for a thousandth: exp(-loss).
+    the published samples do. Where a stage asks `from_memory`, all end with a segment. The score is the share of right answers, but for a thousandth: exp(-loss).
     """
 
     task: QuestionTask
@@ -160,8 +164,13 @@ class StagedQuestions(StagedData):
 
     def require(self, stage: Stage) -> None:
         """The shortest context must hold the shortest story."""
-        shortest = stage.min_length * self.segment - (self.most_left_out if stage.min_length > 1 else 0)
-        self.batch(stage, 1, shortest, 0, "train")
+        self.batch(stage, 1, self.tokens(stage, stage.min_length, self.most_left_out), 0, "train")
+
+    def tokens(self, stage: Stage, length: int, left_out: int = 0) -> int:
+        """Of a sample of `length` segments, question and answer included, that ends `left_out` tokens early."""
+        if stage.from_memory:
+            return length * self.segment + RESERVED
+        return length * self.segment - (left_out if length > 1 else 0)
 
     @property
     def most_left_out(self) -> int:
@@ -171,9 +180,7 @@ class StagedQuestions(StagedData):
     def loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
         """Mean cross entropy of the answers."""
         length, seed = stage.length_at(step, self.recipe.seed), self.seed_of(number, step)
-        tokens = length * self.segment
-        if length > 1:
-            tokens -= Random(seed).randint(0, self.most_left_out)
+        tokens = self.tokens(stage, length, Random(seed).randint(0, self.most_left_out))
         count, early = self.recipe.training.batch_size, self.recipe.data.early_questions
         return answer_loss(model, self.batch(stage, count, tokens, seed, "train", early if is_segmented(model) else 0))
 
@@ -182,7 +189,7 @@ class StagedQuestions(StagedData):
         training, losses, shares = self.recipe.training, [], []
         for first in range(0, training.evaluate_sequences, training.batch_size):
             count = min(training.batch_size, training.evaluate_sequences - first)
-            batch = self.batch(stage, count, stage.length * self.segment, first, "validation")
+            batch = self.batch(stage, count, self.tokens(stage, stage.length), first, "validation")
             losses.append(answer_loss(model, batch).item() * count)
             shares.append(right_answers(model, batch))
         exact_match = torch.cat(shares).mean().item()

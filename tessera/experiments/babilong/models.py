@@ -26,6 +26,7 @@ def section(name: str, width: int, segment: int, memory_tokens: int, memory_dim:
         "num_layers": 2,
         "num_heads": 4,
         "num_persistent_slots": width,
+        "initialization": "fan_in",
     }
     span = max(4, segment // 4)
     mosaic_v2 = {
@@ -37,6 +38,7 @@ def section(name: str, width: int, segment: int, memory_tokens: int, memory_dim:
         "short_term_span": span,
         "long_term_delay": span // 4,
         "training_long_term_delay": [span // 4, span],
+        "initializer_range": width**-0.5,
         "tie_word_embeddings": True,
     }
     neox = {

@@ -52,6 +52,8 @@ class Budget:
 
     Attributes:
         stages: (segments, steps) of each stage; the first learns at `rate`, the others at half of it.
+        memory_steps: of a stage between the first, if that has one segment, and the second: one whole segment, asked
+            from memory alone.
         longest_whole_text: segments of the longest sample that models without segments are tested on.
     """
 
@@ -72,6 +74,7 @@ class Budget:
     kinds: tuple[str, ...]
     seeds: int
     early_questions: int = 1
+    memory_steps: int = 0
     evaluate_every: int = 50
     evaluate_sequences: int = 32
     models: tuple[str, ...] = tuple(NAMES)
@@ -133,6 +136,9 @@ class Budget:
             if length > 1 and fewest > 1:
                 stage["min_length"] = fewest
             stages.append(stage)
+            if length == 1 and self.memory_steps:
+                alone = {"steps": self.memory_steps, "learning_rate": self.rate / 2, "from_memory": True}
+                stages.append({**stage, **alone})
         stages[-1]["target"] = 2.0  # all of its steps
         return stages
 
@@ -150,6 +156,7 @@ SMOKE = Budget(
     memory_dim=4,
     vocab_size=250,
     stages=((1, 1), (2, 1)),
+    memory_steps=1,
     rate=2e-3,
     batch_size=2,
     questions=2,
@@ -173,6 +180,7 @@ CPU = Budget(
     batch_size=32,
     questions=4,
     early_questions=4,
+    memory_steps=300,
     target=0.95,
     measured=(2, 4, 8, 16, 64, 256, 1024, 4096, 15625),
     longest_whole_text=64,
