@@ -137,7 +137,8 @@ class StagedQuestions(StagedData):
 
     Contexts of several segments end anywhere in the last one, so that a model also learns to answer from its memory
     alone; with `data.early_questions` it is asked of the memory after every segment. Those of a validation end where
-    the published samples do. Where a stage asks `from_memory`, all end with a segment. The score is the share of right answers, but for a thousandth: exp(-loss).
+    the published samples do. Where a stage asks `from_memory`, all end with a segment. The score is the share of right
+    answers, but for a thousandth: exp(-loss).
     """
 
     task: QuestionTask

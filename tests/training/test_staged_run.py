@@ -147,6 +147,27 @@ def test_refusals(recipe_of, tmp_path, override, message):
     assert not (tmp_path / "run").exists()
 
 
+def test_stages_from_memory_end_with_a_segment(recipe_of, tmp_path, monkeypatch):
+    lengths = []
+    answer_loss = staged_data.answer_loss
+
+    def seen(model, batch):
+        lengths.append(batch.contexts.shape[1])
+        return answer_loss(model, batch)
+
+    monkeypatch.setattr(staged_data, "answer_loss", seen)
+    stages = "{length: 2, steps: 2}, {length: 2, min_length: 2, steps: 2, from_memory: true}"
+    train(recipe_of(QUESTIONS, f"training.curriculum=[{stages}]"), tmp_path / "run", progress=False)
+    assert set(lengths[-3:]) == {64}  # a step, and a validation of two batches
+    assert 64 - 20 in lengths
+
+
+def test_text_is_asked_nothing_from_memory(recipe_of, tmp_path):
+    plain = {**QUESTIONS, "data": {"source": "novels"}, "tokenizer": {"type": "byte"}}
+    with pytest.raises(TesseraError, match="from_memory is of questions"):
+        train(recipe_of(plain, "training.curriculum=[{length: 2, steps: 1, from_memory: true}]"), tmp_path / "run")
+
+
 def test_a_stage_ends_halfway_down_a_linear_schedule(recipe_of, tmp_path):
     run = tmp_path / "run"
     stages = "training.curriculum=[{length: 2, min_length: 2, steps: 40, learning_rate: 0.01}]"
