@@ -28,7 +28,8 @@ myst_heading_anchors = 4
 nb_execution_mode = "force"
 nb_execution_in_temp = True
 nb_execution_show_tb = True
-nb_execution_timeout = 600
+# Per cell, on a clock: for one that hangs. What a page may take is counted in processor time (tests/docs/test_site.py).
+nb_execution_timeout = 1800
 nb_merge_streams = True
 
 autodoc_typehints_format = "short"
