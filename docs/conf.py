@@ -13,6 +13,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.g
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# tqdm's advice to notebooks that miss a widget: it would show a path of this machine on the pages.
+os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")
 
 import tessera  # noqa: E402
 
