@@ -192,6 +192,7 @@ def runs_of(selection: RunSelection, experiment: str = "language_modeling") -> l
     order += [(deepest, seeds[0], name) for name in names]
     order += [(depth, seeds[0], name) for depth, name in product(budget.kernel_depths[1:], others)]
     order += [(deepest, seed, name) for seed, name in product(seeds[1:], names)]
+    order += [(depth, seed, name) for seed, depth, name in product(seeds[1:], budget.kernel_depths, others)]
     runs = search + [_run(budget, name, depth, seed, text) for depth, seed, name in order]
     if not runs:
         raise TesseraError(f"{where}: --models and --kernels must leave a run of this budget; got none.")
