@@ -1,5 +1,6 @@
 """Sphinx: pages are Markdown, tutorials run while the site is built, and the reference comes from the docstrings."""
 
+import copy
 import json
 import os
 import re
@@ -15,6 +16,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # tqdm's advice to notebooks that miss a widget: it would show a path of this machine on the pages.
 os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")
+
+import myst_nb.core.render  # noqa: E402
 
 import tessera  # noqa: E402
 
@@ -66,6 +69,21 @@ def links_between_pages(app, docname, source):
     source[0] = re.sub(r"\[([^\]]+)\]\(\.\./tessera/[^)]*\)", r"\1", text)
 
 
+def as_printed(outputs, coalesce_streams=myst_nb.core.render.coalesce_streams):
+    """The pieces of each stream as one: a program's words come in pieces, and MyST-NB would begin a line at each."""
+    joined, streams = [], {}
+    for output in outputs:
+        stream = streams.get(output.get("name"))
+        if output["output_type"] != "stream":
+            joined.append(output)
+        elif stream is not None:
+            stream["text"] += output["text"]
+        else:
+            stream = streams[output["name"]] = copy.copy(output)
+            joined.append(stream)
+    return coalesce_streams(joined)
+
+
 def note_processor_time(app, docname, *_):
     """Called before and after a page is read: what its program took of the processor, in seconds."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -80,6 +98,7 @@ def write_seconds(app, exception):
 
 
 def setup(app):
+    myst_nb.core.render.coalesce_streams = as_printed
     app.connect("source-read", note_processor_time)
     app.connect("doctree-read", lambda app, doctree: note_processor_time(app, app.env.docname))
     app.connect("build-finished", write_seconds)

@@ -61,8 +61,9 @@ def run_in_pool(
             under_way = [(run, Progress.read(job.folder(run))) for run in runs]
             show([(run, progress.share, progress.note) for run, progress in under_way])
     finally:
-        for worker in team:  # what is under way has its checkpoints, and nobody waits for it any more
-            worker.process.terminate()
+        for worker in team:
+            worker.dismiss()
+        for worker in team:
             worker.process.join(timeout=5.0)
 
 
@@ -89,6 +90,14 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError):  # a process that has ended is noticed when its answer is read
             self.line.send(run)
 
+    def dismiss(self) -> None:
+        """Let it end, at once if it is at a run: that has its checkpoints, and nobody waits for it any more."""
+        if self.run is None:  # by itself, so that it gives its semaphores back
+            with contextlib.suppress(BrokenPipeError):
+                self.line.send(None)
+        else:
+            self.process.terminate()
+
     def answer(self, job: "Job") -> tuple[Run, Record | Exception]:
         """Wait for the outcome of its run: the record, or the error (also of a process that died)."""
         run, self.run = self.run, None
@@ -107,8 +116,7 @@ def _work(line: Connection, job: "Job", threads: int) -> None:
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     for name in job.imports:  # what a run is made of must be known before it is received
         plugins.import_file(name)
-    while True:
-        run = line.recv()
+    while (run := line.recv()) is not None:
         answer: Record | Exception
         try:
             answer = job.do(run, threads)

@@ -99,26 +99,18 @@ def trace(
     memories = []
     for site in tqdm(sites, desc="without each memory", disable=not progress or removals == "none", leave=False):
         seen = _recalled_fields(recalls[site.name]) if site.name in recalls else {}
-        predicted = _predicted_fields(lens, streams, site, predictions)
-        removed = removing.fields(site, seen["share"].shape[1] if seen else 0)
-        leak = streams.leak(site)
-        memories.append(
-            MemoryTrace(site.name, site.layer, site.kind, bool(seen), leak=leak, **seen, **predicted, **removed)
-        )
-    stored = None
-    if segments and isinstance(memory, MemoryState):
-        stored = describe_memory(model, memory, predictions)
+        memories.append(_memory_trace(site, seen, lens, streams, removing, predictions))
+    stored = describe_memory(model, memory, predictions) if segments and isinstance(memory, MemoryState) else None
     likeliest = [part for memory in memories for part in (memory.own_tokens, memory.after_tokens) if part is not None]
     likeliest += [before_tokens] + ([stored.tokens] if stored else [])
-    tokens, vocabulary = _tokens(tokenizer, input_ids), _texts(tokenizer, likeliest)
     return Trace(
         _about(model),
-        tokens,
+        _tokens(tokenizer, input_ids),
         input_ids[0].cpu(),
         losses,
         torch.tensor(positions, dtype=torch.long),
         tuple(memories),
-        vocabulary,
+        _texts(tokenizer, likeliest),
         segments.trace() if segments else None,
         torch.tensor(removing.pairs, dtype=torch.long),
         stored,
@@ -280,6 +272,16 @@ def _predicted_fields(lens: Lens, streams: _Streams, site: Site, count: int) -> 
         "after_tokens": after_tokens.int().cpu(),
         "after_scores": after_scores.cpu(),
     }
+
+
+def _memory_trace(
+    site: Site, seen: dict[str, Tensor], lens: Lens, streams: _Streams, removing: "_Removing", predictions: int
+) -> MemoryTrace:
+    """One memory's part; `seen`: what it recalled, empty where it recalled nothing."""
+    predicted = _predicted_fields(lens, streams, site, predictions)
+    removed = removing.fields(site, seen["share"].shape[1] if seen else 0)
+    leak = streams.leak(site)
+    return MemoryTrace(site.name, site.layer, site.kind, bool(seen), leak=leak, **seen, **predicted, **removed)
 
 
 @dataclass(frozen=True)
