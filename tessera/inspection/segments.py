@@ -8,7 +8,6 @@ from torch import Tensor
 
 from tessera.inspection.reading import Reading
 from tessera.inspection.trace import SegmentTrace
-from tessera.layers.dpfp import dpfp
 from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.recurrence import MemoryState
 from tessera.models.recurrence.state import CarriedTokens
@@ -36,7 +35,7 @@ class SegmentObserver:
         """While it lasts, the last outputs of every memory and of its projections are kept."""
         handles = []
         for memory in self.memories or ():
-            for part in (memory, memory.key, memory.value, memory.strength):
+            for part in (memory, memory.key, memory.value, memory.gate):
                 handles.append(
                     part.register_forward_hook(lambda module, _, output: self.outputs.__setitem__(module, output))
                 )
@@ -89,8 +88,9 @@ def association_row(
     memory: AssociationMemory, before: AssociationState, after: AssociationState, read: float, outputs: dict
 ) -> tuple[float, ...]:
     """The numbers of an association matrix."""
-    keys = dpfp(outputs[memory.key], memory.num_rolls)
-    strengths = torch.sigmoid(outputs[memory.strength])
+    strengths = outputs[memory.gate]
+    keys = memory.features_to_write(outputs[memory.key], strengths)
+    strengths = strengths.unsqueeze(-1)
     known = read_association(before.matrix, before.normaliser, keys, eps=memory.eps)
     written = keys.transpose(1, 2) @ (strengths * outputs[memory.value])
     # What the update took away is what it wrote less what came of it; so it holds in either order of writing.

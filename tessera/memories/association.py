@@ -1,5 +1,7 @@
 """The associative memory of one ARMT layer: an association matrix with its learned keys, values and strengths."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +22,26 @@ class AssociationState(State):
     empty: Bool[Tensor, " B"]
 
 
+class WriteStrength(nn.Module):
+    """`b = sigmoid(W_b m)` (ARMT, section 2); with a `stretch` s > 0 `b = clip((1 + 2 s) sigmoid(W_b m) - s, 0, 1)`.
+
+    A stretched strength can be exactly 0 (the hard concrete gate of Louizos et al. 2018, s = 0.1, without its noise).
+    Its gradient is the sigmoid's, so that a closed gate can open again.
+    """
+
+    def __init__(self, stretch: float = 0.0):
+        super().__init__()
+        self.stretch = stretch
+
+    def forward(self, scores: Float[Tensor, "B M 1"]) -> Float[Tensor, "B M"]:
+        """The strengths of `scores` = W_b m."""
+        strength = torch.sigmoid(scores).squeeze(-1)
+        if not self.stretch:
+            return strength
+        stretched = ((1 + 2 * self.stretch) * strength - self.stretch).clamp(0, 1)
+        return strength + (stretched - strength).detach()
+
+
 class AssociationMemory(nn.Module):
     """Reads with `q = W_Q x`, writes with `k = W_K m`, `v = W_V m`, `b = sigmoid(W_b m)` (ARMT, section 2).
 
@@ -28,7 +50,7 @@ class AssociationMemory(nn.Module):
     Args:
         hidden_size: width of the layer, V. memory_dim: width of queries and keys before the feature map.
         num_rolls: nu. correction: gamma-correction of the normaliser. order: see `write_association`. eps: of the
-            divisions.
+            divisions. strength_stretch: see `WriteStrength`; a token of strength 0 changes neither A nor z.
     """
 
     def __init__(
@@ -39,12 +61,14 @@ class AssociationMemory(nn.Module):
         correction: bool = True,
         order: str = "parallel",
         eps: float = 1e-5,
+        strength_stretch: float = 0.0,
     ):
         super().__init__()
         self.query = nn.Linear(hidden_size, memory_dim, bias=False)
         self.key = nn.Linear(hidden_size, memory_dim, bias=False)
         self.value = nn.Linear(hidden_size, hidden_size, bias=False)
         self.strength = nn.Linear(hidden_size, 1)
+        self.gate = WriteStrength(strength_stretch)
         self.num_rolls, self.correction, self.order, self.eps = num_rolls, correction, order, eps
         self.reset_parameters()
 
@@ -71,17 +95,36 @@ class AssociationMemory(nn.Module):
         query = dpfp(self.query(hidden), self.num_rolls)
         return read_association(state.matrix, state.normaliser, query, eps=self.eps)
 
+    def features_to_write(self, key: Float[Tensor, "B M K"], strength: Float[Tensor, "B M"]) -> Float[Tensor, "B M P"]:
+        """phi(k) of `key` = W_K m; 0 for a token of strength 0, so that it changes z as little as A."""
+        features = dpfp(key, self.num_rolls)
+        return features * (strength > 0).unsqueeze(-1) if self.gate.stretch else features
+
     def write(self, tokens: Float[Tensor, "B M V"], state: AssociationState) -> AssociationState:
         """The state after the memory tokens' outputs `tokens` (B, M, V) were written."""
+        strength = self.gate(self.strength(tokens))
         matrix, normaliser = write_association(
             state.matrix,
             state.normaliser,
-            dpfp(self.key(tokens), self.num_rolls),
+            self.features_to_write(self.key(tokens), strength),
             self.value(tokens),
-            torch.sigmoid(self.strength(tokens)).squeeze(-1),
+            strength,
             state.empty,
             correction=self.correction,
             order=self.order,
             eps=self.eps,
         )
         return AssociationState(matrix, normaliser, torch.zeros_like(state.empty))
+
+
+@contextmanager
+def recorded_strengths(model: nn.Module) -> Iterator[list[Tensor]]:
+    """While it lasts, the strengths (B, M) of all writes of the association memories in `model`, with their gradient."""
+    strengths: list[Tensor] = []
+    gates = [module for module in model.modules() if isinstance(module, WriteStrength)]
+    hooks = [gate.register_forward_hook(lambda gate, scores, strength: strengths.append(strength)) for gate in gates]
+    try:
+        yield strengths
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -25,6 +25,8 @@ class Stage:
         learning_rate: its peak. settings: of the task in this stage, such as a key size.
         from_memory: of questions: texts end with a segment and the questions come in the next one, so that they can be
             answered from memory alone.
+        write_cost: of models with association matrices: this times the mean strength of all writes is added to the
+            loss, so that text without use is not written.
     """
 
     length: int
@@ -34,6 +36,7 @@ class Stage:
     learning_rate: float = 1e-3
     settings: dict = field(default_factory=dict)
     from_memory: bool = False
+    write_cost: float = 0.0
 
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) for every rule this stage breaks."""
@@ -43,6 +46,8 @@ class Stage:
                 invalid.append((name, f"must be at least 1; got {getattr(self, name)}."))
         if self.min_length > self.length:
             invalid.append(("min_length", f"must be at most length ({self.length}); got {self.min_length}."))
+        if self.write_cost < 0:
+            invalid.append(("write_cost", f"must be at least 0; got {self.write_cost}."))
         for name in ("target", "learning_rate"):
             if not getattr(self, name) > 0:
                 invalid.append((name, f"must be positive; got {getattr(self, name)}."))

@@ -16,6 +16,7 @@ from tessera.data.windows import ValidationWindows
 from tessera.errors import TesseraError, did_you_mean
 from tessera.evaluation.loss import bits_per_byte, loss_by_position
 from tessera.evaluation.questions import answer_loss, is_segmented, right_answers
+from tessera.memories.association import recorded_strengths
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.vocabulary import END, PAD, UNKNOWN
 from tessera.tasks.catalogue import TASKS
@@ -54,12 +55,30 @@ class StagedData(ABC):
         """Raise `TesseraError` unless there is text for this stage."""
 
     @abstractmethod
-    def loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
-        """Of the batch of a step of stage `number`."""
+    def prediction_loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
+        """Mean cross entropy in nats of what the batch of a step of stage `number` asks for."""
 
     @abstractmethod
+    def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
+        """How well `model` does on held-out text. `score` in (0, 1], higher is better, is what chooses weights."""
+
+    def loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
+        """`prediction_loss`, and what the stage's writes cost."""
+        if not stage.write_cost:
+            return self.prediction_loss(model, stage, number, step)
+        with recorded_strengths(model) as strengths:
+            loss = self.prediction_loss(model, stage, number, step)
+        return loss + stage.write_cost * _mean(strengths)
+
     def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
-        """The numbers of a line of metrics. `score` in (0, 1], higher is better, is what chooses weights."""
+        """The numbers of a line of metrics: `predictions`, whose score is lower by what the stage's writes cost."""
+        if not stage.write_cost:
+            return self.predictions(model, stage)
+        with recorded_strengths(model) as strengths:
+            numbers = self.predictions(model, stage)
+        strength = _mean(strengths).item()
+        score = numbers["score"] - stage.write_cost * strength
+        return {**numbers, "score": score, "validation_write_strength": strength}
 
     def batch_tokens(self, stage: Stage, step: int) -> int:
         """Tokens of the contexts of a step."""
@@ -70,11 +89,16 @@ class StagedData(ABC):
         return (self.recipe.seed * 100 + number) * 10_000_000 + step
 
 
+def _mean(strengths: list[Tensor]) -> Tensor:
+    return torch.cat([strength.flatten() for strength in strengths]).mean()
+
+
 def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool) -> StagedData:
     """The task of the recipe, else its text; `saved_tokenizer`: see `open_corpus`.
 
     Raises:
-        TesseraError: an unknown task, a setting that it does not have, text that is missing or too short.
+        TesseraError: an unknown task, a setting that it does not have, text that is missing or too short; a cost of
+            writes of a model that does not write with strengths.
     """
     segment = recipe.model.get("segment_size", recipe.data.context)
     if recipe.data.task is None:
@@ -82,6 +106,9 @@ def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool) -> Sta
     else:
         data = StagedQuestions(recipe, segment, question_task(recipe.data.task))
     for stage in recipe.training.curriculum:
+        if stage.write_cost and recipe.model["type"] != "armt":
+            kind = recipe.model["type"]
+            raise TesseraError(f"training.curriculum: write_cost is of models of type 'armt'; got {kind!r}.")
         data.require(stage)
     return data
 
@@ -113,8 +140,8 @@ class StagedText(StagedData):
         ):
             split.require(stage.length * self.segment, what)
 
-    def loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
-        """Mean cross entropy of all tokens."""
+    def prediction_loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
+        """Of all tokens."""
         split, context = self.corpus.training, stage.length_at(step, self.recipe.seed) * self.segment
         random = Random(self.seed_of(number, step))
         starts = [random.randint(split.start, split.stop - context) for _ in range(self.recipe.training.batch_size)]
@@ -122,7 +149,7 @@ class StagedText(StagedData):
         tokens = tokens.to(next(model.parameters()).device)
         return model(input_ids=tokens, labels=tokens).loss
 
-    def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
+    def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """Loss and bits per byte."""
         training = self.recipe.training
         windows = ValidationWindows(self.corpus.validation, stage.length * self.segment, training.evaluate_sequences)
@@ -178,14 +205,14 @@ class StagedQuestions(StagedData):
         """Tokens by which a context of several segments may end before the published place: to the last border."""
         return self.segment - RESERVED
 
-    def loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
-        """Mean cross entropy of the answers."""
+    def prediction_loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
+        """Of the answers."""
         length, seed = stage.length_at(step, self.recipe.seed), self.seed_of(number, step)
         tokens = self.tokens(stage, length, Random(seed).randint(0, self.most_left_out))
         count, early = self.recipe.training.batch_size, self.recipe.data.early_questions
         return answer_loss(model, self.batch(stage, count, tokens, seed, "train", early if is_segmented(model) else 0))
 
-    def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
+    def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """The share of right answers, and the loss of the answers."""
         training, losses, shares = self.recipe.training, [], []
         for first in range(0, training.evaluate_sequences, training.batch_size):

@@ -137,6 +137,10 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
         ("tokenizer={type: gpt2}", "tokenizer must be left out with data.task"),
         ("data.questions=0", "data.questions must be a positive integer"),
         ("data.early_questions=-1", "data.early_questions must not be negative"),
+        (
+            "training.curriculum=[{length: 2, steps: 1, write_cost: -1.0}]",
+            r"training.curriculum\[0\].write_cost must be at least 0",
+        ),
         ("training.curriculum=[{length: 1, steps: 0}]", r"training.curriculum\[0\].steps must be at least 1"),
         ("training.patience=0", "training.patience must be a positive integer"),
     ],
@@ -166,6 +170,32 @@ def test_text_is_asked_nothing_from_memory(recipe_of, tmp_path):
     plain = {**QUESTIONS, "data": {"source": "novels"}, "tokenizer": {"type": "byte"}}
     with pytest.raises(TesseraError, match="from_memory is of questions"):
         train(recipe_of(plain, "training.curriculum=[{length: 2, steps: 1, from_memory: true}]"), tmp_path / "run")
+
+
+def test_writes_cost_their_mean_strength(recipe_of, tmp_path, monkeypatch):
+    losses = []
+    loss = staged_data.StagedQuestions.loss
+
+    def seen(self, model, stage, number, step):
+        value = loss(self, model, stage, number, step)
+        losses.append(value.item() - self.prediction_loss(model, stage, number, step).item())
+        return value
+
+    monkeypatch.setattr(staged_data.StagedQuestions, "loss", seen)
+    stages = "{length: 2, min_length: 2, steps: 1}, {length: 2, min_length: 2, steps: 1, write_cost: 10.0}"
+    train(recipe_of(QUESTIONS, f"training.curriculum=[{stages}]"), tmp_path / "run", progress=False)
+    assert losses[0] == 0
+    assert losses[1] == pytest.approx(5.0, abs=1.0)  # fresh strengths are near sigmoid(0)
+    checks = [r for r in MetricsFile(tmp_path / "run" / "metrics.jsonl").read() if "validation_loss" in r]
+    assert [round(r.get("validation_write_strength", 0), 1) for r in checks] == [0, 0.5]
+
+
+def test_only_an_armt_pays_for_writes(recipe_of, tmp_path):
+    plain = {**QUESTIONS, "model": {"type": "rmt", "segment_size": 32, "num_memory_tokens": 2, "base": BASE}}
+    stage = "training.curriculum=[{length: 2, min_length: 2, steps: 1, write_cost: 0.5}]"
+    with pytest.raises(TesseraError, match="write_cost is of models of type 'armt'; got 'rmt'"):
+        train(recipe_of(plain, stage), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_stage_ends_halfway_down_a_linear_schedule(recipe_of, tmp_path):

@@ -4,7 +4,9 @@ from typing import Any
 
 WHOLE_TEXT = ("mamba", "mosaic", "mosaic_v2")  # read the text without segments
 LAST_SEGMENT = "last_segment"
+GATED = "armt_mosaic_gated"
 NAMES = {
+    GATED: "ARMT around a Memory Mosaic, strengths down to 0",
     "armt_mosaic": "ARMT around a Memory Mosaic",
     "armt": "ARMT around GPT-NeoX",
     "armt_mosaic_v2": "ARMT around a Memory Mosaic v2",
@@ -53,6 +55,7 @@ def section(name: str, width: int, segment: int, memory_tokens: int, memory_dim:
     memory = {"segment_size": segment, "num_memory_tokens": memory_tokens}
     armt = {"type": "armt", **memory, "memory_dim": memory_dim}
     return {
+        GATED: {**armt, "base": mosaic, "strength_stretch": 0.1},
         "armt_mosaic": {**armt, "base": mosaic},
         "armt": {**armt, "base": neox},
         "armt_mosaic_v2": {**armt, "base": mosaic_v2},

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.experiments.babilong.models import LAST_SEGMENT, NAMES, WHOLE_TEXT, section
+from tessera.experiments.babilong.models import GATED, LAST_SEGMENT, NAMES, WHOLE_TEXT, section
 from tessera.experiments.experiment import Run
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.stories import LENGTHS, PLAIN_FACT
@@ -54,6 +54,7 @@ class Budget:
         stages: (segments, steps) of each stage; the first learns at `rate`, the others at half of it.
         memory_steps: of a stage between the first, if that has one segment, and the second: one whole segment, asked
             from memory alone.
+        gated_stages: what the model whose strengths reach 0 has instead of the last stage, each with `write_cost`.
         longest_whole_text: segments of the longest sample that models without segments are tested on.
     """
 
@@ -75,6 +76,8 @@ class Budget:
     seeds: int
     early_questions: int = 1
     memory_steps: int = 0
+    gated_stages: tuple[tuple[int, int], ...] = ()
+    write_cost: float = 0.5
     evaluate_every: int = 50
     evaluate_sequences: int = 32
     models: tuple[str, ...] = tuple(NAMES)
@@ -105,7 +108,7 @@ class Budget:
                 "evaluate_every": self.evaluate_every,
                 "evaluate_sequences": self.evaluate_sequences,
                 "checkpoint_every": 100,
-                "curriculum": self._curriculum(kind),
+                "curriculum": self._curriculum(model, kind),
             },
         }
         measured = tuple(n for n in self.measured if model not in WHOLE_TEXT or n <= self.longest_whole_text)
@@ -118,7 +121,7 @@ class Budget:
             return PUBLISHED_SHARE
         return 0.25 if kind == "qa4" else 0.5
 
-    def _curriculum(self, kind: str) -> list[dict[str, Any]]:
+    def _curriculum(self, model: str, kind: str) -> list[dict[str, Any]]:
         """Stages as plain values. Where training begins with one segment, every later step has at least two.
 
         Stages whose contexts do not hold the shortest stories are left out; a context of several segments may end
@@ -128,7 +131,7 @@ class Budget:
         while not self._holds_a_story(fewest, kind):
             fewest += 1
         stages: list[dict[str, Any]] = []
-        for length, steps in self.stages:
+        for length, steps in self.stages[:-1] if model == GATED else self.stages:
             if length < fewest and not (length == 1 and self._holds_a_story(1, kind)):
                 continue
             rate = self.rate if not stages else self.rate / 2
@@ -139,6 +142,9 @@ class Budget:
             if length == 1 and self.memory_steps:
                 alone = {"steps": self.memory_steps, "learning_rate": self.rate / 2, "from_memory": True}
                 stages.append({**stage, **alone})
+        if model == GATED:  # the gates need all steps to close
+            gated = {"learning_rate": self.rate / 2, "target": 2.0, "write_cost": self.write_cost, "min_length": fewest}
+            stages += [{"length": length, "steps": steps, **gated} for length, steps in self.gated_stages]
         stages[-1]["target"] = 2.0  # all of its steps
         return stages
 
@@ -157,6 +163,7 @@ SMOKE = Budget(
     vocab_size=250,
     stages=((1, 1), (2, 1)),
     memory_steps=1,
+    gated_stages=((2, 1),),
     rate=2e-3,
     batch_size=2,
     questions=2,
@@ -181,6 +188,7 @@ CPU = Budget(
     questions=4,
     early_questions=4,
     memory_steps=300,
+    gated_stages=((8, 300), (16, 300)),
     target=0.95,
     measured=(2, 4, 8, 16, 64, 256, 1024, 4096, 15625),
     longest_whole_text=64,
@@ -198,6 +206,7 @@ FULL = Budget(
     memory_dim=64,
     vocab_size=30_000,
     stages=((2, 10_000), (3, 10_000), (5, 10_000), (8, 10_000), (16, 10_000), (32, 30_000)),
+    gated_stages=((16, 10_000), (32, 30_000)),
     rate=2e-4,
     batch_size=64,
     questions=4,

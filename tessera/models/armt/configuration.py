@@ -11,7 +11,8 @@ class ARMTConfig(SegmentedConfig):
         memory_dim: width of queries and keys before the feature map. num_rolls: nu of DPFP-nu, so that a layer's
             matrix is (2 nu memory_dim, hidden_size).
         correction: gamma-correction of the normaliser. update_order: "parallel" (published) or "sequential" (paper).
-        epsilon: of the divisions. The others: see `SegmentedConfig`.
+        epsilon: of the divisions. strength_stretch: 0 as published; with 0.1 a memory token can also write exactly
+            nothing, see `tessera.memories.association.WriteStrength`. The others: see `SegmentedConfig`.
     Raises:
         TesseraError: naming every argument that is unknown or impossible.
     """
@@ -23,6 +24,7 @@ class ARMTConfig(SegmentedConfig):
     correction: bool = True
     update_order: str = "parallel"
     epsilon: float = 1e-5
+    strength_stretch: float = 0.0
 
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
@@ -35,4 +37,6 @@ class ARMTConfig(SegmentedConfig):
             problems.append(f"correction must be True or False; got {self.correction!r}.")
         if not isinstance(self.epsilon, float) or self.epsilon <= 0:
             problems.append(f"epsilon must be a positive number; got {self.epsilon!r}.")
+        if not isinstance(self.strength_stretch, (int, float)) or self.strength_stretch < 0:
+            problems.append(f"strength_stretch must be a number of at least 0; got {self.strength_stretch!r}.")
         return problems

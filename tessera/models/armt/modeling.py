@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -87,9 +87,10 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
         weight = self.get_input_embeddings().weight
         self.memory_tokens = MemoryTokens(config.num_memory_tokens, weight)
         sizes = (config.hidden_size, config.memory_dim, config.num_rolls)
-        update = (config.correction, config.update_order, config.epsilon)
+        update: dict[str, Any] = {"correction": config.correction, "order": config.update_order}
+        update |= {"eps": config.epsilon, "strength_stretch": config.strength_stretch}
         with weight.device:
-            memories = [AssociationMemory(*sizes, *update) for _ in range(config.num_hidden_layers)]
+            memories = [AssociationMemory(*sizes, **update) for _ in range(config.num_hidden_layers)]
         self.memories = nn.ModuleList(memories)
         if weight.dtype != torch.get_default_dtype():  # tensors without numbers cannot be converted in place
             self.memories.to(weight.dtype)

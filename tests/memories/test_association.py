@@ -1,0 +1,58 @@
+"""The strengths with which an association matrix is written: as published, and stretched so that they can be 0."""
+
+import pytest
+import torch
+
+from tessera.memories.association import AssociationMemory, WriteStrength, recorded_strengths
+
+SCORES = torch.tensor([[-6.0, -2.0, 0.0, 2.0, 6.0]]).unsqueeze(-1)
+
+
+def test_a_strength_is_a_sigmoid_as_published():
+    assert torch.equal(WriteStrength()(SCORES), torch.sigmoid(SCORES).squeeze(-1))
+
+
+def test_a_stretched_strength_reaches_both_ends_and_keeps_its_gradient():
+    scores = SCORES.clone().requires_grad_()
+    strengths = WriteStrength(0.1)(scores)
+    expected = (1.2 * torch.sigmoid(SCORES).squeeze(-1) - 0.1).clamp(0, 1)
+    torch.testing.assert_close(strengths, expected)
+    assert strengths[0, 0] == 0
+    strengths.sum().backward()
+    sigmoid = torch.sigmoid(SCORES)
+    torch.testing.assert_close(scores.grad, sigmoid * (1 - sigmoid))
+
+
+def written(bias, stretch):
+    """(memory before, memory after) of a text whose tokens have the strength of `bias`."""
+    torch.manual_seed(0)
+    memory = AssociationMemory(8, 4, strength_stretch=stretch)
+    torch.nn.init.normal_(memory.value.weight)
+    before = memory.write(torch.randn(2, 3, 8), memory.empty_state(2))
+    torch.nn.init.zeros_(memory.strength.weight)
+    torch.nn.init.constant_(memory.strength.bias, bias)
+    return before, memory.write(torch.randn(2, 3, 8), before)
+
+
+def test_a_token_of_strength_zero_changes_nothing():
+    before, after = written(bias=-6.0, stretch=0.1)
+    assert torch.equal(before.matrix, after.matrix)
+    assert torch.equal(before.normaliser, after.normaliser)
+
+
+@pytest.mark.parametrize(("bias", "stretch"), [(-6.0, 0.0), (0.0, 0.1)])
+def test_any_other_token_writes(bias, stretch):
+    before, after = written(bias, stretch)
+    assert not torch.allclose(before.matrix, after.matrix)
+    assert not torch.allclose(before.normaliser, after.normaliser)
+
+
+def test_strengths_are_recorded_while_asked():
+    memory = AssociationMemory(8, 4)
+    tokens = torch.randn(2, 3, 8)
+    with recorded_strengths(memory) as strengths:
+        memory.write(tokens, memory.empty_state(2))
+    memory.write(tokens, memory.empty_state(2))
+    assert len(strengths) == 1
+    assert torch.equal(strengths[0], torch.sigmoid(memory.strength(tokens)).squeeze(-1))
+    assert strengths[0].requires_grad
