@@ -119,7 +119,7 @@ class AssociationMemory(nn.Module):
 
 @contextmanager
 def recorded_strengths(model: nn.Module) -> Iterator[list[Tensor]]:
-    """While it lasts, the strengths (B, M) of all writes of the association memories in `model`, with their gradient."""
+    """While it lasts, the strengths (B, M) of all writes to association matrices of `model`, with their gradient."""
     strengths: list[Tensor] = []
     gates = [module for module in model.modules() if isinstance(module, WriteStrength)]
     hooks = [gate.register_forward_hook(lambda gate, scores, strength: strengths.append(strength)) for gate in gates]
