@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tessera.experiments.experiment import Record, RunSelection
-from tessera.experiments.many_shot.evaluate import evaluate, next_logits, share_right
+from tessera.experiments.many_shot.evaluate import evaluate, next_logits
 from tessera.experiments.many_shot.experiment import ManyShotExperiment, _model
 from tessera.experiments.many_shot.report import curves, tables
 from tessera.experiments.many_shot.settings import BUDGETS, STRATEGIES
@@ -39,40 +39,10 @@ def test_every_number_of_shots_and_strategy_is_tested():
 
 
 def test_tests_are_of_other_classes_than_training():
-    task, tested_task = SMOKE.trained_task(SMOKE.stages[0], 0), SMOKE.tested_task(2, "space, fixed")
-    trained = task.held_apart(task.sample(50, 0))
-    tested = tested_task.held_apart(tested_task.sample(50, 0, "test"))
+    trained = SMOKE.trained_task(0).held_apart(SMOKE.trained_task(0).sample(50, 0))
+    tested = SMOKE.tested_task(2, "space, fixed").held_apart(SMOKE.tested_task(2, "space, fixed").sample(50, 0, "test"))
     assert not trained & tested
-
-
-def test_stages_have_more_classes_in_fewer_contexts():
-    cpu = BUDGETS["cpu"]
-    tasks = [cpu.trained_task(stage, step) for step, stage in enumerate(cpu.stages)]
-    assert [(task.fewest_classes, task.num_classes) for task in tasks] == [(2, 2), (2, 4), (4, 8)]
-    assert [task.delimiter for task in tasks] == ["newline", "space", "newline"]
-    assert [cpu.batch(stage) for stage in cpu.stages] == [16, 8, 4]
-
-
-class Oracle(torch.nn.Module):
-    """Says every label of a batch but those of the first half of each context."""
-
-    def __init__(self, half_wrong):
-        super().__init__()
-        self.device, self.half_wrong = torch.device("cpu"), half_wrong
-
-    def forward(self, tokens):
-        logits = torch.nn.functional.one_hot(tokens.roll(-1, 1), 500).float()
-        if self.half_wrong == "first":
-            logits[:, : tokens.shape[1] // 4] = 0.0
-        elif self.half_wrong == "last":
-            logits[:, tokens.shape[1] // 2 :] = 0.0
-        return type("Output", (), {"logits": logits})
-
-
-@pytest.mark.parametrize(("half_wrong", "expected"), [("none", 1.0), ("first", 1.0), ("last", 0.0)])
-def test_a_stage_is_scored_by_the_second_half_of_its_labels(half_wrong, expected):
-    settings = replace(SMOKE, task_fields={"shots": 4, "vocab_size": 400})
-    assert share_right(Oracle(half_wrong), settings, settings.stages[1]) == pytest.approx(expected, abs=0.15)
+    assert [SMOKE.trained_task(step).delimiter for step in range(3)] == ["newline", "space", "newline"]
 
 
 def record(model, seed, best, shots=(1, 2), strategy=1, **more):
@@ -84,9 +54,7 @@ def record(model, seed, best, shots=(1, 2), strategy=1, **more):
             mean = best if (place, count) == (strategy, shots[-1]) else 0.1
             cell = {score: [mean, 0.01, 16] for score in ("exact_match", "likeliest_label")}
             scores.setdefault(str(count), {})[name] = cell
-    stages = [{"length": 2, "steps": 9, "steps_done": 5, "best": 0.9, "loss": 2.0}]
-    stages.append({"length": 8, "steps": 7, "steps_done": 7, "best": 0.5, "loss": 1.25})
-    return Record(settings, {"parameters": 7, "scores": scores, "stages": stages} | more, {})
+    return Record(settings, {"parameters": 7, "scores": scores, "training": {"loss": 1.25}} | more, {})
 
 
 def test_the_best_strategy_is_that_of_the_mean_over_seeds():
@@ -113,8 +81,8 @@ def test_tables():
     assert "| Llama twin | +0.0 | +50.0 |" in parts["Lead of v2"]
     assert "| Llama twin | newline, shuffled | 10.0 ± 1.0 | 25.0 ± 1.0 |" in parts["Every prompt strategy"]
     assert parts["Every seed"].splitlines()[2:] == [
-        "| Memory Mosaic v2 | 0 | 2: 5 of 9, 90 %; 8: 7 of 7, 50 % | 1.25 | 10.0 | 75.0 |",
-        "| Llama twin | 0 | 2: 5 of 9, 90 %; 8: 7 of 7, 50 % | 1.25 | 10.0 | 25.0 |",
+        "| Memory Mosaic v2 | 0 | 1.25 | 10.0 | 75.0 |",
+        "| Llama twin | 0 | 1.25 | 10.0 | 25.0 |",
     ]
     assert "Lead of v2" not in tables({"a": records["a"]})
 

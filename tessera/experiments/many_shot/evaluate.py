@@ -1,7 +1,6 @@
 """Accuracy on classes that were never seen, by number of shots and prompt strategy."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,10 +10,8 @@ from transformers import PreTrainedModel
 from tessera.experiments.experiment import RunContext
 from tessera.experiments.many_shot.settings import STRATEGIES, ManyShotSettings
 from tessera.models.forking import fork
-from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.many_shot import ManyShot
 from tessera.tasks.task import estimate
-from tessera.training.curriculum import Stage
 
 TEST_SEED = 1_000_003
 
@@ -29,22 +26,6 @@ def evaluate(model: PreTrainedModel, settings: ManyShotSettings, context: RunCon
             task = settings.tested_task(shots, strategy)
             scores.setdefault(str(shots), {})[strategy] = _score(model, task, settings)
     return scores
-
-
-@torch.no_grad()
-def share_right(model: PreTrainedModel, settings: ManyShotSettings, stage: Stage) -> float:
-    """The share of right labels in the second half of contexts of a stage, of classes that were not trained on."""
-    right, total = 0, 0
-    for step in range(2):  # both delimiters
-        task = replace(settings.trained_task(stage, step), fewest_classes=None)
-        examples = task.sample(settings.contexts, TEST_SEED, "validation")
-        logits = model(examples.tokens.to(model.device)).logits[:, :-1].cpu()
-        labels = examples.labels[:, 1:]
-        number = (labels != IGNORED).cumsum(1)
-        counts = (labels != IGNORED) & (2 * number > number[:, -1:])
-        right += int((logits.argmax(-1) == labels)[counts].sum())
-        total += int(counts.sum())
-    return right / total
 
 
 @torch.no_grad()

@@ -9,11 +9,11 @@ from transformers import PreTrainedModel
 
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.experiments.many_shot import figure, report
-from tessera.experiments.many_shot.evaluate import evaluate, share_right
-from tessera.experiments.many_shot.settings import BUDGETS, MODELS, SEEDS, STRATEGIES, ManyShotSettings
+from tessera.experiments.many_shot.evaluate import evaluate
+from tessera.experiments.many_shot.settings import BUDGETS, MODELS, SEEDS, ManyShotSettings
 from tessera.models.sizes import num_parameters
 from tessera.models.small_models import build_small_model
-from tessera.training.curriculum import Curriculum, Stage, train_stages
+from tessera.training.fit import fit
 
 
 class ManyShotExperiment(Experiment):
@@ -36,21 +36,12 @@ class ManyShotExperiment(Experiment):
         settings, device = run.configuration, context.device
         model = _model(settings).to(device)
 
-        def loss_at(stage: Stage, number: int, step: int) -> torch.Tensor:
-            seed = settings.seed * 10_000_019 + number * 1_000_003 + step
-            examples = settings.trained_task(stage, step).sample(settings.batch(stage), seed)
+        def loss_at(step: int) -> torch.Tensor:
+            examples = settings.trained_task(step).sample(settings.batch_size, settings.seed * 10_000_019 + step)
             return model(input_ids=examples.tokens.to(device), labels=examples.labels.to(device)).loss
 
-        stages = train_stages(
-            model,
-            Curriculum(settings.stages),
-            settings.fit,
-            context.folder,
-            loss_at,
-            lambda stage: share_right(model, settings, stage),
-            context.report,
-        )
-        outcome = {"stages": stages, "parameters": num_parameters(model)}
+        training = fit(model, loss_at, settings.fit, context.folder, report=context.report).outcome()
+        outcome = {"training": training, "parameters": num_parameters(model)}
         outcome["scores"] = evaluate(model, settings, context)
         if settings.model == "mosaic_v2":
             model.disable_long_term_memory()
@@ -70,7 +61,7 @@ def _model(settings: ManyShotSettings) -> PreTrainedModel:
     return build_small_model(
         settings.model,
         settings.seed,
-        vocab_size=settings.tested_task(1, STRATEGIES[0]).vocabulary.get_vocab_size(),
+        vocab_size=settings.trained_task(0).vocabulary.get_vocab_size(),
         hidden_size=settings.hidden_size,
         num_layers=settings.num_layers,
         num_heads=settings.num_heads,

@@ -119,19 +119,14 @@ def every_seed(records: Mapping[str, Record], score: str) -> list[tuple[Record, 
 
 
 def _every_seed(records: Mapping[str, Record]) -> str:
-    """Each training: its stages, its loss at the end, and exact match."""
+    """Each training: its loss at the end, and exact match."""
     trainings = every_seed(records, "exact_match")
     rows = []
     for record, best in trainings:
-        settings, stages = record.configuration, record.outcome["stages"]
-        reached = "; ".join(
-            f"{stage['length']}: {stage['steps_done']} of {stage['steps']}, {100 * stage['best']:.0f} %"
-            for stage in stages
-        )
+        settings, loss = record.configuration, record.outcome["training"]["loss"]
         cells = [f"{100 * mean:.1f}" for mean in best.values()]
-        rows.append([NAMES[settings.model], settings.seed, reached, f"{stages[-1]['loss']:.2f}", *cells])
-    headings = ["model", "seed", "stages: classes: steps, best score", "training loss"]
-    return markdown([*headings, *(f"{shots} shots" for shots in trainings[0][1])], rows)
+        rows.append([NAMES[settings.model], settings.seed, f"{loss:.2f}", *cells])
+    return markdown(["model", "seed", "training loss", *(f"{shots} shots" for shots in trainings[0][1])], rows)
 
 
 def _percent(one: Estimate) -> str:
@@ -140,24 +135,22 @@ def _percent(one: Estimate) -> str:
 
 def _settings(records: Mapping[str, Record]) -> str:
     first = next(iter(records.values())).configuration
-    stages, last = first.stages, first.stages[-1]
-    task = first.trained_task(last, 0)
-    contexts = sum(stage.steps * first.batch(stage) for stage in stages)
+    task = first.trained_task(0)
     ours = {
         "parameters": spread(record.outcome["parameters"] for record in records.values()),
         "layers": first.num_layers,
         "width": first.hidden_size,
         "heads": first.num_heads,
-        "trained on": f"at most {contexts:,} contexts of 52 classes",
+        "trained on": f"{first.fit.steps * first.batch_size:,} contexts of 52 classes",
         "short-term span": first.span,
         "long-term delay in training": f"{first.span // 4} to {first.span}",
         "long-term delay in tests": first.span // 4,
-        "classes of a context": f"{'; '.join(f'{one.min_length} to {one.length}' for one in stages)}; tests "
+        "classes of a context": f"{task.fewest_classes or task.num_classes} to {task.num_classes}, tests "
         f"{first.test_classes} of 17 others",
         "shots in training": task.shots,
-        "most steps": ", ".join(str(stage.steps) for stage in stages),
-        "contexts per step": ", ".join(str(first.batch(stage)) for stage in stages),
-        "peak learning rate": last.learning_rate,
+        "steps": first.fit.steps,
+        "contexts per step": first.batch_size,
+        "peak learning rate": first.fit.learning_rate,
         "longest text, characters": task.max_characters,
         "delimiters": "newline, space",
         "orders": "fixed, shuffled",
