@@ -6,8 +6,8 @@ WHOLE_TEXT = ("mamba", "mosaic", "mosaic_v2")  # read the text without segments
 LAST_SEGMENT = "last_segment"
 GATED = "armt_mosaic_gated"
 NAMES = {
-    GATED: "ARMT around a Memory Mosaic, strengths down to 0",
     "armt_mosaic": "ARMT around a Memory Mosaic",
+    GATED: "ARMT around a Memory Mosaic, strengths down to 0",
     "armt": "ARMT around GPT-NeoX",
     "armt_mosaic_v2": "ARMT around a Memory Mosaic v2",
     "armt_no_correction": "ARMT around a Memory Mosaic, no correction",
