@@ -40,6 +40,21 @@ def test_each_run_is_done_once_and_elsewhere_and_shown_meanwhile(do):
         assert record.provenance["process"] != os.getpid()
 
 
+def test_processes_without_a_run_end_by_themselves(do, monkeypatch):
+    """A process that is stopped leaves semaphores behind, of which Python then warns."""
+    workers = sys.modules[run_in_pool.__module__]._Worker
+    hire, processes = workers.hire, []
+
+    def remembered(job, threads):
+        worker = hire(job, threads)
+        processes.append(worker.process)
+        return worker
+
+    monkeypatch.setattr(workers, "hire", staticmethod(remembered))
+    do("work 1", "work 2")
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
 def test_a_failure_waits_for_no_other_and_ends_it(do, tmp_path):
     with pytest.raises(TesseraError, match="fail late: failed"):
         do("wait", "fail late")

@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from tessera.errors import TesseraError
 from tessera.memories.association import AssociationMemory, WriteStrength, recorded_strengths
+from tessera.models.armt import ARMTConfig, ARMTForCausalLM
+from tessera.models.memory_mosaic import MemoryMosaicConfig
 
 SCORES = torch.tensor([[-6.0, -2.0, 0.0, 2.0, 6.0]]).unsqueeze(-1)
 
@@ -56,3 +59,11 @@ def test_strengths_are_recorded_while_asked():
     assert len(strengths) == 1
     assert torch.equal(strengths[0], torch.sigmoid(memory.strength(tokens)).squeeze(-1))
     assert strengths[0].requires_grad
+
+
+def test_the_stretch_of_a_configuration_is_that_of_every_memory():
+    base = MemoryMosaicConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=4)
+    config = ARMTConfig(base_config=base, segment_size=4, num_memory_tokens=2, memory_dim=4, strength_stretch=0.1)
+    assert [memory.gate.stretch for memory in ARMTForCausalLM(config).memories] == [0.1, 0.1]
+    with pytest.raises(TesseraError, match="strength_stretch must be a number of at least 0; got -0.1"):
+        ARMTConfig(base_config=base, segment_size=4, num_memory_tokens=2, memory_dim=4, strength_stretch=-0.1)

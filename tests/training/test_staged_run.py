@@ -173,11 +173,12 @@ def test_text_is_asked_nothing_from_memory(recipe_of, tmp_path):
 
 
 def test_writes_cost_their_mean_strength(recipe_of, tmp_path, monkeypatch):
-    losses = []
+    losses, scores = [], []
     loss = staged_data.StagedQuestions.loss
 
     def seen(self, model, stage, number, step):
         value = loss(self, model, stage, number, step)
+        scores.append(self.predictions(model, stage)["score"] - self.validation(model, stage)["score"])
         losses.append(value.item() - self.prediction_loss(model, stage, number, step).item())
         return value
 
@@ -186,6 +187,8 @@ def test_writes_cost_their_mean_strength(recipe_of, tmp_path, monkeypatch):
     train(recipe_of(QUESTIONS, f"training.curriculum=[{stages}]"), tmp_path / "run", progress=False)
     assert losses[0] == 0
     assert losses[1] == pytest.approx(5.0, abs=1.0)  # fresh strengths are near sigmoid(0)
+    assert scores[0] == 0
+    assert scores[1] == pytest.approx(5.0, abs=1.0)
     checks = [r for r in MetricsFile(tmp_path / "run" / "metrics.jsonl").read() if "validation_loss" in r]
     assert [round(r.get("validation_write_strength", 0), 1) for r in checks] == [0, 0.5]
 
