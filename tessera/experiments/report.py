@@ -73,7 +73,7 @@ def with_tables(page: str, results: Path) -> str:
     """A page with what stands between its markers made anew from `results`.
 
     Raises:
-        TesseraError: a marker names a table that there is not.
+        TesseraError: a marker names a table that there is not, or an experiment without results.
     """
 
     known: dict[tuple[str, str], dict[str, str]] = {}
@@ -83,7 +83,9 @@ def with_tables(page: str, results: Path) -> str:
         name, budget, heading = match.group("name", "budget", "heading")
         if (name, budget) not in known:
             known[name, budget] = (
-                SUMMARIES[name](results, budget) if name in SUMMARIES else tables_of(ResultsFile(results, name, budget))
+                SUMMARIES[name](results, budget)
+                if name in SUMMARIES
+                else _stored_tables(ResultsFile(results, name, budget))
             )
         tables = known[name, budget]
         if heading not in tables:
@@ -91,6 +93,13 @@ def with_tables(page: str, results: Path) -> str:
         return f"{match['begin']}\n{tables[heading]}\n\n{END}"
 
     return MARKED.sub(table, page)
+
+
+def _stored_tables(results: ResultsFile) -> dict[str, str]:
+    if not results.path.exists():
+        command = f"tessera reproduce {results.experiment} --budget {results.budget}"
+        raise TesseraError(f"{results.path} must be there; it is not. `{command}` makes it.")
+    return tables_of(results)
 
 
 def main() -> None:

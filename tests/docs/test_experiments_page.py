@@ -48,3 +48,9 @@ def test_what_is_written_by_hand_stays_and_tables_are_made_anew():
 def test_a_table_that_there_is_not_is_told():
     with pytest.raises(TesseraError, match="regbench/cpu: a table must be one of .*Settings.*; got 'Setings'"):
         with_tables(f"<!-- table regbench/cpu: Setings -->\n{END}", ROOT / "results")
+
+
+def test_a_table_of_results_that_there_are_not_is_told(tmp_path):
+    told = r"cpu.json must be there; it is not. `tessera reproduce regbench --budget cpu` makes it."
+    with pytest.raises(TesseraError, match=told):
+        with_tables(f"<!-- table regbench/cpu: Settings -->\n{END}", tmp_path)

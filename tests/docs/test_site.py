@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -81,3 +82,19 @@ def test_every_tutorial_ran_in_the_promised_time(site):
     tutorials = {f"tutorials/{path.stem}" for path in (ROOT / "docs" / "tutorials").glob("*.md")}
     assert tutorials <= set(seconds)
     assert {name: time for name, time in seconds.items() if time > PROMISED_SECONDS} == {}
+
+
+def test_printed_pieces_are_one_text():
+    from nbformat import NotebookNode  # of the extra that builds the site
+
+    join = runpy.run_path(str(ROOT / "docs" / "conf.py"))["as_printed"]
+    printed = [("stdout", "sat by t"), ("stderr", "slow"), ("stdout", "he well\n"), ("stderr", "ly\n")]
+    outputs = [NotebookNode(output_type="stream", name=name, text=text) for name, text in printed]
+    figure = NotebookNode(output_type="display_data", data={}, metadata={})
+    joined = join([outputs[0], figure, *outputs[1:]])
+    assert [(output.get("name"), output.get("text")) for output in joined] == [
+        ("stdout", "sat by the well\n"),
+        (None, None),
+        ("stderr", "slowly\n"),
+    ]
+    assert outputs[0].text == "sat by t"

@@ -44,6 +44,16 @@ def test_armt(order, correction):
         torch.testing.assert_close(part.mean(0), segments.read[index])
 
 
+def test_closed_gates_write_and_erase_nothing():
+    model = wrapped(tessera.wrap, memory_dim=4, strength_stretch=0.1)
+    torch.nn.init.constant_(model.memories[0].strength.bias, -40.0)
+    torch.nn.init.constant_(model.memories[1].strength.bias, 40.0)
+    segments = trace(model, IDS).segments
+    for measured in (segments.written, segments.erased, segments.norm, segments.read):
+        assert (measured[:, 0] == 0).all()
+        assert (measured[1:, 1] > 0).all()
+
+
 def test_without_an_association_memory_is_with_nothing_in_it():
     model = wrapped(tessera.wrap, memory_dim=4)
     done = trace(model, IDS)
