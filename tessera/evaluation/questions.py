@@ -4,6 +4,7 @@ A segmented model (ARMT, RMT, PRMT) reads each context once: its memory, and the
 open, are values that every question starts from. Any other model reads the whole text.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,14 +20,21 @@ def is_segmented(model: nn.Module) -> bool:
     return hasattr(model, "empty_memory")
 
 
-def answer_loss(model: nn.Module, batch: QuestionBatch) -> Tensor:
+def answer_loss(model: nn.Module, batch: QuestionBatch, backprop_segments: int | None = None) -> Tensor:
     """Mean cross entropy in nats of the tokens with a label, those of the early questions of a segmented model too.
 
     A model without a memory reads all questions with their answers behind the context, in one row.
+
+    Args:
+        backprop_segments: of a segmented model: gradients flow through this many last segments; what comes before is
+            read without them, and asked nothing. None: through all.
     """
     contexts, questions, labels = _on_device(model, batch)
     if is_segmented(model):
-        place, early = _after_contexts(model, contexts, questions.shape[1], batch.early_questions is not None)
+        before = None
+        if backprop_segments is not None:
+            batch, contexts, before = _without_gradient(model, batch, contexts, backprop_segments)
+        place, early = _after_contexts(model, contexts, questions.shape[1], batch.early_questions is not None, before)
         # With a cache the last segment stays open: nothing of a question is written.
         total = _summed_loss(model, questions.flatten(0, 1), labels.flatten(0, 1), place)
         count = (labels != IGNORED).sum()
@@ -75,15 +83,32 @@ def _summed_loss(model: Any, rows: Tensor, labels: Tensor, place: dict[str, Any]
     return model(input_ids=rows, labels=labels, use_cache=True, num_items_in_batch=1, **place).loss
 
 
+@torch.no_grad()
+def _without_gradient(
+    model: Any, batch: QuestionBatch, contexts: Tensor, backprop_segments: int
+) -> tuple[QuestionBatch, Tensor, MemoryState | None]:
+    """Reads all but the last segments; the early questions and contexts of these, and the memory in front of them."""
+    segment = model.config.segment_size
+    first = max(0, -(-contexts.shape[1] // segment) - backprop_segments)
+    if not first:
+        return batch, contexts, None
+    before = model(input_ids=contexts[:, : first * segment], skip_logits=True).memory_state
+    if batch.early_questions is not None and batch.early_labels is not None:
+        early = {"early_questions": batch.early_questions[:, first:], "early_labels": batch.early_labels[:, first:]}
+        batch = replace(batch, **early)
+    return batch, contexts[:, first * segment :], before
+
+
 def _after_contexts(
-    model: Any, contexts: Tensor, times: int, keep_early: bool = False
+    model: Any, contexts: Tensor, times: int, keep_early: bool = False, before: MemoryState | None = None
 ) -> tuple[dict[str, Any], MemoryState | None]:
-    """What a call of `model` takes to go on behind each context, `times` rows for each.
+    """What a call of `model` takes to go on behind each context (and the memory `before` it), `times` rows for each.
 
     With `keep_early` also the memories after each segment, those after the first of all contexts first.
     """
     is_open = contexts.shape[1] % model.config.segment_size != 0
-    output = model(input_ids=contexts, skip_logits=True, use_cache=is_open, output_segment_states=keep_early)
+    options = {"skip_logits": True, "use_cache": is_open, "output_segment_states": keep_early}
+    output = model(input_ids=contexts, memory_state=before, **options)
     early = type(output.segment_states[0]).stack(output.segment_states) if output.segment_states else None
     if not is_open:
         return {"memory_state": output.memory_state.repeat_batch(times)}, early

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tessera.inspection.reading import Reading
 from tessera.inspection.trace import SegmentTrace
+from tessera.layers.dpfp import dpfp
 from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.recurrence import MemoryState
 from tessera.models.recurrence.state import CarriedTokens
@@ -88,9 +89,8 @@ def association_row(
     memory: AssociationMemory, before: AssociationState, after: AssociationState, read: float, outputs: dict
 ) -> tuple[float, ...]:
     """The numbers of an association matrix."""
-    strengths = outputs[memory.gate]
-    keys = memory.features_to_write(outputs[memory.key], strengths)
-    strengths = strengths.unsqueeze(-1)
+    strengths = outputs[memory.gate].unsqueeze(-1)
+    keys = dpfp(outputs[memory.key], memory.num_rolls)
     known = read_association(before.matrix, before.normaliser, keys, eps=memory.eps)
     written = keys.transpose(1, 2) @ (strengths * outputs[memory.value])
     # What the update took away is what it wrote less what came of it; so it holds in either order of writing.

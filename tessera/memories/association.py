@@ -50,7 +50,7 @@ class AssociationMemory(nn.Module):
     Args:
         hidden_size: width of the layer, V. memory_dim: width of queries and keys before the feature map.
         num_rolls: nu. correction: gamma-correction of the normaliser. order: see `write_association`. eps: of the
-            divisions. strength_stretch: see `WriteStrength`; a token of strength 0 changes neither A nor z.
+            divisions. strength_stretch: see `WriteStrength`; a token of strength 0 leaves A as it is.
     """
 
     def __init__(
@@ -95,20 +95,14 @@ class AssociationMemory(nn.Module):
         query = dpfp(self.query(hidden), self.num_rolls)
         return read_association(state.matrix, state.normaliser, query, eps=self.eps)
 
-    def features_to_write(self, key: Float[Tensor, "B M K"], strength: Float[Tensor, "B M"]) -> Float[Tensor, "B M P"]:
-        """phi(k) of `key` = W_K m; 0 for a token of strength 0, so that it changes z as little as A."""
-        features = dpfp(key, self.num_rolls)
-        return features * (strength > 0).unsqueeze(-1) if self.gate.stretch else features
-
     def write(self, tokens: Float[Tensor, "B M V"], state: AssociationState) -> AssociationState:
         """The state after the memory tokens' outputs `tokens` (B, M, V) were written."""
-        strength = self.gate(self.strength(tokens))
         matrix, normaliser = write_association(
             state.matrix,
             state.normaliser,
-            self.features_to_write(self.key(tokens), strength),
+            dpfp(self.key(tokens), self.num_rolls),
             self.value(tokens),
-            strength,
+            self.gate(self.strength(tokens)),
             state.empty,
             correction=self.correction,
             order=self.order,

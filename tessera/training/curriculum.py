@@ -27,6 +27,8 @@ class Stage:
             answered from memory alone.
         write_cost: of models with association matrices: this times the mean strength of all writes is added to the
             loss, so that text without use is not written.
+        backprop_segments: of questions to models that read segments: gradients flow through this many last segments,
+            and only they are asked `early_questions`; the rest is read without gradients. None: through all.
     """
 
     length: int
@@ -37,6 +39,7 @@ class Stage:
     settings: dict = field(default_factory=dict)
     from_memory: bool = False
     write_cost: float = 0.0
+    backprop_segments: int | None = None
 
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) for every rule this stage breaks."""
@@ -46,6 +49,8 @@ class Stage:
                 invalid.append((name, f"must be at least 1; got {getattr(self, name)}."))
         if self.min_length > self.length:
             invalid.append(("min_length", f"must be at most length ({self.length}); got {self.min_length}."))
+        if self.backprop_segments is not None and self.backprop_segments < 1:
+            invalid.append(("backprop_segments", f"must be at least 1; got {self.backprop_segments}."))
         if self.write_cost < 0:
             invalid.append(("write_cost", f"must be at least 0; got {self.write_cost}."))
         for name in ("target", "learning_rate"):

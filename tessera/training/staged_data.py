@@ -68,7 +68,7 @@ class StagedData(ABC):
             return self.prediction_loss(model, stage, number, step)
         with recorded_strengths(model) as strengths:
             loss = self.prediction_loss(model, stage, number, step)
-        return loss + stage.write_cost * _mean(strengths)
+        return loss + stage.write_cost * _mean([strength for strength in strengths if strength.requires_grad])
 
     def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """The numbers of a line of metrics: `predictions`, whose score is lower by what the stage's writes cost."""
@@ -90,6 +90,8 @@ class StagedData(ABC):
 
 
 def _mean(strengths: list[Tensor]) -> Tensor:
+    if not strengths:  # texts of one segment that stays open
+        return torch.zeros(())
     return torch.cat([strength.flatten() for strength in strengths]).mean()
 
 
@@ -98,7 +100,7 @@ def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool) -> Sta
 
     Raises:
         TesseraError: an unknown task, a setting that it does not have, text that is missing or too short; a cost of
-            writes of a model that does not write with strengths.
+            writes of a model that does not write with strengths; `backprop_segments` of one that reads no segments.
     """
     segment = recipe.model.get("segment_size", recipe.data.context)
     if recipe.data.task is None:
@@ -106,9 +108,11 @@ def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool) -> Sta
     else:
         data = StagedQuestions(recipe, segment, question_task(recipe.data.task))
     for stage in recipe.training.curriculum:
-        if stage.write_cost and recipe.model["type"] != "armt":
-            kind = recipe.model["type"]
+        kind = recipe.model["type"]
+        if stage.write_cost and kind != "armt":
             raise TesseraError(f"training.curriculum: write_cost is of models of type 'armt'; got {kind!r}.")
+        if stage.backprop_segments and "segment_size" not in recipe.model:
+            raise TesseraError(f"training.curriculum: backprop_segments is of models with segments; got {kind!r}.")
         data.require(stage)
     return data
 
@@ -133,6 +137,11 @@ class StagedText(StagedData):
         if stage.from_memory:
             raise TesseraError(
                 "training.curriculum: from_memory is of questions (data.task); this recipe trains on text."
+            )
+        if stage.backprop_segments:
+            raise TesseraError(
+                "training.curriculum: backprop_segments is of questions (data.task); of text it is "
+                "model.backprop_segments."
             )
         for split, what in (
             (self.corpus.training, "the training text"),
@@ -210,7 +219,8 @@ class StagedQuestions(StagedData):
         length, seed = stage.length_at(step, self.recipe.seed), self.seed_of(number, step)
         tokens = self.tokens(stage, length, Random(seed).randint(0, self.most_left_out))
         count, early = self.recipe.training.batch_size, self.recipe.data.early_questions
-        return answer_loss(model, self.batch(stage, count, tokens, seed, "train", early if is_segmented(model) else 0))
+        batch = self.batch(stage, count, tokens, seed, "train", early if is_segmented(model) else 0)
+        return answer_loss(model, batch, stage.backprop_segments)
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """The share of right answers, and the loss of the answers."""

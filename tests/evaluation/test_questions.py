@@ -1,5 +1,7 @@
 """Questions that share one reading: the loss and the answers of reading the text anew for each."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -118,6 +120,27 @@ def test_early_questions_are_asked_of_the_memory_after_each_segment(context_toke
     assert len(counts) == context_tokens // SEGMENT + 1
     assert sum(count > 0 for count in counts) >= 3
     torch.testing.assert_close(answer_loss(model, batch), sum(losses) / sum(counts), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("context_tokens", [4 * SEGMENT, 4 * SEGMENT - 20], ids=["whole", "both"])
+def test_gradients_flow_through_the_last_segments_alone(context_tokens):
+    task = BABILong("qa1", vocab_size=VOCABULARY, facts_share=0.6)
+    batch = task.question_batch(3, 2, context_tokens, 0, "train", 2, SEGMENT)
+    first = batch.early_labels[:, :2]
+    assert (first != IGNORED).any(), "else the first two segments have no questions to leave out"
+    later = torch.cat([torch.full_like(first, IGNORED), batch.early_labels[:, 2:]], 1)
+    truncating = model_around("memory_mosaic")
+    truncating.config.backprop_segments = 2
+    expected = answer_loss(truncating, replace(batch, early_labels=later))
+    model = model_around("memory_mosaic")
+    loss = answer_loss(model, batch, backprop_segments=2)
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0)
+    for one in (loss, expected):
+        one.backward()
+    for parameter, other in zip(model.parameters(), truncating.parameters()):
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-7, atol=1e-12)
+    whole = [answer_loss(model, batch), answer_loss(model, batch, backprop_segments=4)]
+    assert whole[0] == whole[1] != loss
 
 
 def test_early_questions_follow_from_the_facts_that_were_read():

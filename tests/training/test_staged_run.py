@@ -141,6 +141,10 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
             "training.curriculum=[{length: 2, steps: 1, write_cost: -1.0}]",
             r"training.curriculum\[0\].write_cost must be at least 0",
         ),
+        (
+            "training.curriculum=[{length: 2, steps: 1, backprop_segments: 0}]",
+            r"training.curriculum\[0\].backprop_segments must be at least 1",
+        ),
         ("training.curriculum=[{length: 1, steps: 0}]", r"training.curriculum\[0\].steps must be at least 1"),
         ("training.patience=0", "training.patience must be a positive integer"),
     ],
@@ -155,9 +159,9 @@ def test_stages_from_memory_end_with_a_segment(recipe_of, tmp_path, monkeypatch)
     lengths = []
     answer_loss = staged_data.answer_loss
 
-    def seen(model, batch):
+    def seen(model, batch, *options):
         lengths.append(batch.contexts.shape[1])
-        return answer_loss(model, batch)
+        return answer_loss(model, batch, *options)
 
     monkeypatch.setattr(staged_data, "answer_loss", seen)
     stages = "{length: 2, steps: 2}, {length: 2, min_length: 2, steps: 2, from_memory: true}"
@@ -170,6 +174,35 @@ def test_text_is_asked_nothing_from_memory(recipe_of, tmp_path):
     plain = {**QUESTIONS, "data": {"source": "novels"}, "tokenizer": {"type": "byte"}}
     with pytest.raises(TesseraError, match="from_memory is of questions"):
         train(recipe_of(plain, "training.curriculum=[{length: 2, steps: 1, from_memory: true}]"), tmp_path / "run")
+
+
+def test_a_stage_learns_from_its_last_segments(recipe_of, tmp_path, monkeypatch):
+    asked = []
+    answer_loss = staged_data.answer_loss
+
+    def seen(model, batch, backprop_segments=None):
+        if torch.is_grad_enabled():
+            asked.append(backprop_segments)
+        return answer_loss(model, batch, backprop_segments)
+
+    monkeypatch.setattr(staged_data, "answer_loss", seen)
+    stages = "{length: 2, min_length: 2, steps: 1}, {length: 4, min_length: 4, steps: 1, backprop_segments: 2}"
+    train(recipe_of(QUESTIONS, f"training.curriculum=[{stages}]"), tmp_path / "run", progress=False)
+    assert asked == [None, 2]
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"data": {"source": "novels"}, "tokenizer": {"type": "byte"}}, "backprop_segments is of questions"),
+        ({"model": BASE}, "backprop_segments is of models with segments; got 'memory_mosaic'"),
+    ],
+    ids=["text", "whole text"],
+)
+def test_last_segments_are_those_of_questions_to_models_with_segments(recipe_of, tmp_path, section, message):
+    stage = "training.curriculum=[{length: 2, min_length: 2, steps: 1, backprop_segments: 1}]"
+    with pytest.raises(TesseraError, match=message):
+        train(recipe_of({**QUESTIONS, **section}, stage), tmp_path / "run", progress=False)
 
 
 def test_writes_cost_their_mean_strength(recipe_of, tmp_path, monkeypatch):
