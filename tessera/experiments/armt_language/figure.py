@@ -37,6 +37,7 @@ def draw(records: Mapping[str, Record], path: Path) -> None:
         for axis in (bits, change):
             axis.axvline(trained + 0.5, color="black", lw=0.8, ls="--", label="longest in training")
             axis.grid(alpha=0.25)
-        bits.legend(frameon=False, fontsize=8)
         change.set_visible(reference is not None)
+    lines = {line.get_label(): line for axis in above for line in axis.lines}
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False)
     figure.savefig(path, dpi=120)
