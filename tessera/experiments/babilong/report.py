@@ -30,21 +30,26 @@ def draw(records: Mapping[str, Record], path: Path) -> None:
     """Exact match of QA1 against the tokens of a sample, means over seeds."""
     figure = new_figure(8, 5)
     axis = figure.subplots()
-    for label, points in _curves({k: r for k, r in records.items() if r.configuration.kind == "qa1"}).items():
+    asked = {key: record for key, record in records.items() if record.configuration.kind == "qa1"}
+    trained = {NAMES[record.configuration.model]: _longest_in_training(record) for record in asked.values()}
+    for label, points in _curves(asked).items():
         errors = [
             0.0 if one.standard_error != one.standard_error else 2 * one.standard_error for one in points.values()
         ]
-        axis.errorbar(
-            list(points), [one.mean for one in points.values()], yerr=errors, fmt="o-", label=label, capsize=2
-        )
-    for record in list(records.values())[:1]:
-        stages = record.configuration.recipe["training"]["curriculum"]
-        longest = max(stage["length"] for stage in stages) * record.configuration.segment
-        axis.axvline(longest, color="black", lw=0.8, ls="--", label=f"longest in training: {longest:,} tokens")
+        means = [one.mean for one in points.values()]
+        curve = axis.errorbar(list(points), means, yerr=errors, fmt="o-", label=label, capsize=2)
+        axis.axvline(trained[label], color=curve.lines[0].get_color(), lw=0.8, ls="--")
+    axis.plot([], [], color="black", lw=0.8, ls="--", label="longest text in training")
     axis.axhline(1 / 6, color="gray", ls=":", label="guess")
     axis.set(xscale="log", xlabel="tokens", ylabel="exact match", ylim=(0, 1.04), title="QA1; bars: 2 standard errors")
     axis.legend(fontsize=8)
     figure.savefig(path, dpi=130)
+
+
+def _longest_in_training(record: Record) -> int:
+    """Tokens."""
+    stages = record.configuration.recipe["training"]["curriculum"]
+    return max(stage["length"] for stage in stages) * record.configuration.segment
 
 
 def _curves(records: Mapping[str, Record]) -> dict[str, dict[int, Estimate]]:
