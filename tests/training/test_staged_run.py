@@ -9,10 +9,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tessera.errors import TesseraError
+from tessera.memories.association import recorded_strengths
 from tessera.training import staged_data
 from tessera.training.metrics import MetricsFile
 from tessera.training.recipe import read_recipe
 from tessera.training.run import train
+from tessera.training.start import starting_model
 
 BASE = {"type": "memory_mosaic", "hidden_size": 16, "num_layers": 2, "num_heads": 2, "num_persistent_slots": 8}
 QUESTIONS = {
@@ -139,7 +141,7 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
         ("data.early_questions=-1", "data.early_questions must not be negative"),
         (
             "training.curriculum=[{length: 2, steps: 1, write_cost: -1.0}]",
-            r"training.curriculum\[0\].write_cost must be at least 0",
+            r"training.curriculum\[0\].write_cost must be at least 0, or a list of such; got -1.0",
         ),
         (
             "training.curriculum=[{length: 2, steps: 1, backprop_segments: 0}]",
@@ -177,18 +179,18 @@ def test_text_is_asked_nothing_from_memory(recipe_of, tmp_path):
 
 
 def test_a_stage_learns_from_its_last_segments(recipe_of, tmp_path, monkeypatch):
-    asked = []
+    backprop = []
     answer_loss = staged_data.answer_loss
 
     def seen(model, batch, backprop_segments=None):
         if torch.is_grad_enabled():
-            asked.append(backprop_segments)
+            backprop.append(backprop_segments)
         return answer_loss(model, batch, backprop_segments)
 
     monkeypatch.setattr(staged_data, "answer_loss", seen)
     stages = "{length: 2, min_length: 2, steps: 1}, {length: 4, min_length: 4, steps: 1, backprop_segments: 2}"
     train(recipe_of(QUESTIONS, f"training.curriculum=[{stages}]"), tmp_path / "run", progress=False)
-    assert asked == [None, 2]
+    assert backprop == [None, 2]
 
 
 @pytest.mark.parametrize(
@@ -224,6 +226,42 @@ def test_writes_cost_their_mean_strength(recipe_of, tmp_path, monkeypatch):
     assert scores[1] == pytest.approx(5.0, abs=1.0)
     checks = [r for r in MetricsFile(tmp_path / "run" / "metrics.jsonl").read() if "validation_loss" in r]
     assert [round(r.get("validation_write_strength", 0), 1) for r in checks] == [0, 0.5]
+
+
+@pytest.mark.parametrize(("cost", "by_layer"), [("10.0", (10.0, 10.0)), ("[4.0, 1.0]", (4.0, 1.0))])
+def test_only_writes_with_a_gradient_cost(recipe_of, tmp_path, cost, by_layer):
+    stages = f"{{length: 4, min_length: 4, steps: 1, write_cost: {cost}, backprop_segments: 2}}"
+    recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]")
+    stage = recipe.training.curriculum[0]
+    data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
+    model = starting_model(recipe, data.tokenizer, context=4 * 32)
+    with recorded_strengths(model) as strengths:
+        loss = data.loss(model, stage, 0, 0)
+
+    def cost_of(segments):
+        of_layers = [torch.cat(one[segments]).mean() * price for one, price in zip(strengths, by_layer, strict=True)]
+        return sum(of_layers) / 2
+
+    assert [strength.requires_grad for strength in strengths[1]] == [False, False, True]  # the last of four stays open
+    assert not torch.isclose(cost_of(slice(None)), cost_of(slice(2, None)))
+    torch.testing.assert_close(loss, data.prediction_loss(model, stage, 0, 0) + cost_of(slice(2, None)))
+
+
+def test_costs_are_one_or_one_per_layer(recipe_of, tmp_path):
+    stage = "training.curriculum=[{length: 2, min_length: 2, steps: 1, write_cost: [1.0, 2.0, 3.0]}]"
+    message = r"curriculum\[0\].write_cost must be one number, or one for each of 2 layers; got 3"
+    with pytest.raises(TesseraError, match=message):
+        train(recipe_of(QUESTIONS, stage), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_without_a_write_there_is_no_cost(recipe_of, tmp_path):
+    stages = "{length: 1, steps: 1, write_cost: 10.0}"
+    recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]", "model.segment_size=64")
+    stage = recipe.training.curriculum[0]
+    data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
+    model = starting_model(recipe, data.tokenizer, context=64)
+    assert torch.equal(data.loss(model, stage, 0, 0), data.prediction_loss(model, stage, 0, 0))
 
 
 def test_only_an_armt_pays_for_writes(recipe_of, tmp_path):

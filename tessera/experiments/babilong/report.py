@@ -30,9 +30,9 @@ def draw(records: Mapping[str, Record], path: Path) -> None:
     """Exact match of QA1 against the tokens of a sample, means over seeds."""
     figure = new_figure(8, 5)
     axis = figure.subplots()
-    asked = {key: record for key, record in records.items() if record.configuration.kind == "qa1"}
-    trained = {NAMES[record.configuration.model]: _longest_in_training(record) for record in asked.values()}
-    for label, points in _curves(asked).items():
+    of_qa1 = {key: record for key, record in records.items() if record.configuration.kind == "qa1"}
+    trained = {NAMES[record.configuration.model]: _longest_in_training(record) for record in of_qa1.values()}
+    for label, points in _curves(of_qa1).items():
         errors = [
             0.0 if one.standard_error != one.standard_error else 2 * one.standard_error for one in points.values()
         ]
