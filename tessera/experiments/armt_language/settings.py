@@ -1,4 +1,4 @@
-"""What each budget trains: a base, the base trained on, and memories around it; all see the same text."""
+"""What each budget trains: a base, the base trained on, and memories around it; all three on the same texts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,25 +102,17 @@ class Budget:
         return Run(f"{base}/{model}/seed {seed}", settings, 0.2 if model == BASE else 1.0)
 
     def _start(self, model: str, base: str) -> dict[str, Any]:
-        """Model section and training of what starts from the base."""
-        if model == CONTINUED:
-            return {"model": self.bases[base], "training": {**self._training(), **self._same_tokens()}}
-        memory = {"type": model, "segment_size": self.segment, "num_memory_tokens": self.memory_tokens}
-        if model == "armt":
-            memory["memory_dim"] = self.memory_dim
+        """Model section and training of what starts from the base: the same texts in the same steps for all."""
         stages = [
             {"length": length, "min_length": length, "steps": steps, "learning_rate": rate, "target": 2.0}
             for length, steps, rate in self.stages
         ]
-        return {"model": memory, "training": {**self._training(), "curriculum": stages}}
-
-    def _same_tokens(self) -> dict[str, Any]:
-        """Stages of one segment with the tokens and rates of the memory's stages, four times the texts in a step."""
-        stages = [
-            {"length": 1, "steps": max(1, length * steps // 4), "learning_rate": rate, "target": 2.0}
-            for length, steps, rate in self.stages
-        ]
-        return {"batch_size": 4 * self.batch_size, "curriculum": stages}
+        section: dict[str, Any] = {"type": model, "segment_size": self.segment, "num_memory_tokens": self.memory_tokens}
+        if model == CONTINUED:
+            section = self.bases[base]
+        elif model == "armt":
+            section["memory_dim"] = self.memory_dim
+        return {"model": section, "training": {**self._training(), "curriculum": stages}}
 
     def _training(self) -> dict[str, Any]:
         return {

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
@@ -55,16 +56,21 @@ def train_and_measure(settings: SegmentSettings, context: RunContext) -> dict[st
 
 
 class SegmentsAlone(nn.Module):
-    """`model` reading each segment of a text without those before it; its logits stand at the text's positions."""
+    """`model` reading each segment of a text without those before it; its logits stand at the text's positions.
+
+    So a segment's first token is predicted from the last position before it, as by a model with a memory.
+    """
 
     def __init__(self, model: nn.Module, segment: int):
         super().__init__()
         self.model, self.segment = model, segment
 
-    def forward(self, input_ids: Tensor, use_cache: bool = False) -> CausalLMOutput:
-        """Logits (B, T, vocabulary) of tokens (B, T); T is a multiple of the segment."""
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, use_cache: bool = False) -> CausalLMOutput:
+        """Logits (B, T, vocabulary) of tokens (B, T), T a multiple of the segment; the mean loss of labels (B, T)."""
         logits = self.model(input_ids=input_ids.reshape(-1, self.segment), use_cache=use_cache).logits
-        return CausalLMOutput(logits=logits.reshape(*input_ids.shape, -1))
+        logits = logits.reshape(*input_ids.shape, -1)
+        loss = None if labels is None else cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return CausalLMOutput(loss=loss, logits=logits)
 
 
 def bits_by_segment(model: nn.Module, windows: ValidationWindows, segment: int) -> list[list[float]]:
@@ -111,4 +117,5 @@ def _trained_from(
     recipe = settings.read_recipe(base)
     data = StagedText(recipe, settings.segment, corpus)
     model = starting_model(recipe, data.tokenizer, context=settings.tested * settings.segment).to(context.device)
-    return model, train_stages_of(model, recipe, data, context.folder, context.report)
+    trained = SegmentsAlone(model, settings.segment) if settings.model == CONTINUED else model
+    return model, train_stages_of(trained, recipe, data, context.folder, context.report)
