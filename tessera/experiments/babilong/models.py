@@ -5,7 +5,6 @@ from typing import Any
 WHOLE_TEXT = ("mamba", "mosaic", "mosaic_v2")  # read the text without segments
 LAST_SEGMENT = "last_segment"
 GATED = "armt_mosaic_gated"
-NUM_LAYERS = 2  # of a base of mosaics
 NAMES = {
     "armt_mosaic": "ARMT around a Memory Mosaic",
     GATED: "ARMT around a Memory Mosaic, strengths down to 0",
@@ -26,7 +25,7 @@ def section(name: str, width: int, segment: int, memory_tokens: int, memory_dim:
     mosaic = {
         "type": "memory_mosaic",
         "hidden_size": width,
-        "num_layers": NUM_LAYERS,
+        "num_layers": 2,
         "num_heads": 4,
         "num_persistent_slots": width,
         "initialization": "fan_in",
@@ -35,7 +34,7 @@ def section(name: str, width: int, segment: int, memory_tokens: int, memory_dim:
     mosaic_v2 = {
         "type": "memory_mosaic_v2",
         "hidden_size": width,
-        "num_layers": NUM_LAYERS,
+        "num_layers": 2,
         "num_heads": 4,
         "intermediate_size": width,
         "short_term_span": span,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.experiments.babilong.models import GATED, LAST_SEGMENT, NAMES, NUM_LAYERS, WHOLE_TEXT, section
+from tessera.experiments.babilong.models import GATED, LAST_SEGMENT, NAMES, WHOLE_TEXT, section
 from tessera.experiments.experiment import Run
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.stories import LENGTHS, PLAIN_FACT
@@ -54,9 +54,9 @@ class Budget:
         stages: (segments, steps) of each stage; the first learns at `rate`, the others at half of it.
         memory_steps: of a stage between the first, if that has one segment, and the second: one whole segment, asked
             from memory alone.
-        gated_stages: (segments, steps, cost of writes) of the further stages of the model whose strengths reach 0.
-        lower_write_cost: of that model, in all stages: the cost of writes of all layers but the last, so that it
-            writes where most is known about a text.
+        gated_stages: (segments, steps, cost of writes of the first layer, of the second) of the further stages of the
+            model whose strengths reach 0. The first layer's gate closes first: what it sees of a text is one layer,
+            too little to tell facts from noise. What it wrote, the second then writes.
         gated_backprop: segments at the end of their texts that gradients flow through.
         longest_whole_text: segments of the longest sample that models without segments are tested on.
     """
@@ -79,9 +79,8 @@ class Budget:
     seeds: int
     early_questions: int = 1
     memory_steps: int = 0
-    gated_stages: tuple[tuple[int, int, float], ...] = ()
+    gated_stages: tuple[tuple[int, int, float, float], ...] = ()
     gated_backprop: int = 8
-    lower_write_cost: float = 2.0
     evaluate_every: int = 50
     evaluate_sequences: int = 32
     models: tuple[str, ...] = tuple(NAMES)
@@ -147,14 +146,10 @@ class Budget:
                 alone = {"steps": self.memory_steps, "learning_rate": self.rate / 2, "from_memory": True}
                 stages.append({**stage, **alone})
         stages[-1]["target"] = 2.0  # all of its steps
-        if model == GATED:
-            lower = [self.lower_write_cost] * (NUM_LAYERS - 1)
-            stages = [{**stage, "write_cost": [*lower, 0.0]} for stage in stages]
-            for length, steps, cost in self.gated_stages:  # gates need all steps to close
-                shortest, back = min(length, max(fewest, self.gated_backprop)), min(length, self.gated_backprop)
-                sizes = {"length": length, "min_length": shortest, "backprop_segments": back, "steps": steps}
-                costs = [*(max(cost, one) for one in lower), cost]
-                stages.append({**sizes, "learning_rate": self.rate / 2, "target": 2.0, "write_cost": costs})
+        for length, steps, *costs in self.gated_stages if model == GATED else ():  # gates need all steps to close
+            shortest, back = min(length, max(fewest, self.gated_backprop)), min(length, self.gated_backprop)
+            sizes = {"length": length, "min_length": shortest, "backprop_segments": back, "steps": steps}
+            stages.append({**sizes, "learning_rate": self.rate / 2, "target": 2.0, "write_cost": costs})
         return stages
 
     def _holds_a_story(self, segments: int, kind: str) -> bool:
@@ -172,7 +167,7 @@ SMOKE = Budget(
     vocab_size=250,
     stages=((1, 1), (2, 1)),
     memory_steps=1,
-    gated_stages=((3, 1, 0.5),),
+    gated_stages=((3, 1, 0.5, 0.0), (3, 1, 0.5, 0.5)),
     gated_backprop=2,
     rate=2e-3,
     batch_size=2,
@@ -198,7 +193,13 @@ CPU = Budget(
     questions=4,
     early_questions=4,
     memory_steps=300,
-    gated_stages=((32, 50, 0.2), (32, 50, 0.7), (32, 150, 2.0), (32, 150, 4.0)),
+    gated_stages=(
+        (24, 50, 1.0, 0.0),
+        (24, 100, 8.0, 0.0),
+        (24, 50, 8.0, 0.5),
+        (32, 100, 8.0, 2.0),
+        (32, 150, 8.0, 3.0),
+    ),
     target=0.95,
     measured=(2, 4, 8, 16, 64, 256, 1024, 4096, 15625),
     longest_whole_text=64,
@@ -216,7 +217,7 @@ FULL = Budget(
     memory_dim=64,
     vocab_size=30_000,
     stages=((2, 10_000), (3, 10_000), (5, 10_000), (8, 10_000), (16, 10_000), (32, 30_000)),
-    gated_stages=((64, 10_000, 0.2), (64, 10_000, 0.7), (64, 30_000, 2.0), (64, 30_000, 4.0)),
+    gated_stages=((64, 10_000, 8.0, 0.0), (64, 10_000, 8.0, 0.5), (64, 10_000, 8.0, 2.0), (64, 30_000, 8.0, 4.0)),
     rate=2e-4,
     batch_size=64,
     questions=4,
