@@ -42,7 +42,9 @@ def test_gates_close_in_further_stages_with_costs_by_layer():
     )
     assert gated[: len(published)] == published
     further = gated[len(published) :]
-    assert [(stage["length"], stage["steps"], *stage["write_cost"]) for stage in further] == list(CPU.gated_stages)
+    names = ("length", "steps", "learning_rate")
+    made = [(*(stage[name] for name in names), *stage["write_cost"]) for stage in further]
+    assert made == list(CPU.gated_stages)
     assert {(stage["min_length"], stage["backprop_segments"], stage["target"]) for stage in further} == {(8, 8, 2.0)}
 
 
