@@ -55,8 +55,8 @@ class Budget:
         memory_steps: of a stage between the first, if that has one segment, and the second: one whole segment, asked
             from memory alone.
         gated_stages: (segments, steps, learning rate, cost of writes of the first layer, of the second) of the further
-            stages of the model whose strengths reach 0. The first layer's gate closes first: what it sees of a text is one layer,
-            too little to tell facts from noise. What it wrote, the second then writes.
+            stages of the model whose strengths reach 0. The first layer's gate closes first: it sees one layer of a
+            text, too little to tell facts from noise. What it wrote, the second then writes.
         gated_backprop: segments at the end of their texts that gradients flow through.
         longest_whole_text: segments of the longest sample that models without segments are tested on.
     """
