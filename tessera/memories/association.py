@@ -112,17 +112,11 @@ class AssociationMemory(nn.Module):
 
 
 @contextmanager
-def recorded_strengths(model: nn.Module) -> Iterator[list[list[Tensor]]]:
-    """While it lasts, the strengths (B, M) of all writes to each association matrix of `model`, with their gradient.
-
-    One list per matrix, the lowest layer's first.
-    """
+def recorded_strengths(model: nn.Module) -> Iterator[list[Tensor]]:
+    """While it lasts, the strengths (B, M) of all writes to association matrices of `model`, with their gradient."""
+    strengths: list[Tensor] = []
     gates = [module for module in model.modules() if isinstance(module, WriteStrength)]
-    strengths: list[list[Tensor]] = [[] for _ in gates]
-    hooks = [
-        gate.register_forward_hook(lambda gate, scores, strength, of_layer=of_layer: of_layer.append(strength))
-        for gate, of_layer in zip(gates, strengths)
-    ]
+    hooks = [gate.register_forward_hook(lambda gate, scores, strength: strengths.append(strength)) for gate in gates]
     try:
         yield strengths
     finally:

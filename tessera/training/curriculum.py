@@ -26,8 +26,7 @@ class Stage:
         from_memory: of questions: texts end with a segment and the questions come in the next one, so that they can be
             answered from memory alone.
         write_cost: of models with association matrices: this times the mean strength of all writes is added to the
-            loss, so that text without use is not written. Several: one per layer, the lowest first; their mean over
-            layers is added.
+            loss, so that text without use is not written.
         backprop_segments: of questions to models that read segments: gradients flow through this many last segments,
             and only they are asked `early_questions`; the rest is read without gradients. None: through all.
     """
@@ -39,7 +38,7 @@ class Stage:
     learning_rate: float = 1e-3
     settings: dict = field(default_factory=dict)
     from_memory: bool = False
-    write_cost: float | tuple[float, ...] = 0.0
+    write_cost: float = 0.0
     backprop_segments: int | None = None
 
     def problems(self) -> list[tuple[str, str]]:
@@ -52,8 +51,8 @@ class Stage:
             invalid.append(("min_length", f"must be at most length ({self.length}); got {self.min_length}."))
         if self.backprop_segments is not None and self.backprop_segments < 1:
             invalid.append(("backprop_segments", f"must be at least 1; got {self.backprop_segments}."))
-        if min(self.write_costs(1), default=-1.0) < 0:
-            invalid.append(("write_cost", f"must be at least 0, or a list of such; got {self.write_cost}."))
+        if self.write_cost < 0:
+            invalid.append(("write_cost", f"must be at least 0; got {self.write_cost}."))
         for name in ("target", "learning_rate"):
             if not getattr(self, name) > 0:
                 invalid.append((name, f"must be positive; got {getattr(self, name)}."))
@@ -63,10 +62,6 @@ class Stage:
     def mean_length(self) -> float:
         """Of its steps."""
         return (self.min_length + self.length) / 2
-
-    def write_costs(self, num_layers: int) -> tuple[float, ...]:
-        """Of each layer."""
-        return self.write_cost if isinstance(self.write_cost, tuple) else (self.write_cost,) * num_layers
 
     def length_at(self, step: int, seed: int) -> int:
         """The length of a step's batch: a function of the step, whatever was drawn before."""

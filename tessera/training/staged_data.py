@@ -68,8 +68,7 @@ class StagedData(ABC):
             return self.prediction_loss(model, stage, number, step)
         with recorded_strengths(model) as strengths:
             loss = self.prediction_loss(model, stage, number, step)
-        with_gradient = [[strength for strength in of_layer if strength.requires_grad] for of_layer in strengths]
-        return loss + _mean_cost(with_gradient, stage.write_costs(len(strengths)))
+        return loss + stage.write_cost * _mean([strength for strength in strengths if strength.requires_grad])
 
     def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """The numbers of a line of metrics: `predictions`, whose score is lower by what the stage's writes cost."""
@@ -77,9 +76,9 @@ class StagedData(ABC):
             return self.predictions(model, stage)
         with recorded_strengths(model) as strengths:
             numbers = self.predictions(model, stage)
-        layers = len(strengths)
-        score = numbers["score"] - _mean_cost(strengths, stage.write_costs(layers)).item()
-        return {**numbers, "score": score, "validation_write_strength": _mean_cost(strengths, (1.0,) * layers).item()}
+        strength = _mean(strengths).item()
+        score = numbers["score"] - stage.write_cost * strength
+        return {**numbers, "score": score, "validation_write_strength": strength}
 
     def batch_tokens(self, stage: Stage, step: int) -> int:
         """Tokens of the contexts of a step."""
@@ -90,25 +89,10 @@ class StagedData(ABC):
         return (self.recipe.seed * 100 + number) * 10_000_000 + step
 
 
-def _mean_cost(strengths: list[list[Tensor]], costs: tuple[float, ...]) -> Tensor:
-    """The mean over layers of a layer's cost times the mean strength of its writes."""
-    if not any(strengths):  # texts of one segment that stays open
+def _mean(strengths: list[Tensor]) -> Tensor:
+    if not strengths:  # texts of one segment that stays open
         return torch.zeros(())
-    means = [torch.cat([strength.flatten() for strength in of_layer]).mean() for of_layer in strengths]
-    return torch.stack([cost * mean for cost, mean in zip(costs, means, strict=True)]).mean()
-
-
-def require_costs(recipe: Recipe, model: nn.Module) -> None:
-    """Raise `TesseraError` unless every stage's costs of writes are one, or one for each layer of `model`."""
-    with recorded_strengths(model) as strengths:
-        num_layers = len(strengths)
-    for number, stage in enumerate(recipe.training.curriculum):
-        costs = len(stage.write_costs(num_layers))
-        if costs != num_layers:
-            raise TesseraError(
-                f"training.curriculum[{number}].write_cost must be one number, or one for each of {num_layers} layers; "
-                f"got {costs}."
-            )
+    return torch.cat([strength.flatten() for strength in strengths]).mean()
 
 
 def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool) -> StagedData:

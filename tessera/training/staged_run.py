@@ -24,7 +24,7 @@ from tessera.training.metrics import MetricsFile, median_speed
 from tessera.training.replacing import METRICS, RESULT, discard_replaced
 from tessera.training.result import move_into_run
 from tessera.training.sections import Recipe, TrainingSection
-from tessera.training.staged_data import StagedData, open_staged_data, require_costs
+from tessera.training.staged_data import StagedData, open_staged_data
 from tessera.training.start import require_start, starting_model
 from tessera.training.summary import RunSummary
 
@@ -44,7 +44,6 @@ def train_in_stages(recipe: Recipe, run: Path, *, resume: bool, overwrite: bool,
         data = open_staged_data(recipe, run, saved_tokenizer=not overwrite)
         longest = max(stage.length for stage in recipe.training.curriculum) * data.segment
         model = starting_model(recipe, data.tokenizer, context=max(longest, recipe.data.context))
-        require_costs(recipe, model)
         claim.begin(data)
         if not resume:
             remove(run / FOLDER)

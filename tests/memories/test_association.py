@@ -56,9 +56,9 @@ def test_strengths_are_recorded_while_asked():
     with recorded_strengths(memory) as strengths:
         memory.write(tokens, memory.empty_state(2))
     memory.write(tokens, memory.empty_state(2))
-    ((strength,),) = strengths
-    assert torch.equal(strength, torch.sigmoid(memory.strength(tokens)).squeeze(-1))
-    assert strength.requires_grad
+    assert len(strengths) == 1
+    assert torch.equal(strengths[0], torch.sigmoid(memory.strength(tokens)).squeeze(-1))
+    assert strengths[0].requires_grad
 
 
 def test_the_stretch_of_a_configuration_is_that_of_every_memory():

@@ -54,9 +54,7 @@ class Budget:
         stages: (segments, steps) of each stage; the first learns at `rate`, the others at half of it.
         memory_steps: of a stage between the first, if that has one segment, and the second: one whole segment, asked
             from memory alone.
-        gated_stages: (segments, steps, learning rate, cost of writes of the first layer, of the second) of the further
-            stages of the model whose strengths reach 0. The first layer's gate closes first: it sees one layer of a
-            text, too little to tell facts from noise. What it wrote, the second then writes.
+        gated_stages: (segments, steps, cost of writes) of the further stages of the model whose strengths reach 0.
         gated_backprop: segments at the end of their texts that gradients flow through.
         longest_whole_text: segments of the longest sample that models without segments are tested on.
     """
@@ -79,7 +77,7 @@ class Budget:
     seeds: int
     early_questions: int = 1
     memory_steps: int = 0
-    gated_stages: tuple[tuple[int, int, float, float, float], ...] = ()
+    gated_stages: tuple[tuple[int, int, float], ...] = ()
     gated_backprop: int = 8
     evaluate_every: int = 50
     evaluate_sequences: int = 32
@@ -146,10 +144,10 @@ class Budget:
                 alone = {"steps": self.memory_steps, "learning_rate": self.rate / 2, "from_memory": True}
                 stages.append({**stage, **alone})
         stages[-1]["target"] = 2.0  # all of its steps
-        for length, steps, rate, *costs in self.gated_stages if model == GATED else ():  # gates need all steps
+        for length, steps, cost in self.gated_stages if model == GATED else ():  # gates need all steps to close
             shortest, back = min(length, max(fewest, self.gated_backprop)), min(length, self.gated_backprop)
             sizes = {"length": length, "min_length": shortest, "backprop_segments": back, "steps": steps}
-            stages.append({**sizes, "learning_rate": rate, "target": 2.0, "write_cost": costs})
+            stages.append({**sizes, "learning_rate": self.rate / 2, "target": 2.0, "write_cost": cost})
         return stages
 
     def _holds_a_story(self, segments: int, kind: str) -> bool:
@@ -167,7 +165,7 @@ SMOKE = Budget(
     vocab_size=250,
     stages=((1, 1), (2, 1)),
     memory_steps=1,
-    gated_stages=((3, 1, 1e-3, 0.5, 0.0), (3, 1, 1e-3, 0.5, 0.5)),
+    gated_stages=((3, 1, 0.5),),
     gated_backprop=2,
     rate=2e-3,
     batch_size=2,
@@ -193,13 +191,7 @@ CPU = Budget(
     questions=4,
     early_questions=4,
     memory_steps=300,
-    gated_stages=(
-        (24, 50, 1e-3, 1.0, 0.0),
-        (24, 100, 1e-3, 8.0, 0.0),
-        (24, 50, 1e-3, 8.0, 0.5),
-        (32, 100, 5e-4, 8.0, 2.0),
-        (32, 100, 2e-4, 8.0, 3.0),
-    ),
+    gated_stages=((32, 50, 0.2), (32, 50, 0.7), (32, 150, 2.0)),
     target=0.95,
     measured=(2, 4, 8, 16, 64, 256, 1024, 4096, 15625),
     longest_whole_text=64,
@@ -217,12 +209,7 @@ FULL = Budget(
     memory_dim=64,
     vocab_size=30_000,
     stages=((2, 10_000), (3, 10_000), (5, 10_000), (8, 10_000), (16, 10_000), (32, 30_000)),
-    gated_stages=(
-        (64, 10_000, 1e-4, 8.0, 0.0),
-        (64, 10_000, 1e-4, 8.0, 0.5),
-        (64, 10_000, 5e-5, 8.0, 2.0),
-        (64, 30_000, 2e-5, 8.0, 3.0),
-    ),
+    gated_stages=((64, 10_000, 0.2), (64, 10_000, 0.7), (64, 30_000, 2.0)),
     rate=2e-4,
     batch_size=64,
     questions=4,
