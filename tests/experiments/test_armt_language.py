@@ -11,11 +11,12 @@ from tessera.data.sources import text_source
 from tessera.data.tokenizers import build_tokenizer
 from tessera.data.windows import ValidationWindows
 from tessera.evaluation.text import EvaluationText
+from tessera.experiments.armt_language import training
 from tessera.experiments.armt_language.report import difference, tables
 from tessera.experiments.armt_language.settings import BUDGETS, CONTINUED, MODELS
 from tessera.experiments.armt_language.training import SegmentsAlone, bits_by_segment
 from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import Record, RunSelection
+from tessera.experiments.experiment import Record, RunContext, RunSelection
 from tessera.training.sections import TokenizerSpec
 
 RUNS = {run.key: run.configuration for run in EXPERIMENTS["armt_language"].runs(RunSelection("cpu"))}
@@ -74,6 +75,17 @@ def test_all_that_starts_from_a_base_sees_the_same_texts(budget, tmp_path):
             assert recipe.training.curriculum == recipes["armt"].training.curriculum
             assert recipe.training.batch_size == recipes["armt"].training.batch_size
             assert (recipe.training.initialize_from == str(tmp_path)) == (model == CONTINUED)
+
+
+@pytest.mark.parametrize("model", MODELS[1:])
+def test_a_base_is_trained_on_with_each_segment_alone(model, tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(training, "train_stages_of", lambda model, *rest: trained.append((model, rest[1])) or [])
+    settings = BUDGETS["smoke"].run(model, "transformer", 0).configuration
+    training.train_and_measure(settings, RunContext(tmp_path / "run"))
+    ((reader, data),) = trained
+    assert isinstance(reader, SegmentsAlone) == (model == CONTINUED)
+    assert data.segment == settings.segment
 
 
 def test_runs_of_a_base_share_its_training():
