@@ -44,6 +44,7 @@ def test_gates_close_in_further_stages_of_rising_cost():
     further = gated[len(published) :]
     assert [(stage["length"], stage["steps"], stage["write_cost"]) for stage in further] == list(CPU.gated_stages)
     assert {(stage["min_length"], stage["backprop_segments"], stage["target"]) for stage in further} == {(8, 8, 2.0)}
+    assert {stage["settings"]["lookalikes"] for stage in further} == {CPU.gated_lookalikes}
 
 
 def test_the_models_are_of_about_one_size():

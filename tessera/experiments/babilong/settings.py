@@ -55,7 +55,8 @@ class Budget:
         memory_steps: of a stage between the first, if that has one segment, and the second: one whole segment, asked
             from memory alone.
         gated_stages: (segments, steps, cost of writes) of the further stages of the model whose strengths reach 0.
-        gated_backprop: segments at the end of their texts that gradients flow through.
+        gated_backprop: segments at the end of their texts that gradients flow through. gated_lookalikes: share of their
+            noise that words of stories replace.
         longest_whole_text: segments of the longest sample that models without segments are tested on.
     """
 
@@ -79,6 +80,7 @@ class Budget:
     memory_steps: int = 0
     gated_stages: tuple[tuple[int, int, float], ...] = ()
     gated_backprop: int = 8
+    gated_lookalikes: float = 0.05
     evaluate_every: int = 50
     evaluate_sequences: int = 32
     models: tuple[str, ...] = tuple(NAMES)
@@ -147,7 +149,8 @@ class Budget:
         for length, steps, cost in self.gated_stages if model == GATED else ():  # gates need all steps to close
             shortest, back = min(length, max(fewest, self.gated_backprop)), min(length, self.gated_backprop)
             sizes = {"length": length, "min_length": shortest, "backprop_segments": back, "steps": steps}
-            stages.append({**sizes, "learning_rate": self.rate / 2, "target": 2.0, "write_cost": cost})
+            gate = {"write_cost": cost, "settings": {"lookalikes": self.gated_lookalikes}}
+            stages.append({**sizes, "learning_rate": self.rate / 2, "target": 2.0, **gate})
         return stages
 
     def _holds_a_story(self, segments: int, kind: str) -> bool:

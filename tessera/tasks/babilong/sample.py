@@ -13,16 +13,38 @@ RESERVED = 20  # tokens for question and answer, as published
 
 
 @dataclass(frozen=True)
+class Lookalikes:
+    """Puts words of stories into the noise of one context, so that more of it looks like a fact.
+
+    Attributes:
+        share: the probability of each word of the noise to be replaced. words: tokens, any of which replaces it.
+        seed: of the context; the same places and words come each time.
+    """
+
+    share: float
+    words: np.ndarray
+    seed: int
+
+    def into(self, tokens: np.ndarray, place: int) -> np.ndarray:
+        """`tokens` of the noise, which begin with its sentence `place`, some of them replaced."""
+        random = np.random.default_rng([self.seed, place])
+        replaced = random.random(len(tokens)) < self.share
+        return np.where(replaced, random.choice(self.words, len(tokens)), tokens)
+
+
+@dataclass(frozen=True)
 class Context:
     """What is read before the question: noise with facts in it, never held as one list.
 
     Attributes:
         spans: the noise. facts: tokens of each. positions: fact i comes before sentence `positions[i]` of the noise.
+        lookalikes: what replaces words of the noise; None: nothing.
     """
 
     spans: tuple[Span, ...]
     facts: tuple[np.ndarray, ...]
     positions: tuple[int, ...]
+    lookalikes: Lookalikes | None = None
 
     @property
     def length(self) -> int:
@@ -37,13 +59,17 @@ class Context:
             begin = 0
             while pending and pending[0][0] < before + span.num_sentences:
                 place, fact = pending.pop(0)
-                yield span.tokens(begin, place - before)
+                yield self._noise(span, begin, place - before, before)
                 yield fact
                 begin = place - before
-            yield span.tokens(begin, span.num_sentences)
+            yield self._noise(span, begin, span.num_sentences, before)
             before += span.num_sentences
         for _, fact in pending:
             yield fact
+
+    def _noise(self, span: Span, begin: int, end: int, before: int) -> np.ndarray:
+        tokens = span.tokens(begin, end)
+        return tokens if self.lookalikes is None else self.lookalikes.into(tokens, before + begin)
 
     def fact_ends(self) -> list[int]:
         """How many tokens stand up to the end of each fact."""
@@ -74,7 +100,13 @@ def fits(facts: Sequence[np.ndarray], length: int, share: float) -> bool:
     return sum(len(fact) for fact in facts) <= min(share * length, length - RESERVED)
 
 
-def hide(facts: Sequence[np.ndarray], books: Sequence[Book], length: int, random: Random) -> Context:
+def hide(
+    facts: Sequence[np.ndarray],
+    books: Sequence[Book],
+    length: int,
+    random: Random,
+    lookalikes: Lookalikes | None = None,
+) -> Context:
     """Facts at random places of noise that fills `length - 20` tokens together with them.
 
     Places are drawn with replacement from 0 to the number of sentences, and sorted.
@@ -82,4 +114,4 @@ def hide(facts: Sequence[np.ndarray], books: Sequence[Book], length: int, random
     spans = draw_noise(books, length - RESERVED - sum(len(fact) for fact in facts), random)
     sentences = sum(span.num_sentences for span in spans)
     positions = sorted(random.randint(0, sentences) for _ in facts)
-    return Context(tuple(spans), tuple(facts), tuple(positions))
+    return Context(tuple(spans), tuple(facts), tuple(positions), lookalikes)

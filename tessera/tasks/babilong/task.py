@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -17,7 +17,7 @@ from tessera.data.sources import text_files
 from tessera.errors import expect
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.babilong.noise import Book, books_of
-from tessera.tasks.babilong.sample import RESERVED, Sample, fits, hide
+from tessera.tasks.babilong.sample import RESERVED, Lookalikes, Sample, fits, hide
 from tessera.tasks.babilong.scorer import published_match
 from tessera.tasks.babilong.solver import answer, world_after
 from tessera.tasks.babilong.stories import (
@@ -35,6 +35,7 @@ from tessera.tasks.babilong.vocabulary import (
     END,
     GENERATE,
     PAD,
+    STORY_WORDS,
     decode,
     sentence_tokens,
     token_of,
@@ -63,6 +64,8 @@ class BABILong(Task):
         vocab_size: words with a token of their own.
         facts_share: stories whose facts take more than this share of a sample are left out (published: a fifth).
             Samples of one segment, where a curriculum begins, need more.
+        lookalikes: share of the noise's words that words of the stories replace. For training: books seldom look like
+            facts, too seldom to learn the difference from.
     Raises:
         TesseraError: an unknown kind, a sample too short for a story, missing files.
     """
@@ -73,6 +76,7 @@ class BABILong(Task):
     stories: str | None = None
     vocab_size: int = 2000
     facts_share: float = 0.2
+    lookalikes: float = field(default=0.0, repr=False)  # not in the seed of samples, which are made of `self` as text
 
     summary = "a question about facts that lie anywhere between the sentences of a book (BABILong, QA1 to QA5)"
     source = "Associative Recurrent Memory Transformer, section 4; BABILong, Kuratov et al. 2024"
@@ -82,6 +86,7 @@ class BABILong(Task):
         where = type(self).__name__
         expect(self.kind in LENGTHS, where, "kind", f"be one of {', '.join(LENGTHS)}", repr(self.kind))
         expect(0 < self.facts_share < 1, where, "facts_share", "lie in (0, 1)", self.facts_share)
+        expect(0 <= self.lookalikes < 1, where, "lookalikes", "lie in [0, 1)", self.lookalikes)
         self._require_room(self.length)
 
     @classmethod
@@ -199,7 +204,13 @@ class BABILong(Task):
             story = self._story(random, split, most_facts)
             facts = [self._tokens(fact) for fact in story.facts]
             if fits(facts, length, self.facts_share):
-                return Sample(hide(facts, books, length, random), story, random.choice(story.questions))
+                context = hide(facts, books, length, random, self._lookalikes(random))
+                return Sample(context, story, random.choice(story.questions))
+
+    def _lookalikes(self, random: Random) -> Lookalikes | None:
+        if not self.lookalikes:
+            return None
+        return Lookalikes(self.lookalikes, np.unique(self._tokens(STORY_WORDS)), random.getrandbits(32))
 
     def _require_room(self, length: int) -> None:
         """Raise unless the shortest stories fit into a sample of `length` tokens."""

@@ -1,6 +1,7 @@
 """BABILong: its stories against bAbI's own, where facts lie, what splits share, long samples, both scorers."""
 
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -16,7 +17,7 @@ from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.scorer import exact_match, published_match
 from tessera.tasks.babilong.solver import answer, world_after
 from tessera.tasks.babilong.stories import LENGTHS, generate, labels, read_stories
-from tessera.tasks.babilong.vocabulary import decode
+from tessera.tasks.babilong.vocabulary import STORY_WORDS, decode
 
 BABI = Path(__file__).parent / "data"
 SMALL = {"length": 300, "vocab_size": 250}
@@ -76,6 +77,28 @@ def test_a_fact_comes_before_the_sentence_of_its_place():
             shifted += len(fact)
 
 
+def test_lookalikes_are_words_of_stories_in_the_noise_alone():
+    plain = BABILong("qa1", length=2000, vocab_size=250)
+    task = replace(plain, lookalikes=0.1)
+    story_words = {*STORY_WORDS.lower().split()}
+    places = replaced = 0
+    for sample in islice(task.samples(3), 10):
+        context = sample.context
+        tokens = context.tokens()
+        assert len(tokens) == context.length == task.length - RESERVED
+        assert (tokens == context.tokens()).all(), "not the same each time"
+        facts = [piece for piece in context.pieces() if any(piece is fact for fact in context.facts)]
+        assert len(facts) == len(sample.story.facts)
+        before = replace(context, lookalikes=None).tokens()
+        changed = tokens[tokens != before]
+        assert {*decode(task.vocabulary, changed).split()} <= story_words
+        places += len(tokens) - sum(map(len, facts))
+        replaced += len(changed)
+    assert 0.09 < replaced / places < 0.105  # a word may be replaced by itself
+    first, again = (next(one.samples(3)).context.tokens() for one in (plain, replace(task, lookalikes=0.0)))
+    assert (first == again).all()
+
+
 def test_noise_is_consecutive_and_cut_to_length():
     books = books_of("stories", "train", 250)
     random = Random(1)
@@ -117,6 +140,8 @@ def test_splits_share_no_book_and_no_story_of_files():
 def test_errors():
     with pytest.raises(TesseraError, match="kind must be one of qa1"):
         BABILong("qa6")
+    with pytest.raises(TesseraError, match=r"lookalikes must lie in \[0, 1\); got 1"):
+        BABILong(lookalikes=1.0)
     with pytest.raises(TesseraError, match="no such text file"):
         BABILong(noise="nowhere.txt").sample(1, 0)
     with pytest.raises(TesseraError, match="at least three books"):
