@@ -95,7 +95,7 @@ class Sample:
     question: Question
 
 
-def fits(facts: Sequence[np.ndarray], length: int, share: float) -> bool:
+def has_room(facts: Sequence[np.ndarray], length: int, share: float) -> bool:
     """Whether the facts of a story take at most `share` of a sample of `length` tokens, and leave room to ask."""
     return sum(len(fact) for fact in facts) <= min(share * length, length - RESERVED)
 

@@ -17,7 +17,7 @@ from tessera.data.sources import text_files
 from tessera.errors import expect
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.babilong.noise import Book, books_of
-from tessera.tasks.babilong.sample import RESERVED, Lookalikes, Sample, fits, hide
+from tessera.tasks.babilong.sample import RESERVED, Lookalikes, Sample, has_room, hide
 from tessera.tasks.babilong.scorer import published_match
 from tessera.tasks.babilong.solver import answer, world_after
 from tessera.tasks.babilong.stories import (
@@ -203,7 +203,7 @@ class BABILong(Task):
         while True:
             story = self._story(random, split, most_facts)
             facts = [self._tokens(fact) for fact in story.facts]
-            if fits(facts, length, self.facts_share):
+            if has_room(facts, length, self.facts_share):
                 context = hide(facts, books, length, random, self._lookalikes(random))
                 return Sample(context, story, random.choice(story.questions))
 
