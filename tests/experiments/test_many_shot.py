@@ -39,10 +39,10 @@ def test_every_number_of_shots_and_strategy_is_tested():
 
 
 def test_tests_are_of_other_classes_than_training():
-    trained = SMOKE.trained_task(0).held_apart(SMOKE.trained_task(0).sample(50, 0))
+    trained = SMOKE.trained_tasks()[0].held_apart(SMOKE.trained_tasks()[0].sample(50, 0))
     tested = SMOKE.tested_task(2, "space, fixed").held_apart(SMOKE.tested_task(2, "space, fixed").sample(50, 0, "test"))
     assert not trained & tested
-    assert [SMOKE.trained_task(step).delimiter for step in range(3)] == ["newline", "space", "newline"]
+    assert [task.delimiter for task in SMOKE.trained_tasks()] == ["newline", "space"]
 
 
 def record(model, seed, best, shots=(1, 2), strategy=1, **more):

@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 from tessera.experiments.document_qa import figure, report
 from tessera.experiments.document_qa.settings import BUDGETS, MODELS, SEEDS, DocumentSettings
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
+from tessera.experiments.task_stage import train_stages
 from tessera.models.sizes import num_parameters
 from tessera.models.small_models import build_small_model
 from tessera.tasks.task import estimate
-from tessera.training.fit import FitOptions, fit
 
-TEST_SEED, TUNING_SEED = 1_000_003, 500_000
+TEST_SEED = 1_000_003
 
 
 class DocumentQAExperiment(Experiment):
@@ -47,30 +47,20 @@ class DocumentQAExperiment(Experiment):
             max_positions=16 * settings.span,
             initialization=settings.initialization,
         ).to(context.device)
-        outcome: dict[str, Any] = {"parameters": num_parameters(model)}
-        stages: list[tuple[str, tuple[int, ...], int, FitOptions, tuple[int, ...], int]] = [
-            ("training", settings.lengths, settings.batch_size, settings.fit, settings.test_lengths, 0),
-            ("tuning", (settings.tuned_length,), settings.tuned_batch_size, settings.tuning,
-             settings.tuned_test_lengths, TUNING_SEED),
-        ]  # fmt: skip
-        for number, (name, trained, batch_size, options, lengths, seed) in enumerate(stages):
-            tasks, first = [settings.task_at(length) for length in trained], settings.seed * 10_000_019 + seed
 
-            def loss_at(step: int, tasks=tasks, batch_size=batch_size, first=first) -> torch.Tensor:
-                examples = tasks[step % len(tasks)].sample(batch_size, first + step)
-                tokens, labels = examples.tokens.to(context.device), examples.labels.to(context.device)
-                return model(input_ids=tokens, labels=labels).loss
-
-            def report_share(share: float, note: str, number=number) -> None:
-                context.report((number + share) / len(stages), note)
-
-            outcome[name] = fit(model, loss_at, options, context.folder, report=report_share, name=name).outcome()
-            outcome[name]["scores"] = _scores(model, settings, lengths, context)
+        def test(stage: str) -> dict[str, Any]:
+            """The scores after a stage; none after the early ones."""
+            lengths = {"training": settings.test_lengths, "tuning": settings.tuned_test_lengths}.get(stage)
+            if lengths is None:
+                return {}
+            outcome = {"scores": _scores(model, settings, lengths, context)}
             if settings.model == "mosaic_v2":
                 model.disable_long_term_memory()
-                outcome[name]["without_long_term_memory"] = _scores(model, settings, lengths, context)
+                outcome["without_long_term_memory"] = _scores(model, settings, lengths, context)
                 model.enable_long_term_memory()
-        return outcome
+            return outcome
+
+        return {"parameters": num_parameters(model), **train_stages(model, settings.stages(), context, test)}
 
     def tables(self, records: Mapping[str, Record]) -> dict[str, str]:
         """See `report.py`."""

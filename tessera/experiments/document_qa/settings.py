@@ -5,10 +5,12 @@ from typing import Any
 
 from tessera.experiments.document_qa.published import NAMES
 from tessera.experiments.experiment import Run
+from tessera.experiments.task_stage import EarlyStage, TaskStage
 from tessera.tasks.document_qa import DocumentQA
 from tessera.training.fit import FitOptions
 
 MODELS = tuple(NAMES)
+TUNING_SEED, EARLY_SEED = 500_000, 1_000_003  # apart from the seeds of the training's steps
 # v2's key extractors start with small weights, which larger ones or a higher rate overrun. It learns the task in a few
 # hundred steps; the transformers need thousands, and the LSTM gets as many. Llama learns faster from larger weights.
 V2_LEARNING_RATE, V2_SHARE_OF_STEPS = 1e-3, 0.15
@@ -24,7 +26,7 @@ class DocumentSettings:
             the span in training and tuning.
         task_fields: settings of the task. lengths, batch_size, fit: of the training, whose steps have samples of these
             lengths in turn. tuned_length, tuned_batch_size, tuning: of the tuning that follows.
-        initialization: of v2 and its twin, see `ModelSize`.
+        initialization: of v2 and its twin, see `ModelSize`. early_stages: before the training.
         test_lengths: after training. tuned_test_lengths: after tuning. test_tokens: as many samples are tested at a
             length as this holds, within `test_samples` (fewest, most).
     """
@@ -46,6 +48,7 @@ class DocumentSettings:
     test_tokens: int
     test_samples: tuple[int, int] = (16, 200)
     initialization: str = "normal"
+    early_stages: tuple[EarlyStage, ...] = ()
     seed: int = 0
 
     @property
@@ -53,9 +56,28 @@ class DocumentSettings:
         """The longest of training."""
         return max(self.lengths)
 
-    def task_at(self, length: int) -> DocumentQA:
-        """The task with samples of so many tokens."""
-        return DocumentQA(length=length, **self.task_fields)
+    def task_at(self, length: int, **easier: Any) -> DocumentQA:
+        """The task with samples of so many tokens; `easier`: settings of an early stage."""
+        return DocumentQA(length=length, **{**self.task_fields, **easier})
+
+    def stages(self) -> list[TaskStage]:
+        """Early stages, training, tuning."""
+        seed = self.seed * 10_000_019
+        early = [
+            TaskStage(
+                f"stage-{number}",
+                tuple(self.task_at(length, **stage.task_fields) for length in stage.lengths or self.lengths),
+                stage.batch_size or self.batch_size, stage.fit, seed + EARLY_SEED * number,
+            )
+            for number, stage in enumerate(self.early_stages, 1)
+        ]  # fmt: skip
+        trained = tuple(map(self.task_at, self.lengths))
+        tuned = (self.task_at(self.tuned_length),)
+        return [
+            *early,
+            TaskStage("training", trained, self.batch_size, self.fit, seed),
+            TaskStage("tuning", tuned, self.tuned_batch_size, self.tuning, seed + TUNING_SEED),
+        ]
 
     def num_tests(self, length: int) -> int:
         """Samples to test at a length."""

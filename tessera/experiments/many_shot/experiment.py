@@ -4,16 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.experiments.many_shot import figure, report
 from tessera.experiments.many_shot.evaluate import evaluate
 from tessera.experiments.many_shot.settings import BUDGETS, MODELS, SEEDS, ManyShotSettings
+from tessera.experiments.task_stage import train_stages
 from tessera.models.sizes import num_parameters
 from tessera.models.small_models import build_small_model
-from tessera.training.fit import fit
 
 
 class ManyShotExperiment(Experiment):
@@ -33,15 +32,10 @@ class ManyShotExperiment(Experiment):
 
     def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
         """Train on contexts that are new at every step, then test; v2 once more with its long-term memories off."""
-        settings, device = run.configuration, context.device
-        model = _model(settings).to(device)
-
-        def loss_at(step: int) -> torch.Tensor:
-            examples = settings.trained_task(step).sample(settings.batch_size, settings.seed * 10_000_019 + step)
-            return model(input_ids=examples.tokens.to(device), labels=examples.labels.to(device)).loss
-
-        training = fit(model, loss_at, settings.fit, context.folder, report=context.report).outcome()
-        outcome = {"training": training, "parameters": num_parameters(model)}
+        settings = run.configuration
+        model = _model(settings).to(context.device)
+        outcome: dict[str, Any] = train_stages(model, settings.stages(), context)
+        outcome["parameters"] = num_parameters(model)
         outcome["scores"] = evaluate(model, settings, context)
         if settings.model == "mosaic_v2":
             model.disable_long_term_memory()
@@ -61,7 +55,7 @@ def _model(settings: ManyShotSettings) -> PreTrainedModel:
     return build_small_model(
         settings.model,
         settings.seed,
-        vocab_size=settings.trained_task(0).vocabulary.get_vocab_size(),
+        vocab_size=settings.trained_tasks()[0].vocabulary.get_vocab_size(),
         hidden_size=settings.hidden_size,
         num_layers=settings.num_layers,
         num_heads=settings.num_heads,

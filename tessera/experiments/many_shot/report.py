@@ -135,13 +135,14 @@ def _percent(one: Estimate) -> str:
 
 def _settings(records: Mapping[str, Record]) -> str:
     first = next(iter(records.values())).configuration
-    task = first.trained_task(0)
+    task = first.trained_tasks()[0]
+    num_steps = sum(stage.fit.steps for stage in first.stages())
     ours = {
         "parameters": spread(record.outcome["parameters"] for record in records.values()),
         "layers": first.num_layers,
         "width": first.hidden_size,
         "heads": first.num_heads,
-        "trained on": f"{first.fit.steps * first.batch_size:,} contexts of 52 classes",
+        "trained on": f"{num_steps * first.batch_size:,} contexts of 52 classes",
         "short-term span": first.span,
         "long-term delay in training": f"{first.span // 4} to {first.span}",
         "long-term delay in tests": first.span // 4,
@@ -149,6 +150,7 @@ def _settings(records: Mapping[str, Record]) -> str:
         f"{first.test_classes} of 17 others",
         "shots in training": task.shots,
         "steps": first.fit.steps,
+        "early steps with texts that repeat": num_steps - first.fit.steps,
         "contexts per step": first.batch_size,
         "peak learning rate": first.fit.learning_rate,
         "longest text, characters": task.max_characters,

@@ -1,7 +1,7 @@
 """Document questions for models that are trained here: stories as documents, words as tokens."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
 
@@ -15,6 +15,11 @@ from tessera.tasks.document_qa.stories import NUM_NAMES, StoryDocument, names, w
 from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples
 
 PAD, DOCUMENT, QUESTION, ANSWER = "<pad>", "document", "question", "answer"
+# The words of a fact between person and place, and of a question around the person, from the plainest form to the full
+# one. In all but the last as many words stand behind the person in a question as in a fact.
+GAPS = ((), ("the",), ("to", "the"), ("went", "to", "the"))
+QUESTION_FORMS = ("question : {}", "question : {} ?", "question : {} ? answer", "question : where is {} ? answer :")
+FULL_WORDING = len(GAPS)
 SPLIT_TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
 
 
@@ -36,7 +41,11 @@ class DocumentQA(Task):
     Attributes:
         length: tokens of a sample, all questions and answers included. questions: asked one behind the other, of
             different people. people, moves: of a document: each of its people goes so often to another place.
-        num_names: names that documents take theirs from; no name stands in two documents of a sample.
+        num_names: names that have a token; no name stands in two documents of a sample. known_names: documents take
+            theirs from the first so many of them; None: from all.
+        wording: 4 is the form above. Below, for models that do not learn it from the start, so many words stand between
+            a person and a place: "bado kitchen .", "bado the kitchen .", "bado to the kitchen ." or "bado went to the
+            kitchen .", and as many behind the person of a question: "question : bado", ...
     Raises:
         TesseraError: an impossible setting, or more documents than there are names for.
     """
@@ -46,6 +55,9 @@ class DocumentQA(Task):
     people: int = 4
     moves: int = 1
     num_names: int = 1500
+    # Not in the representation, which samples are drawn by: a seed asks about the same stories in any wording.
+    known_names: int | None = field(default=None, repr=False)
+    wording: int = field(default=FULL_WORDING, repr=False)
 
     summary = "questions about one of many documents: stories of bAbI's first kind, each about its own people"
     source = "Memory Mosaics at scale (v2), section 5.2; RULER, Hsieh et al. 2024"
@@ -55,6 +67,7 @@ class DocumentQA(Task):
         where = type(self).__name__
         for name in ("questions", "people", "moves"):
             expect(getattr(self, name) >= 1, where, name, "be at least 1", getattr(self, name))
+        expect(0 <= self.wording <= FULL_WORDING, where, "wording", f"lie in [0, {FULL_WORDING}]", self.wording)
         expect(self.num_documents >= 1, where, "length", f"be at least {self._least_length}", self.length)
         needed = f"be at least the questions ({self.questions})"
         expect(self.num_documents * self.people >= self.questions, where, "people in all documents", needed,
@@ -63,11 +76,17 @@ class DocumentQA(Task):
         expect(
             people <= self.num_names <= NUM_NAMES, where, "num_names", f"lie in [{people}, {NUM_NAMES}]", self.num_names
         )
+        known = self.num_names if self.known_names is None else self.known_names
+        expect(people <= known <= self.num_names, where, "known_names", f"lie in [{people}, {self.num_names}]", known)
 
     @classmethod
     def variants(cls) -> "list[Task]":
-        """One and several questions, one and several moves."""
-        return [cls(questions=1, num_names=100), cls(length=160, people=2, moves=2, num_names=100)]
+        """One and several questions, one and several moves, all wordings."""
+        return [
+            cls(questions=1, num_names=100),
+            cls(length=160, people=2, moves=2, num_names=100),
+            *(cls(length=64, num_names=100, known_names=40, wording=wording) for wording in range(FULL_WORDING)),
+        ]
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -82,7 +101,7 @@ class DocumentQA(Task):
     @property
     def num_documents(self) -> int:
         """As many as fit beside the questions."""
-        return (self.length - self.questions * len(_question("x")) - self.questions) // self._document_length
+        return (self.length - self.questions * (len(self._question("x")) + 1)) // self._document_length
 
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """`count` samples in a row each; documents, then questions with their answers, then padding."""
@@ -108,12 +127,16 @@ class DocumentQA(Task):
         logits = torch.zeros(*examples.tokens.shape, self.vocab_size)
         for row, ids in enumerate(examples.tokens.tolist()):
             words = [self.vocabulary[token] for token in ids]
-            where: dict[str, str] = {}
+            people, where = set(names()[: self.num_names]), dict[str, str]()
+            first_question = words.index(QUESTION)
             for place, word in enumerate(words):
-                if word in PLACES and words[place - 1] == "the":
-                    where[words[place - 4]] = word
-                if word == ANSWER:
-                    logits[row, place + 1, _tokens(self.num_names)[where[words[place - 2]]]] = 1.0
+                if word in people:
+                    person = word
+                    if place > first_question:
+                        asked = place + min(self.wording, FULL_WORDING - 1)
+                        logits[row, asked, _tokens(self.num_names)[where[person]]] = 1.0
+                elif word in PLACES:
+                    where[person] = word
         return logits
 
     def guess(self, examples: TokenExamples, seed: int) -> Tensor:
@@ -132,7 +155,8 @@ class DocumentQA(Task):
         return {document.facts for sample in examples.details for document in sample.documents}
 
     def _sample(self, random: Random, split: str) -> _Sample:
-        drawn = random.sample(names()[: self.num_names], self.num_documents * self.people)
+        known = self.num_names if self.known_names is None else self.known_names
+        drawn = random.sample(names()[:known], self.num_documents * self.people)
         documents = tuple(
             self._document(tuple(drawn[first : first + self.people]), random, split)
             for first in range(0, len(drawn), self.people)
@@ -150,37 +174,40 @@ class DocumentQA(Task):
         """The words of a sample and the places of its answers."""
         words: list[str] = []
         for document in sample.documents:
-            words += _document(document.facts)
+            words += self._document_words(document.facts)
         answers = []
         for person, place in sample.questions:
-            words += _question(person)
+            words += self._question(person)
             answers.append(len(words))
             words.append(place)
         return words, answers
 
+    def _document_words(self, facts: tuple[str, ...]) -> list[str]:
+        return [DOCUMENT, ":", *(word for fact in facts for word in [*self._fact(fact.split()), "."])]
+
+    def _fact(self, words: list[str]) -> list[str]:
+        return words if self.wording == FULL_WORDING else [words[0], *GAPS[self.wording], words[-1]]
+
+    def _question(self, person: str) -> list[str]:
+        return QUESTION_FORMS[min(self.wording, FULL_WORDING - 1)].format(person).split()
+
     @property
     def _document_length(self) -> int:
-        return len(_document(write_document(("x",), 1, Random(0)).facts)) + self.people * self.moves * 6 - 6
+        one, two = (len(self._document_words(("x went to the garden",) * count)) for count in (1, 2))
+        return one + (self.people * self.moves - 1) * (two - one)
 
     @property
     def _least_length(self) -> int:
-        return self.questions * (len(_question("x")) + 1) + self._document_length
-
-
-def _document(facts: tuple[str, ...]) -> list[str]:
-    return [DOCUMENT, ":", *(word for fact in facts for word in [*fact.split(), "."])]
-
-
-def _question(person: str) -> list[str]:
-    return [QUESTION, ":", "where", "is", person, "?", ANSWER, ":"]
+        return self.questions * (len(self._question("x")) + 1) + self._document_length
 
 
 @lru_cache(maxsize=4)
 def _vocabulary(num_names: int) -> tuple[str, ...]:
     words = [
         PAD,
-        *_question("?"),
-        *_document(()),
+        *QUESTION_FORMS[-1].format("?").split(),
+        DOCUMENT,
+        ":",
         "the",
         ".",
         *(word for move in MOVES for word in move.split()),

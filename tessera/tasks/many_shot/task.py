@@ -1,7 +1,7 @@
 """Many-shot classification for models that are trained here: short texts, anonymous labels, one token each."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
 from typing import Any
@@ -38,6 +38,8 @@ class ManyShot(Task):
         order: "fixed", "shuffled" (inside each shot) or "mixed" (all examples). delimiter: "newline" or "space".
         dense: whether the labels of the examples are to be predicted too, from the second shot on.
         max_characters: longer texts are left out. vocab_size: tokens.
+        distinct: easier contexts for models that do not learn the task from the start: so many different examples of
+            each class, in turn until there are `shots` of it, and queries that are among them. None: the task itself.
     Raises:
         TesseraError: an impossible setting.
     """
@@ -50,6 +52,8 @@ class ManyShot(Task):
     dense: bool = False
     max_characters: int = 70
     vocab_size: int = 1024
+    # Not in the representation, which contexts are drawn by: the task itself stays what it was before this field.
+    distinct: int | None = field(default=None, repr=False)
 
     summary = "new classes of customers' questions, from examples in the context (Banking77, anonymous labels)"
     source = "Memory Mosaics at scale (v2), section 5.3 and appendix G; Banking77, Casanueva et al. 2020"
@@ -66,6 +70,9 @@ class ManyShot(Task):
         expect(self.order in ORDERS, where, "order", "be one of " + ", ".join(ORDERS), repr(self.order))
         expect(self.delimiter in DELIMITERS, where, "delimiter", "be newline or space", repr(self.delimiter))
         expect(self.vocab_size >= 300, where, "vocab_size", "be at least 300", self.vocab_size)
+        if self.distinct is not None:
+            needed = f"be between 1 and shots ({self.shots})"
+            expect(1 <= self.distinct <= self.shots, where, "distinct", needed, self.distinct)
         expect(self.max_characters >= 40, where, "max_characters", "be at least 40", self.max_characters)
 
     @classmethod
@@ -76,6 +83,7 @@ class ManyShot(Task):
             cls(shots=2, **small),
             cls(shots=1, order="fixed", delimiter="newline", **small),
             cls(shots=2, order="shuffled", fewest_classes=2, dense=True, **small),
+            cls(shots=3, distinct=2, **small),
         ]
 
     @property
@@ -170,7 +178,9 @@ class ManyShot(Task):
         queries = _texts("test" if split == "test" else "train", self.max_characters)
         fewest = self.num_classes if self.fewest_classes is None else self.fewest_classes
         classes = random.sample(_class_names()[SPLIT_CLASSES[split]], random.randint(fewest, self.num_classes))
-        return draw_episode(demonstrations, queries, classes, self.shots, self.order, True, random, num_queries)
+        return draw_episode(
+            demonstrations, queries, classes, self.shots, self.order, True, random, num_queries, self.distinct
+        )
 
     def _query_places(self, examples: TokenExamples) -> Tensor:
         length = examples.labels.shape[1]
