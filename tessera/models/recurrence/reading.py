@@ -113,7 +113,8 @@ def read_text(
                 states.append(state)
         else:
             length = segment.before + end - start
-            cache = SegmentCache(state, attention, length, total + steps, segment.visible, text.shape[0])
+            positions = attention.get_seq_length()
+            cache = SegmentCache(state, attention, positions, length, total + steps, segment.visible, text.shape[0])
     return SegmentedOutput(
         logits=logits.value(),
         past_key_values=cache if options.use_cache else None,
@@ -203,7 +204,7 @@ def _make_room(runner, state, cache, options) -> tuple[MemoryState | None, Segme
         return cache.memory, cache
     weight = runner.base.get_input_embeddings().weight
     nothing = weight.new_zeros(cache.batch_size, 0, runner.config.hidden_size)
-    segment = Segment(nothing, cache.length, True, False, cache.attention, cache.visible, None, "nothing")
+    segment = Segment(nothing, cache.length, True, False, cache.open_segment(), cache.visible, None, "nothing")
     return runner.run(segment, cache.memory).memory, None
 
 
@@ -228,7 +229,7 @@ def _segment(
     visible = text.visible(start, end)
     before, attention = 0, None
     if cache is not None:
-        before, attention = cache.length, cache.attention
+        before, attention = cache.length, cache.open_segment()
         if visible is not None or cache.visible is not None:
             ones = torch.ones(text.shape[0], 1, dtype=torch.bool, device=text.tokens.device)
             old = ones.expand(-1, before) if cache.visible is None else cache.visible

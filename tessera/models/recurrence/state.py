@@ -130,8 +130,8 @@ class SegmentCache:
 
     Attributes:
         memory: after the last closed segment; None while none is closed and no memory was given.
-        attention: the base model's own cache of the open segment. It belongs to the next call, which may extend it in
-            place: to go on twice from one point, use `select_batch`.
+        attention: the base model's own cache of the open segment. A call that goes on from here extends it in place;
+            `open_segment` gives it as it was. attention_length: its positions when this cache was made.
         length: ordinary tokens in the open segment. total: ordinary tokens read since this cache began.
         visible: booleans (B, length), or None when no position of the open segment is hidden.
         batch_size: number of rows.
@@ -139,11 +139,34 @@ class SegmentCache:
 
     memory: MemoryState | None
     attention: Any
+    attention_length: int
     length: int
     total: int
     visible: Tensor | None
     batch_size: int
     is_compileable: ClassVar[bool] = False  # what transformers asks of a cache given to `generate`
+
+    def open_segment(self) -> Any:
+        """The base's cache of the open segment, as it was when this cache was made: one may go on from here twice.
+
+        Raises:
+            TesseraError: it was gone on from before, and this base's cache cannot be cut back.
+        """
+        attention = self.attention
+        if attention is None or hasattr(attention, "select_batch"):  # nothing, or a value
+            return attention
+        if attention.get_seq_length() == self.attention_length:
+            return attention
+        again = _copied(attention)
+        try:
+            again.crop(self.attention_length - attention.get_seq_length())  # below 0: so many are taken away
+        except (AttributeError, NotImplementedError, ValueError) as error:
+            raise TesseraError(
+                f"forward: past_key_values must not have been continued before, since the base's "
+                f"{type(attention).__name__} cannot be cut back ({error}); got one that was. "
+                "Continue copies of it: past_key_values.select_batch(rows)."
+            ) from None
+        return again
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens read (the name transformers asks for)."""
@@ -153,16 +176,16 @@ class SegmentCache:
         """The cache of the rows `index`: what beam search asks for."""
         memory = None if self.memory is None else self.memory.select_batch(index)
         visible = None if self.visible is None else self.visible.index_select(0, index)
-        attention = self.attention
+        attention = self.open_segment()
         if hasattr(attention, "select_batch"):
             attention = attention.select_batch(index)
         elif attention is not None:
             attention.reorder_cache(index)
-        return SegmentCache(memory, attention, self.length, self.total, visible, len(index))
+        return replace(self, memory=memory, attention=attention, visible=visible, batch_size=len(index))
 
     def select_batch(self, index: Tensor) -> "SegmentCache":
         """The cache of the rows `index`, apart from this one: both may be gone on from."""
-        return replace(self, attention=copy.deepcopy(self.attention)).reorder(index)
+        return replace(self, attention=_copied(self.open_segment())).reorder(index)
 
 
 @dataclass(frozen=True)
@@ -187,6 +210,16 @@ class GroupedCache:
                 new, old = torch.tensor(pairs, device=index.device).unbind(1)
                 groups.append((new, cache.reorder(old)))
         return GroupedCache(tuple(groups), self.total)
+
+
+def _copied(attention: Any) -> Any:
+    """A base's cache that can be changed apart from `attention`; a value is its own copy."""
+    if attention is None or hasattr(attention, "select_batch"):
+        return attention
+    tensors = [value for layer in getattr(attention, "layers", ()) for value in vars(layer).values()]
+    # A tensor with gradients cannot be copied and need not be: a cache in training grows by concatenation.
+    shared = {id(tensor): tensor for tensor in tensors if torch.is_tensor(tensor) and tensor.requires_grad}
+    return copy.deepcopy(attention, shared)
 
 
 def _checksum(tensors: dict[str, Tensor]) -> int:

@@ -86,3 +86,20 @@ def test_hidden_positions_stay_hidden_while_generating():
     b = model(next_token, past_key_values=again.past_key_values, use_cache=True).logits
     assert step.logits.shape == a.shape
     torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "memory_mosaic"])
+@pytest.mark.parametrize("steps", [5, 8, 11])
+def test_a_cache_can_be_continued_twice(family, steps):
+    """Within the open segment (5), where the segment is full (8) and in the next one (11)."""
+    model, ids = make("armt", family), tokens(1, steps)
+    rests = [tokens(1, 4) + 1, tokens(1, 13)]
+    cache = model(ids, use_cache=True).past_key_values
+    for rest in [rests[0], rests[1], rests[0]]:
+        expected = model(torch.cat([ids, rest], 1)).logits[:, steps:]
+        actual = model(rest, past_key_values=cache, use_cache=True).logits
+        torch.testing.assert_close(actual, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+    selected = cache.select_batch(torch.tensor([0, 0]))
+    again = model(rests[1].expand(2, -1), past_key_values=selected, use_cache=True).logits
+    expected = model(torch.cat([ids, rests[1]], 1)).logits[:, steps:].expand(2, -1, -1)
+    torch.testing.assert_close(again, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
