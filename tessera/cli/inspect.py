@@ -58,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     expect(arguments.text or arguments.memory, "inspect", "--text or --memory", "be given", "neither")
     pages = len(arguments.models) * max(1, len(arguments.text))
     expect(arguments.save is None or pages == 1, "inspect", "--save", "be given with one model and one text", pages)
+    _require_places(arguments)
     traces, titles = [], []
     for folder in arguments.models:
         tokenizer, memory = load_tokenizer(folder), None
@@ -90,3 +91,23 @@ def run(arguments: argparse.Namespace) -> int:
         traces[0].save(arguments.save)
         print(f"{arguments.save}: the trace, for tessera.inspection.Trace.load")
     return 0
+
+
+def _require_places(arguments: argparse.Namespace) -> None:
+    """Raise `TesseraError` unless page and trace can be written where they shall: before the text is read.
+
+    Only what an earlier inspection wrote is replaced.
+    """
+    from tessera.files import expect_writable
+    from tessera.inspection.page import is_page
+    from tessera.inspection.trace import is_trace
+
+    for option, path, what, is_ours in (
+        ("--output", arguments.output, "a page", is_page),
+        ("--save", arguments.save, "a trace", is_trace),
+    ):
+        if path is None:
+            continue
+        expect_writable(path, "inspect", option)
+        taken = f"{str(path)!r}, which exists and is none"
+        expect(not path.exists() or is_ours(path), "inspect", option, f"be a new file or {what} to replace", taken)

@@ -81,6 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="tessera",
         description="Sequence models made of associative memories: train them, sample from them, measure them.",
+        allow_abbrev=False,
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
     for verb, name in VERBS.items():
@@ -91,6 +92,7 @@ def make_parser() -> argparse.ArgumentParser:
             help=summary.splitlines()[0],
             description=summary,
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,  # --over must not overwrite
         )
         module.add_arguments(child)
         child.add_argument(

@@ -263,3 +263,12 @@ class Trace:
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def is_trace(path: Path) -> bool:
+    """Whether `path` is a file that `Trace.save` wrote."""
+    try:
+        with safe_open(path, "pt") as file:
+            return (file.metadata() or {}).get("format") == FORMAT
+    except (OSError, SafetensorError):
+        return False

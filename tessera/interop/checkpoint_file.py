@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from tessera.errors import TesseraError
+from tessera.errors import TesseraError, first_line
 from tessera.files import expect_writable, remove, writing
 from tessera.interop import from_reference, recognised_source
 
@@ -66,11 +65,19 @@ def read_checkpoint(path: Path) -> tuple[dict, dict | None]:
             f"{path}: it holds Python objects other than tensors, which are never unpickled here. "
             "Save its state_dict() alone, as a .safetensors file or with torch.save."
         ) from None
-    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise TesseraError(f"{path}: cannot be read as weights (truncated, or not such a file?): {error}") from None
+    # Of a file that is no pickle, PyTorch's reader may take any byte for an instruction: KeyError, IndexError, ...
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise TesseraError(f"{path}: cannot be read as weights (truncated, or not such a file?): {reason}") from None
+    if not isinstance(content, dict):
+        raise TesseraError(f"{path}: must hold tensors by name; got {type(content).__name__}.")
     constructor = next((content[key] for key in ARGUMENTS if isinstance(content.get(key), dict)), None)
     weights = next((content[key] for key in WEIGHTS if isinstance(content.get(key), dict)), content)
-    tensors = {name.removeprefix("param/"): tensor for name, tensor in weights.items() if torch.is_tensor(tensor)}
+    tensors = {name: tensor for name, tensor in weights.items() if torch.is_tensor(tensor)}
+    unnamed = next((name for name in tensors if not isinstance(name, str)), None)
+    if unnamed is not None:
+        raise TesseraError(f"{path}: must hold tensors by name; got the name {unnamed!r}.")
+    tensors = {name.removeprefix("param/"): tensor for name, tensor in tensors.items()}
     if not tensors:
         raise TesseraError(f"{path}: it holds no tensors.")
     return tensors, constructor
@@ -86,4 +93,7 @@ def read_arguments(path: Path) -> dict:
         raise TesseraError(f"{path}: must hold an object of arguments; got {type(content).__name__}.")
     if "constructor" not in content:
         return content
+    if not isinstance(content["constructor"], dict):
+        kind = type(content["constructor"]).__name__
+        raise TesseraError(f'{path}: "constructor" must be an object of arguments; got {kind}.')
     return {**content["constructor"], **{key: content[key] for key in ("base_model",) if key in content}}

@@ -100,3 +100,29 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(published, tmp_path, c
         assert error.count("\n") == 1
     assert not out.exists()
     assert (tmp_path / "full" / "kept.txt").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("hello world\n", "cannot be read as weights"),
+        (torch.zeros(3), "must hold tensors by name; got Tensor."),
+        ([torch.zeros(3)], "must hold tensors by name; got list."),
+        ({1: torch.zeros(3)}, "must hold tensors by name; got the name 1."),
+        ({"model": {2: torch.zeros(3)}}, "must hold tensors by name; got the name 2."),
+    ],
+)
+def test_files_that_hold_no_named_tensors(content, message, tmp_path, capsys):
+    path = tmp_path / "weights.pt"
+    path.write_text(content) if isinstance(content, str) else torch.save(content, path)
+    assert convert(path, tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_arguments_that_are_none(published, tmp_path, capsys):
+    save_file(published[0], tmp_path / "weights.safetensors")
+    (tmp_path / "arguments.json").write_text('{"constructor": 5}')
+    assert convert(tmp_path / "weights.safetensors", tmp_path / "out", "--arguments", tmp_path / "arguments.json") == 2
+    assert '"constructor" must be an object of arguments; got int.' in capsys.readouterr().err

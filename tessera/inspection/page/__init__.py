@@ -18,6 +18,7 @@ from tessera.files import write_text_atomically
 from tessera.inspection.trace import MemoryTrace, SegmentTrace, StoredMemory, Trace
 
 HERE = Path(__file__).parent
+HEAD = "<title>Inspection: "
 MANY_TOKENS = 20_000  # of longer texts, losses and their changes are kept in thousandths of a nat, as they are shown
 OCTAVE = 64  # weights and probabilities are kept in steps of 1/64 octave: within 0.6 % of themselves
 SAFE = str.maketrans("&<>", ",./")  # of the digits of base 85, those that mean something in HTML
@@ -40,6 +41,15 @@ def write_page(path: str | Path, traces: Sequence[Trace], titles: Sequence[str])
         write_text_atomically(Path(path), text)
     except OSError as error:
         raise TesseraError(f"{path}: the page cannot be written ({error.strerror}).") from None
+
+
+def is_page(path: Path) -> bool:
+    """Whether `path` is a file that `write_page` wrote."""
+    try:
+        with path.open("rb") as file:
+            return HEAD.encode() in file.read(1000)
+    except OSError:
+        return False
 
 
 def page_of(traces: Sequence[Trace], titles: Sequence[str]) -> str:
