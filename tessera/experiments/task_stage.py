@@ -18,13 +18,12 @@ class EarlyStage:
     """A stage before the training itself, for models that do not leave guessing on the task as it is.
 
     Attributes:
-        task_fields: settings of the task that differ from those of the training. fit: of this stage.
-        lengths, batch_size: of its samples, where the task's settings say how long they are; None: of the training.
+        tasks: what takes turns step by step, each as the settings of the task that differ from those of the training.
+        fit: of this stage. batch_size: None: of the training.
     """
 
-    task_fields: dict[str, Any]
+    tasks: tuple[dict[str, Any], ...]
     fit: FitOptions
-    lengths: tuple[int, ...] | None = None
     batch_size: int | None = None
 
 

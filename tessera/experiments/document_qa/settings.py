@@ -56,9 +56,9 @@ class DocumentSettings:
         """The longest of training."""
         return max(self.lengths)
 
-    def task_at(self, length: int, **easier: Any) -> DocumentQA:
-        """The task with samples of so many tokens; `easier`: settings of an early stage."""
-        return DocumentQA(length=length, **{**self.task_fields, **easier})
+    def task_at(self, length: int) -> DocumentQA:
+        """The task with samples of so many tokens."""
+        return DocumentQA(length=length, **self.task_fields)
 
     def stages(self) -> list[TaskStage]:
         """Early stages, training, tuning."""
@@ -66,7 +66,7 @@ class DocumentSettings:
         early = [
             TaskStage(
                 f"stage-{number}",
-                tuple(self.task_at(length, **stage.task_fields) for length in stage.lengths or self.lengths),
+                tuple(DocumentQA(**{**self.task_fields, **easier}) for easier in stage.tasks),
                 stage.batch_size or self.batch_size, stage.fit, seed + EARLY_SEED * number,
             )
             for number, stage in enumerate(self.early_stages, 1)

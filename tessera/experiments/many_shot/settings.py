@@ -53,8 +53,11 @@ class ManyShotSettings:
         """All of training, the early stages first."""
         seed = self.seed * 10_000_019
         early = [
-            TaskStage(f"stage-{number}", self.trained_tasks(**stage.task_fields), self.batch_size, stage.fit,
-                      seed + EARLY_SEED * number)
+            TaskStage(
+                f"stage-{number}",
+                tuple(task for easier in stage.tasks for task in self.trained_tasks(**easier)),
+                stage.batch_size or self.batch_size, stage.fit, seed + EARLY_SEED * number,
+            )
             for number, stage in enumerate(self.early_stages, 1)
         ]  # fmt: skip
         return [*early, TaskStage("training", self.trained_tasks(), self.batch_size, self.fit, seed)]
@@ -76,16 +79,16 @@ class ManyShotSettings:
 # Reduced: contexts of 4 to 8 of 52 classes with 4 shots, tested on 17 other classes with 4 to 16 shots. In the early
 # stages texts repeat: all shots of a class are one text, then two, then three, and the query is one of them.
 _FIT = FitOptions(600, 1e-3, warmup_ratio=0.05, weight_decay=0.1, clip=1.0, scalar_learning_rate_scale=50.0)
-_DISTINCT_AND_STEPS = ((1, 200), (2, 75), (3, 75))
+_EARLY = ((1, 200), (2, 75), (3, 75))  # different texts of a class, steps
 CPU = ManyShotSettings(
     "mosaic_v2", 128, 2, 4, {"shots": 4, "num_classes": 8, "fewest_classes": 4}, 4, _FIT,
     test_shots=(4, 8, 16), contexts=16, queries=8,
-    early_stages=tuple(EarlyStage({"distinct": one}, replace(_FIT, steps=steps)) for one, steps in _DISTINCT_AND_STEPS),
+    early_stages=tuple(EarlyStage(({"distinct": texts},), replace(_FIT, steps=steps)) for texts, steps in _EARLY),
 )  # fmt: skip
 SMOKE = replace(
     CPU, hidden_size=16, num_heads=2, task_fields={"shots": 1, "num_classes": 2, "vocab_size": 400}, batch_size=2,
     fit=FitOptions(4, 1e-3), test_shots=(1, 2), contexts=2, queries=2, test_classes=2, span=8,
-    early_stages=(EarlyStage({"distinct": 1}, FitOptions(2, 1e-3)),),
+    early_stages=(EarlyStage(({"distinct": 1},), FitOptions(2, 1e-3)),),
 )  # fmt: skip
 # Larger, for a GPU: longer texts, more classes at once, and three times the shots in training.
 FULL = replace(
