@@ -1,10 +1,15 @@
 """Types of options that verbs share, which refuse a text in one line, and the way back from arguments to a command."""
 
 import argparse
+import io
 import math
 import re
 import shlex
+import sys
 from collections.abc import Callable
+from typing import IO
+
+from tessera.errors import TesseraError
 
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**32 - 1  # of numpy's generators
@@ -95,3 +100,13 @@ def _short(text: str, number: int | None = None) -> str:
     if len(text) > 40:
         return f"{text[:40]!r}..."
     return repr(text) if number is None else str(number)
+
+
+def standard_input(where: str) -> IO[str]:
+    """Standard input as UTF-8, whatever the locale says. Raises `TesseraError` where there is none."""
+    stream = sys.stdin
+    if stream is None or stream.closed:
+        raise TesseraError(f"{where}: standard input must be open; got a closed one.")
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(encoding="utf-8", errors="strict")
+    return stream

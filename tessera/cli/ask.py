@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tessera.cli.arguments import standard_input
 from tessera.cli.generate import add_sampling, sampling_of
 from tessera.data.sources import STORIES
 from tessera.errors import TesseraError, expect
@@ -109,10 +110,14 @@ def _read(
 
 def _typed_questions():
     """Lines of standard input that hold something."""
+    lines = standard_input("ask")
     while True:
-        if sys.stdin.isatty():
+        if lines.isatty():
             print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
+        try:
+            line = lines.readline()
+        except UnicodeDecodeError as error:
+            raise TesseraError(f"ask: standard input must be text in UTF-8 ({error.reason}).") from None
         if not line:
             return
         if line.strip():

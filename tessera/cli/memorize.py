@@ -9,6 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from tessera.cli.arguments import standard_input
 from tessera.errors import TesseraError
 from tessera.files import writing
 
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     require_place(out, arguments.overwrite)
     model, tokenizer = segmented_model(arguments.model, "memorize"), load_tokenizer(arguments.model)
     memory = None if arguments.memory is None else stored_memory(model, arguments.memory, "memorize")
-    with sys.stdin if arguments.file == "-" else source.open(encoding="utf-8") as file:
+    with standard_input("memorize") if arguments.file == "-" else source.open(encoding="utf-8") as file:
         try:
             stream = token_stream(file, tokenizer)
             state = read_stream(model, stream, memory, sys.stderr.isatty(), precision=arguments.precision)

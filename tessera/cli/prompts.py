@@ -9,6 +9,7 @@ Questions about one of many documents (--files: SQuAD's or HotpotQA's file), in 
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     ask = _ask_many_shot if arguments.many_shot else _ask_documents
     reports = [{"model": folder, **ask(folder, arguments)} for folder in arguments.models]
     if arguments.json:
-        print(json.dumps(reports, indent=1))
+        print(json.dumps(_plain(reports), indent=1, allow_nan=False))
     else:
         for report in reports:
             _print(report)
@@ -119,3 +120,12 @@ def _print(report: dict[str, Any]) -> None:
         for scores in rows.values()
     ]
     print_table(columns, list(rows), cells)
+
+
+def _plain(value: Any) -> Any:
+    """The same with None for what is no number, such as the standard error of one sample: JSON has no NaN."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,6 +8,7 @@ from tessera.errors import TesseraError
 from tessera.evaluation.text import EvaluationText
 from tessera.training.saved_recipe import RECIPE
 from tessera.training.sections import DataSection
+from tessera.typed import from_json
 from tessera.yaml_files import read_yaml
 
 
@@ -31,7 +32,7 @@ def evaluation_text(
     section = None
     if recipe.is_file():
         try:
-            section = DataSection(**read_yaml(recipe, "recipe")["data"])
+            section = from_json(DataSection, read_yaml(recipe, "recipe")["data"], "data")
         except (ValueError, TypeError, KeyError) as error:
             raise TesseraError(
                 f"{recipe}: cannot be read as a recipe ({' '.join(str(error).split())[:200]})."

@@ -43,6 +43,11 @@ def test_the_text_that_is_named_is_the_text_that_is_read(tessera, run_folder, co
     status, out, _ = tessera("eval", tmp_path / "run")
     assert status == 0
     assert f"tokens of {other} (all of it) in" in out
+    (tmp_path / "run" / "recipe.yaml").write_text(recipe.replace("validation: null", "validation: {a: 1}"))
+    status, _, err = tessera("eval", tmp_path / "run")
+    assert status == 2
+    assert "cannot be read as a recipe (data: validation must be" in err
+    assert len(err.strip().splitlines()) == 1
     status, out, _ = tessera("eval", run_folder, "--data", "stories", "--sequences", 2, "--context", 16)
     assert "tokens of stories (validation split) in 2 sequences of 16" in out
 

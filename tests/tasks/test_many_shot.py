@@ -146,3 +146,37 @@ def test_the_likeliest_label_is_chosen_among_the_labels_of_the_context():
     scores = task.scores(logits, examples)
     assert scores["exact_match"].tolist() == [0.0] * 4
     assert scores["likeliest_label"].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("read", "content", "message"),
+    [
+        (read_banking77, b"text,category\n\xff,a\n", "must be text in UTF-8"),
+        (read_banking77, b"text,category\nonly text\n", "line 2 must hold a text and a category"),
+        (read_banking77, b"text,category\n", "must hold labelled texts; got none"),
+        (read_goemotions, b"\xff\t0\ta\n", "must be text in UTF-8"),
+        (read_goemotions, b"", "must hold labelled texts; got none"),
+        (read_tacred, b"[]", "must hold labelled texts; got none"),
+        (read_tacred, b'["\xff"]', "must be text in UTF-8"),
+    ],
+)
+def test_files_without_labelled_texts(read, content, message, tmp_path):
+    (tmp_path / "labels.txt").write_text("joy\n")
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(TesseraError, match=message):
+        read(tmp_path / "file")
+
+
+@pytest.mark.parametrize("distinct", [1, 2])
+def test_repeated_texts_take_turns_and_queries_are_among_them(distinct):
+    task = ManyShot(shots=4, num_classes=3, distinct=distinct, order="fixed")
+    for episode in task.episodes(5, 0, num_queries=3):
+        for label in episode.labels:
+            texts = [one.text for one in episode.demonstrations if one.label == label]
+            assert texts == texts[:distinct] * (4 // distinct)
+            assert len(set(texts)) == distinct
+        assert {(one.text, one.label) for one in episode.queries} <= {
+            (one.text, one.label) for one in episode.demonstrations
+        }
+    with pytest.raises(TesseraError, match="distinct must be between 1 and shots"):
+        ManyShot(shots=4, distinct=5)

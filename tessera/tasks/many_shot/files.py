@@ -2,8 +2,11 @@
 
 import csv
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from tessera.errors import TesseraError
 
@@ -29,7 +32,12 @@ def read_banking77(path: Path) -> list[Example]:
         rows = csv.DictReader(file)
         if rows.fieldnames != ["text", "category"]:
             raise TesseraError(f"{path}: must be CSV with the header text,category; got {rows.fieldnames}.")
-        return [Example(" ".join(row["text"].split()), row["category"]) for row in rows]
+        examples = []
+        for row in rows:
+            if not row["text"] or not row["category"]:
+                raise TesseraError(f"{path}: line {rows.line_num} must hold a text and a category; got {row}.")
+            examples.append(Example(" ".join(row["text"].split()), row["category"]))
+    return _some(path, examples)
 
 
 def read_goemotions(path: Path) -> list[Example]:
@@ -58,7 +66,7 @@ def read_goemotions(path: Path) -> list[Example]:
                 )
             if len(labels) == 1:
                 examples.append(Example(fields[0].strip(), names[int(labels[0])]))
-    return examples
+    return _some(path, examples)
 
 
 def read_tacred(path: Path) -> list[Example]:
@@ -72,9 +80,12 @@ def read_tacred(path: Path) -> list[Example]:
     with _opened(path) as file:
         try:
             rows = json.load(file)
-            return [_relation(row) for row in rows]
+            examples = [_relation(row) for row in rows]
+        except UnicodeDecodeError:  # said by `_opened`
+            raise
         except (ValueError, KeyError, TypeError) as error:
             raise TesseraError(f"{path}: must be a JSON list of TACRED's relations; got {error!r}.") from None
+    return _some(path, examples)
 
 
 def _relation(row: dict) -> Example:
@@ -86,11 +97,24 @@ def _relation(row: dict) -> Example:
     return Example(" ".join(words), row["relation"], tuple(entities.items()))
 
 
-def _opened(path: Path):
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[str]]:
+    """The file as text; `TesseraError` where it cannot be read, also in the middle."""
     try:
-        return open(path, encoding="utf-8", newline="")
+        with open(path, encoding="utf-8", newline="") as file:
+            yield file
     except OSError as error:
         raise TesseraError(f"{path}: cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError as error:
+        raise TesseraError(f"{path}: must be text in UTF-8; got {error.reason}.") from None
+    except csv.Error as error:
+        raise TesseraError(f"{path}: cannot be read as CSV ({error}).") from None
+
+
+def _some(path: Path, examples: list[Example]) -> list[Example]:
+    if not examples:
+        raise TesseraError(f"{path}: must hold labelled texts; got none.")
+    return examples
 
 
 READERS = {"banking77": read_banking77, "goemotions": read_goemotions, "tacred": read_tacred}
