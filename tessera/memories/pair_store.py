@@ -111,7 +111,9 @@ class PairStore(State):
         return self.of(function(self.keys), function(self.values), documents)
 
     def _has_room(self, end: int) -> bool:
-        return self.tip.used == self.length and end <= self.key_buffer.shape[2]
+        # What was made in inference mode must not be written outside of it.
+        is_frozen = self.key_buffer.is_inference() and not torch.is_inference_mode_enabled()
+        return self.tip.used == self.length and end <= self.key_buffer.shape[2] and not is_frozen
 
     def _grown(self, end: int) -> Self:
         room = max(SMALLEST_CAPACITY, 2 * end) - self.length

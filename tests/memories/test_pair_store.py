@@ -52,3 +52,10 @@ def test_select_batch_repeats_and_reorders():
     chosen = PairStore.of(keys, keys).append(*(torch.zeros(2, 3, 1, 5),) * 2).select_batch(torch.tensor([1, 1, 0]))
     assert chosen.keys[:, 0, 0, 0].tolist() == [1, 1, 0]
     assert chosen.length == 5
+
+
+def test_a_store_made_in_inference_mode_can_be_continued_outside():
+    with torch.inference_mode():
+        store = PairStore.of(*pairs(1, 0)).append(*pairs(1, 1))
+    longer = store.append(*pairs(1, 2)).append(*pairs(1, 3))
+    assert longer.keys[0, 0, :, 0].tolist() == [0, 1, 2, 3]

@@ -79,6 +79,10 @@ class SegmentedConfig(StrictConfig):
         """The base model's."""
         return self.base_config.get_text_config().vocab_size
 
+    @vocab_size.setter
+    def vocab_size(self, value: int) -> None:  # `resize_token_embeddings` sets it
+        self.base_config.get_text_config().vocab_size = value
+
     @property
     def hidden_size(self) -> int:
         """The base model's."""

@@ -153,3 +153,16 @@ def test_other_refusals():
         ARMTForCausalLM(ARMTConfig())
     with pytest.raises(TesseraError, match="recurrence must be one of"):
         armt.wrap_prmt(BASES["gpt2"](), 8, 3, recurrence="any")
+
+
+@pytest.mark.parametrize("family", BASES)
+def test_the_vocabulary_can_grow(family, tmp_path):
+    model, ids = make("armt", family), tokens(1, 20)
+    before = model(ids).logits
+    model.resize_token_embeddings(70, mean_resizing=False)
+    after = model(ids).logits
+    assert (model.config.vocab_size, after.shape[-1]) == (70, 70)
+    assert torch.equal(after[..., : before.shape[-1]], before)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, dtype=model.dtype).eval()
+    assert torch.equal(again(ids).logits, after)
