@@ -161,3 +161,40 @@ def test_a_score_is_the_share_of_right_answers():
     first = (examples.labels[0] >= 0).nonzero()[0, 0]
     logits[0, first - 1] = logits[0, first - 1].roll(1)
     assert task.scores(logits, examples)["exact_match"].tolist() == [0.75, 1.0, 1.0]
+
+
+WORDED = [
+    ("bado kitchen .", "question : bado kitchen"),
+    ("bado the kitchen .", "question : bado ? kitchen"),
+    ("bado to the kitchen .", "question : bado ? answer kitchen"),
+    ("bado went to the kitchen .", "question : where is bado ? answer : kitchen"),
+]
+
+
+@pytest.mark.parametrize(("wording", "fact", "question"), [(number, *forms) for number, forms in enumerate(WORDED)])
+def test_plainer_wordings(wording, fact, question):
+    task = DocumentQA(length=40, num_names=40, known_names=8, questions=1, people=2, wording=wording)
+    for row in range(5):
+        examples = task.sample(5, 3)
+        (sample_documents, ((person, place),)) = examples.details[row].documents, examples.details[row].questions
+        assert len(sample_documents) == task.num_documents
+        documents = []
+        for document in sample_documents:
+            people = [sentence.split()[0] for sentence in document.facts]
+            where = dict(document.places)
+            assert set(people) <= set(names()[:8])
+            facts = [fact.replace("bado", one).replace("kitchen", where[one]) for one in people]
+            documents.append(" ".join(["document :", *facts]))
+        asked = question.replace("bado", person).replace("kitchen", place)
+        words = [task.vocabulary[token] for token in examples.tokens[row] if token]
+        assert " ".join(words) == " ".join([*documents, asked])
+
+
+def test_known_names_are_a_part_of_all():
+    for settings, words in (
+        ({"known_names": 3}, "known_names must lie in \\[12, 400\\]"),
+        ({"known_names": 401}, "known_names must lie in"),
+        ({"wording": 5}, "wording must lie in \\[0, 4\\]"),
+    ):
+        with pytest.raises(TesseraError, match=words):
+            DocumentQA(num_names=400, **settings)
