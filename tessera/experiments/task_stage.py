@@ -1,5 +1,6 @@
 """A training on samples of a task that are new at every step, and easier forms of the task before it."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,8 @@ from tessera.experiments.experiment import RunContext
 from tessera.tasks.task import Task
 from tessera.training.fit import FitOptions, fit
 
+VALIDATION_SAMPLES = 64
+
 
 @dataclass(frozen=True)
 class EarlyStage:
@@ -19,12 +22,14 @@ class EarlyStage:
 
     Attributes:
         tasks: what takes turns step by step, each as the settings of the task that differ from those of the training.
-        fit: of this stage. batch_size: None: of the training.
+        fit: of this stage. batch_size: None: of the training. target: the stage ends once so large a share of its
+            validation is answered right, looked at as often as `fit` says; None: it takes all its steps.
     """
 
     tasks: tuple[dict[str, Any], ...]
     fit: FitOptions
     batch_size: int | None = None
+    target: float | None = None
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class TaskStage:
     """One stage of training: `tasks` take turns step by step.
 
     Attributes:
-        name: of its checkpoint. first_seed: of the samples of step 0; step n has this plus n.
+        name: of its checkpoint. first_seed: of the samples of step 0; step n has this plus n. target: see `EarlyStage`.
     """
 
     name: str
@@ -40,6 +45,7 @@ class TaskStage:
     batch_size: int
     fit: FitOptions
     first_seed: int
+    target: float | None = None
 
 
 def train_stages(
@@ -53,7 +59,11 @@ def train_stages(
     total = sum(_cost(stage) for stage in stages)
     for stage in stages:
         report = partial(_report_part, context, done / total, _cost(stage) / total)
-        outcome = fit(model, partial(_loss, model, stage), stage.fit, context.folder, report=report, name=stage.name)
+        outcome = fit(
+            model, partial(_loss, model, stage), stage.fit, context.folder, report=report, name=stage.name,
+            validate=None if stage.target is None else partial(_share_wrong, model, stage),
+            target=-math.inf if stage.target is None else 1 - stage.target,
+        )  # fmt: skip
         outcomes[stage.name] = outcome.outcome() | test(stage.name)
         done += _cost(stage)
     return outcomes
@@ -66,6 +76,16 @@ def _cost(stage: TaskStage) -> float:
 def _loss(model: PreTrainedModel, stage: TaskStage, step: int) -> torch.Tensor:
     examples = stage.tasks[step % len(stage.tasks)].sample(stage.batch_size, stage.first_seed + step)
     return model(input_ids=examples.tokens.to(model.device), labels=examples.labels.to(model.device)).loss
+
+
+def _share_wrong(model: PreTrainedModel, stage: TaskStage) -> float:
+    """Of the validation samples of the stage's tasks."""
+    scores = []
+    for task in stage.tasks:
+        examples = task.sample(VALIDATION_SAMPLES, 0, "validation")
+        logits = model(input_ids=examples.tokens.to(model.device)).logits
+        scores.append(task.scores(logits.float(), examples)[task.main_score].double().mean().item())
+    return 1 - sum(scores) / len(scores)
 
 
 def _report_part(context: RunContext, before: float, part: float, share: float, note: str) -> None:

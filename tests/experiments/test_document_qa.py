@@ -8,6 +8,10 @@ from tessera.experiments.document_qa.experiment import DocumentQAExperiment
 from tessera.experiments.document_qa.report import curves, tables
 from tessera.experiments.document_qa.settings import BUDGETS
 from tessera.experiments.experiment import Record, RunContext
+from tessera.experiments.task_stage import TaskStage, train_stages
+from tessera.models.small_models import build_small_model
+from tessera.tasks.document_qa import DocumentQA
+from tessera.training.fit import FitOptions
 
 SMOKE = BUDGETS["smoke"]
 
@@ -50,10 +54,31 @@ def test_tuning_goes_on_from_training_and_long_term_memories_are_on_again(tmp_pa
 
 def test_the_short_term_memory_spans_what_the_settings_say():
     model_settings = SMOKE.run("mosaic_v2", 0).configuration
-    from tessera.models.small_models import build_small_model
-
     model = build_small_model("mosaic_v2", vocab_size=60, hidden_size=16, num_heads=2, max_positions=16 * SMOKE.span)
     assert model.config.short_term_span == model_settings.span
     assert model.config.long_term_delay == model_settings.span // 4
     assert tuple(model.config.training_long_term_delay) == (model_settings.span // 4, model_settings.span)
     assert torch.isfinite(model(torch.zeros(1, 8, dtype=torch.long)).logits).all()
+
+
+def test_easier_forms_come_before_the_training_of_all_but_v2():
+    for model, count in (("mosaic_v2", 0), ("llama", 6), ("lstm", 6)):
+        stages = BUDGETS["cpu"].run(model, 0).configuration.stages()
+        assert [stage.name for stage in stages] == [*(f"stage-{n}" for n in range(1, count + 1)), "training", "tuning"]
+        assert len({stage.first_seed for stage in stages}) == len(stages)
+    stages = BUDGETS["cpu"].run("llama", 0).configuration.stages()
+    assert {task.num_documents for task in stages[0].tasks + stages[1].tasks} == {1}
+    assert [task.num_documents for task in stages[5].tasks] == [1, 2, 3]
+    assert all(task.length == task._length_of(task.num_documents) for stage in stages[:6] for task in stage.tasks)
+    assert len({stage.tasks[0].vocab_size for stage in stages}) == 1
+
+
+def test_a_stage_ends_at_its_target(tmp_path):
+    task = DocumentQA(length=30, questions=1, people=2, num_names=40, known_names=8, wording=0)
+    model = build_small_model("llama", vocab_size=task.vocab_size, hidden_size=16, num_heads=2, max_positions=64)
+    options = FitOptions(6, 1e-3, evaluate_every=2)
+    for target, steps in ((0.0, 2), (1.1, 6), (None, 6)):
+        stage = TaskStage(f"to {target}", (task,), 4, options, 0, target)
+        outcome = train_stages(model, [stage], RunContext(tmp_path), lambda name: {"tested": name})
+        assert outcome[stage.name]["steps"] == steps
+        assert outcome[stage.name]["tested"] == stage.name

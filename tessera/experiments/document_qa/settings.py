@@ -7,12 +7,13 @@ from tessera.experiments.document_qa.published import NAMES
 from tessera.experiments.experiment import Run
 from tessera.experiments.task_stage import EarlyStage, TaskStage
 from tessera.tasks.document_qa import DocumentQA
+from tessera.tasks.document_qa.task import FULL_WORDING
 from tessera.training.fit import FitOptions
 
 MODELS = tuple(NAMES)
 TUNING_SEED, EARLY_SEED = 500_000, 1_000_003  # apart from the seeds of the training's steps
 # v2's key extractors start with small weights, which larger ones or a higher rate overrun. It learns the task in a few
-# hundred steps; the transformers need thousands, and the LSTM gets as many. Llama learns faster from larger weights.
+# hundred steps; the others need thousands, and easier forms of the task first. They learn faster from larger weights.
 V2_LEARNING_RATE, V2_SHARE_OF_STEPS = 1e-3, 0.15
 
 
@@ -26,7 +27,7 @@ class DocumentSettings:
             the span in training and tuning.
         task_fields: settings of the task. lengths, batch_size, fit: of the training, whose steps have samples of these
             lengths in turn. tuned_length, tuned_batch_size, tuning: of the tuning that follows.
-        initialization: of v2 and its twin, see `ModelSize`. early_stages: before the training.
+        initialization: of v2 and its twin, see `ModelSize`. early_stages: before the training, of all models but v2.
         test_lengths: after training. tuned_test_lengths: after tuning. test_tokens: as many samples are tested at a
             length as this holds, within `test_samples` (fewest, most).
     """
@@ -67,7 +68,7 @@ class DocumentSettings:
             TaskStage(
                 f"stage-{number}",
                 tuple(DocumentQA(**{**self.task_fields, **easier}) for easier in stage.tasks),
-                stage.batch_size or self.batch_size, stage.fit, seed + EARLY_SEED * number,
+                stage.batch_size or self.batch_size, stage.fit, seed + EARLY_SEED * number, stage.target,
             )
             for number, stage in enumerate(self.early_stages, 1)
         ]  # fmt: skip
@@ -90,27 +91,61 @@ class DocumentSettings:
         if model == "mosaic_v2":
             steps = max(2, round(V2_SHARE_OF_STEPS * fit.steps))
             fit = replace(fit, learning_rate=V2_LEARNING_RATE, steps=steps)
-        settings = replace(self, model=model, seed=seed, fit=fit, initialization=initialization)
+        early = () if model == "mosaic_v2" else self.early_stages
+        settings = replace(self, model=model, seed=seed, fit=fit, initialization=initialization, early_stages=early)
         tokens = settings.fit.steps * self.batch_size * sum(self.lengths) // len(self.lengths)
         tokens += self.tuning.steps * self.tuned_batch_size * self.tuned_length
         return Run(f"{model}/seed {seed}", settings, float(tokens * (1.6 if model == "mosaic_v2" else 1.0)))
 
 
+# By wording: tokens of four questions and of one, two or three documents about four people.
+EARLY_LENGTHS = ((30, 44, 58), (38, 56, 74), (46, 68, 90), (62, 88, 114), (62, 88, 114))
+
+
+def _early_stages(options: FitOptions) -> tuple[EarlyStage, ...]:
+    """From four names in the plainest wording to 400 in several documents, each stage until 98 % are right.
+
+    Among few names a model soon finds that the answer is the place behind the same name. From there it goes to more
+    words between them, then to more names, then to more documents. Wordings take turns, so that none is forgotten.
+    """
+    fit = replace(options, decay="constant", weight_decay=0.0, evaluate_every=50)
+    all_wordings = range(FULL_WORDING + 1)
+    stages = (
+        (1000, [(0, 4, 1)]),
+        (4000, [(wording, 4, 1) for wording in all_wordings]),
+        (4000, [(wording, 8, 1) for wording in all_wordings]),
+        (4000, [*((wording, 16, 1) for wording in all_wordings), (FULL_WORDING, 16, 2)]),
+        (4000, [(FULL_WORDING, 64, documents) for documents in (1, 2, 3)]),
+        (4000, [(FULL_WORDING, 400, documents) for documents in (1, 2, 3)]),
+    )
+    return tuple(
+        EarlyStage(tuple(_easier(*task) for task in tasks), replace(fit, steps=steps), batch_size=32, target=0.98)
+        for steps, tasks in stages
+    )
+
+
+def _easier(wording: int, known_names: int, documents: int) -> dict[str, Any]:
+    length = EARLY_LENGTHS[wording][documents - 1]
+    return {"questions": 4, "wording": wording, "known_names": known_names, "length": length}
+
+
+_FIT = FitOptions(
+    3000, 2e-3, warmup_ratio=0.05, weight_decay=0.1, betas=(0.9, 0.98), clip=1.0, scalar_learning_rate_scale=50.0
+)
 # Reduced: trained at up to 128 tokens (one to three documents), asked at up to eight times as many, tuned at 1,024 and
 # asked at twice that.
 CPU = DocumentSettings(
-    "mosaic_v2", 64, 2, 4, 16, {"questions": 4, "num_names": 400}, (64, 64, 96, 128), 16,
-    FitOptions(3000, 2e-3, warmup_ratio=0.05, weight_decay=0.1, betas=(0.9, 0.98), clip=1.0,
-               scalar_learning_rate_scale=50.0),
-    1024, 2,
+    "mosaic_v2", 64, 2, 4, 16, {"questions": 4, "num_names": 400}, (64, 64, 96, 128), 16, _FIT, 1024, 2,
     FitOptions(100, 5e-4, warmup_ratio=0.05, weight_decay=0.1, betas=(0.9, 0.98), clip=1.0,
                scalar_learning_rate_scale=50.0),
     test_lengths=(128, 256, 512, 1024), tuned_test_lengths=(128, 256, 512, 1024, 2048), test_tokens=16_384,
+    early_stages=_early_stages(_FIT),
 )  # fmt: skip
 SMOKE = replace(
     CPU, hidden_size=16, num_heads=2, task_fields={"questions": 2, "num_names": 40}, lengths=(64,), batch_size=2,
     fit=FitOptions(2, 1e-3), tuned_length=128, tuned_batch_size=1, tuning=FitOptions(2, 1e-3), test_lengths=(64, 128),
     tuned_test_lengths=(64, 128), test_tokens=256, test_samples=(2, 2),
+    early_stages=(EarlyStage(({"wording": 0, "known_names": 8, "length": 36},), FitOptions(2, 1e-3), 2),),
 )  # fmt: skip
 # The lengths and windows of a larger model: 512 tokens as published proportions have it, for a GPU.
 FULL = replace(
@@ -120,4 +155,4 @@ FULL = replace(
     tuned_test_lengths=(512, 1024, 2048, 4096, 8192), test_tokens=1_000_000, test_samples=(100, 1000),
 )  # fmt: skip
 BUDGETS = {"smoke": SMOKE, "cpu": CPU, "full": FULL}
-SEEDS = {"smoke": 1, "cpu": 1, "full": 3}
+SEEDS = {"smoke": 1, "cpu": 3, "full": 3}

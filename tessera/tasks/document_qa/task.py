@@ -198,7 +198,10 @@ class DocumentQA(Task):
 
     @property
     def _least_length(self) -> int:
-        return self.questions * (len(self._question("x")) + 1) + self._document_length
+        return self._length_of(1)
+
+    def _length_of(self, documents: int) -> int:
+        return self.questions * (len(self._question("x")) + 1) + documents * self._document_length
 
 
 @lru_cache(maxsize=4)
