@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING
 
 from tessera.cli.arguments import integer, memory_size, positive_float, probability
+from tessera.errors import TesseraError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--utilization",
         type=probability,
         default=0.4,
-        help="share of the devices' FLOPs that the model's own make up (default: 0.4)",
+        help="of the devices' peak FLOPs per second, the share that the model's own FLOPs reach (default: 0.4)",
     )
     parser.add_argument(
         "--peak-flops",
@@ -58,6 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.training.plan import plan
     from tessera.training.recipe import read_recipe
 
+    if arguments.device_type == "cpu" and arguments.peak_flops is None:
+        raise TesseraError(
+            "plan: --peak-flops must be given with --device-type cpu, since processors differ by a factor of 100; "
+            "such as --peak-flops 0.2e12."
+        )
     planned = plan(
         read_recipe(arguments.recipe, arguments.overrides),
         arguments.devices,

@@ -1,7 +1,8 @@
 """Reproduce one of the papers' experiments: train, evaluate, draw, and set the paper's numbers beside ours.
 
 Writes results/EXPERIMENT/BUDGET.json, .png and .md. Called again after an interruption it goes on where it stopped.
-Budgets: smoke (seconds; shows that it runs), cpu (reduced, at most 90 minutes on two cores), full (as published).
+Budgets: smoke (seconds; shows that it runs), cpu (reduced; minutes to a day on two cores, as its page in
+docs/experiments says), full (as published).
 """
 
 import argparse

@@ -50,6 +50,7 @@ def test_bad_sizes(tessera, value):
         (("--utilization", "40"), "--utilization must lie in (0, 1]"),
         (("--peak-flops", "-1"), "--peak-flops must be above 0"),
         (("--device-type", "tpu"), "invalid choice: 'tpu'"),
+        (("--device-type", "cpu"), "--peak-flops must be given with --device-type cpu"),
         (("--devices", "7"), "training.batch_size must be a multiple of the 7 processes"),
         (("training.steps=0",), "training.steps must be a positive integer"),
         (("model.layers=2",), "layers is not a known key"),
