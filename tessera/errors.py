@@ -20,7 +20,7 @@ def expect(condition: bool, where: str, argument: str, requirement: str, got: ob
         raise TesseraError(f"{where}: {argument} must {requirement}; got {got}." + (f" {advice}" if advice else ""))
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What another library's exception says, in one line without its full stop; its name when it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__

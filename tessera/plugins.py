@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tessera.errors import TesseraError
+from tessera.errors import TesseraError, first_line
 
 MODELS = "tessera.models"
 
@@ -33,10 +33,10 @@ def load(point: EntryPoint) -> Any:
     """Import what an entry point names; whatever goes wrong there is a `TesseraError` that names it."""
     try:
         return point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end itself
         raise TesseraError(
             f"plugin {point.name!r} ({point.group}): {point.value} cannot be imported "
-            f"({type(error).__name__}: {_first_line(error)}). Repair or uninstall its package."
+            f"({type(error).__name__}: {first_line(error)}). Repair or uninstall its package."
         ) from error
 
 
@@ -89,11 +89,7 @@ def import_file(name: str) -> ModuleType:
 def _guarded(name: str, action: Callable[[], ModuleType]) -> ModuleType:
     try:
         return action()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end itself
         raise TesseraError(
-            f"--import: {name} must import without an error; got {type(error).__name__}: {_first_line(error)}."
+            f"--import: {name} must import without an error; got {type(error).__name__}: {first_line(error)}."
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no message"

@@ -111,6 +111,7 @@ def test_import_makes_a_kernel_known_to_recipes(tmp_path, monkeypatch, capsys):
         ("no_such_module_of_a_test", None, "ModuleNotFoundError"),
         ("broken_of_a_test.py", "1 / 0", "ZeroDivisionError: division by zero."),
         ("broken_of_a_test.py", "def", "SyntaxError"),
+        ("broken_of_a_test.py", "import sys; sys.exit(3)", "got SystemExit: 3."),
         ("json.py", "", "must not be called like a module that is loaded already"),
     ],
 )

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, then answer question by question."""
-    from tessera.generation.answering import answer, answers_questions
+    from tessera.generation.answering import answer, answers_questions, unknown_words
     from tessera.generation.memory import segmented_model, stored_memory
     from tessera.generation.sampling import continuation
     from tessera.models.loading import load_tokenizer
@@ -70,6 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         if len(arguments.questions) > 1:
             print(f"> {question}")
         if answers_questions(tokenizer):
+            if unknown := unknown_words(tokenizer, question):
+                print(f"ask: the model knows no word {', '.join(unknown)}", file=sys.stderr)
             word, probability = answer(model, tokenizer, question, memory)
             print(f"{word} ({100 * probability:.1f} %)", flush=True)
         else:

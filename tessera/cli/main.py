@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from tessera import plugins
-from tessera.errors import TesseraError
+from tessera.errors import TesseraError, first_line
 
 USER_ERROR, INTERRUPTED = 2, 130
 OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
@@ -69,6 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `tessera info ... | head`
         _flush_or_abandon_output()
         return 0
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        print(f"tessera: out of memory ({first_line(error)[:200]}). Use a smaller batch or model.", file=sys.stderr)
+        return USER_ERROR
     except OSError as error:  # a full disk, a name that is too long, a folder without permission
         _flush_or_abandon_output()
         place = f": {error.filename}" if error.filename else ""
@@ -124,6 +129,12 @@ def _require_text(arguments: Sequence[str]) -> None:
             raise TesseraError(f"tessera: arguments must not contain NUL; got {argument[:60]!r}.")
         if not argument.isascii() and any("\ud800" <= character <= "\udfff" for character in argument):
             raise TesseraError(f"tessera: arguments must be text in UTF-8; got {os.fsencode(argument)[:60]!r}.")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Python's, a GPU's, or what PyTorch says on CPUs, where it has no class of its own."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "can't allocate memory" in str(error)
 
 
 def _flush_or_abandon_output() -> None:

@@ -21,6 +21,9 @@ GPT2_ON_HUB = "openai-community/gpt2"
 TOKENIZER_TYPES = ("byte", "bpe", "gpt2", "pretrained")
 
 
+MOST_TOKENS = 10_000_000  # the trainer reserves memory for all of them
+
+
 @dataclass(frozen=True)
 class TokenizerSpec:
     """Which tokenizer a recipe wants."""
@@ -43,9 +46,9 @@ class TokenizerSpec:
         if self.type not in TOKENIZER_TYPES:
             guess = did_you_mean(str(self.type), TOKENIZER_TYPES)
             problems.append(("type", f"must be one of the known types; got {self.type!r}. {guess}"))
-        if self.type == "bpe" and (self.vocab_size is None or self.vocab_size < 258):
-            least = "must be at least 258 (256 bytes, 2 special tokens) for type bpe"
-            problems.append(("vocab_size", f"{least}; got {self.vocab_size}."))
+        if self.type == "bpe" and (self.vocab_size is None or not 258 <= self.vocab_size <= MOST_TOKENS):
+            bounds = f"must lie in [258 (256 bytes, 2 special tokens), {MOST_TOKENS:,}] for type bpe"
+            problems.append(("vocab_size", f"{bounds}; got {self.vocab_size}."))
         if self.type != "bpe" and self.vocab_size is not None:
             problems.append(("vocab_size", f"must be left out for type {self.type}; got {self.vocab_size}."))
         if self.type == "pretrained" and not self.path:

@@ -13,6 +13,7 @@ from tessera.models.precision import autocast, resolve_precision
 from tessera.models.transformer import context_limit
 from tessera.tasks.catalogue import TASKS
 from tessera.tasks.task import Estimate, Task, TokenExamples, estimate
+from tessera.typed import from_json
 from tessera.yaml_files import parse_yaml
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def make_task(name: str, settings: list[str]) -> Task:
         TesseraError: an unknown task or setting, or a value that the task refuses.
     """
     cls = TASKS[name]
-    known = {field.name: field for field in fields(cls)}
+    known = {field.name for field in fields(cls)}
     values: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -37,12 +38,12 @@ def make_task(name: str, settings: list[str]) -> Task:
             number = parse_yaml(value, "eval", key)
         except TesseraError:
             raise TesseraError(f"eval: --set {key} must be a YAML value; got {value!r}.") from None
-        values[key] = tuple(number) if isinstance(number, list) else number
+        values[key] = number
     try:
-        return cls(**values)
+        return from_json(cls, values, f"eval: --set of task {name}")
+    except TesseraError:
+        raise
     except (TypeError, ValueError) as error:
-        if isinstance(error, TesseraError):
-            raise
         raise TesseraError(f"eval: task {name} refuses its settings ({' '.join(str(error).split())}).") from None
 
 

@@ -25,6 +25,16 @@ def answers_questions(tokenizer: "PreTrainedTokenizerFast") -> bool:
     return GENERATE in tokenizer.get_vocab()
 
 
+def unknown_words(tokenizer: "PreTrainedTokenizerFast", question: str) -> list[str]:
+    """The words of a question that the tokenizer has no token for, in their order: the model cannot tell them apart."""
+    read = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)
+    unknown = tokenizer.unk_token_id
+    if unknown is None:
+        return []
+    pairs = zip(read["input_ids"], read["offset_mapping"])
+    return list(dict.fromkeys(question[first:last] for token, (first, last) in pairs if token == unknown))
+
+
 @torch.no_grad()
 def answer(
     model: SegmentedForCausalLM,

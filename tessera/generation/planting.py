@@ -30,15 +30,17 @@ class PlantedText:
             self.places += [1.0] * len(rest)
             self._pending = []
             return "".join(f" {fact}" for fact in rest)
+        data = piece.encode()
         parts, begin = [], 0
-        while self._pending and self._pending[0][0] * self.size <= self.position + len(piece):
+        while self._pending and self._pending[0][0] * self.size <= self.position + len(data):
             place, fact = self._pending[0]
-            end = SENTENCE_END.search(piece, max(begin, int(place * self.size) - self.position))
+            before = data[: max(0, int(place * self.size) - self.position)].decode(errors="ignore")
+            end = SENTENCE_END.search(piece, max(begin, len(before)))
             if end is None:  # the sentence goes on in the next piece
                 break
             parts += [piece[begin : end.end()], f"{fact} "]
             begin = end.end()
-            self.places.append((self.position + begin) / self.size)
+            self.places.append((self.position + len(piece[:begin].encode())) / self.size)
             del self._pending[0]
-        self.position += len(piece.encode())
+        self.position += len(data)
         return "".join([*parts, piece[begin:]])

@@ -170,6 +170,20 @@ def test_a_text_with_planted_sentences(tmp_path):
     assert short.read(PIECE) + short.read(PIECE) == "no end of a sentence " + " ".join(facts)
 
 
+def test_places_are_shares_of_a_text_in_any_script():
+    """Cyrillic takes two bytes a letter: half of the bytes are half of the letters, not all of them."""
+    text, facts = "Один пошёл. Два пришли. Три остались. " * 3000, ["A.", "B.", "C."]
+    stream, parts = PlantedText(io.StringIO(text), len(text.encode()), facts, 0), []
+    while piece := stream.read(PIECE):
+        parts.append(piece)
+    read = "".join(parts)
+    ascii_stream = PlantedText(io.StringIO("One went. Two came. " * 3000), 20 * 3000, facts, 0)
+    while ascii_stream.read(PIECE):
+        pass
+    assert stream.places == pytest.approx(ascii_stream.places, abs=0.01)
+    assert [read.index(fact) / len(read) for fact in facts] == pytest.approx(stream.places, abs=0.01)
+
+
 def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path):
     """The README's, small: what is printed is the likeliest word and its probability after reading the planted text."""
     stages = "training.curriculum=[{length: 1, steps: 2}, {length: 2, steps: 1}]"
@@ -199,6 +213,10 @@ def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path):
         word = tokenizer.decode([int(probabilities.argmax())])
         expected.append(f"> {question}\n{word} ({100 * float(probabilities.max()):.1f} %)\n")
     assert out == "".join(expected)
+    assert "knows no word" not in err
+    status, out, err = tessera("ask", tmp_path / "run", "Where is Bob or Eve?", "--text", book)
+    assert (status, len(out.splitlines())) == (0, 1)
+    assert "ask: the model knows no word Bob, Eve" in err
 
 
 def test_standard_input_that_is_no_text(wrapped, tmp_path):

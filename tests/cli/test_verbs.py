@@ -152,3 +152,23 @@ def test_the_program_itself_exits_with_2_and_no_traceback():
     assert done.returncode == 2
     assert done.stderr.startswith("recipe nowhere: no such file")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 10 GiB"),
+        type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 10 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ],
+)
+def test_out_of_memory_is_one_line(monkeypatch, capsys, error):
+    monkeypatch.setattr("tessera.cli.tasks.run", lambda arguments: (_ for _ in ()).throw(error))
+    assert main(["tasks"]) == 2
+    assert capsys.readouterr().err.startswith("tessera: out of memory (")
+
+
+def test_other_errors_of_ours_are_not_hidden(monkeypatch):
+    monkeypatch.setattr("tessera.cli.tasks.run", lambda arguments: (_ for _ in ()).throw(RuntimeError("a mistake")))
+    with pytest.raises(RuntimeError, match="a mistake"):
+        main(["tasks"])

@@ -65,7 +65,7 @@ def test_settings_are_yaml_and_checked():
         ("associative_retrieval", ["num_pair=3"], "no setting 'num_pair'. Did you mean 'num_pairs'?"),
         ("associative_retrieval", ["num_pairs"], "--set must be key=value; got 'num_pairs'."),
         ("associative_retrieval", ["num_pairs=0"], "num_pairs must be at least 1; got 0."),
-        ("associative_retrieval", ["num_pairs=a"], "refuses its settings"),
+        ("associative_retrieval", ["num_pairs=a"], "num_pairs must be an integer; got 'a'."),
         ("associative_retrieval", ["num_pairs=[1"], "must be a YAML value"),
         ("asociative_retrieval", [], "Did you mean 'associative_retrieval'?"),
     ):
