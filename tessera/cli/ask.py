@@ -99,7 +99,7 @@ def _read(
     with path.open(encoding="utf-8") as file:
         text = PlantedText(file, path.stat().st_size, facts, seed)
         try:
-            stream = token_stream(text, tokenizer)
+            stream = token_stream(text, tokenizer, "ask: --text")
             memory = read_stream(model, stream, progress=sys.stderr.isatty(), precision="auto")
         except UnicodeDecodeError as error:
             raise TesseraError(f"ask: --text must be UTF-8; got {str(path)!r} ({error.reason}).") from None

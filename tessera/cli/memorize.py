@@ -37,7 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     source, out = Path(arguments.file), Path(arguments.out)
     if arguments.file != "-" and not source.is_file():
-        raise TesseraError(f"memorize: FILE must be a text file; got {arguments.file!r}, which does not exist.")
+        what = "is no plain file; pipe it in with -" if source.exists() else "does not exist"
+        raise TesseraError(f"memorize: FILE must be a text file; got {arguments.file!r}, which {what}.")
     require_place(out, arguments.overwrite)
     model, tokenizer = segmented_model(arguments.model, "memorize"), load_tokenizer(arguments.model)
     memory = None if arguments.memory is None else stored_memory(model, arguments.memory, "memorize")

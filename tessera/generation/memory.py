@@ -67,7 +67,7 @@ class Readable(Protocol):
         """About `count` characters; "" at the end."""
 
 
-def token_stream(file: Readable, tokenizer: "PreTrainedTokenizerFast") -> Iterator[int]:
+def token_stream(file: Readable, tokenizer: "PreTrainedTokenizerFast", where: str = "memorize: FILE") -> Iterator[int]:
     """Tokens of a text, which is cut at white space into pieces that are tokenized one by one.
 
     Raises:
@@ -76,7 +76,7 @@ def token_stream(file: Readable, tokenizer: "PreTrainedTokenizerFast") -> Iterat
     tokens = _pieces(file, tokenizer)
     first = next(tokens, None)
     if first is None:
-        raise TesseraError("memorize: FILE must hold text; got an empty one.")
+        raise TesseraError(f"{where} must hold text; got an empty one.")
     yield first
     yield from tokens
 

@@ -69,6 +69,8 @@ def test_mistakes_are_one_line(tessera, wrapped, run_folder, tmp_path):
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xff")
     for arguments, message in [
         (("memorize", wrapped, tmp_path / "none.txt", "--out", new), "does not exist"),
+        (("memorize", wrapped, tmp_path, "--out", new), "which is no plain file"),
+        (("ask", wrapped, "Who?", "--text", tmp_path / "empty.txt"), "ask: --text must hold text; got an empty one."),
         (("memorize", wrapped, text, "--out", tmp_path / "no" / "memory"), "existing folder"),
         (("memorize", wrapped, tmp_path / "bytes.txt", "--out", new), "text in UTF-8"),
         (("memorize", run_folder, text, "--out", new), "must be an ARMT, RMT or PRMT model"),
