@@ -96,7 +96,7 @@ class _Worker:
             with contextlib.suppress(BrokenPipeError):
                 self.line.send(None)
         else:
-            self.process.terminate()
+            self.process.kill()  # SIGTERM would wait for the end of a step
 
     def answer(self, job: "Job") -> tuple[Run, Record | Exception]:
         """Wait for the outcome of its run: the record, or the error (also of a process that died)."""

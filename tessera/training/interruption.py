@@ -1,4 +1,4 @@
-"""Ctrl-C during training: the step is ended, a checkpoint written, and the run stops there."""
+"""Ctrl-C or a scheduler's SIGTERM during training: the step is ended, a checkpoint written, and the run stops."""
 
 import signal
 import sys
@@ -12,13 +12,13 @@ from transformers import TrainerCallback
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """A run was stopped by Ctrl-C after it had written a checkpoint. Its text names the run and the step."""
+    """A run was stopped by Ctrl-C or SIGTERM after it had written a checkpoint. Its text names the run and the step."""
 
 
 class Interruption(TrainerCallback):
-    """After a Ctrl-C inside `listening`: log, save and stop at the end of the step that is being done.
+    """After a Ctrl-C or SIGTERM inside `listening`: log, save and stop at the end of the step that is being done.
 
-    It must come after the callback that schedules checkpoints. A second Ctrl-C raises `KeyboardInterrupt` at once.
+    It must come after the callback that schedules checkpoints. A second one raises `KeyboardInterrupt` at once.
     """
 
     def __init__(self) -> None:
@@ -33,15 +33,16 @@ class Interruption(TrainerCallback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Catch SIGINT until the block ends. Outside the main thread, where Python allows no handlers, do nothing."""
+        """Catch both signals until the block ends; outside the main thread Python allows no handlers, so nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGINT, self._interrupt)
+        before = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _interrupt(self, number: int, frame: Any) -> None:
         if self.is_requested:

@@ -1,4 +1,4 @@
-"""Ctrl-C on a real process that trains: a checkpoint, the command that goes on, status 130, and the same weights."""
+"""Ctrl-C or SIGTERM on a real training: a checkpoint, the command that goes on, status 130, and the same weights."""
 
 import os
 import shlex
@@ -23,10 +23,10 @@ from tessera.cli.main import main
 def interrupt(metrics):
     while not (metrics.exists() and metrics.read_text()):
         time.sleep(0.001)
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.Signals[sys.argv[2]])
 
 threading.Thread(target=interrupt, args=[Path(sys.argv[1])], daemon=True).start()
-sys.exit(main(sys.argv[2:]))
+sys.exit(main(sys.argv[3:]))
 """
 
 
@@ -37,10 +37,11 @@ def command(recipe_file, tmp_path):
     return ["train", str(recipe_file), *changes, "--output", str(tmp_path / "my run")]
 
 
-def test_ctrl_c_writes_a_checkpoint_and_prints_the_command_that_goes_on(command, tmp_path, capsys):
+@pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM"])
+def test_a_signal_writes_a_checkpoint_and_the_command_that_goes_on_is_printed(command, tmp_path, capsys, signal):
     metrics = tmp_path / "my run" / "metrics.jsonl"
     process = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, str(metrics), *command],
+        [sys.executable, "-c", INTERRUPTED, str(metrics), signal, *command],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
