@@ -17,6 +17,12 @@ from typing import Any
 from tessera.cli.arguments import positive_int, seed
 from tessera.errors import TesseraError, did_you_mean, expect
 
+# Of each kind of prompt. They are filled in late, so that an option of the other kind is noticed.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "many_shot": {"shots": [1, 2, 4], "anonymous": False, "contexts": 10, "queries": 10},
+    "documents": {"lengths": [4096], "questions": 100},
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera prompts`."""
@@ -30,20 +36,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print as JSON, with provenance")
     shots = parser.add_argument_group("many-shot classification")
     shots.add_argument("--many-shot", metavar="DATA", help="banking77, goemotions or tacred")
-    shots.add_argument("--shots", nargs="+", type=positive_int, default=[1, 2, 4], help="default: 1 2 4")
+    shots.add_argument("--shots", nargs="+", type=positive_int, help="default: 1 2 4")
     shots.add_argument("--anonymous", action="store_true", help='labels "class 1", ... instead of names')
-    shots.add_argument("--contexts", type=positive_int, default=10, help="for each number of shots (default: 10)")
-    shots.add_argument("--queries", type=positive_int, default=10, help="of each context (default: 10)")
+    shots.add_argument("--contexts", type=positive_int, help="for each number of shots (default: 10)")
+    shots.add_argument("--queries", type=positive_int, help="of each context (default: 10)")
     documents = parser.add_argument_group("questions about documents")
     documents.add_argument("--documents", metavar="DATA", help="squad or hotpotqa")
-    documents.add_argument("--lengths", nargs="+", type=positive_int, default=[4096], help="default: 4096")
-    documents.add_argument("--questions", type=positive_int, default=100, help="of each length (default: 100)")
+    documents.add_argument("--lengths", nargs="+", type=positive_int, help="default: 4096")
+    documents.add_argument("--questions", type=positive_int, help="of each length (default: 100)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask all models, then print."""
     chosen = [name for name in ("many_shot", "documents") if getattr(arguments, name)]
-    expect(len(chosen) == 1, "prompts", "--many-shot or --documents", "be given, one of them", chosen or None)
+    expect(len(chosen) == 1, "prompts", "--many-shot or --documents", "be given, one of them", chosen or "neither")
+    for group in DEFAULTS.keys() - chosen:
+        for name in DEFAULTS[group]:
+            unless = "--" + chosen[0].replace("_", "-")
+            value = getattr(arguments, name)
+            expect(value in (None, False), "prompts", f"--{name}", f"be left out with {unless}", value)
+    for name, default in DEFAULTS[chosen[0]].items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
     ask = _ask_many_shot if arguments.many_shot else _ask_documents
     reports = [{"model": folder, **ask(folder, arguments)} for folder in arguments.models]
     if arguments.json:
@@ -85,7 +99,7 @@ def _ask_documents(folder: str, arguments: argparse.Namespace) -> dict[str, Any]
 
 
 def _require_files(files: list[Path] | None, count: int, requirement: str) -> list[Path]:
-    names = None if files is None else " ".join(map(str, files))
+    names = "nothing" if files is None else " ".join(map(str, files))
     expect(files is not None and len(files) == count, "prompts", "--files", requirement, names)
     return files or []
 
