@@ -10,7 +10,6 @@ from tessera.tasks.many_shot import ManyShot
 from tessera.training.fit import FitOptions
 
 MODELS = tuple(NAMES)
-EARLY_SEED = 1_000_003  # apart from the seeds of the training's steps
 STRATEGIES = tuple(f"{delimiter}, {order}" for delimiter in ("newline", "space") for order in ("fixed", "shuffled"))
 
 
@@ -53,13 +52,14 @@ class ManyShotSettings:
         """All of training, the early stages first."""
         seed = self.seed * 10_000_019
         early = [
-            TaskStage(
-                f"stage-{number}",
+            stage.as_stage(
+                number,
                 tuple(task for easier in stage.tasks for task in self.trained_tasks(**easier)),
-                stage.batch_size or self.batch_size, stage.fit, seed + EARLY_SEED * number,
+                self.batch_size,
+                seed,
             )
             for number, stage in enumerate(self.early_stages, 1)
-        ]  # fmt: skip
+        ]
         return [*early, TaskStage("training", self.trained_tasks(), self.batch_size, self.fit, seed)]
 
     def tested_task(self, shots: int, strategy: str) -> ManyShot:
