@@ -17,7 +17,7 @@ SMOKE = BUDGETS["smoke"]
 
 
 def record(model, seed=0, without=None):
-    settings = replace(BUDGETS["cpu"], model=model, seed=seed)
+    settings = replace(BUDGETS["cpu"], model=model, seed=seed, early_stages=())
     outcome = {"parameters": 7}
     for stage, lengths in (("training", settings.test_lengths), ("tuning", settings.tuned_test_lengths)):
         outcome[stage] = {"scores": {str(length): [100 / length, 0.01, 16] for length in lengths}}
@@ -38,6 +38,17 @@ def test_tables_have_our_rows_and_the_papers():
     assert "| Memory Mosaic v2 large | 58.9 | 55.5 | 54.9 | 53.4 | 46.4 |" in parts["After tuning, paper"]
     assert "long-term memories off (large) | 38.5 | 22.2 | 20.0 | 20.2 | - |" in parts["After tuning, paper"]
     assert {curve.trained_length for curve in curves(records) if curve.stage == "tuning"} == {1024}
+
+
+def test_early_steps_are_counted_as_they_were_done():
+    records = {"a": record("llama"), "b": record("lstm"), "c": record("mosaic_v2", without=0.2)}
+    assert "early steps" not in tables(records)["Settings"]
+    stages = BUDGETS["cpu"].early_stages
+    for number, (name, steps) in enumerate((("a", 100), ("b", 250))):
+        configuration = replace(records[name].configuration, early_stages=stages)
+        outcome = {**records[name].outcome, "stage-1": {"steps": steps}, "stage-2": {"steps": number}}
+        records[name] = Record(configuration, outcome, {})
+    assert "| early steps, all but v2 | 100 to 251 | - |" in tables(records)["Settings"]
 
 
 def test_tuning_goes_on_from_training_and_long_term_memories_are_on_again(tmp_path):

@@ -104,9 +104,20 @@ def _settings(records: Mapping[str, Record]) -> str:
         "long-term delay in tests": first.span // 4,
         "steps": f"{spread(record.configuration.fit.steps for record in records.values())} in training, "
         f"{first.tuning.steps:,} in tuning",
+        **_early_steps(records),
         "samples per step": f"{first.batch_size} in training, {first.tuned_batch_size} in tuning",
         "peak learning rate": f"{spread(record.configuration.fit.learning_rate for record in records.values())} "
         f"in training, {first.tuning.learning_rate:g} in tuning",
         "documents": f"stories about {task.people} people of their own",
     }
     return settings_table(ours, published.SETTING)
+
+
+def _early_steps(records: Mapping[str, Record]) -> dict[str, str]:
+    """A row about the stages before the training, where a record has some: how many steps they took together."""
+    counts = [
+        sum(stage["steps"] for name, stage in record.outcome.items() if name.startswith("stage-"))
+        for record in records.values()
+        if record.configuration.early_stages
+    ]
+    return {"early steps, all but v2": spread(counts)} if counts else {}
