@@ -48,7 +48,7 @@ def test_early_steps_are_counted_as_they_were_done():
         configuration = replace(records[name].configuration, early_stages=stages)
         outcome = {**records[name].outcome, "stage-1": {"steps": steps}, "stage-2": {"steps": number}}
         records[name] = Record(configuration, outcome, {})
-    assert "| early steps, all but v2 | 100 to 251 | - |" in tables(records)["Settings"]
+    assert "| early steps of the twin | 100 to 251 | - |" in tables(records)["Settings"]
 
 
 def test_tuning_goes_on_from_training_and_long_term_memories_are_on_again(tmp_path):
@@ -72,8 +72,8 @@ def test_the_short_term_memory_spans_what_the_settings_say():
     assert torch.isfinite(model(torch.zeros(1, 8, dtype=torch.long)).logits).all()
 
 
-def test_easier_forms_come_before_the_training_of_all_but_v2():
-    for model, count in (("mosaic_v2", 0), ("llama", 6), ("lstm", 6)):
+def test_easier_forms_come_before_the_training_of_the_twin():
+    for model, count in (("mosaic_v2", 0), ("llama", 6), ("lstm", 0)):
         stages = BUDGETS["cpu"].run(model, 0).configuration.stages()
         assert [stage.name for stage in stages] == [*(f"stage-{n}" for n in range(1, count + 1)), "training", "tuning"]
         assert len({stage.first_seed for stage in stages}) == len(stages)

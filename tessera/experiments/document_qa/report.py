@@ -120,4 +120,4 @@ def _early_steps(records: Mapping[str, Record]) -> dict[str, str]:
         for record in records.values()
         if record.configuration.early_stages
     ]
-    return {"early steps, all but v2": spread(counts)} if counts else {}
+    return {"early steps of the twin": spread(counts)} if counts else {}
