@@ -72,7 +72,7 @@ class DocumentSettings:
                 self.batch_size,
                 seed,
             )
-            for number, stage in enumerate(self.early_stages, 1)
+            for number, stage in enumerate(self.early_stages)
         ]
         trained = tuple(map(self.task_at, self.lengths))
         tuned = (self.task_at(self.tuned_length),)
@@ -105,27 +105,24 @@ EARLY_LENGTHS = ((30, 44, 58), (38, 56, 74), (46, 68, 90), (62, 88, 114), (62, 8
 
 
 def _early_stages(options: FitOptions) -> tuple[EarlyStage, ...]:
-    """From four names in the plainest wording to 400 in several documents, each stage until most answers are right.
+    """From four names in the plainest wording to 400 in several documents.
 
-    First every word is predicted, as in language modelling: names become alike, so that what is learned of some holds
-    for the others. Among four names a model soon finds that the answer is the place behind the same name; then come
-    more words between them, more names, more documents.
+    Among four names a model soon finds that the answer is the place behind the same name. Then come more words between
+    them, more names, more documents; wordings take turns, so that none is forgotten.
     """
-    fit = replace(options, weight_decay=0.0, evaluate_every=50)
-    plain, full, longer = 0, FULL_WORDING, range(1, FULL_WORDING + 1)
-    words = EarlyStage(
-        tuple(_easier(full, 400, documents) for documents in (1, 3)), replace(fit, steps=300), 32, all_words=True
-    )
+    fit = replace(options, weight_decay=0.0)
+    plain, full, all_wordings = 0, FULL_WORDING, range(FULL_WORDING + 1)
     stages = (
-        (1500, 0.97, [(plain, 4, 1)]),
-        (2000, 0.97, [(wording, 4, 1) for wording in (plain, *longer)]),
-        (1500, 0.97, [(plain, 64, 2), *((wording, 16, 1) for wording in longer), (full, 16, 2)]),
-        (1000, 0.97, [(full, 64, documents) for documents in (1, 2, 3)]),
-        (1000, 0.98, [(full, 400, documents) for documents in (1, 2, 3)]),
+        (250, [(plain, 4, 1)]),
+        (1200, [(wording, 4, 1) for wording in all_wordings]),
+        (500, [(wording, 8, 1) for wording in all_wordings]),
+        (600, [*((wording, 16, 1) for wording in all_wordings), (full, 16, 2)]),
+        (600, [(full, 64, documents) for documents in (1, 2, 3)]),
+        (600, [(full, 400, documents) for documents in (1, 2, 3)]),
     )
-    return words, *(
-        EarlyStage(tuple(_easier(*task) for task in tasks), replace(fit, steps=steps), 32, target)
-        for steps, target, tasks in stages
+    return tuple(
+        EarlyStage(tuple(_easier(*task) for task in tasks), replace(fit, steps=steps), batch_size=32)
+        for steps, tasks in stages
     )
 
 
