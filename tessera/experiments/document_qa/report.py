@@ -55,8 +55,23 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         chosen = [curve for curve in rows if curve.stage == stage]
         parts[title] = _accuracies(chosen)
         parts[f"{title}, paper"] = _paper(stage)
+    parts["Every training"] = _every_training(records)
     parts["Settings"] = _settings(records)
     return parts
+
+
+def _every_training(records: Mapping[str, Record]) -> str:
+    """Each training's loss at its end and right answers after it, in percent: a model learns the task or guesses."""
+
+    def place(record: Record) -> tuple[int, int]:
+        return list(published.NAMES).index(record.configuration.model), record.configuration.seed
+
+    rows, lengths = [], list(next(iter(records.values())).outcome["training"]["scores"])
+    for record in sorted(records.values(), key=place):
+        settings, training = record.configuration, record.outcome["training"]
+        shares = [f"{100 * training['scores'][length][0]:.1f}" for length in lengths]
+        rows.append([published.NAMES[settings.model], settings.seed, f"{training['loss']:.2f}", *shares])
+    return markdown(["model", "seed", "loss", *(f"{int(length):,} tokens" for length in lengths)], rows)
 
 
 def percent(one: Estimate) -> str:
