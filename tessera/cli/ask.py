@@ -7,6 +7,9 @@ memory: one does not know of the others. --plant hides sentences in the text bef
   tessera ask runs/armt-babilong-qa1 "Where is Mary?" --text book.txt --plant "Mary went to the kitchen."
 
 --interactive reads questions line by line from standard input, until its end.
+
+--samples scores the model on a file of the public BABILong benchmark, such as qa1/4k.json: the share of right answers
+by the paper's exact match and by the benchmark's own rule.
 """
 
 import argparse
@@ -39,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="hide this sentence in --text, at a place that --seed decides; several keep their order",
     )
     parser.add_argument("--interactive", action="store_true", help="read questions from standard input, one a line")
+    parser.add_argument(
+        "--samples",
+        metavar="FILE",
+        help="JSON or JSON lines with input, question and target in each row: score the model's answers",
+    )
     add_sampling(parser, max_new_tokens=50, default_temperature=0.0)
 
 
@@ -49,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.generation.sampling import continuation
     from tessera.models.loading import load_tokenizer
 
+    if arguments.samples is not None:
+        return _score(arguments)
     expect(
         bool(arguments.questions) != arguments.interactive,
         "ask",
@@ -76,6 +86,29 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{word} ({100 * probability:.1f} %)", flush=True)
         else:
             print(continuation(model, tokenizer, question, sampling, where="ask", memory_state=memory), flush=True)
+    return 0
+
+
+def _score(arguments: argparse.Namespace) -> int:
+    """Answer the questions of a file of samples, and print how many answers are right."""
+    from tqdm import tqdm
+
+    from tessera.generation.memory import segmented_model
+    from tessera.generation.sample_scores import is_right
+    from tessera.models.loading import load_tokenizer
+    from tessera.tasks.babilong.public_files import read_samples
+
+    others = [name for name in ("questions", "memory", "text", "plant", "interactive") if getattr(arguments, name)]
+    expect(not others, "ask", "--samples", "come without questions, texts and memories", " and ".join(others))
+    samples = read_samples(Path(arguments.samples))
+    model, tokenizer = segmented_model(arguments.model, "ask"), load_tokenizer(arguments.model)
+    answers = sorted({sample.target for sample in samples})
+    sampling = sampling_of(arguments)
+    bar = tqdm(samples, desc="samples", disable=not sys.stderr.isatty())
+    scores = [is_right(model, tokenizer, sample, answers, sampling) for sample in bar]
+    print(f"{len(samples)} samples of {Path(arguments.samples).name}, right in per cent:")
+    print(f"exact match      {100 * sum(one.exact for one in scores) / len(scores):5.1f}")
+    print(f"benchmark's rule {100 * sum(one.published for one in scores) / len(scores):5.1f}")
     return 0
 
 

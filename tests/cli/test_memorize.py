@@ -1,6 +1,7 @@
 """`tessera memorize` and `tessera ask`: a text read once, questions asked later."""
 
 import io
+import json
 import random
 
 import pytest
@@ -88,6 +89,10 @@ def test_mistakes_are_one_line(tessera, wrapped, run_folder, tmp_path):
         ),
         (("ask", wrapped, "Who?", "--text", tmp_path / "bytes.txt"), "must be UTF-8"),
         (("ask", wrapped, "Who?", "--memory", memory, "--max-new-tokens", 0), "at least 1"),
+        (("ask", wrapped, "Who?", "--samples", text), "--samples must come without questions"),
+        (("ask", wrapped, "--samples", text), "text.txt: must be a JSON list or JSON lines of samples"),
+        (("ask", wrapped, "--samples", tmp_path / "none.json"), "none.json: must be a JSON list or JSON lines"),
+        (("ask", wrapped, "--samples", tmp_path / "empty.txt"), "must hold at least one sample; got none"),
     ]:
         status, _, err = tessera(*arguments)
         assert status == 2
@@ -216,6 +221,27 @@ def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path):
     status, out, err = tessera("ask", tmp_path / "run", "Where is Bob or Eve?", "--text", book)
     assert (status, len(out.splitlines())) == (0, 1)
     assert "ask: the model knows no word Bob, Eve" in err
+    text = book.read_text()
+    plain = tessera("ask", tmp_path / "run", "Where is Mary?", "--text", book)[1].split()[0]
+    rows = [{"input": text, "question": "Where is Mary?", "target": target} for target in (plain, plain, "nowhere")]
+    (tmp_path / "qa1.json").write_text(json.dumps(rows))
+    status, out, _ = tessera("ask", tmp_path / "run", "--samples", tmp_path / "qa1.json")
+    assert (status, out.splitlines()[:2]) == (
+        0,
+        ["3 samples of qa1.json, right in per cent:", "exact match       66.7"],
+    )
+
+
+def test_samples_of_a_model_of_text(tessera, wrapped, tmp_path):
+    """It continues the question, and what it writes is compared."""
+    (tmp_path / "text.txt").write_text("a king")
+    options = ("--max-new-tokens", 6)
+    said = tessera("ask", wrapped, "Who?", "--text", tmp_path / "text.txt", *options)[1].removesuffix("\n")
+    file = tmp_path / "rows.json"
+    for target, exact in ((said, "100.0"), ("other", "  0.0")):
+        file.write_text(json.dumps({"input": "a king", "question": "Who?", "target": target}) + "\n")
+        status, out, _ = tessera("ask", wrapped, "--samples", file, *options)
+        assert (status, out.splitlines()[1]) == (0, f"exact match      {exact:>5}")
 
 
 def test_standard_input_that_is_no_text(tessera, wrapped, tmp_path, monkeypatch):

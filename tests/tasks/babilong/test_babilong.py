@@ -179,4 +179,4 @@ def test_public_files(tmp_path):
         assert [(one.input, one.target) for one in read_samples(tmp_path / name)] == [("a b", "t")] * 2
     (tmp_path / "bad.json").write_text('[{"input": "a"}]')
     with pytest.raises(TesseraError, match="row 1 must hold"):
-        list(read_samples(tmp_path / "bad.json"))
+        read_samples(tmp_path / "bad.json")
