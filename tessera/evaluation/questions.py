@@ -43,8 +43,7 @@ def answer_loss(model: nn.Module, batch: QuestionBatch, backprop_segments: int |
                 part.to(contexts.device).transpose(0, 1).flatten(0, 2)  # segment, context, question
                 for part in (batch.early_questions, batch.early_labels)
             )
-            memories = early.repeat_batch(batch.early_questions.shape[2])
-            total = total + _summed_loss(model, rows, row_labels, {"memory_state": memories})
+            total = total + _summed_loss(model, rows, row_labels, {"memory_state": early})
             count = count + (row_labels != IGNORED).sum()
         return total / count
     unlabelled = torch.full_like(contexts, IGNORED)
@@ -104,6 +103,8 @@ def _after_contexts(
 ) -> tuple[dict[str, Any], MemoryState | None]:
     """What a call of `model` takes to go on behind each context (and the memory `before` it), `times` rows for each.
 
+    A memory is not repeated: each of its rows serves several of the text.
+
     With `keep_early` also the memories after each segment, those after the first of all contexts first.
     """
     is_open = contexts.shape[1] % model.config.segment_size != 0
@@ -111,6 +112,5 @@ def _after_contexts(
     output = model(input_ids=contexts, memory_state=before, **options)
     early = type(output.segment_states[0]).stack(output.segment_states) if output.segment_states else None
     if not is_open:
-        return {"memory_state": output.memory_state.repeat_batch(times)}, early
-    rows = torch.arange(len(contexts), device=contexts.device).repeat_interleave(times)
-    return {"past_key_values": output.past_key_values.reorder(rows)}, early
+        return {"memory_state": output.memory_state}, early
+    return {"past_key_values": output.past_key_values.repeat_batch(times)}, early

@@ -91,7 +91,15 @@ class AssociationMemory(nn.Module):
         return AssociationState(matrix, weight.new_zeros(batch, self.num_features), empty)
 
     def forward(self, hidden: Float[Tensor, "B T V"], state: AssociationState) -> Float[Tensor, "B T V"]:
-        """What reading the memory adds to `hidden` (B, T, V); exactly 0 while it is empty."""
+        """What reading the memory adds to `hidden` (B, T, V); exactly 0 while it is empty.
+
+        A state of fewer rows is shared: each of its rows answers B / rows consecutive rows of `hidden`, read as one
+        text, so that neither A nor its gradient is copied for each.
+        """
+        rows = state.matrix.shape[0]
+        if rows != hidden.shape[0]:
+            together = hidden.unflatten(0, (rows, -1))
+            return self(together.flatten(1, 2), state).unflatten(1, together.shape[1:3]).flatten(0, 1)
         query = dpfp(self.query(hidden), self.num_rolls)
         return read_association(state.matrix, state.normaliser, query, eps=self.eps)
 

@@ -79,8 +79,8 @@ class PersistentMemory(nn.Module):
         answers = [
             kernel_regression(
                 keys,
-                slot_keys.expand(keys.shape[0], -1, -1, -1),
-                slot_values.expand(keys.shape[0], -1, -1, -1),
+                slot_keys[None],
+                slot_values[None],
                 kernel=self.kernel,
                 slope=slope,
                 intercept=intercept,

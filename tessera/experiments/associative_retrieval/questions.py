@@ -36,7 +36,7 @@ def loss(
         labels = torch.full_like(row, IGNORED)
         labels[:, context.shape[1] :] = _only_answers(questions, answer_size).flatten(1)
         return model(input_ids=row, labels=labels).loss
-    memory = read(model, context, segment_size).repeat_batch(questions.shape[1])
+    memory = read(model, context, segment_size)
     labels = _only_answers(questions, answer_size).flatten(0, 1)
     # With a cache the questions' segments stay open: nothing of them is written.
     return model(input_ids=questions.flatten(0, 1), labels=labels, memory_state=memory, use_cache=True).loss
@@ -48,7 +48,7 @@ def answers(model: PreTrainedModel, context: Tensor, questions: Tensor, segment_
     context, questions = context.to(model.device), questions.to(model.device)
     prompts = questions[..., :-1].flatten(0, 1)
     if is_segmented(model):
-        memory = read(model, context, segment_size).repeat_batch(questions.shape[1])
+        memory = read(model, context, segment_size)
         logits = model(input_ids=prompts, memory_state=memory, use_cache=True, logits_to_keep=1).logits
     else:
         rows = torch.cat([context.repeat_interleave(questions.shape[1], 0), prompts], 1)

@@ -49,6 +49,8 @@ class AssociationHooks(LayerHooks):
 class ARMTMemory(SegmentMemory[ARMTState, AssociationHooks]):
     """One association matrix per layer (`memories`), written by the same learned `tokens` in every segment."""
 
+    is_shared = True
+
     memories: Sequence[AssociationMemory]
     tokens: MemoryTokens
 

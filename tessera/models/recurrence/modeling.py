@@ -72,13 +72,6 @@ class SegmentedPreTrainedModel(SavesWithCode, PreTrainedModel):
     def _reorder_cache(self, past_key_values: SegmentCache | GroupedCache, beam_idx: Tensor):
         return past_key_values.reorder(beam_idx)
 
-    def _expand_inputs_for_generation(self, expand_size: int = 1, **inputs):
-        # transformers repeats the tensors of a prompt for beams and samples; a memory of several rows is one of them.
-        state = inputs.get("memory_state")
-        if state is not None and expand_size > 1 and state.batch_size > 1:
-            inputs["memory_state"] = state.repeat_batch(expand_size)
-        return super()._expand_inputs_for_generation(expand_size=expand_size, **inputs)
-
 
 class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
     """A base model read segment by segment.
@@ -166,7 +159,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
                 row alone); zeros inside hide a position. With a cache (B, T before + T), ones for new tokens.
             labels: (B, T), shifted inside once across the whole text, -100 left out. loss_mask: booleans (B, T),
                 whether position t, which predicts label t + 1, counts.
-            memory_state: of B rows, or of one row for all.
+            memory_state: of B rows, or fewer: each then serves as many consecutive rows of `input_ids`. Many questions
+                to one text need no copies of its memory (ARMT, while their segment stays open).
             past_key_values: what an earlier call with `use_cache` returned: the text goes on inside its segment.
                 Without `use_cache` the last segment is closed, however short, and its memory written.
             extend_segment: never close the open segment while tokens are added to a cache (the published `generate`).
@@ -224,13 +218,14 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         return text
 
     def _fitting(self, state: MemoryState, batch: int) -> MemoryState:
-        """`state` for `batch` rows, checked."""
+        """`state`, checked to serve `batch` rows."""
         is_state = isinstance(state, self.state_class)
         expect(is_state, type(self).__name__, "memory_state", f"be {self.state_class.__name__}", type(state).__name__)
         state.expect_fits(self.empty_memory(1), type(self).__name__)
-        is_one_or_all = state.batch_size in (1, batch)
-        expect(is_one_or_all, type(self).__name__, "memory_state", f"hold 1 or {batch} rows", state.batch_size)
-        return state if state.batch_size == batch else state.repeat_batch(batch)
+        fits = state.batch_size > 0 and batch % state.batch_size == 0
+        rows = f"hold {batch} rows, or a number of which that is a multiple"
+        expect(fits, type(self).__name__, "memory_state", rows, state.batch_size)
+        return state
 
 
 def _check_arguments(where: str, cache: object, logits_to_keep: int | Tensor) -> None:

@@ -21,7 +21,7 @@ class SegmentedOutput(ModelOutput):
         loss: mean cross entropy in nats, when labels were given.
         logits: (B, T, vocabulary) of the ordinary tokens, memory tokens left out.
         past_key_values: a `SegmentCache`, when `use_cache`: the memory and the open segment.
-        memory_state: the memory after the last closed segment.
+        memory_state: the memory after the last closed segment; while none is closed, the one that was given.
         segment_states: the memory after every segment, when `output_segment_states`.
         hidden_states: the base's, of the ordinary tokens, when `output_hidden_states`.
     """
@@ -165,7 +165,9 @@ def _read_each_group(
     parts = text.groups() if cache is None else [(rows, text.select(rows)) for rows, _ in cache.groups]
     caches = [None] * len(parts) if cache is None else [group for _, group in cache.groups]
     outputs = [
-        read_text(runner, part, None if state is None else state.select_batch(rows), group, options)
+        read_text(
+            runner, part, None if state is None else state.for_batch(text.shape[0]).select_batch(rows), group, options
+        )
         for (rows, part), group in zip(parts, caches)
     ]
     order = torch.cat([rows for rows, _ in parts]).argsort()

@@ -83,9 +83,12 @@ class SegmentMemory(ABC, Generic[MemoryT, HooksT]):
 
     Attributes:
         at_front: whether memory tokens stand at the start of a segment too.
+        is_shared: whether a segment that stays open can be read after a state of fewer rows than the text has, of
+            which each serves as many consecutive rows.
     """
 
     at_front: bool = False
+    is_shared: bool = False
 
     @abstractmethod
     def empty(self, batch: int) -> MemoryT:
@@ -113,9 +116,11 @@ class SegmentRunner:
         self.takes_positions = takes_positions
 
     def run(self, segment: Segment, state: MemoryState | None) -> SegmentResult:
-        """Read `segment` after the memory `state` (None: nothing was read)."""
-        is_empty = state is None
-        state = self.memory.empty(segment.embeddings.shape[0]) if state is None else state
+        """Read `segment` after the memory `state` (None: nothing was read), whose rows may serve several each."""
+        is_empty, rows = state is None, segment.embeddings.shape[0]
+        state = self.memory.empty(rows) if state is None else state
+        if segment.close or not self.memory.is_shared:
+            state = state.for_batch(rows)
         front = self.front if segment.cache is None else 0
         back = self.config.num_memory_tokens if segment.close else 0
         hooks = self.memory.hooks(state, is_empty, front, back)

@@ -55,6 +55,10 @@ class MemoryState(State):
         """Every row `times` times, next to each other: many questions to the same memory, beams."""
         return self.map(lambda tensor: tensor.repeat_interleave(times, 0))
 
+    def for_batch(self, rows: int) -> Self:
+        """Repeated to `rows` rows, of which `batch_size` must be a divisor; itself where it has them."""
+        return self if self.batch_size == rows else self.repeat_batch(rows // self.batch_size)
+
     @classmethod
     def stack(cls, states: Sequence[Self]) -> Self:
         """One batch of the rows of all `states`, in that order."""
@@ -129,7 +133,8 @@ class SegmentCache:
     """A text read up to somewhere inside a segment.
 
     Attributes:
-        memory: after the last closed segment; None while none is closed and no memory was given.
+        memory: after the last closed segment; None while none is closed and no memory was given. One that was given may
+            have fewer rows than the text: each serves as many consecutive ones.
         attention: the base model's own cache of the open segment. A call that goes on from here extends it in place;
             `open_segment` gives it as it was. attention_length: its positions when this cache was made.
         length: ordinary tokens in the open segment. total: ordinary tokens read since this cache began.
@@ -174,7 +179,7 @@ class SegmentCache:
 
     def reorder(self, index: Tensor) -> "SegmentCache":
         """The cache of the rows `index`: what beam search asks for."""
-        memory = None if self.memory is None else self.memory.select_batch(index)
+        memory = None if self.memory is None else self.memory.for_batch(self.batch_size).select_batch(index)
         visible = None if self.visible is None else self.visible.index_select(0, index)
         attention = self.open_segment()
         if hasattr(attention, "select_batch"):
@@ -182,6 +187,14 @@ class SegmentCache:
         elif attention is not None:
             attention.reorder_cache(index)
         return replace(self, memory=memory, attention=attention, visible=visible, batch_size=len(index))
+
+    def repeat_batch(self, times: int) -> "SegmentCache":
+        """Every row `times` times, next to each other; the memory is not copied but shared."""
+        alone = replace(self, memory=None)
+        rows = torch.arange(self.batch_size).repeat_interleave(times)
+        if self.visible is not None:
+            rows = rows.to(self.visible.device)
+        return replace(alone.select_batch(rows), memory=self.memory)
 
     def select_batch(self, index: Tensor) -> "SegmentCache":
         """The cache of the rows `index`, apart from this one: both may be gone on from."""

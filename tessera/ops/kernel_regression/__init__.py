@@ -6,7 +6,7 @@ from torch import Tensor
 from tessera.devices import device_type, is_gpu, is_readable
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.ops.backends import Backend, Backends
-from tessera.ops.kernel_regression import chunked, cpu_bfloat16, fused, interception, reference, triton
+from tessera.ops.kernel_regression import chunked, cpu_bfloat16, fused, interception, reference, shared_pairs, triton
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.chosen_queries import QueryWeights, chosen_query_weights
 from tessera.ops.kernel_regression.interception import intercepted
@@ -28,8 +28,8 @@ LONGEST_TRITON_SINGLE = 16_384
 
 def kernel_regression(
     query: Float[Tensor, "B H T K"],
-    key: Float[Tensor, "B H N K"],
-    value: Float[Tensor, "B H N V"],
+    key: Float[Tensor, "#B H N K"],
+    value: Float[Tensor, "#B H N V"],
     *,
     kernel: Kernel | str | dict,
     slope: Float[Tensor, "..."] | float,
@@ -47,7 +47,8 @@ def kernel_regression(
     `window` (None: all), of its own document. A query without any visible pair gets 0.
 
     Args:
-        query: (B, H, T, K). key: (B, H, N, K). value: (B, H, N, V).
+        query: (B, H, T, K). key: (B, H, N, K). value: (B, H, N, V). Of pairs that all sequences share, key and value
+            may have 1 in place of B: the gradients of B copies would cost more than the rest.
         kernel: the similarity kernel or its name (see `kernel_from_config`); `slope` and `intercept` (numbers, or
             broadcastable to (B, H, T)) are its `affine` of the inverse bandwidth beta = 1 / h^2.
         query_offset: query j stands at position `query_offset + j`, pair i at position i.
@@ -74,12 +75,14 @@ def kernel_regression(
     )
     call.check()
     if interception.is_active():
-        return interception.run_intercepted(call, lambda changed: _run(changed, backend))
+        return interception.run_intercepted(shared_pairs.expanded(call), lambda changed: _run(changed, backend))
     return _run(call, backend)
 
 
 def _run(call: Call, backend: str | None) -> Tensor:
-    call = call.trimmed()
+    if shared_pairs.is_one_sequence(call):
+        return shared_pairs.run(call, lambda joined: _run(joined, backend))
+    call = shared_pairs.expanded(call).trimmed()
     return choose_backend(call, backend).run(call)
 
 

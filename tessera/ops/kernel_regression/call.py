@@ -45,8 +45,8 @@ class Call:
     def _check_tensors(self) -> None:
         q, k, v = tensors = self.query, self.key, self.value
         agree = q.dim() == k.dim() == v.dim() == 4 and q.shape[-1] == k.shape[-1] and k.shape[:3] == v.shape[:3]
-        if not agree or q.shape[:2] != k.shape[:2]:
-            expected = "(B, H, T, K), (B, H, N, K) and (B, H, N, V)"
+        if not agree or q.shape[1] != k.shape[1] or k.shape[0] not in (1, q.shape[0]):
+            expected = "(B, H, T, K), (B or 1, H, N, K) and (B or 1, H, N, V)"
             shapes = [tuple(tensor.shape) for tensor in tensors]
             expect(False, WHERE, "query, key and value", f"have shapes {expected}", shapes)
         if not (q.dtype == k.dtype == v.dtype and q.is_floating_point()):
@@ -77,7 +77,7 @@ class Call:
             ("query_documents", self.query_documents, self.query),
             ("pair_documents", self.pair_documents, self.key),
         ):
-            shape = (like.shape[0], like.shape[2])
+            shape = (self.query.shape[0], like.shape[2])
             if tuple(documents.shape) != shape or documents.is_floating_point():
                 expect(False, WHERE, name, f"be integers {shape}", f"{documents.dtype} {tuple(documents.shape)}")
 

@@ -135,6 +135,36 @@ def test_one_memory_is_asked_by_many():
         close(together[i : i + 1], model(questions[i : i + 1], memory_state=state).logits)
 
 
+@pytest.mark.parametrize("steps", [6, 11])  # within the open segment; past its end, where the memory is written
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_memory_that_is_shared_is_one_repeated_for_each(kind, steps):
+    """Logits, memories behind, and gradients; a row of memory serves three consecutive rows of text."""
+    model, questions = make(kind), tokens(6, steps)
+    memory = model(tokens(2, 19)).memory_state
+    shared = memory.map(lambda tensor: tensor.clone().requires_grad_() if tensor.is_floating_point() else tensor)
+    repeated = memory.map(lambda tensor: tensor.clone().requires_grad_() if tensor.is_floating_point() else tensor)
+    one = model(questions, memory_state=shared, use_cache=True)
+    other = model(questions, memory_state=repeated.repeat_batch(3), use_cache=True)
+    close(one.logits, other.logits)
+    same_memory(one.memory_state.for_batch(6), other.memory_state)
+    grads = [
+        torch.autograd.grad(result.logits.square().sum(), [t for t in state.tensors().values() if t.requires_grad])
+        for result, state in ((one, shared), (other, repeated))
+    ]
+    for actual, expected in zip(*grads):
+        close(actual, expected)
+    assert any(bool(grad.abs().max() > 0) for grad in grads[0])
+    order = torch.tensor([5, 0, 0, 3])
+    after = tokens(4, 9)
+    ahead = [model(after, past_key_values=result.past_key_values.select_batch(order)) for result in (one, other)]
+    close(ahead[0].logits, ahead[1].logits)
+    same_memory(ahead[0].memory_state, ahead[1].memory_state)
+    twice = one.past_key_values.repeat_batch(2), other.past_key_values.repeat_batch(2)
+    after = tokens(12, 9)
+    asked = [model(after, past_key_values=cache).logits for cache in twice]
+    close(asked[0], asked[1])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_truncation_lets_gradients_through_the_last_segments_only(kind):
     model, ids = make(kind), tokens(1, 32)
@@ -262,5 +292,5 @@ def test_memories_of_other_models_are_refused():
         model(ids, memory_state=make("rmt")(ids).memory_state)
     with pytest.raises(TesseraError, match="same sizes"):
         model(ids, memory_state=make(num_rolls=2)(ids).memory_state)
-    with pytest.raises(TesseraError, match="1 or 3 rows"):
+    with pytest.raises(TesseraError, match="hold 3 rows, or a number of which that is a multiple; got 2"):
         model(ids, memory_state=model(ids[:2]).memory_state)

@@ -1,0 +1,57 @@
+"""Pairs that all sequences of a batch share, such as the slots of a persistent memory."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tessera.ops.kernel_regression import fused
+from tessera.ops.kernel_regression.call import Call
+
+SHORT = 16  # steps, up to which kernels without fused attention gain from it too: their blocks hold 128 queries
+
+
+def is_one_sequence(call: Call) -> bool:
+    """Whether sequences share all pairs, and their queries should be asked as those of one.
+
+    That saves the gradients of B copies of the pairs. PyTorch's fused attention goes backward with one thread for each
+    sequence and head, and Triton's kernels with one program for each head and block of pairs: so on CPUs alone, and
+    with as many heads as threads. Queries must be equal but for their place: no window, no documents, no scale that
+    differs from step to step.
+    """
+    query = call.query
+    if torch.compiler.is_compiling() or query.device.type != "cpu" or 1 in (query.shape[0], query.shape[2]):
+        return False
+    if query.dtype not in (torch.float32, torch.float64):  # narrower ones have products of their own, over all sequences
+        return False
+    if any(pairs.shape[0] != 1 and pairs.stride(0) != 0 for pairs in (call.key, call.value)):
+        return False
+    if fused.unsupported_reason(call) is not None and query.shape[2] > SHORT:
+        return False
+    if call.window is not None or call.pair_documents is not None:
+        return False
+    scales = [scale for scale in (call.slope, call.intercept) if scale is not None]
+    per_head = all(scale.dim() == 0 or (scale.shape[-1] == 1 and _batch_of(scale) == 1) for scale in scales)
+    return per_head and query.shape[1] >= torch.get_num_threads()
+
+
+def run(call: Call, answers: Callable[[Call], Tensor]) -> Tensor:
+    """`answers` of the queries of all sequences as one: (B, H, T, V)."""
+    batch, _, steps, _ = call.query.shape
+    query = call.query.transpose(0, 1).flatten(1, 2)[None]
+    joined = replace(call, query=query, key=call.key[:1], value=call.value[:1])
+    return answers(joined)[0].unflatten(1, (batch, steps)).transpose(0, 1)
+
+
+def expanded(call: Call) -> Call:
+    """The same call with pairs for each sequence, without a copy."""
+    batch = call.query.shape[0]
+    if call.key.shape[0] == batch:
+        return call
+    key, value = (pairs.expand(batch, -1, -1, -1) for pairs in (call.key, call.value))
+    return replace(call, key=key, value=value)
+
+
+def _batch_of(scale: Tensor) -> int:
+    return scale.shape[0] if scale.dim() == 3 else 1

@@ -1,0 +1,85 @@
+"""Pairs that all sequences share are those pairs given to each: output and all gradients."""
+
+import pytest
+import torch
+
+from tessera.errors import TesseraError
+from tessera.kernels import NormalizedReLU
+from tessera.ops.kernel_regression import Window, intercepted, kernel_regression, shared_pairs
+from tests.kernels.contract import all_kernels, identifier
+from tests.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64, assert_within
+
+B, H, N, K, V = 3, 4, 20, 6, 5
+
+
+def tensors(steps, dtype=torch.float64):
+    query, key = torch.randn(B, H, steps, K, dtype=dtype), torch.randn(1, H, N, K, dtype=dtype)
+    query, key = (torch.nn.functional.normalize(one, dim=-1) for one in (query, key))
+    slope = torch.rand(H, 1, dtype=dtype) + 2.0
+    return [one.requires_grad_() for one in (query, key, torch.randn(1, H, N, V, dtype=dtype), slope)]
+
+
+def regress(parts, given_to_each, **options):
+    query, key, value, slope = parts
+    if given_to_each:
+        key, value = key.expand(B, -1, -1, -1), value.expand(B, -1, -1, -1)
+    answer = kernel_regression(query, key, value, slope=slope, **options)
+    return [answer, *torch.autograd.grad(answer.square().sum(), parts)]
+
+
+@pytest.mark.parametrize("steps", [1, 5, shared_pairs.SHORT + 1])
+@pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
+def test_equal_to_pairs_for_each(kernel, steps):
+    parts = tensors(steps)
+    # The normalised ReLU divides by a sum that may be as small as 1e-3 here.
+    relative = 1e-8 if isinstance(kernel, NormalizedReLU) else REORDERED_FLOAT64
+    assert_within(regress(parts, False, kernel=kernel), regress(parts, True, kernel=kernel), relative)
+
+
+@pytest.mark.parametrize("steps", [5, 40])
+def test_fused_attention(steps):
+    """Float32, which PyTorch's fused attention takes."""
+    single = tensors(steps, torch.float32)
+    double = [part.detach().double().requires_grad_() for part in single]
+    actual = regress(single, False, kernel="gaussian")
+    assert_within(actual, regress(double, True, kernel="gaussian"), 10 * REORDERED_FLOAT32)
+
+
+def test_what_differs_between_sequences_or_steps_is_kept():
+    parts = tensors(5)
+    documents = {
+        "query_documents": torch.tensor([[0] * 5, [1] * 5, [0, 0, 1, 1, 1]]),
+        "pair_documents": torch.arange(N).expand(B, -1) % 2,
+    }
+    for options in ({"window": Window()}, documents, {"intercept": torch.rand(B, H, 1).double()}):
+        actual, expected = (regress(parts, each, kernel="epanechnikov", **options) for each in (False, True))
+        assert_within(actual, expected, REORDERED_FLOAT64)
+
+
+def test_it_is_asked_as_one_sequence_where_that_is_cheaper(monkeypatch):
+    """Not for few heads on many threads, and not for kernels whose blocks are full with each sequence alone."""
+    asked = []
+    run = shared_pairs.run
+    monkeypatch.setattr(shared_pairs, "run", lambda call, answers: asked.append(call.query.shape) or run(call, answers))
+    regress(tensors(40), False, kernel="gaussian")
+    regress(tensors(5), False, kernel="epanechnikov")
+    assert len(asked) == 2
+    regress(tensors(40), False, kernel="epanechnikov")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: H + 1)
+    regress(tensors(40), False, kernel="gaussian")
+    assert len(asked) == 2
+
+
+def test_an_interceptor_sees_pairs_for_each():
+    shapes = []
+    parts = tensors(5)
+    with intercepted(lambda call, run: shapes.append((call.query.shape, call.key.shape)) or run(call)):
+        seen = regress(parts, False, kernel="gaussian")
+    assert shapes == [((B, H, 5, K), (B, H, N, K))]
+    assert torch.equal(seen[0], regress(parts, False, kernel="gaussian")[0])
+
+
+def test_pairs_of_another_batch_are_refused():
+    query, key, value, slope = tensors(5)
+    with pytest.raises(TesseraError, match=r"\(B or 1, H, N, K\)"):
+        kernel_regression(query, key.expand(2, -1, -1, -1), value.expand(2, -1, -1, -1), kernel="gaussian", slope=slope)
