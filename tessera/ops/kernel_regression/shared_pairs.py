@@ -23,7 +23,7 @@ def is_one_sequence(call: Call) -> bool:
     query = call.query
     if torch.compiler.is_compiling() or query.device.type != "cpu" or 1 in (query.shape[0], query.shape[2]):
         return False
-    if query.dtype not in (torch.float32, torch.float64):  # narrower ones have products of their own, over all sequences
+    if query.dtype not in (torch.float32, torch.float64):  # narrower ones have an implementation over all sequences
         return False
     if any(pairs.shape[0] != 1 and pairs.stride(0) != 0 for pairs in (call.key, call.value)):
         return False
