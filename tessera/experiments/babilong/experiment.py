@@ -10,7 +10,7 @@ import torch
 
 from tessera.evaluation.questions import right_answers
 from tessera.experiments.babilong import report
-from tessera.experiments.babilong.models import LAST_SEGMENT, NAMES
+from tessera.experiments.babilong.models import GATED, LAST_SEGMENT, NAMES
 from tessera.experiments.babilong.settings import BUDGETS, PUBLISHED_SHARE, SHORTEST_STORY, BabilongSettings
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.models.sizes import num_parameters
@@ -34,13 +34,14 @@ class BabilongExperiment(Experiment):
     models = tuple(NAMES)
 
     def runs(self, selection: RunSelection) -> list[Run]:
-        """QA1 of all models first; the other kinds for the first model."""
+        """QA1 of all models first; the other kinds for the model that is best at it, else for the first."""
         budget = BUDGETS[selection.budget]
         names = self.select_models("reproduce babilong", selection, budget.models)
         runs = []
         for seed in range(selection.seeds or budget.seeds):
             runs += [budget.run(name, budget.kinds[0], seed) for name in names]
-            runs += [budget.run(names[0], kind, seed) for kind in budget.kinds[1:]]
+            best = GATED if GATED in names else names[0]
+            runs += [budget.run(best, kind, seed) for kind in budget.kinds[1:]]
         return runs
 
     def execute(self, run: Run, context: RunContext) -> dict[str, Any]:

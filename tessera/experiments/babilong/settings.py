@@ -1,6 +1,7 @@
 """What each budget trains: a recipe for each model and kind of question, and the lengths that are measured."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.experiments.babilong.models import GATED, LAST_SEGMENT, NAMES, WHOLE_TEXT, section
@@ -54,6 +55,7 @@ class Budget:
         stages: (segments, steps) of each stage; the first learns at `rate`, the others at half of it.
         memory_steps: of a stage between the first, if that has one segment, and the second: one whole segment, asked
             from memory alone.
+        slow_kinds: kind of question -> steps of the first stage and of the one from memory, where it takes more.
         gated_stages: (segments, steps, cost of writes) of the further stages of the model whose strengths reach 0.
         gated_backprop: segments at the end of their texts that gradients flow through. gated_lookalikes: share of their
             noise that words of stories replace.
@@ -78,6 +80,7 @@ class Budget:
     seeds: int
     early_questions: int = 1
     memory_steps: int = 0
+    slow_kinds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     gated_stages: tuple[tuple[int, int, float], ...] = ()
     gated_backprop: int = 8
     gated_lookalikes: float = 0.05
@@ -130,6 +133,7 @@ class Budget:
         Stages whose contexts do not hold the shortest stories are left out; a context of several segments may end
         right behind the last border between them.
         """
+        first_steps, memory_steps = self.slow_kinds.get(kind, (None, self.memory_steps))
         fewest = 2 if self.stages[0][0] == 1 else 1
         while not self._holds_a_story(fewest, kind):
             fewest += 1
@@ -138,12 +142,14 @@ class Budget:
             if length < fewest and not (length == 1 and self._holds_a_story(1, kind)):
                 continue
             rate = self.rate if not stages else self.rate / 2
+            if not stages and first_steps is not None:
+                steps = first_steps
             stage: dict[str, Any] = {"length": length, "steps": steps, "learning_rate": rate, "target": self.target}
             if length > 1 and fewest > 1:
                 stage["min_length"] = fewest
             stages.append(stage)
-            if length == 1 and self.memory_steps:
-                alone = {"steps": self.memory_steps, "learning_rate": self.rate / 2, "from_memory": True}
+            if length == 1 and memory_steps:
+                alone = {"steps": memory_steps, "learning_rate": self.rate / 2, "from_memory": True}
                 stages.append({**stage, **alone})
         stages[-1]["target"] = 2.0  # all of its steps
         for length, steps, cost in self.gated_stages if model == GATED else ():  # gates need all steps to close
@@ -194,6 +200,7 @@ CPU = Budget(
     questions=4,
     early_questions=4,
     memory_steps=300,
+    slow_kinds={"qa4": (1000, 600)},
     gated_stages=((32, 50, 0.2), (32, 50, 0.7), (32, 150, 2.0)),
     target=0.95,
     measured=(2, 4, 8, 16, 64, 256, 1024, 4096, 15625),
