@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tessera.cli.arguments import standard_input
-from tessera.cli.generate import add_sampling, sampling_of
+from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
 from tessera.data.sources import STORIES
 from tessera.errors import TesseraError, expect
 
@@ -71,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     expect(arguments.text is not None or not arguments.plant, "ask", "--plant", "come with --text", "no --text")
     file = None if arguments.text is None else text_file(arguments.text)
     model, tokenizer = segmented_model(arguments.model, "ask"), load_tokenizer(arguments.model)
+    _refuse_ignored(arguments, tokenizer)
     if file is None:
         memory = stored_memory(model, arguments.memory, "ask")
     else:
@@ -102,6 +103,7 @@ def _score(arguments: argparse.Namespace) -> int:
     expect(not others, "ask", "--samples", "come without questions, texts and memories", " and ".join(others))
     samples = read_samples(Path(arguments.samples))
     model, tokenizer = segmented_model(arguments.model, "ask"), load_tokenizer(arguments.model)
+    _refuse_ignored(arguments, tokenizer)
     answers = sorted({sample.target for sample in samples})
     sampling = sampling_of(arguments)
     bar = tqdm(samples, desc="samples", disable=not sys.stderr.isatty())
@@ -110,6 +112,13 @@ def _score(arguments: argparse.Namespace) -> int:
     print(f"exact match      {100 * sum(one.exact for one in scores) / len(scores):5.1f}")
     print(f"benchmark's rule {100 * sum(one.published for one in scores) / len(scores):5.1f}")
     return 0
+
+
+def _refuse_ignored(arguments: argparse.Namespace, tokenizer: "PreTrainedTokenizerFast") -> None:
+    from tessera.generation.answering import answers_questions
+
+    if answers_questions(tokenizer):
+        refuse_sampling(arguments, "ask", "this model answers questions, with its likeliest word")
 
 
 def text_file(name: str) -> Path:

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
             value = getattr(arguments, option)
             name = "--" + option.replace("_", "-")
             expect(value in (None, []), "eval", name, f"be left out {unless}", value)
-    expect(arguments.average is None or arguments.plot, "eval", "--plot", "name a file for --average", None)
+    expect(arguments.average is None or arguments.plot, "eval", "--plot", "name a file for --average", "none")
     if arguments.plot:
         expect_writable(Path(arguments.plot), "eval", "--plot")
     if arguments.tasks:

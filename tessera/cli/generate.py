@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from tessera.cli.arguments import positive_int, probability, seed, temperature, whole_number
-from tessera.errors import TesseraError
+from tessera.errors import TesseraError, expect
 from tessera.files import expect_writable, write_text_atomically, writing
 
 
@@ -50,6 +50,15 @@ def add_sampling(parser: argparse.ArgumentParser, max_new_tokens: int, default_t
         "--num-beams", type=positive_int, default=1, help="beam search of this width (printed at the end)"
     )
     parser.add_argument("--seed", type=seed, default=0, help="seed of the sampling (default: 0)")
+    options = ("max_new_tokens", "temperature", "top_k", "top_p", "num_beams")
+    parser.set_defaults(sampling_defaults={name: parser.get_default(name) for name in options})
+
+
+def refuse_sampling(arguments: argparse.Namespace, where: str, why: str) -> None:
+    """Raise `TesseraError` for an option of `add_sampling` that would be ignored, but for the seed."""
+    for name, default in arguments.sampling_defaults.items():
+        value = getattr(arguments, name)
+        expect(value == default, where, "--" + name.replace("_", "-"), f"be left out: {why}", value)
 
 
 def sampling_of(arguments: argparse.Namespace):

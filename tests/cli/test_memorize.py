@@ -221,6 +221,8 @@ def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path):
     status, out, err = tessera("ask", tmp_path / "run", "Where is Bob or Eve?", "--text", book)
     assert (status, len(out.splitlines())) == (0, 1)
     assert "ask: the model knows no word Bob, Eve" in err
+    status, _, err = tessera("ask", tmp_path / "run", "Where is Mary?", "--text", book, "--temperature", 0.5)
+    assert (status, "--temperature must be left out: this model answers questions" in err) == (2, True)
     text = book.read_text()
     plain = tessera("ask", tmp_path / "run", "Where is Mary?", "--text", book)[1].split()[0]
     rows = [{"input": text, "question": "Where is Mary?", "target": target} for target in (plain, plain, "nowhere")]
