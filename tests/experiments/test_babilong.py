@@ -29,11 +29,11 @@ def test_every_recipe_is_one_that_tessera_train_takes(budget):
                     data.require(stage)
 
 
-def test_the_recipe_that_ships_is_the_run_of_qa1():
-    settings = CPU.run("armt_mosaic", "qa1", 0).configuration
-    shipped, plan = read_recipe("armt-babilong-qa1"), settings.plan()
+@pytest.mark.parametrize(("recipe", "model"), [("armt-babilong-qa1", "armt_mosaic"), ("armt-babilong-qa1-long", GATED)])
+def test_the_recipes_that_ship_are_the_runs_of_qa1(recipe, model):
+    shipped, plan = read_recipe(recipe), CPU.run(model, "qa1", 0).configuration.plan()
     training = replace(plan.training, steps=plan.training.curriculum_steps)  # as a recipe file's section has it
-    assert replace(plan, name="armt-babilong-qa1", training=training) == shipped
+    assert replace(plan, name=recipe, training=training) == shipped
 
 
 def test_gates_close_in_further_stages_of_rising_cost():
