@@ -9,7 +9,7 @@ memory: one does not know of the others. --plant hides sentences in the text bef
 --interactive reads questions line by line from standard input, until its end.
 
 --samples scores the model on a file of the public BABILong benchmark, such as qa1/4k.json: the share of right answers
-by the paper's exact match and by the benchmark's own rule.
+by the paper's exact match and by the benchmark's own rule, which looks for the answers that the file holds.
 """
 
 import argparse
@@ -98,13 +98,15 @@ def _score(arguments: argparse.Namespace) -> int:
     from tessera.generation.sample_scores import is_right
     from tessera.models.loading import load_tokenizer
     from tessera.tasks.babilong.public_files import read_samples
+    from tessera.tasks.babilong.scorer import subtargets
 
-    others = [name for name in ("questions", "memory", "text", "plant", "interactive") if getattr(arguments, name)]
+    others = [name for name in ("memory", "text") if getattr(arguments, name) is not None]
+    others += [name for name in ("questions", "plant", "interactive") if getattr(arguments, name)]
     expect(not others, "ask", "--samples", "come without questions, texts and memories", " and ".join(others))
     samples = read_samples(Path(arguments.samples))
     model, tokenizer = segmented_model(arguments.model, "ask"), load_tokenizer(arguments.model)
     _refuse_ignored(arguments, tokenizer)
-    answers = sorted({sample.target for sample in samples})
+    answers = {answer for sample in samples for answer in subtargets(sample.target)}
     sampling = sampling_of(arguments)
     bar = tqdm(samples, desc="samples", disable=not sys.stderr.isatty())
     scores = [is_right(model, tokenizer, sample, answers, sampling) for sample in bar]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tessera.errors import expect
 from tessera.models.recurrence.state import MemoryState
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.question_answering import QuestionBatch
@@ -39,6 +40,8 @@ def answer_loss(model: nn.Module, batch: QuestionBatch, backprop_segments: int |
         total = _summed_loss(model, questions.flatten(0, 1), labels.flatten(0, 1), place)
         count = (labels != IGNORED).sum()
         if early is not None and batch.early_questions is not None and batch.early_labels is not None:
+            segments, read = batch.early_questions.shape[1], early.batch_size // len(contexts)
+            expect(segments == read, "answer_loss", "early_questions", f"be of the {read} segments read", segments)
             rows, row_labels = (
                 part.to(contexts.device).transpose(0, 1).flatten(0, 2)  # segment, context, question
                 for part in (batch.early_questions, batch.early_labels)

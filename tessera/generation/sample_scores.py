@@ -1,7 +1,7 @@
 """Whether a model answers a sample of the public BABILong benchmark, by the paper's rule and by the benchmark's."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from tessera.generation.answering import answer, answers_questions
@@ -26,7 +26,7 @@ def is_right(
     model: SegmentedForCausalLM,
     tokenizer: "PreTrainedTokenizerFast",
     sample: TextSample,
-    answers: Sequence[str],
+    answers: Collection[str],
     sampling: Sampling,
 ) -> Right:
     """Read the sample's text, ask its question in a segment of its own, and compare.

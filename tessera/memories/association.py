@@ -96,12 +96,13 @@ class AssociationMemory(nn.Module):
         A state of fewer rows is shared: each of its rows answers B / rows consecutive rows of `hidden`, read as one
         text, so that neither A nor its gradient is copied for each.
         """
-        rows = state.matrix.shape[0]
-        if rows != hidden.shape[0]:
-            together = hidden.unflatten(0, (rows, -1))
-            return self(together.flatten(1, 2), state).unflatten(1, together.shape[1:3]).flatten(0, 1)
         query = dpfp(self.query(hidden), self.num_rolls)
-        return read_association(state.matrix, state.normaliser, query, eps=self.eps)
+        rows = state.matrix.shape[0]
+        if rows == hidden.shape[0]:
+            return read_association(state.matrix, state.normaliser, query, eps=self.eps)
+        groups = query.unflatten(0, (rows, -1))
+        answers = read_association(state.matrix, state.normaliser, groups.flatten(1, 2), eps=self.eps)
+        return answers.unflatten(1, groups.shape[1:3]).flatten(0, 1)
 
     def write(self, tokens: Float[Tensor, "B M V"], state: AssociationState) -> AssociationState:
         """The state after the memory tokens' outputs `tokens` (B, M, V) were written."""

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tessera.experiments.babilong.experiment import LastSegment
+from tessera.experiments.babilong.experiment import BabilongExperiment, LastSegment
 from tessera.experiments.babilong.models import GATED, NAMES, WHOLE_TEXT
 from tessera.experiments.babilong.settings import BUDGETS, CPU
+from tessera.experiments.experiment import RunSelection
 from tessera.models.sizes import count_parameters
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.training.curriculum import Stage
@@ -34,6 +35,19 @@ def test_the_recipes_that_ship_are_the_runs_of_qa1(recipe, model):
     shipped, plan = read_recipe(recipe), CPU.run(model, "qa1", 0).configuration.plan()
     training = replace(plan.training, steps=plan.training.curriculum_steps)  # as a recipe file's section has it
     assert replace(plan, name=recipe, training=training) == shipped
+
+
+def test_other_kinds_are_read_by_the_gated_model_and_qa4_learns_longer_first():
+    runs = BabilongExperiment().runs(RunSelection("cpu", seeds=1))
+    others = [run for run in runs if run.configuration.kind != "qa1"]
+    assert {run.configuration.model for run in others} == {GATED}
+    steps = {
+        run.configuration.kind: [one["steps"] for one in run.configuration.recipe["training"]["curriculum"]][:2]
+        for run in runs
+        if run.configuration.model == GATED
+    }
+    assert steps["qa1"] == [CPU.stages[0][1], CPU.memory_steps]
+    assert steps["qa4"] == list(CPU.slow_kinds["qa4"]) != steps["qa1"]
 
 
 def test_gates_close_in_further_stages_of_rising_cost():

@@ -34,7 +34,7 @@ class BabilongExperiment(Experiment):
     models = tuple(NAMES)
 
     def runs(self, selection: RunSelection) -> list[Run]:
-        """QA1 of all models first; the other kinds for the model that is best at it, else for the first."""
+        """QA1 of all models first; the other kinds for the model that is best in long texts, else the first."""
         budget = BUDGETS[selection.budget]
         names = self.select_models("reproduce babilong", selection, budget.models)
         runs = []

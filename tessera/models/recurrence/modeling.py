@@ -223,7 +223,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         expect(is_state, type(self).__name__, "memory_state", f"be {self.state_class.__name__}", type(state).__name__)
         state.expect_fits(self.empty_memory(1), type(self).__name__)
         fits = state.batch_size > 0 and batch % state.batch_size == 0
-        rows = f"hold {batch} rows, or a number of which that is a multiple"
+        rows = f"have a number of rows that divides {batch}, the rows of input_ids"
         expect(fits, type(self).__name__, "memory_state", rows, state.batch_size)
         return state
 

@@ -56,7 +56,7 @@ class MemoryState(State):
         return self.map(lambda tensor: tensor.repeat_interleave(times, 0))
 
     def for_batch(self, rows: int) -> Self:
-        """Repeated to `rows` rows, of which `batch_size` must be a divisor; itself where it has them."""
+        """This state with `rows` rows, each of its own repeated equally often; `rows` must be a multiple of them."""
         return self if self.batch_size == rows else self.repeat_batch(rows // self.batch_size)
 
     @classmethod

@@ -1,5 +1,7 @@
 """Kernel regression over a window of stored pairs: the one operation that every memory of the library performs."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -48,7 +50,7 @@ def kernel_regression(
 
     Args:
         query: (B, H, T, K). key: (B, H, N, K). value: (B, H, N, V). Of pairs that all sequences share, key and value
-            may have 1 in place of B: the gradients of B copies would cost more than the rest.
+            may have 1 in place of B, so that no gradients of B copies are computed.
         kernel: the similarity kernel or its name (see `kernel_from_config`); `slope` and `intercept` (numbers, or
             broadcastable to (B, H, T)) are its `affine` of the inverse bandwidth beta = 1 / h^2.
         query_offset: query j stands at position `query_offset + j`, pair i at position i.
@@ -74,9 +76,16 @@ def kernel_regression(
         query, key, value, kernel, slope, intercept, window, query_offset, query_documents, pair_documents, dropout
     )
     call.check()
-    if interception.is_active():
-        return interception.run_intercepted(shared_pairs.expanded(call), lambda changed: _run(changed, backend))
-    return _run(call, backend)
+    if not interception.is_active():
+        return _run(call, backend)
+    seen = shared_pairs.expanded(call)
+
+    def run(changed: Call) -> Tensor:
+        if changed.key is seen.key and changed.value is seen.value:  # shared as before: the same numbers, bit for bit
+            changed = replace(changed, key=key, value=value)
+        return _run(changed, backend)
+
+    return interception.run_intercepted(seen, run)
 
 
 def _run(call: Call, backend: str | None) -> Tensor:

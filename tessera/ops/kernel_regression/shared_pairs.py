@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tessera.devices import device_type, is_imagined
 from tessera.ops.kernel_regression import fused
 from tessera.ops.kernel_regression.call import Call
 
@@ -17,15 +18,15 @@ def is_one_sequence(call: Call) -> bool:
 
     That saves the gradients of B copies of the pairs. PyTorch's fused attention goes backward with one thread for each
     sequence and head, and Triton's kernels with one program for each head and block of pairs: so on CPUs alone, and
-    with as many heads as threads. Queries must be equal but for their place: no window, no documents, no scale that
-    differs from step to step.
+    with as many heads as threads. All queries must see the same pairs with the same scale: no window, no documents,
+    no scale that differs from step to step.
     """
     query = call.query
-    if torch.compiler.is_compiling() or query.device.type != "cpu" or 1 in (query.shape[0], query.shape[2]):
+    if torch.compiler.is_compiling() or device_type(query) != "cpu" or 1 in (query.shape[0], query.shape[2]):
         return False
     if query.dtype not in (torch.float32, torch.float64):  # narrower ones have an implementation over all sequences
         return False
-    if any(pairs.shape[0] != 1 and pairs.stride(0) != 0 for pairs in (call.key, call.value)):
+    if call.key.shape[0] != 1:
         return False
     if fused.unsupported_reason(call) is not None and query.shape[2] > SHORT:
         return False
@@ -33,15 +34,15 @@ def is_one_sequence(call: Call) -> bool:
         return False
     scales = [scale for scale in (call.slope, call.intercept) if scale is not None]
     per_head = all(scale.dim() == 0 or (scale.shape[-1] == 1 and _batch_of(scale) == 1) for scale in scales)
-    return per_head and query.shape[1] >= torch.get_num_threads()
+    # An imagined CPU has the threads of no machine in particular.
+    return per_head and (is_imagined() or query.shape[1] >= torch.get_num_threads())
 
 
 def run(call: Call, answers: Callable[[Call], Tensor]) -> Tensor:
     """`answers` of the queries of all sequences as one: (B, H, T, V)."""
     batch, _, steps, _ = call.query.shape
     query = call.query.transpose(0, 1).flatten(1, 2)[None]
-    joined = replace(call, query=query, key=call.key[:1], value=call.value[:1])
-    return answers(joined)[0].unflatten(1, (batch, steps)).transpose(0, 1)
+    return answers(replace(call, query=query))[0].unflatten(1, (batch, steps)).transpose(0, 1)
 
 
 def expanded(call: Call) -> Call:

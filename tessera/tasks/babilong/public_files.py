@@ -22,17 +22,23 @@ def read_samples(path: Path) -> list[TextSample]:
     """The samples of a file: a JSON list of rows, or JSON lines, with the texts `input`, `question` and `target`.
 
     Raises:
-        TesseraError: the file is missing or no JSON, a row lacks a field, or there is no row.
+        TesseraError: the file is missing or no JSON, a row lacks one of the texts, or there is no row.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
+        # Not splitlines: a string may hold other separators of lines, such as U+2028.
         is_list = text.lstrip().startswith("[")
-        rows = json.loads(text) if is_list else [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
+        rows = json.loads(text) if is_list else [json.loads(line) for line in text.split("\n") if line.strip()]
+    except (OSError, ValueError, RecursionError) as error:
         raise TesseraError(f"{path}: must be a JSON list or JSON lines of samples; got {error}.") from None
     for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in FIELDS):
-            raise TesseraError(f"{path}: row {number} must hold the texts {', '.join(FIELDS)}; got {str(row)[:80]}.")
+        if not isinstance(row, dict) or not all(_is_text(row.get(name)) for name in FIELDS):
+            raise TesseraError(f"{path}: row {number} must hold the texts {', '.join(FIELDS)}; got {repr(row)[:80]}.")
     if not rows:
         raise TesseraError(f"{path}: must hold at least one sample; got none.")
     return [TextSample(*(row[name] for name in FIELDS)) for row in rows]
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a string with something in it that can be written as UTF-8 (a lone surrogate cannot)."""
+    return isinstance(value, str) and bool(value.strip()) and not any("\ud800" <= one <= "\udfff" for one in value)

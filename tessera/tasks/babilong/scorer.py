@@ -1,7 +1,7 @@
 """Right or wrong: the paper's exact match, and the scorer of the public benchmark."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 
 
 def exact_match(output: str, target: str) -> bool:
@@ -9,15 +9,21 @@ def exact_match(output: str, target: str) -> bool:
     return output.strip().lower() == target.strip().lower()
 
 
-def published_match(output: str, question: str, target: str, labels: Sequence[str]) -> bool:
-    """The public benchmark's rule (Kuratov et al. 2024): its labels must be the target's and no others.
+def subtargets(target: str) -> list[str]:
+    """The answers that a target lists: "apple,milk" has two; targets of up to three characters ("n,e") are one."""
+    target = target.strip().lower()
+    return [part.strip() for part in target.split(",")] if len(target) > 3 else [target]
 
-    Counted are the labels in the first sentence of the lower-case output that the question does not name itself.
+
+def published_match(output: str, question: str, target: str, labels: Collection[str]) -> bool:
+    """The public benchmark's rule (Kuratov et al. 2024): the labels that are named must be the target's and no others.
+
+    Counted are the labels that stand, in any case and also inside of words, in the output up to its first full stop
+    (and to `<context>` or `<example>`), but not those that the question names.
     """
-    first = re.split(r"[.\n]", output.lower().strip(), maxsplit=1)[0]
+    first = re.split(r"\.|<context>|<example>", output.lower(), maxsplit=1)[0]
 
     def named(text: str) -> set[str]:
-        return {label for label in labels if re.search(rf"\b{re.escape(label.lower())}\b", text.lower())}
+        return {label for label in (one.strip().lower() for one in labels) if label in text.lower()}
 
-    targets = {part.strip().lower() for part in target.split(",")}
-    return named(first) - named(question) == targets
+    return named(first) - named(question) == set(subtargets(target))

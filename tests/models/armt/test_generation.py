@@ -60,6 +60,27 @@ def test_uneven_beams():
     assert torch.equal(model.generate(ids, **options), model.generate(ids, use_cache=False, **options))
 
 
+def test_beams_of_several_prompts_keep_their_own_memories():
+    model, prompts = make(), tokens(2, 5)
+    memory = model(tokens(2, 19)).memory_state
+    options = {"num_beams": 3, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    together = model.generate(prompts, memory_state=memory, attention_mask=prompts > 0, **options)
+    alone = [
+        model.generate(
+            prompts[i : i + 1],
+            memory_state=memory.select_batch(torch.tensor([i])),
+            attention_mask=prompts[i : i + 1] > 0,
+            **options,
+        )
+        for i in range(2)
+    ]
+    assert torch.equal(together, torch.cat(alone))
+    swapped = model.generate(
+        prompts, memory_state=memory.select_batch(torch.tensor([1, 0])), attention_mask=prompts > 0, **options
+    )
+    assert not torch.equal(together, swapped), "or this test shows nothing"
+
+
 def test_generation_after_a_stored_memory():
     model, text, prompt = make(), tokens(2, 16), tokens(2, 3)
     state = model(text).memory_state

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tessera.errors import TesseraError
+from tessera.memories import association
 from tessera.models.recurrence import random_segments, read_stream, read_streams
 from tessera.models.recurrence.base import layer_list
 from tessera.models.recurrence.segment_runner import SegmentRunner
@@ -133,6 +134,27 @@ def test_one_memory_is_asked_by_many():
     together = model(questions, memory_state=state).logits
     for i in range(4):
         close(together[i : i + 1], model(questions[i : i + 1], memory_state=state).logits)
+
+
+def test_a_shared_memory_is_read_once_and_not_copied():
+    """Three questions to each of two memories are one reading of two rows; a hook sees all six."""
+    model, memory = make(), make()(tokens(2, 19)).memory_state
+    shapes, seen = [], []
+    read = association.read_association
+
+    def watched(matrix, normaliser, query, **options):
+        shapes.append((len(matrix), tuple(query.shape[:2])))
+        return read(matrix, normaliser, query, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(association, "read_association", watched)
+        hook = model.memories[0].register_forward_hook(
+            lambda module, args, output: seen.append(tuple(output.shape[:2]))
+        )
+        model(tokens(6, 5), memory_state=memory, use_cache=True)
+        hook.remove()
+    assert shapes == [(2, (2, 15))] * len(model.memories)
+    assert seen == [(6, 5)]
 
 
 @pytest.mark.parametrize("steps", [6, 11])  # within the open segment; past its end, where the memory is written
@@ -292,5 +314,5 @@ def test_memories_of_other_models_are_refused():
         model(ids, memory_state=make("rmt")(ids).memory_state)
     with pytest.raises(TesseraError, match="same sizes"):
         model(ids, memory_state=make(num_rolls=2)(ids).memory_state)
-    with pytest.raises(TesseraError, match="hold 3 rows, or a number of which that is a multiple; got 2"):
+    with pytest.raises(TesseraError, match="a number of rows that divides 3, the rows of input_ids; got 2"):
         model(ids, memory_state=model(ids[:2]).memory_state)

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from tessera import devices
 from tessera.errors import TesseraError
-from tessera.kernels import NormalizedReLU
-from tessera.ops.kernel_regression import Window, intercepted, kernel_regression, shared_pairs
+from tessera.kernels import Gaussian, NormalizedReLU
+from tessera.ops.kernel_regression import Call, Window, intercepted, kernel_regression, shared_pairs
 from tests.kernels.contract import all_kernels, identifier
 from tests.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64, assert_within
 
@@ -22,7 +23,7 @@ def tensors(steps, dtype=torch.float64):
 def regress(parts, given_to_each, **options):
     query, key, value, slope = parts
     if given_to_each:
-        key, value = key.expand(B, -1, -1, -1), value.expand(B, -1, -1, -1)
+        key, value = key.repeat(B, 1, 1, 1), value.repeat(B, 1, 1, 1)
     answer = kernel_regression(query, key, value, slope=slope, **options)
     return [answer, *torch.autograd.grad(answer.square().sum(), parts)]
 
@@ -68,6 +69,36 @@ def test_it_is_asked_as_one_sequence_where_that_is_cheaper(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: H + 1)
     regress(tensors(40), False, kernel="gaussian")
     assert len(asked) == 2
+
+
+def test_copies_without_storage_of_their_own_are_not_taken_for_shared():
+    """The gradient of pairs (B, ...) is that of each sequence, however they lie in memory."""
+    query, key, value, slope = tensors(5)
+    views, copies = (
+        [one.detach() for one in pairs]
+        for pairs in (spread(key, value), (key.repeat(B, 1, 1, 1), value.repeat(B, 1, 1, 1)))
+    )
+    grads = []
+    for pairs in (views, copies):
+        pairs = [one.requires_grad_() for one in pairs]
+        answer = kernel_regression(query, *pairs, kernel="gaussian", slope=slope)
+        grads.append(torch.autograd.grad(answer.square().sum(), pairs))
+    assert_within(*grads, REORDERED_FLOAT64)
+
+
+def test_a_plan_for_a_gpu_does_as_the_gpu(monkeypatch):
+    query, key, value, slope = tensors(5, torch.float32)
+    call = Call(query, key, value, Gaussian(), slope)
+    assert shared_pairs.is_one_sequence(call)
+    monkeypatch.setattr(devices, "_imagined_type", "cuda")
+    assert not shared_pairs.is_one_sequence(call)
+    monkeypatch.setattr(devices, "_imagined_type", "cpu")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: H + 1)
+    assert shared_pairs.is_one_sequence(call), "whatever machine plans"
+
+
+def spread(*pairs):
+    return [one.expand(B, -1, -1, -1) for one in pairs]
 
 
 def test_an_interceptor_sees_pairs_for_each():

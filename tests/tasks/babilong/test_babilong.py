@@ -178,5 +178,27 @@ def test_public_files(tmp_path):
     for name in ("list.json", "lines.json"):
         assert [(one.input, one.target) for one in read_samples(tmp_path / name)] == [("a b", "t")] * 2
     (tmp_path / "bad.json").write_text('[{"input": "a"}]')
-    with pytest.raises(TesseraError, match="row 1 must hold"):
+    (tmp_path / "separator.json").write_text(
+        "\ufeff" + json.dumps({**rows[0], "input": "a\u2028b"}, ensure_ascii=False)
+    )
+    assert read_samples(tmp_path / "separator.json")[0].input == "a\u2028b"
+    for wrong in ({"input": "a"}, {**rows[0], "target": " "}, {**rows[0], "question": "\ud800"}, "a\nb", 3, None):
+        (tmp_path / "bad.json").write_text(json.dumps([wrong]))
+        with pytest.raises(TesseraError, match="row 1 must hold") as caught:
+            read_samples(tmp_path / "bad.json")
+        assert "\n" not in str(caught.value)
+    (tmp_path / "bad.json").write_text("[" * 200_000)
+    with pytest.raises(TesseraError, match="must be a JSON list"):
         read_samples(tmp_path / "bad.json")
+
+
+def test_the_benchmarks_rule_takes_its_own_labels():
+    """Its files write names and lists of things as these."""
+    people = ["Bill", "Fred", "football "]
+    assert published_match("Bill", "Who gave the apple to Fred?", "Bill", people)
+    assert not published_match("Jeff", "Who gave the apple to Fred?", "Bill", people)
+    assert published_match(
+        "the milk, the apple. Bill", "What is Mary carrying?", "apple,milk", ["apple", "milk", "Bill"]
+    )
+    assert not published_match("the milk", "What is Mary carrying?", "apple,milk", ["apple", "milk"])
+    assert published_match("n,e", "How do you go there?", "n,e", ["n,e", "s,w"])
