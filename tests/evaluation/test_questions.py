@@ -77,8 +77,8 @@ class OneWord(nn.Module):
         super().__init__()
         self.word = nn.Parameter(torch.tensor(float(word)))
 
-    def forward(self, input_ids):
-        words = torch.full_like(input_ids, int(self.word))
+    def forward(self, input_ids, logits_to_keep):
+        words = torch.full_like(input_ids[:, -logits_to_keep:], int(self.word))
         return CausalLMOutput(logits=one_hot(words, VOCABULARY).float())
 
 

@@ -10,7 +10,7 @@ import torch
 
 from tessera.evaluation.questions import right_answers
 from tessera.experiments.babilong import report
-from tessera.experiments.babilong.models import GATED, LAST_SEGMENT, NAMES
+from tessera.experiments.babilong.models import GATED, LAST_SEGMENT, NAMES, WHOLE_TEXT
 from tessera.experiments.babilong.settings import BUDGETS, PUBLISHED_SHARE, SHORTEST_STORY, BabilongSettings
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.models.sizes import num_parameters
@@ -22,7 +22,8 @@ from tessera.training.staged_data import StagedQuestions, question_task
 from tessera.training.staged_run import train_stages_of
 from tessera.training.start import starting_model
 
-READ_AT_ONCE = 1 << 22  # tokens of the contexts that are read side by side
+READ_AT_ONCE = 1 << 22  # tokens of the contexts that are read side by side, segment by segment or the last alone
+WHOLE_AT_ONCE = 1 << 18  # by a model that reads the whole text, which it does for each question
 
 
 class BabilongExperiment(Experiment):
@@ -91,7 +92,8 @@ def _measure(model: torch.nn.Module, data: StagedQuestions, settings: BabilongSe
     Facts take at most a fifth of a sample where that holds the shortest stories, else what training allows.
     """
     tokens, count = segments * settings.segment, settings.contexts(segments)
-    together = max(1, min(count, READ_AT_ONCE // tokens))
+    at_once = WHOLE_AT_ONCE // settings.plan().data.questions if settings.model in WHOLE_TEXT else READ_AT_ONCE
+    together = max(1, min(count, at_once // tokens))
     is_long = SHORTEST_STORY[settings.kind] <= PUBLISHED_SHARE * tokens
     stage = Stage(segments, 1, settings={"facts_share": PUBLISHED_SHARE} if is_long else {})
     shares, began = [], time.perf_counter()
