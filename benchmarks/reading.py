@@ -23,7 +23,7 @@ from benchmarks.armt_side import CHUNK, LAYERS, MEMORY_DIM, MEMORY_TOKENS, SEGME
 from tessera.evaluation.provenance import provenance
 from tessera.experiments.tables import markdown
 from tessera.files import write_text_atomically
-from tessera.models.precision import resolve_precision
+from tessera.precision import resolve_precision
 
 LENGTHS = (CHUNK, 10 * CHUNK, 100 * CHUNK)
 # Row -> (process, work, texts).

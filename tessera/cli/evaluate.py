@@ -130,7 +130,7 @@ def _on_harness(folder: str, arguments: argparse.Namespace) -> dict:
     require_harness("eval --tasks")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from tessera.evaluation.harness import TesseraLM, harness_report
-    from tessera.models.precision import resolve_precision
+    from tessera.precision import resolve_precision
 
     dtype = {"bf16": "bfloat16", "fp32": "float32"}[resolve_precision(arguments.precision)]
     switch = "off" if arguments.without_long_term_memory else "on"

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tessera.errors import TesseraError, did_you_mean, expect
 from tessera.evaluation.provenance import provenance
-from tessera.models.precision import autocast, resolve_precision
 from tessera.models.transformer import context_limit
+from tessera.precision import autocast, resolve_precision
 from tessera.tasks.catalogue import TASKS
 from tessera.tasks.task import Estimate, Task, TokenExamples, estimate
 from tessera.typed import from_json

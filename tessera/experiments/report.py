@@ -1,7 +1,9 @@
 """What people look at: figure and tables beside the results, and the tables in the pages of docs/experiments/."""
 
 import re
+import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tessera.errors import TesseraError
 from tessera.experiments import long_term_memory
@@ -29,10 +31,11 @@ def write_report(results: ResultsFile) -> Path:
 
 
 def _plot(experiment: Experiment, records: dict[str, Record], temporary: Path) -> None:
-    # Draw under a name that ends in .png, which is how matplotlib knows the format.
-    image = temporary.with_name(f"{temporary.name}.png")
-    experiment.plot(records, image)
-    image.replace(temporary)
+    # matplotlib knows the format by the name. Beside the results a kill would leave a file that nothing deletes.
+    with TemporaryDirectory() as folder:
+        image = Path(folder) / "figure.png"
+        experiment.plot(records, image)
+        shutil.copyfile(image, temporary)
 
 
 def report_text(results: ResultsFile) -> str:

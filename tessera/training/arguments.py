@@ -9,7 +9,7 @@ import torch
 from transformers import TrainingArguments
 
 from tessera.errors import TesseraError, did_you_mean
-from tessera.models.precision import resolve_precision
+from tessera.precision import resolve_precision
 from tessera.training.sections import Recipe, TrainingSection
 
 

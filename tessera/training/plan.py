@@ -7,8 +7,8 @@ from typing import Any
 
 from tessera.errors import TesseraError
 from tessera.evaluation.accounting import account, training_flops_per_sequence
-from tessera.models.precision import resolve_precision
 from tessera.models.sizes import meta_model
+from tessera.precision import resolve_precision
 from tessera.training.arguments import batch_shape
 from tessera.training.expectation import evaluation_in_steps
 from tessera.training.model_section import untrained_config

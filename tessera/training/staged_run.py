@@ -12,8 +12,8 @@ from tqdm import tqdm
 from tessera.checkpoints import FOLDER
 from tessera.errors import TesseraError
 from tessera.files import remove, writing
-from tessera.models.precision import autocast, resolve_precision
 from tessera.models.sizes import num_parameters
+from tessera.precision import autocast, resolve_precision
 from tessera.training.curriculum import Curriculum, Stage, train_stages
 from tessera.training.expectation import duration
 from tessera.training.fit import FitOptions, Report

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM
 
 from tessera.devices import imagined
 from tessera.errors import TesseraError
-from tessera.models.precision import autocast
+from tessera.precision import autocast
 from tessera.training.arguments import batch_shape
 from tessera.training.model_section import untrained_config
 from tessera.training.optimizer import make_optimizer

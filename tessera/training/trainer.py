@@ -16,7 +16,7 @@ from tessera.checkpoints import FOLDER, TEMPORARY, latest_complete, prune, publi
 from tessera.data.windows import TrainingWindows, ValidationWindows, stacked
 from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_position
 from tessera.files import remove, writing
-from tessera.models.precision import autocast
+from tessera.precision import autocast
 from tessera.training.callbacks import NonFiniteGuard, ProgressBar, Schedule, StepClock
 from tessera.training.expectation import Expectation
 from tessera.training.interruption import Interruption

@@ -62,14 +62,13 @@ EXPERIMENTS.add("line_of_a_test", Toy())
 """
 
 
-def test_worker_processes_import_what_the_command_imported(tmp_path):
-    # The plugin is a copy: the command runs outside the repository, where no `tests` can be imported.
+def test_worker_processes_import_what_the_command_imported(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(EXPERIMENTS, "_entries", dict(EXPERIMENTS._entries))  # the plugin registers here too
+    # The plugin is a copy, so that a worker can know it by its import alone.
     (tmp_path / "plugin_of_a_test.py").write_text(inspect.getsource(toy) + REGISTRATION)
-    arguments = ["reproduce", "line_of_a_test", "--workers", "2", "--import", "plugin_of_a_test.py"]
-    command = [sys.executable, "-m", "tessera.cli.main", *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "| straight/seed 1 |" in done.stdout
+    assert main(["reproduce", "line_of_a_test", "--workers", "2", "--import", "plugin_of_a_test.py"]) == 0
+    assert "| straight/seed 1 |" in capsys.readouterr().out
 
 
 @pytest.mark.slow

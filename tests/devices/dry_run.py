@@ -1,8 +1,7 @@
 """Run the library on a device that holds no data (`pretend_gpu`) and print, as JSON, what each part did there.
 
-python -m tests.devices.dry_run models
+python -m tests.devices.dry_run models mistakes
 python -m tests.devices.dry_run experiments
-python -m tests.devices.dry_run mistakes
 """
 
 import json
@@ -115,4 +114,4 @@ def outcome(case: Callable[[PretendGPU], None]) -> dict:
 
 if __name__ == "__main__":
     parts = {"models": models, "experiments": experiments, "mistakes": mistakes}
-    print(json.dumps({name: outcome(case) for name, case in parts[sys.argv[1]]()}))
+    print(json.dumps({name: outcome(case) for part in sys.argv[1:] for name, case in parts[part]()}))

@@ -77,6 +77,7 @@ def test_all_that_starts_from_a_base_sees_the_same_texts(budget, tmp_path):
             assert (recipe.training.initialize_from == str(tmp_path)) == (model == CONTINUED)
 
 
+@pytest.mark.usefixtures("short_books")
 @pytest.mark.parametrize("model", MODELS[1:])
 def test_a_base_is_trained_on_with_each_segment_alone(model, tmp_path, monkeypatch):
     trained = []

@@ -18,9 +18,24 @@ from tessera.ops.kernel_regression.triton_op import regress
 from tessera.ops.leaky_average import leaky_average
 from tessera.ops.linear_recurrence.triton import recur
 
-FAMILIES = pytest.mark.parametrize(
-    "kernel", [Gaussian(), Biweight(), ReLUmax(), NormalizedReLU()], ids=lambda kernel: kernel.name
-)
+KERNELS = (Gaussian(), Biweight(), ReLUmax(), NormalizedReLU())
+WINDOWS = {
+    "past": Window(),
+    "all": None,
+    "span": Window(delay=2, span=5),
+    "delays": Window(delay=torch.tensor([2, 4])),
+}
+# Each kernel and each window once; the other pairs, of three seconds each, are slow tests.
+PAIRS = [
+    pytest.param(
+        kernel,
+        window,
+        id=f"{name}-{kernel.name}",
+        marks=() if name == "past" or kernel.name == "biweight" else pytest.mark.slow,
+    )
+    for name, window in WINDOWS.items()
+    for kernel in KERNELS
+]
 DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5, [0] * 9])
 
 
@@ -29,12 +44,7 @@ def drawn(device, batch, heads, steps, *width):
     return torch.randn(batch, steps, heads, *width, device=device).transpose(1, 2).requires_grad_()
 
 
-@FAMILIES
-@pytest.mark.parametrize(
-    "window",
-    [None, Window(), Window(delay=2, span=5), Window(delay=torch.tensor([2, 4]))],
-    ids=["all", "past", "span", "delays"],
-)
+@pytest.mark.parametrize(("kernel", "window"), PAIRS)
 def test_kernel_regression(triton_device, kernel, window):
     query, key, value = (drawn(triton_device, 2, 2, 9, width) for width in (4, 4, 3))
     documents = None if window is None else DOCUMENTS.to(triton_device)

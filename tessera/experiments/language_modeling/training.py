@@ -12,7 +12,7 @@ from tessera.evaluation.text import evaluate_text
 from tessera.experiments.experiment import Run, RunContext
 from tessera.experiments.language_modeling.settings import LanguageSettings
 from tessera.models.loading import load_model, load_tokenizer
-from tessera.models.precision import resolve_precision
+from tessera.precision import resolve_precision
 from tessera.training.evaluation_text import evaluation_text
 from tessera.training.metrics import MetricsFile
 from tessera.training.replacing import METRICS, RESULT

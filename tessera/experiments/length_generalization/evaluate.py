@@ -8,7 +8,7 @@ from torch import nn
 
 from tessera.experiments.length_generalization.settings import LengthSettings
 from tessera.memories.contextual import ContextualMemory
-from tessera.models.precision import autocast
+from tessera.precision import autocast
 from tessera.tasks.task import estimate
 
 TEST_SEED = 1_000_003

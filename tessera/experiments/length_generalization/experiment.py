@@ -11,9 +11,9 @@ from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run,
 from tessera.experiments.length_generalization import figure, report
 from tessera.experiments.length_generalization.evaluate import evaluate, sharper
 from tessera.experiments.length_generalization.settings import KERNELS, MODELS, SEEDS, SETTINGS, LengthSettings
-from tessera.models.precision import autocast
 from tessera.models.sizes import num_parameters
 from tessera.models.small_models import build_small_model
+from tessera.precision import autocast
 from tessera.training.fit import fit
 
 

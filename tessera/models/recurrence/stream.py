@@ -8,11 +8,11 @@ import torch
 from tqdm import tqdm
 
 from tessera.errors import expect
-from tessera.models.precision import autocast, resolve_precision
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
 from tessera.models.recurrence.reading import ReadOptions, read_text
 from tessera.models.recurrence.segmented_input import SegmentedInput
 from tessera.models.recurrence.state import MemoryState
+from tessera.precision import autocast, resolve_precision
 
 
 def read_stream(
