@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
+from tessera.errors import TesseraError
 from tessera.models.recurrence.base import position_table
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import LayerHooks
@@ -137,6 +138,12 @@ class SegmentRunner:
         if segment.close:
             read = segment.before + segment.steps if segment.lengths is None else segment.lengths
             return SegmentResult(result, state.after(self.memory.next_layers(hooks, state), read), None, hidden_states)
+        if output.past_key_values is None:
+            base = type(self.base).__name__
+            message = f"use_cache=True needs a cache of the base, and this {base} gave none"
+            if self.base.training and any(getattr(m, "gradient_checkpointing", False) for m in self.base.modules()):
+                message += ": in training with gradient checkpointing it keeps none. Turn one of the two off"
+            raise TesseraError(f"forward: {message}.")
         return SegmentResult(result, None if is_empty else state, output.past_key_values, hidden_states)
 
     def call_base(self, embeddings: Tensor, segment: Segment, hooks: LayerHooks) -> Any:

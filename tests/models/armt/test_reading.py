@@ -316,3 +316,13 @@ def test_memories_of_other_models_are_refused():
         model(ids, memory_state=make(num_rolls=2)(ids).memory_state)
     with pytest.raises(TesseraError, match="a number of rows that divides 3, the rows of input_ids; got 2"):
         model(ids, memory_state=model(ids[:2]).memory_state)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
+def test_an_open_segment_under_gradient_checkpointing_is_refused(family):
+    """Bases of transformers keep no cache then, and questions in an open segment need it."""
+    model = make("armt", family).train()
+    (getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable)()
+    with pytest.raises(TesseraError, match="gradient checkpointing it keeps none. Turn one of the two off"):
+        model(tokens(2, 20), use_cache=True)
+    assert model(tokens(2, 20), labels=tokens(2, 20)).loss.requires_grad
