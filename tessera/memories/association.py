@@ -1,5 +1,6 @@
 """The associative memory of one ARMT layer: an association matrix with its learned keys, values and strengths."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from tessera.layers.dpfp import dpfp, dpfp_size
 from tessera.ops.association_matrix import read_association, write_association
 from tessera.shapes import Bool, Float
 from tessera.state import State
+
+TEMPERATURE = 2 / 3  # of the hard concrete gate's noise
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,15 @@ class WriteStrength(nn.Module):
             return strength
         stretched = ((1 + 2 * self.stretch) * strength - self.stretch).clamp(0, 1)
         return strength + (stretched - strength).detach()
+
+    def opening(self, scores: Float[Tensor, "B M 1"]) -> Float[Tensor, "B M"]:
+        """How probable it is that a hard concrete gate of these scores, with its noise, is not 0.
+
+        `sigmoid(score + 2/3 log((1 + s) / s))`: what Louizos et al. (2018) charge for, at their temperature of 2/3.
+        Where a gate is wide open its gradient is small, unlike the strength's: as a cost it closes gates that are
+        nearly closed, and leaves the others as they are. Needs a stretch s > 0.
+        """
+        return torch.sigmoid(scores.squeeze(-1) + TEMPERATURE * math.log((1 + self.stretch) / self.stretch))
 
 
 class AssociationMemory(nn.Module):
@@ -121,13 +133,20 @@ class AssociationMemory(nn.Module):
 
 
 @contextmanager
-def recorded_strengths(model: nn.Module) -> Iterator[list[Tensor]]:
-    """While it lasts, the strengths (B, M) of all writes to association matrices of `model`, with their gradient."""
-    strengths: list[Tensor] = []
+def recorded_writes(model: nn.Module, what: str = "strength") -> Iterator[list[Tensor]]:
+    """While it lasts, of all writes to association matrices of `model` the strengths (B, M), with their gradient.
+
+    `what="opening"`: `WriteStrength.opening` instead.
+    """
+    writes: list[Tensor] = []
+
+    def record(gate: WriteStrength, scores: tuple[Tensor], strength: Tensor) -> None:
+        writes.append(strength if what == "strength" else gate.opening(*scores))
+
     gates = [module for module in model.modules() if isinstance(module, WriteStrength)]
-    hooks = [gate.register_forward_hook(lambda gate, scores, strength: strengths.append(strength)) for gate in gates]
+    hooks = [gate.register_forward_hook(record) for gate in gates]
     try:
-        yield strengths
+        yield writes
     finally:
         for hook in hooks:
             hook.remove()

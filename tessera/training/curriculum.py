@@ -26,7 +26,8 @@ class Stage:
         from_memory: of questions: texts end with a segment and the questions come in the next one, so that they can be
             answered from memory alone.
         write_cost: of models with association matrices: this times the mean strength of all writes is added to the
-            loss, so that text without use is not written.
+            loss, so that text without use is not written. write_cost_of: "strength", or "opening": this times the mean
+            probability that a write's gate opens, which needs a `strength_stretch` (`WriteStrength.opening`).
         backprop_segments: of questions to models that read segments: gradients flow through this many last segments,
             and only they are asked `early_questions`; the rest is read without gradients. None: through all.
     """
@@ -39,6 +40,7 @@ class Stage:
     settings: dict = field(default_factory=dict)
     from_memory: bool = False
     write_cost: float = 0.0
+    write_cost_of: str = "strength"
     backprop_segments: int | None = None
 
     def problems(self) -> list[tuple[str, str]]:
@@ -53,6 +55,8 @@ class Stage:
             invalid.append(("backprop_segments", f"must be at least 1; got {self.backprop_segments}."))
         if self.write_cost < 0:
             invalid.append(("write_cost", f"must be at least 0; got {self.write_cost}."))
+        if self.write_cost_of not in ("strength", "opening"):
+            invalid.append(("write_cost_of", f"must be strength or opening; got {self.write_cost_of!r}."))
         for name in ("target", "learning_rate"):
             if not getattr(self, name) > 0:
                 invalid.append((name, f"must be positive; got {getattr(self, name)}."))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tessera.experiments.babilong.experiment import BabilongExperiment, LastSegment
-from tessera.experiments.babilong.models import GATED, NAMES, WHOLE_TEXT
+from tessera.experiments.babilong.models import GATED, NAMES, OPENING, WHOLE_TEXT
 from tessera.experiments.babilong.settings import BUDGETS, CPU
 from tessera.experiments.experiment import RunSelection
 from tessera.models.sizes import count_parameters
@@ -59,6 +59,14 @@ def test_gates_close_in_further_stages_of_rising_cost():
     assert [(stage["length"], stage["steps"], stage["write_cost"]) for stage in further] == list(CPU.gated_stages)
     assert {(stage["min_length"], stage["backprop_segments"], stage["target"]) for stage in further} == {(8, 8, 2.0)}
     assert {stage["settings"]["lookalikes"] for stage in further} == {CPU.gated_lookalikes}
+
+
+def test_a_cost_of_opening_is_all_that_tells_the_two_gated_models_apart():
+    gated, opening = (CPU.run(name, "qa1", 0).configuration.recipe for name in (GATED, OPENING))
+    assert opening["model"] == gated["model"]
+    stages = opening["training"]["curriculum"]
+    assert [stage.pop("write_cost_of", None) for stage in stages] == [None] * 7 + ["opening"] * 3
+    assert stages == gated["training"]["curriculum"]
 
 
 def test_the_models_are_of_about_one_size():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tessera.errors import TesseraError
-from tessera.memories.association import AssociationMemory, WriteStrength, recorded_strengths
+from tessera.memories.association import AssociationMemory, WriteStrength, recorded_writes
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 
@@ -53,12 +53,31 @@ def test_any_other_token_writes(bias, stretch):
 def test_strengths_are_recorded_while_asked():
     memory = AssociationMemory(8, 4)
     tokens = torch.randn(2, 3, 8)
-    with recorded_strengths(memory) as strengths:
+    with recorded_writes(memory) as strengths:
         memory.write(tokens, memory.empty_state(2))
     memory.write(tokens, memory.empty_state(2))
     assert len(strengths) == 1
     assert torch.equal(strengths[0], torch.sigmoid(memory.strength(tokens)).squeeze(-1))
     assert strengths[0].requires_grad
+
+
+@pytest.mark.parametrize("score", [-4.0, -1.6, 0.0, 2.0])
+def test_how_probable_it_is_that_a_gate_opens(score):
+    """Drawn with the noise of the hard concrete gate (Louizos et al. 2018), stretched to (-0.1, 1.1)."""
+    uniform = torch.rand(400_000, dtype=torch.float64).clamp(1e-12, 1 - 1e-12)
+    drawn = torch.sigmoid((uniform.logit() + score) / (2 / 3)) * 1.2 - 0.1
+    expected = (drawn > 0).double().mean()
+    actual = WriteStrength(0.1).opening(torch.full((1, 1, 1), score, dtype=torch.float64))
+    assert actual.item() == pytest.approx(expected.item(), abs=0.003)  # four standard errors of the draws
+
+
+def test_openings_are_recorded_where_they_are_asked_for():
+    memory = AssociationMemory(8, 4, strength_stretch=0.1)
+    tokens = torch.randn(2, 3, 8)
+    with recorded_writes(memory, "opening") as writes:
+        memory.write(tokens, memory.empty_state(2))
+    assert torch.equal(writes[0], memory.gate.opening(memory.strength(tokens)))
+    assert writes[0].requires_grad
 
 
 def test_the_stretch_of_a_configuration_is_that_of_every_memory():

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tessera.errors import TesseraError
-from tessera.memories.association import recorded_strengths
+from tessera.memories.association import recorded_writes
 from tessera.training import staged_data
 from tessera.training.metrics import MetricsFile
 from tessera.training.recipe import read_recipe
@@ -234,13 +234,32 @@ def test_only_writes_with_a_gradient_cost(recipe_of, tmp_path):
     stage = recipe.training.curriculum[0]
     data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
     model = starting_model(recipe, data.tokenizer, context=4 * 32)
-    with recorded_strengths(model) as strengths:
+    with recorded_writes(model) as strengths:
         loss = data.loss(model, stage, 0, 0)
     with_gradient = [strength.requires_grad for strength in strengths]
     assert with_gradient == [False, False, False, False, True, True]  # two layers; the last of four segments stays open
     of_all, of_last = (10.0 * torch.cat(some).mean() for some in (strengths, strengths[4:]))
     assert not torch.isclose(of_all, of_last)
     torch.testing.assert_close(loss, data.prediction_loss(model, stage, 0, 0) + of_last)
+
+
+def test_writes_may_cost_what_their_gates_open(recipe_of, tmp_path):
+    stage = "{length: 3, min_length: 3, steps: 1, write_cost: 10.0, write_cost_of: opening}"
+    changes = (f"training.curriculum=[{stage}]", "model.strength_stretch=0.1")
+    recipe = recipe_of(QUESTIONS, *changes)
+    stage = recipe.training.curriculum[0]
+    data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
+    model = starting_model(recipe, data.tokenizer, context=3 * 32)
+    with recorded_writes(model, "opening") as openings:
+        plain = data.prediction_loss(model, stage, 0, 0)
+    torch.testing.assert_close(data.loss(model, stage, 0, 0), plain + 10.0 * torch.cat(openings).mean())
+    numbers = data.validation(model, stage)
+    score = data.predictions(model, stage)["score"]
+    assert numbers["score"] == pytest.approx(score - 10.0 * numbers["validation_write_opening"])
+    with pytest.raises(TesseraError, match="opening needs a model with a `strength_stretch` above 0, whose gates can"):
+        staged_data.open_staged_data(recipe_of(QUESTIONS, changes[0]), tmp_path, saved_tokenizer=False)
+    with pytest.raises(TesseraError, match="write_cost_of must be strength or opening; got 'opened'"):
+        recipe_of(QUESTIONS, changes[0].replace("opening", "opened"))
 
 
 def test_without_a_write_there_is_no_cost(recipe_of, tmp_path):

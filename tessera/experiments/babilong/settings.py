@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tessera.experiments.babilong.models import GATED, LAST_SEGMENT, NAMES, WHOLE_TEXT, section
+from tessera.experiments.babilong.models import GATED, LAST_SEGMENT, NAMES, OPENING, WHOLE_TEXT, section
 from tessera.experiments.experiment import Run
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.stories import LENGTHS, PLAIN_FACT
@@ -56,7 +56,7 @@ class Budget:
         memory_steps: of a stage between the first, if that has one segment, and the second: one whole segment, asked
             from memory alone.
         slow_kinds: kind of question -> steps of the first stage and of the one from memory, where it takes more.
-        gated_stages: (segments, steps, cost of writes) of the further stages of the model whose strengths reach 0.
+        gated_stages: (segments, steps, cost of writes) of the further stages of the models whose strengths reach 0.
         gated_backprop: segments at the end of their texts that gradients flow through. gated_lookalikes: share of their
             noise that words of stories replace.
         longest_whole_text: segments of the longest sample that models without segments are tested on.
@@ -152,10 +152,12 @@ class Budget:
                 alone = {"steps": memory_steps, "learning_rate": self.rate / 2, "from_memory": True}
                 stages.append({**stage, **alone})
         stages[-1]["target"] = 2.0  # all of its steps
-        for length, steps, cost in self.gated_stages if model == GATED else ():  # gates need all steps to close
+        for length, steps, cost in self.gated_stages if model in (GATED, OPENING) else ():  # gates need all steps
             shortest, back = min(length, max(fewest, self.gated_backprop)), min(length, self.gated_backprop)
             sizes = {"length": length, "min_length": shortest, "backprop_segments": back, "steps": steps}
             gate = {"write_cost": cost, "settings": {"lookalikes": self.gated_lookalikes}}
+            if model == OPENING:
+                gate["write_cost_of"] = "opening"
             stages.append({**sizes, "learning_rate": self.rate / 2, "target": 2.0, **gate})
         return stages
 
