@@ -32,7 +32,8 @@ SHARES = {
     "files": 0.05,
     "memories": 0.1,
     "run_files": 0.01,
-    "calls": 0.1,
+    "samples": 0.05,
+    "calls": 0.05,
 }
 LIMITS = [10, 100, 1000, 3000, 10_000, 20_000]
 MEMORY = 16 << 30  # bytes of address space: a huge number must not take the machine's memory

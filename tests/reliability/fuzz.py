@@ -16,7 +16,7 @@ import yaml
 
 from tessera.cli.main import VERBS, main, make_parser
 from tessera.models.loading import load_config, load_model
-from tests.reliability.hostile import TEXTS, VALUES, damaged, paths_of, spoiled
+from tests.reliability.hostile import TEXTS, VALUES, damaged, paths_of, put, spoiled
 from tests.reliability.verdict import Tally, cause_of
 from tests.reliability.workshop import Workshop
 
@@ -24,7 +24,8 @@ BOOK = "years of work\n"
 
 
 def fuzz_recipes(shop: Workshop, folder: Path, count: int, chance: Random) -> Tally:
-    """Recipe files with bad values at every field of every section, and as bytes that are no YAML."""
+    """Recipe files with bad values at every field of every section and stage, and as bytes that are no YAML."""
+    from tessera.training.curriculum import Stage
     from tessera.training.recipe import read_recipe
     from tessera.training.sections import Recipe
 
@@ -36,7 +37,10 @@ def fuzz_recipes(shop: Workshop, folder: Path, count: int, chance: Random) -> Ta
         if chance.random() < 0.1:
             content = damaged(shop.recipe.read_bytes(), chance)
         else:
-            content = yaml.safe_dump(spoiled(good, places, chance), allow_unicode=True).encode("utf-8", "surrogatepass")
+            bad = spoiled(good, places, chance)
+            if chance.random() < 0.2:
+                put(bad, ("training", "curriculum"), [spoiled({"length": 2, "steps": 1}, paths_of(Stage), chance)])
+            content = yaml.safe_dump(bad, allow_unicode=True).encode("utf-8", "surrogatepass")
         path.write_bytes(content)
         tally.add(cause_of(partial(read_recipe, path)), content.decode("utf-8", "replace"))
     return tally
@@ -100,6 +104,21 @@ def fuzz_memories(shop: Workshop, folder: Path, count: int, chance: Random) -> T
     return tally
 
 
+def fuzz_samples(shop: Workshop, folder: Path, count: int, chance: Random) -> Tally:
+    """Files of BABILong samples, with bad values in their rows and damaged."""
+    from tessera.tasks.babilong.public_files import FIELDS, read_samples
+
+    tally = Tally("files of samples")
+    good = {"input": "Mary is here.", "question": "Where is Mary?", "target": "here"}
+    path = folder / "samples.json"
+    for _ in range(count):
+        rows = [spoiled(good, [(name,) for name in FIELDS], chance) for _ in range(chance.randrange(3))] + [good]
+        content = json.dumps(rows, default=str, skipkeys=True).encode()
+        path.write_bytes(content if chance.random() < 0.5 else damaged(content, chance))
+        tally.add(cause_of(partial(read_samples, path)), content.decode())
+    return tally
+
+
 def fuzz_run_files(shop: Workshop, folder: Path, count: int, chance: Random) -> Tally:
     """Every file of a run's folder, checkpoints included, damaged or gone; then the run is resumed."""
     tally = Tally("damaged run files")
@@ -136,6 +155,7 @@ FUZZERS = {
     "configurations": fuzz_configurations,
     "files": fuzz_files,
     "memories": fuzz_memories,
+    "samples": fuzz_samples,
     "run_files": fuzz_run_files,
     "calls": fuzz_calls,
 }

@@ -19,6 +19,7 @@ COUNTS = {
     "configurations": 15,
     "files": 10,
     "memories": 60,
+    "samples": 60,
     "run_files": 3,
 }
 
