@@ -1,6 +1,7 @@
 """Several continuations of one text that was read once."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,7 +23,17 @@ def fork(state: Any, rows: int) -> Any:
 
 def state_bytes(state: Any) -> int:
     """Bytes of all tensors of a state or cache, each counted once."""
-    sizes: dict[int, int] = {}
+    storages = (tensor.untyped_storage() for tensor in _tensors(state))
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def state_numbers(state: Any) -> int:
+    """How many real numbers a state or cache holds: what a model can remember at most."""
+    return sum(tensor.numel() for tensor in _tensors(state) if tensor.is_floating_point())
+
+
+def _tensors(state: Any) -> Iterator[Tensor]:
+    """Every tensor in a state, a cache, or what holds them, once."""
     pending, seen = [state], set()
     while pending:
         value = pending.pop()
@@ -30,11 +41,10 @@ def state_bytes(state: Any) -> int:
             continue
         seen.add(id(value))
         if isinstance(value, Tensor):
-            sizes[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+            yield value
         elif isinstance(value, dict):
             pending.extend(value.values())
         elif isinstance(value, (list, tuple)):
             pending.extend(value)
         elif hasattr(value, "__dict__") and not isinstance(value, type):
             pending.extend(vars(value).values())
-    return sum(sizes.values())

@@ -178,20 +178,42 @@ def test_the_norms_are_those_of_reading_each_length_from_the_start():
     assert memory_norms(small("rmt"), task, [2], 0) == {}
 
 
+@pytest.mark.parametrize(("name", "kept"), [("armt", 99_072), ("mamba", 36_864), ("prmt", 2048), ("rmt", 512)])
+def test_the_published_models_keep_as_many_numbers_however_much_they_read(name, kept):
+    model = models.build(name, BUDGETS["full"].sizes, 0).eval()
+    for pairs in (1, 10):
+        assert q.numbers_kept(model, AssociativeRetrieval("rewrite", pairs), 0) == kept
+
+
+def test_a_model_that_reads_the_whole_text_keeps_more_of_more():
+    model = small("mosaic").eval()
+    one, two, three = (q.numbers_kept(model, AssociativeRetrieval("rewrite", pairs), 0) for pairs in (1, 2, 3))
+    assert three - two == two - one == 4 * 2 * 18  # tokens of a pair, keys and values, width (9/8 of 16)
+
+
 def test_choices():
     keys = [one.key for one in EXPERIMENT.runs(RunSelection("smoke", models=("rmt",), seeds=2))]
     assert keys == [f"rmt/{rule}/seed {seed}" for seed in (0, 1) for rule in ("rewrite", "remember")]
+
+
+def test_older_records_have_no_column_of_sizes():
+    parts = tables({"rmt/rewrite/seed 0": record("rmt")})
+    assert "| pairs | trained to | 1 | 20 |" in parts["Rewrite, exact match in per cent"]
 
 
 def test_tables_by_number_of_pairs():
     records = {}
     for rule in ("rewrite", "remember"):
         for name, share in (("armt", 0.97), ("rmt", 0.5)):
-            norms = {"norms": {"normaliser": {"1": 4.0}, "matrix": {"1": 9.0}} if name == "armt" else {}}
-            records[f"{name}/{rule}/seed 0"] = record(name, rule, share, **norms)
+            norms = {"normaliser": {"1": 4.0}, "matrix": {"1": 9.0}} if name == "armt" else {}
+            kept = {"numbers_kept": 1234} if name == "armt" else {}  # older records have none
+            records[f"{name}/{rule}/seed 0"] = record(name, rule, share, norms=norms, **kept)
     parts = tables(records)
-    assert "| ARMT | 2 | 100.0 ± 0.0 | 97.0 ± 10.0 |" in parts["Rewrite, exact match in per cent"]
-    assert "| RMT | 2 | 1.0 ± 0.0 | 9.3 ± 0.5 |" in parts["Remember, estimated pairs in memory"]  # 20 (16 a - 1) / 15
+    assert "| pairs | numbers kept at 20 pairs | trained to | 1 | 20 |" in parts["Rewrite, exact match in per cent"]
+    assert "| ARMT | 1,234 | 2 | 100.0 ± 0.0 | 97.0 ± 10.0 |" in parts["Rewrite, exact match in per cent"]
+    assert (
+        "| RMT |  | 2 | 1.0 ± 0.0 | 9.3 ± 0.5 |" in parts["Remember, estimated pairs in memory"]
+    )  # 20 (16 a - 1) / 15
     assert "| armt/rewrite/seed 0 | 4 (9) |" in parts["Rewrite, norm of the normaliser (of the matrix)"]
     assert "| armt/rewrite/seed 0 | 7 | 2 (1): 5 of 9 | 0.987 (1) | 1.5 |" in parts["Trainings"]
     assert "| batch | 16 | 512 |" in parts["Settings"]

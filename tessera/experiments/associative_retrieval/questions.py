@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tessera.models.forking import state_numbers
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.associative_retrieval import AssociativeRetrieval
 from tessera.tasks.task import generator_of
@@ -74,6 +75,16 @@ def exact_match(
         is_right = answers(model, context, questions, task.segment_size) == questions[..., -1]
         shares.append(is_right.double().mean(1))
     return torch.cat(shares)
+
+
+@torch.no_grad()
+def numbers_kept(model: PreTrainedModel, task: AssociativeRetrieval, seed: int) -> int:
+    """How many numbers a model carries on after one context of `task`: its memory, or the cache of the whole text."""
+    context = task.sample_questions(1, 1, generator_of(task, seed, "test"))[0].to(model.device)
+    if is_segmented(model):
+        return state_numbers(read(model, context, task.segment_size).layers)
+    output = model(input_ids=context, use_cache=True)
+    return state_numbers(output.get("past_key_values", output.get("cache_params")))
 
 
 @torch.no_grad()

@@ -20,7 +20,8 @@ BY_PAIRS = {
 class Curve(NamedTuple):
     """One model (or a variant of one) on one rule; `exact_match` and `capacity` by number of pairs, over seeds.
 
-    Of one seed the standard error is over held-out contexts.
+    Of one seed the standard error is over held-out contexts. numbers_kept: the size of its state after the longest
+    context; None in older records.
     """
 
     model: str
@@ -29,6 +30,7 @@ class Curve(NamedTuple):
     trained_pairs: int
     exact_match: dict[int, Estimate]
     capacity: dict[int, Estimate]
+    numbers_kept: int | None = None
 
     @property
     def label(self) -> str:
@@ -52,6 +54,7 @@ def curves(records: Mapping[str, Record]) -> list[Curve]:
             max(outcome["trained_pairs"] for outcome in outcomes),
             _by_pairs(outcomes, "exact_match"),
             _by_pairs(outcomes, "capacity"),
+            outcomes[0].get("numbers_kept"),
         )
         for (model, variant, rule), outcomes in sorted(
             groups.items(), key=lambda item: (item[0][1] is not None, order.index(item[0][0]))
@@ -80,12 +83,15 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 
 def _curves_table(chosen: list[Curve], quantity: str, scale: float) -> str:
     pairs = sorted({n for curve in chosen for n in getattr(curve, quantity)})
+    has_sizes = any(curve.numbers_kept is not None for curve in chosen)
     rows = []
     for curve in chosen:
         values = getattr(curve, quantity)
         cells = [with_error(_scaled(values[n], scale), ".1f") if n in values else "" for n in pairs]
-        rows.append([curve.label, curve.trained_pairs, *cells])
-    return markdown(["pairs", "trained to", *pairs], rows)
+        kept = "" if curve.numbers_kept is None else f"{curve.numbers_kept:,}"
+        rows.append([curve.label, *([kept] if has_sizes else []), curve.trained_pairs, *cells])
+    headings = ["pairs", *([f"numbers kept at {pairs[-1]} pairs"] if has_sizes else []), "trained to", *pairs]
+    return markdown(headings, rows)
 
 
 def _scaled(one: Estimate, factor: float) -> Estimate:
