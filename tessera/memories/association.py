@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from tessera.errors import expect
 from tessera.layers.dpfp import dpfp, dpfp_size
 from tessera.ops.association_matrix import read_association, write_association
 from tessera.shapes import Bool, Float
 from tessera.state import State
 
 TEMPERATURE = 2 / 3  # of the hard concrete gate's noise
+WRITE_MEASURES = ("strength", "opening")  # what a cost of writes may charge for: see `recorded_writes`
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,11 @@ class WriteStrength(nn.Module):
         """How probable it is that a hard concrete gate of these scores, with its noise, is not 0.
 
         `sigmoid(score + 2/3 log((1 + s) / s))`: what Louizos et al. (2018) charge for, at their temperature of 2/3.
-        Where a gate is wide open its gradient is small, unlike the strength's: as a cost it closes gates that are
-        nearly closed, and leaves the others as they are. Needs a stretch s > 0.
+        Its gradient is largest where the gate is nearly closed (at s = 0.1 where the strength is 0.1), half of that at
+        a strength of 0.5, and at an open gate a fifth of the strength's: as a cost it presses mainly on gates that are
+        nearly closed. Needs a stretch s > 0.
         """
+        expect(self.stretch > 0, "WriteStrength", "stretch", "be positive for a probability to open", self.stretch)
         return torch.sigmoid(scores.squeeze(-1) + TEMPERATURE * math.log((1 + self.stretch) / self.stretch))
 
 
@@ -138,6 +142,7 @@ def recorded_writes(model: nn.Module, what: str = "strength") -> Iterator[list[T
 
     `what="opening"`: `WriteStrength.opening` instead.
     """
+    expect(what in WRITE_MEASURES, "recorded_writes", "what", "be one of " + ", ".join(WRITE_MEASURES), repr(what))
     writes: list[Tensor] = []
 
     def record(gate: WriteStrength, scores: tuple[Tensor], strength: Tensor) -> None:

@@ -28,7 +28,7 @@ def state_bytes(state: Any) -> int:
 
 
 def state_numbers(state: Any) -> int:
-    """How many real numbers a state or cache holds: what a model can remember at most."""
+    """How many floating-point numbers a state or cache holds: what a model can remember at most."""
     return sum(tensor.numel() for tensor in _tensors(state) if tensor.is_floating_point())
 
 

@@ -1,6 +1,6 @@
 """Questions about a text that is read once: what a task of questions and answers gives for training and scoring."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Protocol, runtime_checkable
 
 from tokenizers import Tokenizer
@@ -26,6 +26,11 @@ class QuestionBatch:
     labels: Tensor
     early_questions: Tensor | None = None
     early_labels: Tensor | None = None
+
+    def rows(self, start: int, stop: int) -> "QuestionBatch":
+        """The contexts `start` to `stop`, with their questions."""
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: part[start:stop] for name, part in parts.items() if part is not None})
 
     @property
     def answer_places(self) -> Tensor:

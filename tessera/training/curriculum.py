@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.errors import expect
+from tessera.memories.association import WRITE_MEASURES
 from tessera.training.fit import FitOptions, Report, fit, unreported
 from tessera.training.fit_checkpoint import Fit
 from tessera.typed import from_json
@@ -21,12 +22,13 @@ class Stage:
     """Train on lengths of `min_length` to `length` (segments, pairs: whatever the task counts), drawn anew each step.
 
     Attributes:
-        steps: at most. target: the score, in [0, 1], at which the stage ends; above 1 it takes all its steps.
+        steps: at most. target: the score, at most 1, at which the stage ends; above 1 it takes all its steps.
         learning_rate: its peak. settings: of the task in this stage, such as a key size.
         from_memory: of questions: texts end with a segment and the questions come in the next one, so that they can be
             answered from memory alone.
-        write_cost: of models with association matrices: this times the mean strength of all writes is added to the
-            loss, so that text without use is not written. write_cost_of: "strength", or "opening": this times the mean
+        write_cost: of models with association matrices: this times the mean strength of the writes is added to the
+            loss (of those that gradients flow through) and taken off the score (of all), so that text without use is
+            not written. write_cost_of: "strength", or "opening": this times the mean
             probability that a write's gate opens, which needs a `strength_stretch` (`WriteStrength.opening`).
         backprop_segments: of questions to models that read segments: gradients flow through this many last segments,
             and only they are asked `early_questions`; the rest is read without gradients. None: through all.
@@ -40,7 +42,7 @@ class Stage:
     settings: dict = field(default_factory=dict)
     from_memory: bool = False
     write_cost: float = 0.0
-    write_cost_of: str = "strength"
+    write_cost_of: str = WRITE_MEASURES[0]
     backprop_segments: int | None = None
 
     def problems(self) -> list[tuple[str, str]]:
@@ -55,8 +57,10 @@ class Stage:
             invalid.append(("backprop_segments", f"must be at least 1; got {self.backprop_segments}."))
         if self.write_cost < 0:
             invalid.append(("write_cost", f"must be at least 0; got {self.write_cost}."))
-        if self.write_cost_of not in ("strength", "opening"):
-            invalid.append(("write_cost_of", f"must be strength or opening; got {self.write_cost_of!r}."))
+        if self.write_cost_of not in WRITE_MEASURES:
+            invalid.append(("write_cost_of", f"must be {' or '.join(WRITE_MEASURES)}; got {self.write_cost_of!r}."))
+        elif self.write_cost_of != WRITE_MEASURES[0] and not self.write_cost:
+            invalid.append(("write_cost_of", f"says what write_cost is of, which is 0; got {self.write_cost_of!r}."))
         for name in ("target", "learning_rate"):
             if not getattr(self, name) > 0:
                 invalid.append((name, f"must be positive; got {getattr(self, name)}."))
@@ -114,7 +118,7 @@ def train_stages(
 ) -> list[dict[str, Any]]:
     """Train `model` in place, one `fit` per stage; returns one JSON-ready record per stage.
 
-    Each stage starts from the weights with the best `score(stage)` (in [0, 1], higher is better) of the one before.
+    Each stage starts from the weights with the best `score(stage)` (at most 1, higher is better) of the one before.
 
     Args:
         options: what all stages share; `steps` and `learning_rate` are the stage's.

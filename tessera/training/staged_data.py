@@ -3,7 +3,7 @@
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -140,10 +140,11 @@ class StagedText(StagedData):
 
     def require(self, stage: Stage) -> None:
         """Both texts must hold a window."""
-        if stage.from_memory:
-            raise TesseraError(
-                "training.curriculum: from_memory is of questions (data.task); this recipe trains on text."
-            )
+        for name in ("from_memory", "settings"):
+            if getattr(stage, name):
+                raise TesseraError(
+                    f"training.curriculum: {name} is of questions (data.task); this recipe trains on text."
+                )
         if stage.backprop_segments:
             raise TesseraError(
                 "training.curriculum: backprop_segments is of questions (data.task); of text it is "
@@ -206,7 +207,13 @@ class StagedQuestions(StagedData):
         return {"training": entry("train"), "validation": entry("validation")}
 
     def require(self, stage: Stage) -> None:
-        """The shortest context must hold the shortest story."""
+        """The shortest context must hold the shortest story; the stage's settings must be the task's."""
+        task = self.task_of(stage)
+        if task.vocabulary.get_vocab() != self.task.vocabulary.get_vocab():
+            raise TesseraError(
+                "training.curriculum: settings of a stage must leave the vocabulary as it is; got "
+                f"{', '.join(stage.settings)}."
+            )
         self.batch(stage, 1, self.tokens(stage, stage.min_length, self.most_left_out), 0, "train")
 
     def tokens(self, stage: Stage, length: int, left_out: int = 0) -> int:
@@ -243,22 +250,27 @@ class StagedQuestions(StagedData):
 
     def batch(self, stage: Stage, count: int, tokens: int, seed: int, split: str, early: int = 0) -> QuestionBatch:
         """Contexts of `tokens` - 20 tokens, with the settings of the stage."""
-        task = replace(self.task, **stage.settings) if stage.settings else self.task  # type: ignore[type-var]
-        return task.question_batch(
+        return self.task_of(stage).question_batch(
             count, self.recipe.data.questions, tokens - RESERVED, seed, split, early, self.segment
         )
 
+    def task_of(self, stage: Stage) -> QuestionTask:
+        """The task with the settings of the stage."""
+        if not stage.settings:
+            return self.task
+        return question_task({**(self.recipe.data.task or {}), **stage.settings}, "training.curriculum: settings")
 
-def question_task(section: dict[str, Any]) -> QuestionTask:
-    """The task that `data.task` names, with its settings."""
+
+def question_task(section: dict[str, Any], where: str = "data.task") -> QuestionTask:
+    """The task that `section` names, with its settings; errors say `where` they stand in the recipe."""
     name = section["name"]
     known = sorted(key for key, cls in TASKS.items() if hasattr(cls, "question_batch"))
     if name not in known:
-        raise TesseraError(f"data.task.name must be a task of questions; got {name!r}. {did_you_mean(name, known)}")
+        raise TesseraError(f"{where}.name must be a task of questions; got {name!r}. {did_you_mean(str(name), known)}")
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in section.items()}
     del settings["name"]
     problems: list[str] = []
-    task = read_dataclass(TASKS[name], settings, lambda key, what: problems.append(f"data.task.{key} {what}"))
+    task = read_dataclass(TASKS[name], settings, lambda key, what: problems.append(f"{where}.{key} {what}"))
     if problems:
         raise TesseraError("\n".join(problems))
     return task

@@ -234,6 +234,14 @@ def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path):
         "exact match       66.7",
         "benchmark's rule  66.7",
     ]
+    # The answers of a target that lists several are labels each: what the model says then names two of them.
+    part = plain[:-1]
+    assert part, "else the model's word has no part"
+    assert part not in "where is mary?", "else the question names it"
+    rows = [{"input": text, "question": "Where is Mary?", "target": target} for target in (plain, f"{part},nowhere")]
+    (tmp_path / "qa1.json").write_text(json.dumps(rows))
+    _, out, _ = tessera("ask", tmp_path / "run", "--samples", tmp_path / "qa1.json")
+    assert out.splitlines()[1:] == ["exact match       50.0", "benchmark's rule   0.0"]
 
 
 def test_samples_of_a_model_of_text(tessera, wrapped, tmp_path):

@@ -67,7 +67,10 @@ def test_worker_processes_import_what_the_command_imported(capsys, tmp_path, mon
     monkeypatch.setattr(EXPERIMENTS, "_entries", dict(EXPERIMENTS._entries))  # the plugin registers here too
     # The plugin is a copy, so that a worker can know it by its import alone.
     (tmp_path / "plugin_of_a_test.py").write_text(inspect.getsource(toy) + REGISTRATION)
-    assert main(["reproduce", "line_of_a_test", "--workers", "2", "--import", "plugin_of_a_test.py"]) == 0
+    try:
+        assert main(["reproduce", "line_of_a_test", "--workers", "2", "--import", "plugin_of_a_test.py"]) == 0
+    finally:
+        sys.modules.pop("plugin_of_a_test", None)  # a module of this process until then
     assert "| straight/seed 1 |" in capsys.readouterr().out
 
 

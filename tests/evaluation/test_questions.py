@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from transformers import GPTNeoXConfig
 from transformers.modeling_outputs import CausalLMOutput
 
+from tessera.errors import TesseraError
 from tessera.evaluation.questions import answer_loss, right_answers
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig
@@ -120,6 +121,14 @@ def test_early_questions_are_asked_of_the_memory_after_each_segment(context_toke
     assert len(counts) == context_tokens // SEGMENT + 1
     assert sum(count > 0 for count in counts) >= 3
     torch.testing.assert_close(answer_loss(model, batch), sum(losses) / sum(counts), rtol=1e-9, atol=0)
+
+
+def test_early_questions_must_be_of_the_segments_that_are_read():
+    task = BABILong("qa1", vocab_size=VOCABULARY, facts_share=0.6)
+    batch = task.question_batch(3, 2, 3 * SEGMENT, 0, "train", 2, SEGMENT)
+    fewer = {name: getattr(batch, name)[:, :2] for name in ("early_questions", "early_labels")}
+    with pytest.raises(TesseraError, match="early_questions must be of the 3 segments read; got 2"):
+        answer_loss(model_around("memory_mosaic"), replace(batch, **fewer))
 
 
 @pytest.mark.parametrize("context_tokens", [4 * SEGMENT, 4 * SEGMENT - 20], ids=["whole", "both"])

@@ -3,6 +3,8 @@
 import pytest
 
 from tessera.data import sources
+from tessera.tasks.babilong.noise import books_of
+from tessera.tasks.babilong.vocabulary import sentence_tokens, vocabulary_of
 
 SHORT = 40_000  # characters of each book
 
@@ -24,3 +26,9 @@ def short_books(beginnings, monkeypatch):
     """What `stories` and `novels` name are the beginnings: to tokenise whole books takes longer than the rest."""
     monkeypatch.setattr(sources, "BUNDLED", beginnings)
     monkeypatch.setattr(sources, "STORIES", beginnings["stories"])
+    kept = (books_of, vocabulary_of, sentence_tokens)  # under names, which mean other books inside this fixture
+    for function in kept:
+        function.cache_clear()
+    yield
+    for function in kept:
+        function.cache_clear()

@@ -209,7 +209,10 @@ def test_tables_by_number_of_pairs():
             kept = {"numbers_kept": 1234} if name == "armt" else {}  # older records have none
             records[f"{name}/{rule}/seed 0"] = record(name, rule, share, norms=norms, **kept)
     parts = tables(records)
-    assert "| pairs | numbers kept at 20 pairs | trained to | 1 | 20 |" in parts["Rewrite, exact match in per cent"]
+    assert (
+        "| pairs | numbers kept after its longest context | trained to | 1 | 20 |"
+        in parts["Rewrite, exact match in per cent"]
+    )
     assert "| ARMT | 1,234 | 2 | 100.0 ± 0.0 | 97.0 ± 10.0 |" in parts["Rewrite, exact match in per cent"]
     assert (
         "| RMT |  | 2 | 1.0 ± 0.0 | 9.3 ± 0.5 |" in parts["Remember, estimated pairs in memory"]

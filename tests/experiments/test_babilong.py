@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tessera.experiments.babilong import experiment
 from tessera.experiments.babilong.experiment import BabilongExperiment, LastSegment
 from tessera.experiments.babilong.models import GATED, NAMES, OPENING, WHOLE_TEXT
 from tessera.experiments.babilong.settings import BUDGETS, CPU
@@ -47,7 +48,8 @@ def test_other_kinds_are_read_by_the_gated_model_and_qa4_learns_longer_first():
         if run.configuration.model == GATED
     }
     assert steps["qa1"] == [CPU.stages[0][1], CPU.memory_steps]
-    assert steps["qa4"] == list(CPU.slow_kinds["qa4"]) != steps["qa1"]
+    assert steps["qa4"] == [1000, 600]
+    assert steps["qa5"] == [1200, CPU.stages[2][1]]  # no stage from memory: no segment holds a story
 
 
 def test_gates_close_in_further_stages_of_rising_cost():
@@ -84,6 +86,29 @@ def test_tests_reach_a_million_tokens_but_for_models_that_read_the_whole_text():
         assert (longest == 1_000_000) == (name not in WHOLE_TEXT)
         assert settings.contexts(2) == 128
         assert settings.contexts(15_625) == 4
+
+
+def test_all_models_are_tested_on_the_same_texts_however_many_they_read_at_once(monkeypatch):
+    monkeypatch.setattr(experiment, "WHOLE_AT_ONCE", 2 * 3 * 128)  # three texts of 128 tokens with two questions
+    seen = {}
+    for name in ("armt_mosaic", "mosaic"):
+        settings = replace(BUDGETS["smoke"].run(name, "qa1", 0).configuration, test_tokens=1024, test_contexts=8)
+        recipe, parts = settings.plan(), []
+
+        def answered(model, batch, parts=parts):
+            parts.append(batch)
+            return torch.ones(len(batch.contexts), dtype=torch.float64)
+
+        monkeypatch.setattr(experiment, "right_answers", answered)
+        data = StagedQuestions(recipe, settings.segment, question_task(recipe.data.task))
+        estimate, _ = experiment._measure(None, data, settings, 2)
+        assert estimate == (1.0, 0.0, 8)
+        seen[name] = parts
+    assert [len(part.contexts) for part in seen["armt_mosaic"]] == [8]
+    assert [len(part.contexts) for part in seen["mosaic"]] == [3, 3, 2]
+    for name in ("contexts", "questions", "labels"):
+        (whole,) = (getattr(part, name) for part in seen["armt_mosaic"])
+        assert torch.equal(whole, torch.cat([getattr(part, name) for part in seen["mosaic"]]))
 
 
 def test_the_last_segment_is_what_stands_behind_the_last_border():

@@ -86,3 +86,10 @@ def test_the_stretch_of_a_configuration_is_that_of_every_memory():
     assert [memory.gate.stretch for memory in ARMTForCausalLM(config).memories] == [0.1, 0.1]
     with pytest.raises(TesseraError, match="strength_stretch must be a number of at least 0; got -0.1"):
         ARMTConfig(base_config=base, segment_size=4, num_memory_tokens=2, memory_dim=4, strength_stretch=-0.1)
+
+
+def test_what_cannot_be_recorded_is_refused():
+    with pytest.raises(TesseraError, match="what must be one of strength, opening; got 'opened'"):
+        recorded_writes(WriteStrength(0.1), "opened").__enter__()
+    with pytest.raises(TesseraError, match="stretch must be positive for a probability to open; got 0"):
+        WriteStrength(0.0).opening(torch.zeros(1, 1, 1))

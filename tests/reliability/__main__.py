@@ -26,7 +26,8 @@ from tests.reliability.workshop import make_workshop
 
 # Of all inputs; loading a model or resuming a run costs a hundred times what reading a recipe does.
 SHARES = {
-    "recipes": 0.3,
+    "recipes": 0.25,
+    "stages": 0.05,
     "command_lines": 0.3,
     "configurations": 0.14,
     "files": 0.05,

@@ -46,6 +46,29 @@ def fuzz_recipes(shop: Workshop, folder: Path, count: int, chance: Random) -> Ta
     return tally
 
 
+def fuzz_stages(shop: Workshop, folder: Path, count: int, chance: Random) -> Tally:
+    """Stages of questions with bad values at their fields and at the task's settings, until their data are open."""
+    from tessera.data.sources import BUNDLED
+    from tessera.tasks.babilong.task import BABILong
+    from tessera.training.curriculum import Stage
+    from tessera.training.recipe import find_recipe, read_recipe
+    from tessera.training.staged_data import open_staged_data
+
+    tally, path, books = Tally("stages of questions"), folder / "stages.yaml", folder / "books"
+    books.mkdir()
+    for book in BUNDLED["stories"].glob("*.txt"):  # whole books would take longer to tokenise than all else
+        (books / book.name).write_text(book.read_text(encoding="utf-8")[:20_000], encoding="utf-8")
+    good = yaml.safe_load(find_recipe("armt-babilong-qa1").read_text())
+    good["data"]["task"] |= {"vocab_size": 250, "noise": str(books)}
+    settings = [("settings", *place) for place in paths_of(BABILong)]
+    for _ in range(count):
+        stage = spoiled({"length": 2, "steps": 1, "min_length": 2}, chance.choice((paths_of(Stage), settings)), chance)
+        bad = {**good, "training": {**good["training"], "curriculum": [stage]}}
+        path.write_bytes(yaml.safe_dump(bad, allow_unicode=True).encode("utf-8", "surrogatepass"))
+        tally.add(cause_of(lambda: open_staged_data(read_recipe(path), folder, saved_tokenizer=False)), repr(stage))
+    return tally
+
+
 def fuzz_command_lines(shop: Workshop, folder: Path, count: int, chance: Random) -> Tally:
     """Every verb with every option of its parser; nothing that is there before may change."""
     tally = Tally("command lines")
@@ -151,6 +174,7 @@ def fuzz_calls(shop: Workshop, folder: Path, count: int, chance: Random) -> Tall
 
 FUZZERS = {
     "recipes": fuzz_recipes,
+    "stages": fuzz_stages,
     "command_lines": fuzz_command_lines,
     "configurations": fuzz_configurations,
     "files": fuzz_files,

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 COUNTS = {
     "calls": 150,
     "recipes": 120,
+    "stages": 60,
     "command_lines": 60,
     "configurations": 15,
     "files": 10,

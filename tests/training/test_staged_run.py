@@ -136,6 +136,22 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
             "training.curriculum=[{length: 2, min_length: 2, steps: 1, settings: {facts_share: 0.21}}]",
             "length must be at least 58 tokens; got 52",
         ),
+        (
+            "training.curriculum=[{length: 2, min_length: 2, steps: 1, settings: {early: 2}}]",
+            "training.curriculum: settings.early is not a known key; got 2",
+        ),
+        (
+            "training.curriculum=[{length: 2, min_length: 2, steps: 1, settings: {kind: [qa1]}}]",
+            "training.curriculum: settings.kind must be",
+        ),
+        (
+            "training.curriculum=[{length: 2, min_length: 2, steps: 1, settings: {name: three_moons}}]",
+            "training.curriculum: settings.name must be a task of questions; got 'three_moons'",
+        ),
+        (
+            "training.curriculum=[{length: 2, min_length: 2, steps: 1, settings: {vocab_size: 300}}]",
+            "settings of a stage must leave the vocabulary as it is; got vocab_size",
+        ),
         ("tokenizer={type: gpt2}", "tokenizer must be left out with data.task"),
         ("data.questions=0", "data.questions must be a positive integer"),
         ("data.early_questions=-1", "data.early_questions must not be negative"),
@@ -172,10 +188,11 @@ def test_stages_from_memory_end_with_a_segment(recipe_of, tmp_path, monkeypatch)
     assert 64 - 20 in lengths
 
 
-def test_text_is_asked_nothing_from_memory(recipe_of, tmp_path):
+@pytest.mark.parametrize(("name", "value"), [("from_memory", "true"), ("settings", "{facts_share: 0.3}")])
+def test_what_is_of_questions_is_refused_of_text(recipe_of, tmp_path, name, value):
     plain = {**QUESTIONS, "data": {"source": "novels"}, "tokenizer": {"type": "byte"}}
-    with pytest.raises(TesseraError, match="from_memory is of questions"):
-        train(recipe_of(plain, "training.curriculum=[{length: 2, steps: 1, from_memory: true}]"), tmp_path / "run")
+    with pytest.raises(TesseraError, match=f"{name} is of questions"):
+        train(recipe_of(plain, f"training.curriculum=[{{length: 2, steps: 1, {name}: {value}}}]"), tmp_path / "run")
 
 
 def test_a_stage_learns_from_its_last_segments(recipe_of, tmp_path, monkeypatch):
@@ -260,6 +277,8 @@ def test_writes_may_cost_what_their_gates_open(recipe_of, tmp_path):
         staged_data.open_staged_data(recipe_of(QUESTIONS, changes[0]), tmp_path, saved_tokenizer=False)
     with pytest.raises(TesseraError, match="write_cost_of must be strength or opening; got 'opened'"):
         recipe_of(QUESTIONS, changes[0].replace("opening", "opened"))
+    with pytest.raises(TesseraError, match="write_cost_of says what write_cost is of, which is 0; got 'opening'"):
+        recipe_of(QUESTIONS, "training.curriculum=[{length: 2, steps: 1, write_cost_of: opening}]")
 
 
 def test_without_a_write_there_is_no_cost(recipe_of, tmp_path):

@@ -54,7 +54,7 @@ def curves(records: Mapping[str, Record]) -> list[Curve]:
             max(outcome["trained_pairs"] for outcome in outcomes),
             _by_pairs(outcomes, "exact_match"),
             _by_pairs(outcomes, "capacity"),
-            outcomes[0].get("numbers_kept"),
+            max((outcome["numbers_kept"] for outcome in outcomes if "numbers_kept" in outcome), default=None),
         )
         for (model, variant, rule), outcomes in sorted(
             groups.items(), key=lambda item: (item[0][1] is not None, order.index(item[0][0]))
@@ -90,7 +90,7 @@ def _curves_table(chosen: list[Curve], quantity: str, scale: float) -> str:
         cells = [with_error(_scaled(values[n], scale), ".1f") if n in values else "" for n in pairs]
         kept = "" if curve.numbers_kept is None else f"{curve.numbers_kept:,}"
         rows.append([curve.label, *([kept] if has_sizes else []), curve.trained_pairs, *cells])
-    headings = ["pairs", *([f"numbers kept at {pairs[-1]} pairs"] if has_sizes else []), "trained to", *pairs]
+    headings = ["pairs", *(["numbers kept after its longest context"] if has_sizes else []), "trained to", *pairs]
     return markdown(headings, rows)
 
 

@@ -92,14 +92,17 @@ def _measure(model: torch.nn.Module, data: StagedQuestions, settings: BabilongSe
     Facts take at most a fifth of a sample where that holds the shortest stories, else what training allows.
     """
     tokens, count = segments * settings.segment, settings.contexts(segments)
-    at_once = WHOLE_AT_ONCE // settings.plan().data.questions if settings.model in WHOLE_TEXT else READ_AT_ONCE
-    together = max(1, min(count, at_once // tokens))
     is_long = SHORTEST_STORY[settings.kind] <= PUBLISHED_SHARE * tokens
     stage = Stage(segments, 1, settings={"facts_share": PUBLISHED_SHARE} if is_long else {})
+    # What is drawn does not depend on the model: all are tested on the same texts.
+    drawn = max(1, min(count, READ_AT_ONCE // tokens))
+    read = drawn
+    if settings.model in WHOLE_TEXT:
+        read = max(1, min(drawn, WHOLE_AT_ONCE // (settings.plan().data.questions * tokens)))
     shares, began = [], time.perf_counter()
-    for first in range(0, count, together):
-        batch = data.batch(stage, min(together, count - first), tokens, 1_000_000 * settings.seed + first, "test")
-        shares.append(right_answers(model, batch))
+    for first in range(0, count, drawn):
+        batch = data.batch(stage, min(drawn, count - first), tokens, 1_000_000 * settings.seed + first, "test")
+        shares += [right_answers(model, batch.rows(row, row + read)) for row in range(0, len(batch.contexts), read)]
     seconds = time.perf_counter() - began
     return estimate(torch.cat(shares)), seconds / (count * (tokens - RESERVED))
 

@@ -41,4 +41,10 @@ def read_samples(path: Path) -> list[TextSample]:
 
 def _is_text(value: object) -> bool:
     """Whether it is a string with something in it that can be written as UTF-8 (a lone surrogate cannot)."""
-    return isinstance(value, str) and bool(value.strip()) and not any("\ud800" <= one <= "\udfff" for one in value)
+    if not isinstance(value, str) or not value.strip():
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
