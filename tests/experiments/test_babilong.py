@@ -31,7 +31,9 @@ def test_every_recipe_is_one_that_tessera_train_takes(budget):
                     data.require(stage)
 
 
-@pytest.mark.parametrize(("recipe", "model"), [("armt-babilong-qa1", "armt_mosaic"), ("armt-babilong-qa1-long", OPENING)])
+@pytest.mark.parametrize(
+    ("recipe", "model"), [("armt-babilong-qa1", "armt_mosaic"), ("armt-babilong-qa1-long", OPENING)]
+)
 def test_the_recipes_that_ship_are_the_runs_of_qa1(recipe, model):
     shipped, plan = read_recipe(recipe), CPU.run(model, "qa1", 0).configuration.plan()
     training = replace(plan.training, steps=plan.training.curriculum_steps)  # as a recipe file's section has it

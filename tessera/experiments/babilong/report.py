@@ -28,7 +28,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 
 def draw(records: Mapping[str, Record], path: Path) -> None:
     """Exact match of QA1 against the tokens of a sample, means over seeds."""
-    figure = new_figure(8, 5)
+    figure = new_figure(8, 6)
     axis = figure.subplots()
     of_qa1 = {key: record for key, record in records.items() if record.configuration.kind == "qa1"}
     trained = {NAMES[record.configuration.model]: _longest_in_training(record) for record in of_qa1.values()}
@@ -42,7 +42,7 @@ def draw(records: Mapping[str, Record], path: Path) -> None:
     axis.plot([], [], color="black", lw=0.8, ls="--", label="longest text in training")
     axis.axhline(1 / 6, color="gray", ls=":", label="guess")
     axis.set(xscale="log", xlabel="tokens", ylabel="exact match", ylim=(0, 1.04), title="QA1; bars: 2 standard errors")
-    axis.legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     figure.savefig(path, dpi=130)
 
 
