@@ -8,6 +8,10 @@ class TesseraError(ValueError):
     """A mistake the user can correct. The command line prints its message alone and exits with status 2."""
 
 
+class TrainingInterrupted(KeyboardInterrupt):
+    """A run was stopped by Ctrl-C or SIGTERM after it had written a checkpoint. Its text names the run and the step."""
+
+
 def expect(condition: bool, where: str, argument: str, requirement: str, got: object, advice: str = "") -> None:
     """Raise `TesseraError("{where}: {argument} must {requirement}; got {got}. {advice}")` unless `condition` holds.
 

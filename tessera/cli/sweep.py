@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from tessera.cli.arguments import repeated
+from tessera.errors import TrainingInterrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train all, then print the table."""
-    from tessera.training.interruption import TrainingInterrupted
     from tessera.training.sweep import Sweep
 
     overrides = [_plain(override) for override in arguments.overrides]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.cli.arguments import repeated
-from tessera.errors import TesseraError
+from tessera.errors import TesseraError, TrainingInterrupted
 
 
 class HelpRecipe(argparse.Action):
@@ -57,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, and print where the model is and how good it is."""
-    from tessera.training.interruption import TrainingInterrupted
     from tessera.training.recipe import read_recipe
     from tessera.training.run import train
 

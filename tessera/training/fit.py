@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tessera.errors import TesseraError, expect
+from tessera.errors import TesseraError, TrainingInterrupted, expect
 from tessera.training.fit_checkpoint import Fit, load, save
-from tessera.training.interruption import TrainingInterrupted
 from tessera.training.optimizer import learning_rate_factor, parameter_groups, scalar_parameters
 
 Report = Callable[[float, str], None]

@@ -11,10 +11,6 @@ from tqdm import tqdm
 from transformers import TrainerCallback
 
 
-class TrainingInterrupted(KeyboardInterrupt):
-    """A run was stopped by Ctrl-C or SIGTERM after it had written a checkpoint. Its text names the run and the step."""
-
-
 class Interruption(TrainerCallback):
     """After a Ctrl-C or SIGTERM inside `listening`: log, save and stop at the end of the step that is being done.
 

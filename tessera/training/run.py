@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from tessera.checkpoints import latest_complete, step_of
 from tessera.data.windows import TrainingWindows, ValidationWindows
-from tessera.errors import TesseraError
+from tessera.errors import TesseraError, TrainingInterrupted
 from tessera.training.arguments import training_arguments
 from tessera.training.corpus import Corpus, open_corpus
 from tessera.training.folder import claimed
-from tessera.training.interruption import TrainingInterrupted
 from tessera.training.optimizer import schedule_factor
 from tessera.training.reporting import reporters, require_reporters
 from tessera.training.result import publish_model

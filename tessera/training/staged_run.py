@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from tessera.checkpoints import FOLDER
-from tessera.errors import TesseraError
+from tessera.errors import TesseraError, TrainingInterrupted
 from tessera.files import remove, writing
 from tessera.models.sizes import num_parameters
 from tessera.precision import autocast, resolve_precision
@@ -19,7 +19,7 @@ from tessera.training.expectation import duration
 from tessera.training.fit import FitOptions, Report
 from tessera.training.fit_checkpoint import Fit
 from tessera.training.folder import claimed
-from tessera.training.interruption import Interruption, TrainingInterrupted
+from tessera.training.interruption import Interruption
 from tessera.training.metrics import MetricsFile, median_speed
 from tessera.training.replacing import METRICS, RESULT, discard_replaced
 from tessera.training.result import move_into_run
