@@ -50,7 +50,7 @@ class WriteStrength(nn.Module):
         """How probable it is that a hard concrete gate of these scores, with its noise, is not 0.
 
         `sigmoid(score + 2/3 log((1 + s) / s))`: what Louizos et al. (2018) charge for, at their temperature of 2/3.
-        Its gradient is largest where the gate is nearly closed (at s = 0.1 where the strength is 0.1), half of that at
+        Its gradient is largest where the gate is nearly closed (at s = 0.1 where the strength is 0.1), 0.56 of that at
         a strength of 0.5, and at an open gate a fifth of the strength's: as a cost it presses mainly on gates that are
         nearly closed. Needs a stretch s > 0.
         """

@@ -84,7 +84,6 @@ def _measure(model: nn.Module, settings: RetrievalSettings, context: RunContext)
         ]
     longest = settings.task(max(settings.measured))
     outcome["norms"] = questions.memory_norms(model, longest, settings.measured, settings.seed)
-    outcome["numbers_kept"] = questions.numbers_kept(model, longest, settings.seed)
     return outcome
 
 

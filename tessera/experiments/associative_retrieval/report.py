@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tessera.experiments.associative_retrieval import models
 from tessera.experiments.associative_retrieval.published import NAMES, SETTING
-from tessera.experiments.associative_retrieval.settings import KEY_SIZE
+from tessera.experiments.associative_retrieval.questions import numbers_kept
+from tessera.experiments.associative_retrieval.settings import KEY_SIZE, RetrievalSettings
 from tessera.experiments.experiment import Record
 from tessera.experiments.tables import markdown, over_seeds, settings_table, spread, with_error
 from tessera.tasks.task import Estimate
@@ -20,8 +22,7 @@ BY_PAIRS = {
 class Curve(NamedTuple):
     """One model (or a variant of one) on one rule; `exact_match` and `capacity` by number of pairs, over seeds.
 
-    Of one seed the standard error is over held-out contexts. numbers_kept: the size of its state after the longest
-    context; None in older records.
+    Of one seed the standard error is over held-out contexts. settings: of one of its runs.
     """
 
     model: str
@@ -30,7 +31,7 @@ class Curve(NamedTuple):
     trained_pairs: int
     exact_match: dict[int, Estimate]
     capacity: dict[int, Estimate]
-    numbers_kept: int | None = None
+    settings: RetrievalSettings
 
     @property
     def label(self) -> str:
@@ -42,9 +43,11 @@ class Curve(NamedTuple):
 def curves(records: Mapping[str, Record]) -> list[Curve]:
     """One curve per model, variant and rule, in the order of `NAMES`, variants last."""
     groups: dict[tuple[str, str | None, str], list[dict]] = {}
+    settings = {}
     for record in records.values():
-        settings = record.configuration
-        groups.setdefault((settings.model, settings.ablation, settings.rule), []).append(record.outcome)
+        group = (record.configuration.model, record.configuration.ablation, record.configuration.rule)
+        groups.setdefault(group, []).append(record.outcome)
+        settings[group] = record.configuration
     order = list(NAMES)
     return [
         Curve(
@@ -54,7 +57,7 @@ def curves(records: Mapping[str, Record]) -> list[Curve]:
             max(outcome["trained_pairs"] for outcome in outcomes),
             _by_pairs(outcomes, "exact_match"),
             _by_pairs(outcomes, "capacity"),
-            max((outcome["numbers_kept"] for outcome in outcomes if "numbers_kept" in outcome), default=None),
+            settings[model, variant, rule],
         )
         for (model, variant, rule), outcomes in sorted(
             groups.items(), key=lambda item: (item[0][1] is not None, order.index(item[0][0]))
@@ -83,15 +86,19 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 
 def _curves_table(chosen: list[Curve], quantity: str, scale: float) -> str:
     pairs = sorted({n for curve in chosen for n in getattr(curve, quantity)})
-    has_sizes = any(curve.numbers_kept is not None for curve in chosen)
     rows = []
     for curve in chosen:
         values = getattr(curve, quantity)
         cells = [with_error(_scaled(values[n], scale), ".1f") if n in values else "" for n in pairs]
-        kept = "" if curve.numbers_kept is None else f"{curve.numbers_kept:,}"
-        rows.append([curve.label, *([kept] if has_sizes else []), curve.trained_pairs, *cells])
-    headings = ["pairs", *(["numbers kept after its longest context"] if has_sizes else []), "trained to", *pairs]
-    return markdown(headings, rows)
+        rows.append([curve.label, _numbers_kept(curve.settings), curve.trained_pairs, *cells])
+    return markdown(["pairs", "numbers kept", "trained to", *pairs], rows)
+
+
+def _numbers_kept(settings: RetrievalSettings) -> str:
+    """What the model carries on from a text, which does not depend on its training; of a growing state, per pair."""
+    model = models.build(settings.model, settings.sizes, settings.seed).eval()
+    after_one, after_two = (numbers_kept(model, settings.task(pairs), settings.seed) for pairs in (1, 2))
+    return f"{after_one:,}" if after_one == after_two else f"{after_two - after_one:,} for each pair"
 
 
 def _scaled(one: Estimate, factor: float) -> Estimate:

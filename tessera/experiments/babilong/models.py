@@ -8,7 +8,7 @@ GATED = "armt_mosaic_gated"
 OPENING = "armt_mosaic_opening"
 NAMES = {
     "armt_mosaic": "ARMT around a Memory Mosaic",
-    GATED: "ARMT around a Memory Mosaic, strengths down to 0",
+    GATED: "ARMT around a Memory Mosaic, strengths down to 0, cost of strength",
     OPENING: "ARMT around a Memory Mosaic, strengths down to 0, cost of opening",
     "armt": "ARMT around GPT-NeoX",
     "armt_mosaic_v2": "ARMT around a Memory Mosaic v2",
