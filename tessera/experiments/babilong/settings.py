@@ -1,7 +1,7 @@
 """What each budget trains: a recipe for each model and kind of question, and the lengths that are measured."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tessera.experiments.babilong.models import GATED, LAST_SEGMENT, NAMES, OPENING, WHOLE_TEXT, section
@@ -21,8 +21,8 @@ class BabilongSettings:
 
     Attributes:
         model: one of `NAMES`. recipe: plain values of a `tessera.training.sections.Recipe`. measured: segments of the
-            tested samples. test_tokens: tokens to read at each of them, in at least 4 and at most `test_contexts`
-            contexts.
+            tested samples. test_tokens: tokens to read at each of them, in at least `fewest_contexts` and at most
+            `test_contexts` contexts.
     """
 
     model: str
@@ -32,6 +32,7 @@ class BabilongSettings:
     measured: tuple[int, ...]
     test_tokens: int
     test_contexts: int
+    fewest_contexts: int = 4
 
     @property
     def segment(self) -> int:
@@ -44,7 +45,7 @@ class BabilongSettings:
 
     def contexts(self, segments: int) -> int:
         """How many contexts of so many segments are read."""
-        return max(4, min(self.test_contexts, self.test_tokens // (segments * self.segment)))
+        return max(self.fewest_contexts, min(self.test_contexts, self.test_tokens // (segments * self.segment)))
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Budget:
         gated_backprop: segments at the end of their texts that gradients flow through. gated_lookalikes: share of their
             noise that words of stories replace.
         longest_whole_text: segments of the longest sample that models without segments are tested on.
+        fewest_contexts: of the longest tests, by model, where it is not 4.
     """
 
     width: int
@@ -86,6 +88,7 @@ class Budget:
     gated_lookalikes: float = 0.05
     evaluate_every: int = 50
     evaluate_sequences: int = 32
+    fewest_contexts: Mapping[str, int] = field(default_factory=dict)
     models: tuple[str, ...] = tuple(NAMES)
 
     def run(self, model: str, kind: str, seed: int) -> Run:
@@ -119,6 +122,8 @@ class Budget:
         }
         measured = tuple(n for n in self.measured if model not in WHOLE_TEXT or n <= self.longest_whole_text)
         settings = BabilongSettings(model, kind, seed, recipe, measured, self.test_tokens, self.test_contexts)
+        if model in self.fewest_contexts:
+            settings = replace(settings, fewest_contexts=self.fewest_contexts[model])
         return Run(f"{model}/{kind}/seed {seed}", settings, COSTS.get(model, 1.0))
 
     def _facts_share(self, kind: str) -> float:
@@ -212,6 +217,7 @@ CPU = Budget(
     kinds=("qa1", "qa4", "qa5", "qa2", "qa3"),
     seeds=3,
     evaluate_sequences=64,
+    fewest_contexts={OPENING: 16},  # the goal is a figure at a million tokens, which 4 contexts tell to ± 7
 )
 # Sizes, stages and steps as published; but bases start from scratch, words are tokens, questions share a reading.
 FULL = Budget(
