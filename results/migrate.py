@@ -5,10 +5,12 @@ not written.
 """
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+from tessera.evaluation.provenance import command_line
 from tessera.files import write_text_atomically
 
 
@@ -138,6 +140,30 @@ def state_precision(stored: dict[str, Any]) -> None:
             run["outcome"] = {"precision": "bf16", **run["outcome"]}
 
 
+def charge_openings(stored: dict[str, Any]) -> None:
+    """BABILong's cost of writes is that of their opening alone; configurations say how many contexts are read at least."""
+    if stored.get("header", {}).get("experiment") != "babilong":
+        return
+    renamed = ("armt_mosaic_opening", "armt_mosaic_gated")
+    for key in list(stored["runs"]):
+        run = stored["runs"].pop(key)
+        stored["runs"][key.replace(*renamed)] = run
+        settings = run["configuration"]
+        settings["model"] = settings["model"].replace(*renamed)
+        settings["recipe"]["name"] = settings["recipe"]["name"].replace(*renamed)
+        settings.setdefault("fewest_contexts", 4)
+        for stage in (*settings["recipe"]["training"]["curriculum"], *run["outcome"]["stages"]):
+            stage.pop("write_cost_of", None)
+
+
+def strip_folders(stored: Any) -> None:
+    """Commands name no folders of the machine that ran them."""
+    for value in stored.values() if isinstance(stored, dict) else stored if isinstance(stored, list) else ():
+        strip_folders(value)
+    if isinstance(stored, dict) and isinstance(stored.get("command"), str):
+        stored["command"] = command_line(shlex.split(stored["command"]))
+
+
 RULES = (
     halve_distances,
     rename_fields,
@@ -147,6 +173,8 @@ RULES = (
     type_associative_retrieval,
     type_three_moons,
     state_precision,
+    charge_openings,
+    strip_folders,
 )
 
 

@@ -5,6 +5,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,11 +26,11 @@ def provenance(
 ) -> dict[str, Any]:
     """A JSON-ready record: configuration, seed, command, versions, hardware, commit, time.
 
-    `command` defaults to this process's command line without folders' names. `commit` is null outside a git checkout
+    `command` defaults to this process's command line, see `command_line`. `commit` is null outside a git checkout
     of the library and ends in "+changes" when tracked files outside `results/` differ from it.
     """
     return {
-        "command": command or f"{_program()} {shlex.join(sys.argv[1:])}".strip(),
+        "command": command or f"{_program()} {command_line(sys.argv[1:])}".strip(),
         "configuration": configuration,
         "seed": seed,
         "versions": {"tessera": tessera.__version__, "python": platform.python_version(), **_versions()},
@@ -44,6 +45,16 @@ def _program() -> str:
     """How this process was called: a module's name, or that of a script without its folder."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return f"python -m {spec.name.removesuffix('.__main__')}" if spec else Path(sys.argv[0]).name
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """Arguments as they would be typed, absolute paths without their folders: these say nothing elsewhere."""
+    return shlex.join(_without_folders(argument) for argument in arguments)
+
+
+def _without_folders(argument: str) -> str:
+    option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    return option + equals + (Path(value).name if Path(value).is_absolute() else value)
 
 
 def hardware() -> dict[str, Any]:

@@ -15,7 +15,6 @@ from tessera.shapes import Bool, Float
 from tessera.state import State
 
 TEMPERATURE = 2 / 3  # of the hard concrete gate's noise
-WRITE_MEASURES = ("strength", "opening")  # what a cost of writes may charge for: see `recorded_writes`
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ class WriteStrength(nn.Module):
 
         `sigmoid(score + 2/3 log((1 + s) / s))`: what Louizos et al. (2018) charge for, at their temperature of 2/3.
         Its gradient is largest where the gate is nearly closed (at s = 0.1 where the strength is 0.1), 0.56 of that at
-        a strength of 0.5, and at an open gate a fifth of the strength's: as a cost it presses mainly on gates that are
-        nearly closed. Needs a stretch s > 0.
+        a strength of 0.5, and a fifth of the strength's gradient at an open gate: as a cost it presses mainly on gates
+        that are nearly closed. Needs a stretch s > 0.
         """
         expect(self.stretch > 0, "WriteStrength", "stretch", "be positive for a probability to open", self.stretch)
         return torch.sigmoid(scores.squeeze(-1) + TEMPERATURE * math.log((1 + self.stretch) / self.stretch))
@@ -137,21 +136,17 @@ class AssociationMemory(nn.Module):
 
 
 @contextmanager
-def recorded_writes(model: nn.Module, what: str = "strength") -> Iterator[list[Tensor]]:
-    """While it lasts, of all writes to association matrices of `model` the strengths (B, M), with their gradient.
-
-    `what="opening"`: `WriteStrength.opening` instead.
-    """
-    expect(what in WRITE_MEASURES, "recorded_writes", "what", "be one of " + ", ".join(WRITE_MEASURES), repr(what))
-    writes: list[Tensor] = []
+def recorded_openings(model: nn.Module) -> Iterator[list[Tensor]]:
+    """While it lasts, `WriteStrength.opening` (B, M) of all writes to association matrices of `model`."""
+    openings: list[Tensor] = []
 
     def record(gate: WriteStrength, scores: tuple[Tensor], strength: Tensor) -> None:
-        writes.append(strength if what == "strength" else gate.opening(*scores))
+        openings.append(gate.opening(*scores))
 
     gates = [module for module in model.modules() if isinstance(module, WriteStrength)]
     hooks = [gate.register_forward_hook(record) for gate in gates]
     try:
-        yield writes
+        yield openings
     finally:
         for hook in hooks:
             hook.remove()

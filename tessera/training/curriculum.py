@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from tessera.errors import expect
-from tessera.memories.association import WRITE_MEASURES
 from tessera.training.fit import FitOptions, Report, fit, unreported
 from tessera.training.fit_checkpoint import Fit
 from tessera.typed import from_json
@@ -26,10 +25,9 @@ class Stage:
         learning_rate: its peak. settings: of the task in this stage, such as a key size.
         from_memory: of questions: texts end with a segment and the questions come in the next one, so that they can be
             answered from memory alone.
-        write_cost: of models with association matrices: this times the mean strength of the writes is added to the
-            loss (of those that gradients flow through) and taken off the score (of all), so that text without use is
-            not written. write_cost_of: "strength", or "opening": this times the mean
-            probability that a write's gate opens, which needs a `strength_stretch` (`WriteStrength.opening`).
+        write_cost: of an ARMT with a `strength_stretch`: this times the mean probability that a write's gate opens
+            (`WriteStrength.opening`) is added to the loss (of writes that gradients flow through) and taken off the
+            score (of all), so that text without use is not written.
         backprop_segments: of questions to models that read segments: gradients flow through this many last segments,
             and only they are asked `early_questions`; the rest is read without gradients. None: through all.
     """
@@ -42,7 +40,6 @@ class Stage:
     settings: dict = field(default_factory=dict)
     from_memory: bool = False
     write_cost: float = 0.0
-    write_cost_of: str = WRITE_MEASURES[0]
     backprop_segments: int | None = None
 
     def problems(self) -> list[tuple[str, str]]:
@@ -57,10 +54,6 @@ class Stage:
             invalid.append(("backprop_segments", f"must be at least 1; got {self.backprop_segments}."))
         if self.write_cost < 0:
             invalid.append(("write_cost", f"must be at least 0; got {self.write_cost}."))
-        if self.write_cost_of not in WRITE_MEASURES:
-            invalid.append(("write_cost_of", f"must be {' or '.join(WRITE_MEASURES)}; got {self.write_cost_of!r}."))
-        elif self.write_cost_of != WRITE_MEASURES[0] and not self.write_cost:
-            invalid.append(("write_cost_of", f"says what write_cost is of, which is 0; got {self.write_cost_of!r}."))
         for name in ("target", "learning_rate"):
             if not getattr(self, name) > 0:
                 invalid.append((name, f"must be positive; got {getattr(self, name)}."))

@@ -144,9 +144,8 @@ class TrainingSection:
         "model.segment_size tokens; of models that read no segments, of data.context), `min_length` (each step draws "
         "its number between them), `steps`, `learning_rate`, `target` (the score at which the stage ends), `settings` "
         "of the task, `from_memory` (the questions come in a segment of their own), `write_cost` (of ARMT: this times "
-        "the mean strength of writing is added to the loss), `write_cost_of` (`strength`, or `opening`: how probable "
-        "it is that a gate opens) and `backprop_segments` (gradients flow through so many segments at the end of a "
-        "text of questions); it begins with the best weights of the one before",
+        "the mean probability that it writes is added to the loss) and `backprop_segments` (gradients flow through so "
+        "many segments at the end of a text of questions); it begins with the best weights of the one before",
     )
     patience: int | None = option(None, "a stage ends after so many validations without a better one; null: never")
     freeze_base: bool = option(False, "of ARMT, RMT and PRMT: keep the base's weights, train the memory alone")

@@ -16,7 +16,7 @@ from tessera.data.windows import ValidationWindows
 from tessera.errors import TesseraError, did_you_mean
 from tessera.evaluation.loss import bits_per_byte, loss_by_position
 from tessera.evaluation.questions import answer_loss, is_segmented, right_answers
-from tessera.memories.association import recorded_writes
+from tessera.memories.association import recorded_openings
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.vocabulary import END, PAD, UNKNOWN
 from tessera.tasks.catalogue import TASKS
@@ -66,19 +66,18 @@ class StagedData(ABC):
         """`prediction_loss`, and what the stage's writes cost."""
         if not stage.write_cost:
             return self.prediction_loss(model, stage, number, step)
-        with recorded_writes(model, stage.write_cost_of) as writes:
+        with recorded_openings(model) as openings:
             loss = self.prediction_loss(model, stage, number, step)
-        return loss + stage.write_cost * _mean([write for write in writes if write.requires_grad])
+        return loss + stage.write_cost * _mean([opening for opening in openings if opening.requires_grad])
 
     def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """The numbers of a line of metrics: `predictions`, whose score is lower by what the stage's writes cost."""
         if not stage.write_cost:
             return self.predictions(model, stage)
-        with recorded_writes(model, stage.write_cost_of) as writes:
+        with recorded_openings(model) as openings:
             numbers = self.predictions(model, stage)
-        mean = _mean(writes).item()
-        score = numbers["score"] - stage.write_cost * mean
-        return {**numbers, "score": score, f"validation_write_{stage.write_cost_of}": mean}
+        mean = _mean(openings).item()
+        return {**numbers, "score": numbers["score"] - stage.write_cost * mean, "validation_opening": mean}
 
     def batch_tokens(self, stage: Stage, step: int) -> int:
         """Tokens of the contexts of a step."""
@@ -89,10 +88,10 @@ class StagedData(ABC):
         return (self.recipe.seed * 100 + number) * 10_000_000 + step
 
 
-def _mean(writes: list[Tensor]) -> Tensor:
-    if not writes:  # texts of one segment that stays open
+def _mean(openings: list[Tensor]) -> Tensor:
+    if not openings:  # texts of one segment that stays open
         return torch.zeros(())
-    return torch.cat([write.flatten() for write in writes]).mean()
+    return torch.cat([opening.flatten() for opening in openings]).mean()
 
 
 def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool) -> StagedData:
@@ -100,7 +99,7 @@ def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool) -> Sta
 
     Raises:
         TesseraError: an unknown task, a setting that it does not have, text that is missing or too short; a cost of
-            writes of a model that does not write with strengths, or whose gates cannot close; `backprop_segments` of
+            writes of a model that has no gates of writing, or whose gates cannot close; `backprop_segments` of
             one that reads no segments.
     """
     segment = recipe.model.get("segment_size", recipe.data.context)
@@ -112,10 +111,10 @@ def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool) -> Sta
         kind = recipe.model["type"]
         if stage.write_cost and kind != "armt":
             raise TesseraError(f"training.curriculum: write_cost is of models of type 'armt'; got {kind!r}.")
-        if stage.write_cost and stage.write_cost_of == "opening" and not recipe.model.get("strength_stretch"):
+        if stage.write_cost and not recipe.model.get("strength_stretch"):
             raise TesseraError(
-                "training.curriculum: write_cost_of: opening needs a model with a `strength_stretch` above 0, whose "
-                f"gates can close; got {recipe.model.get('strength_stretch', 0)}."
+                "training.curriculum: write_cost needs a model with a `strength_stretch` above 0, whose gates can "
+                f"close; got {recipe.model.get('strength_stretch', 0)}."
             )
         if stage.backprop_segments and "segment_size" not in recipe.model:
             raise TesseraError(f"training.curriculum: backprop_segments is of models with segments; got {kind!r}.")

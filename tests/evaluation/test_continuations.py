@@ -7,7 +7,7 @@ from tessera.errors import TesseraError
 from tessera.evaluation import continuations
 from tessera.evaluation.continuations import Request, continuation_likelihoods
 from tessera.evaluation.prefix_tree import prefix_tree
-from tessera.models.forking import fork, state_bytes
+from tessera.models.forking import fork, state_bytes, state_numbers
 from tests.models.contract import CASES, VOCABULARY, tokens
 from tests.tolerances import REORDERED_FLOAT64
 
@@ -98,6 +98,13 @@ def test_a_fork_is_apart_from_what_it_is_of():
         torch.testing.assert_close(first, again.repeat(3, 1, 1))
         torch.testing.assert_close(again, model(ids).logits[:, 10:])
         assert state_bytes(fork(state, 3)) > 2 * state_bytes(fork(state, 1)) > 0
+
+
+def test_a_tensor_that_stands_twice_in_a_state_counts_once_and_positions_are_no_numbers():
+    shared, positions = torch.zeros(2, 3), torch.zeros(5, dtype=torch.long)
+    state = {"keys": shared, "layers": [(shared, positions)]}
+    assert state_numbers(state) == 6
+    assert state_bytes(state) == 6 * 4 + 5 * 8
 
 
 def test_rows_are_few_where_their_states_are_large(monkeypatch):

@@ -7,7 +7,7 @@ import sys
 import torch
 import transformers
 
-from tessera.evaluation.provenance import INSTRUCTIONS, commit, provenance
+from tessera.evaluation.provenance import INSTRUCTIONS, command_line, commit, provenance
 
 
 def git(folder, *arguments):
@@ -27,6 +27,20 @@ def test_a_record_is_json_with_everything_in_it():
     assert record["hardware"]["instructions"] == [
         name for name in INSTRUCTIONS if torch.cpu.get_capabilities().get(name)
     ]
+
+
+def test_a_command_names_no_folders_of_this_machine():
+    arguments = [
+        "reproduce",
+        "toy",
+        "--only",
+        "a/b c",
+        "--output",
+        "/home/someone/out",
+        "--data=/data/stories",
+        "--x=1",
+    ]
+    assert command_line(arguments) == "reproduce toy --only 'a/b c' --output out --data=stories --x=1"
 
 
 def test_the_commit_is_named_with_its_changes(tmp_path):

@@ -7,7 +7,7 @@ import torch
 
 from tessera.experiments.babilong import experiment
 from tessera.experiments.babilong.experiment import BabilongExperiment, LastSegment
-from tessera.experiments.babilong.models import GATED, NAMES, OPENING, WHOLE_TEXT
+from tessera.experiments.babilong.models import GATED, NAMES, WHOLE_TEXT
 from tessera.experiments.babilong.settings import BUDGETS, CPU
 from tessera.experiments.experiment import RunSelection
 from tessera.models.sizes import count_parameters
@@ -31,9 +31,7 @@ def test_every_recipe_is_one_that_tessera_train_takes(budget):
                     data.require(stage)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "model"), [("armt-babilong-qa1", "armt_mosaic"), ("armt-babilong-qa1-long", OPENING)]
-)
+@pytest.mark.parametrize(("recipe", "model"), [("armt-babilong-qa1", "armt_mosaic"), ("armt-babilong-qa1-long", GATED)])
 def test_the_recipes_that_ship_are_the_runs_of_qa1(recipe, model):
     shipped, plan = read_recipe(recipe), CPU.run(model, "qa1", 0).configuration.plan()
     training = replace(plan.training, steps=plan.training.curriculum_steps)  # as a recipe file's section has it
@@ -43,11 +41,11 @@ def test_the_recipes_that_ship_are_the_runs_of_qa1(recipe, model):
 def test_other_kinds_are_read_by_the_gated_model_and_qa4_learns_longer_first():
     runs = BabilongExperiment().runs(RunSelection("cpu", seeds=1))
     others = [run for run in runs if run.configuration.kind != "qa1"]
-    assert {run.configuration.model for run in others} == {OPENING}
+    assert {run.configuration.model for run in others} == {GATED}
     steps = {
         run.configuration.kind: [one["steps"] for one in run.configuration.recipe["training"]["curriculum"]][:2]
         for run in runs
-        if run.configuration.model == OPENING
+        if run.configuration.model == GATED
     }
     assert steps["qa1"] == [CPU.stages[0][1], CPU.memory_steps]
     assert steps["qa4"] == [1000, 600]
@@ -65,14 +63,6 @@ def test_gates_close_in_further_stages_of_rising_cost():
     assert {stage["settings"]["lookalikes"] for stage in further} == {CPU.gated_lookalikes}
 
 
-def test_a_cost_of_opening_is_all_that_tells_the_two_gated_models_apart():
-    gated, opening = (CPU.run(name, "qa1", 0).configuration.recipe for name in (GATED, OPENING))
-    assert opening["model"] == gated["model"]
-    stages = opening["training"]["curriculum"]
-    assert [stage.pop("write_cost_of", None) for stage in stages] == [None] * 7 + ["opening"] * 3
-    assert stages == gated["training"]["curriculum"]
-
-
 def test_the_models_are_of_about_one_size():
     sizes = {}
     for name in NAMES:
@@ -87,7 +77,7 @@ def test_tests_reach_a_million_tokens_but_for_models_that_read_the_whole_text():
         longest = max(settings.measured) * settings.segment
         assert (longest == 1_000_000) == (name not in WHOLE_TEXT)
         assert settings.contexts(2) == 128
-        assert settings.contexts(15_625) == (16 if name == OPENING else 4)
+        assert settings.contexts(15_625) == (16 if name == GATED else 4)
 
 
 def test_all_models_are_tested_on_the_same_texts_however_many_they_read_at_once(monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tessera.errors import TesseraError
-from tessera.memories.association import AssociationMemory, WriteStrength, recorded_writes
+from tessera.memories.association import AssociationMemory, WriteStrength, recorded_openings
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 
@@ -50,15 +50,15 @@ def test_any_other_token_writes(bias, stretch):
     assert not torch.allclose(before.normaliser, after.normaliser)
 
 
-def test_strengths_are_recorded_while_asked():
-    memory = AssociationMemory(8, 4)
+def test_openings_are_recorded_while_asked():
+    memory = AssociationMemory(8, 4, strength_stretch=0.1)
     tokens = torch.randn(2, 3, 8)
-    with recorded_writes(memory) as strengths:
+    with recorded_openings(memory) as openings:
         memory.write(tokens, memory.empty_state(2))
     memory.write(tokens, memory.empty_state(2))
-    assert len(strengths) == 1
-    assert torch.equal(strengths[0], torch.sigmoid(memory.strength(tokens)).squeeze(-1))
-    assert strengths[0].requires_grad
+    assert len(openings) == 1
+    assert torch.equal(openings[0], memory.gate.opening(memory.strength(tokens)))
+    assert openings[0].requires_grad
 
 
 @pytest.mark.parametrize("score", [-4.0, -1.6, 0.0, 2.0])
@@ -71,15 +71,6 @@ def test_how_probable_it_is_that_a_gate_opens(score):
     assert actual.item() == pytest.approx(expected.item(), abs=0.003)  # four standard errors of the draws
 
 
-def test_openings_are_recorded_where_they_are_asked_for():
-    memory = AssociationMemory(8, 4, strength_stretch=0.1)
-    tokens = torch.randn(2, 3, 8)
-    with recorded_writes(memory, "opening") as writes:
-        memory.write(tokens, memory.empty_state(2))
-    assert torch.equal(writes[0], memory.gate.opening(memory.strength(tokens)))
-    assert writes[0].requires_grad
-
-
 def test_the_stretch_of_a_configuration_is_that_of_every_memory():
     base = MemoryMosaicConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=4)
     config = ARMTConfig(base_config=base, segment_size=4, num_memory_tokens=2, memory_dim=4, strength_stretch=0.1)
@@ -88,8 +79,6 @@ def test_the_stretch_of_a_configuration_is_that_of_every_memory():
         ARMTConfig(base_config=base, segment_size=4, num_memory_tokens=2, memory_dim=4, strength_stretch=-0.1)
 
 
-def test_what_cannot_be_recorded_is_refused():
-    with pytest.raises(TesseraError, match="what must be one of strength, opening; got 'opened'"):
-        recorded_writes(WriteStrength(0.1), "opened").__enter__()
+def test_a_gate_that_cannot_close_has_no_probability_to_open():
     with pytest.raises(TesseraError, match="stretch must be positive for a probability to open; got 0"):
         WriteStrength(0.0).opening(torch.zeros(1, 1, 1))

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tessera.errors import TesseraError
-from tessera.memories.association import recorded_writes
+from tessera.memories.association import recorded_openings
 from tessera.training import staged_data
 from tessera.training.metrics import MetricsFile
 from tessera.training.recipe import read_recipe
@@ -17,6 +17,7 @@ from tessera.training.run import train
 from tessera.training.start import starting_model
 
 BASE = {"type": "memory_mosaic", "hidden_size": 16, "num_layers": 2, "num_heads": 2, "num_persistent_slots": 8}
+STRETCH = "model.strength_stretch=0.1"
 QUESTIONS = {
     "model": {"type": "armt", "segment_size": 32, "num_memory_tokens": 2, "memory_dim": 4, "base": BASE},
     "data": {
@@ -224,7 +225,7 @@ def test_last_segments_are_those_of_questions_to_models_with_segments(recipe_of,
         train(recipe_of({**QUESTIONS, **section}, stage), tmp_path / "run", progress=False)
 
 
-def test_writes_cost_their_mean_strength(recipe_of, tmp_path, monkeypatch):
+def test_writes_cost_how_probable_it_is_that_their_gates_open(recipe_of, tmp_path, monkeypatch):
     losses, scores = [], []
     loss = staged_data.StagedQuestions.loss
 
@@ -236,54 +237,40 @@ def test_writes_cost_their_mean_strength(recipe_of, tmp_path, monkeypatch):
 
     monkeypatch.setattr(staged_data.StagedQuestions, "loss", seen)
     stages = "{length: 2, min_length: 2, steps: 1}, {length: 2, min_length: 2, steps: 1, write_cost: 10.0}"
-    train(recipe_of(QUESTIONS, f"training.curriculum=[{stages}]"), tmp_path / "run", progress=False)
+    train(recipe_of(QUESTIONS, f"training.curriculum=[{stages}]", STRETCH), tmp_path / "run", progress=False)
     assert losses[0] == 0
-    assert losses[1] == pytest.approx(5.0, abs=1.0)  # fresh strengths are near sigmoid(0)
+    assert losses[1] == pytest.approx(8.3, abs=1.0)  # a fresh gate opens with sigmoid(2/3 log(1.1 / 0.1))
     assert scores[0] == 0
-    assert scores[1] == pytest.approx(5.0, abs=1.0)
+    assert scores[1] == pytest.approx(8.3, abs=1.0)
     checks = [r for r in MetricsFile(tmp_path / "run" / "metrics.jsonl").read() if "validation_loss" in r]
-    assert [round(r.get("validation_write_strength", 0), 1) for r in checks] == [0, 0.5]
+    assert [round(r.get("validation_opening", 0), 1) for r in checks] == [0, 0.8]
 
 
 def test_only_writes_with_a_gradient_cost(recipe_of, tmp_path):
     stages = "{length: 4, min_length: 4, steps: 1, write_cost: 10.0, backprop_segments: 2}"
-    recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]")
+    recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]", STRETCH)
     stage = recipe.training.curriculum[0]
     data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
     model = starting_model(recipe, data.tokenizer, context=4 * 32)
-    with recorded_writes(model) as strengths:
+    with recorded_openings(model) as openings:
         loss = data.loss(model, stage, 0, 0)
-    with_gradient = [strength.requires_grad for strength in strengths]
+    with_gradient = [opening.requires_grad for opening in openings]
     assert with_gradient == [False, False, False, False, True, True]  # two layers; the last of four segments stays open
-    of_all, of_last = (10.0 * torch.cat(some).mean() for some in (strengths, strengths[4:]))
+    of_all, of_last = (10.0 * torch.cat(some).mean() for some in (openings, openings[4:]))
     assert not torch.isclose(of_all, of_last)
     torch.testing.assert_close(loss, data.prediction_loss(model, stage, 0, 0) + of_last)
 
 
-def test_writes_may_cost_what_their_gates_open(recipe_of, tmp_path):
-    stage = "{length: 3, min_length: 3, steps: 1, write_cost: 10.0, write_cost_of: opening}"
-    changes = (f"training.curriculum=[{stage}]", "model.strength_stretch=0.1")
-    recipe = recipe_of(QUESTIONS, *changes)
-    stage = recipe.training.curriculum[0]
-    data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
-    model = starting_model(recipe, data.tokenizer, context=3 * 32)
-    with recorded_writes(model, "opening") as openings:
-        plain = data.prediction_loss(model, stage, 0, 0)
-    torch.testing.assert_close(data.loss(model, stage, 0, 0), plain + 10.0 * torch.cat(openings).mean())
-    numbers = data.validation(model, stage)
-    score = data.predictions(model, stage)["score"]
-    assert numbers["score"] == pytest.approx(score - 10.0 * numbers["validation_write_opening"])
-    with pytest.raises(TesseraError, match="opening needs a model with a `strength_stretch` above 0, whose gates can"):
-        staged_data.open_staged_data(recipe_of(QUESTIONS, changes[0]), tmp_path, saved_tokenizer=False)
-    with pytest.raises(TesseraError, match="write_cost_of must be strength or opening; got 'opened'"):
-        recipe_of(QUESTIONS, changes[0].replace("opening", "opened"))
-    with pytest.raises(TesseraError, match="write_cost_of says what write_cost is of, which is 0; got 'opening'"):
-        recipe_of(QUESTIONS, "training.curriculum=[{length: 2, steps: 1, write_cost_of: opening}]")
+def test_a_cost_of_writes_needs_gates_that_can_close(recipe_of, tmp_path):
+    stages = "training.curriculum=[{length: 3, min_length: 3, steps: 1, write_cost: 10.0}]"
+    with pytest.raises(TesseraError, match="write_cost needs a model with a `strength_stretch` above 0"):
+        train(recipe_of(QUESTIONS, stages), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_a_write_there_is_no_cost(recipe_of, tmp_path):
     stages = "{length: 1, steps: 1, write_cost: 10.0}"
-    recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]", "model.segment_size=64")
+    recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]", STRETCH, "model.segment_size=64")
     stage = recipe.training.curriculum[0]
     data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
     model = starting_model(recipe, data.tokenizer, context=64)

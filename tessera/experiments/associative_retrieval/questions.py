@@ -82,7 +82,7 @@ def numbers_kept(model: PreTrainedModel, task: AssociativeRetrieval, seed: int) 
     """How many numbers a model carries on after one context of `task`: its memory, or the cache of the whole text."""
     context = task.sample_questions(1, 1, generator_of(task, seed, "test"))[0].to(model.device)
     if is_segmented(model):
-        return state_numbers(read(model, context, task.segment_size).layers)
+        return state_numbers(read(model, context, task.segment_size))
     output = model(input_ids=context, use_cache=True)
     return state_numbers(output.get("past_key_values", output.get("cache_params")))
 

@@ -1,10 +1,10 @@
 """What each budget trains: a recipe for each model and kind of question, and the lengths that are measured."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from tessera.experiments.babilong.models import GATED, LAST_SEGMENT, NAMES, OPENING, WHOLE_TEXT, section
+from tessera.experiments.babilong.models import GATED, LAST_SEGMENT, NAMES, WHOLE_TEXT, section
 from tessera.experiments.experiment import Run
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.stories import LENGTHS, PLAIN_FACT
@@ -32,7 +32,7 @@ class BabilongSettings:
     measured: tuple[int, ...]
     test_tokens: int
     test_contexts: int
-    fewest_contexts: int = 4
+    fewest_contexts: int
 
     @property
     def segment(self) -> int:
@@ -57,7 +57,7 @@ class Budget:
         memory_steps: of a stage between the first, if that has one segment, and the second: one whole segment, asked
             from memory alone.
         slow_kinds: kind of question -> steps of the first stage and of the one from memory, where it takes more.
-        gated_stages: (segments, steps, cost of writes) of the further stages of the models whose strengths reach 0.
+        gated_stages: (segments, steps, cost of writes) of the further stages of the model whose strengths reach 0.
         gated_backprop: segments at the end of their texts that gradients flow through. gated_lookalikes: share of their
             noise that words of stories replace.
         longest_whole_text: segments of the longest sample that models without segments are tested on.
@@ -121,9 +121,8 @@ class Budget:
             },
         }
         measured = tuple(n for n in self.measured if model not in WHOLE_TEXT or n <= self.longest_whole_text)
-        settings = BabilongSettings(model, kind, seed, recipe, measured, self.test_tokens, self.test_contexts)
-        if model in self.fewest_contexts:
-            settings = replace(settings, fewest_contexts=self.fewest_contexts[model])
+        tests = (self.test_tokens, self.test_contexts, self.fewest_contexts.get(model, 4))
+        settings = BabilongSettings(model, kind, seed, recipe, measured, *tests)
         return Run(f"{model}/{kind}/seed {seed}", settings, COSTS.get(model, 1.0))
 
     def _facts_share(self, kind: str) -> float:
@@ -157,12 +156,10 @@ class Budget:
                 alone = {"steps": memory_steps, "learning_rate": self.rate / 2, "from_memory": True}
                 stages.append({**stage, **alone})
         stages[-1]["target"] = 2.0  # all of its steps
-        for length, steps, cost in self.gated_stages if model in (GATED, OPENING) else ():  # gates need all steps
+        for length, steps, cost in self.gated_stages if model == GATED else ():  # gates need all steps
             shortest, back = min(length, max(fewest, self.gated_backprop)), min(length, self.gated_backprop)
             sizes = {"length": length, "min_length": shortest, "backprop_segments": back, "steps": steps}
             gate = {"write_cost": cost, "settings": {"lookalikes": self.gated_lookalikes}}
-            if model == OPENING:
-                gate["write_cost_of"] = "opening"
             stages.append({**sizes, "learning_rate": self.rate / 2, "target": 2.0, **gate})
         return stages
 
@@ -217,7 +214,7 @@ CPU = Budget(
     kinds=("qa1", "qa4", "qa5", "qa2", "qa3"),
     seeds=3,
     evaluate_sequences=64,
-    fewest_contexts={OPENING: 16},  # the goal is a figure at a million tokens, which 4 contexts tell to ± 7
+    fewest_contexts={GATED: 16},  # the goal is a figure at a million tokens, which 4 contexts tell to ± 7
 )
 # Sizes, stages and steps as published; but bases start from scratch, words are tokens, questions share a reading.
 FULL = Budget(
