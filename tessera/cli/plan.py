@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tessera.cli.arguments import integer, memory_size, positive_float, probability
 from tessera.errors import TesseraError
+from tessera.training.recipe_files import find_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,14 +57,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Count and print."""
-    from tessera.training.plan import plan
-    from tessera.training.recipe import read_recipe
-
     if arguments.device_type == "cpu" and arguments.peak_flops is None:
         raise TesseraError(
             "plan: --peak-flops must be given with --device-type cpu, since processors differ by a factor of 100; "
             "such as --peak-flops 0.2e12."
         )
+    find_recipe(arguments.recipe)  # a wrong name is said before the seconds that the imports take
+
+    from tessera.training.plan import plan
+    from tessera.training.recipe import read_recipe
+
     planned = plan(
         read_recipe(arguments.recipe, arguments.overrides),
         arguments.devices,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tessera.cli.arguments import repeated
 from tessera.errors import TrainingInterrupted
+from tessera.training.recipe_files import find_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train all, then print the table."""
+    find_recipe(arguments.recipe)  # a wrong name is said before the seconds that the imports take
+
     from tessera.training.sweep import Sweep
 
     overrides = [_plain(override) for override in arguments.overrides]

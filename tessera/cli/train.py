@@ -21,6 +21,7 @@ from typing import Any
 
 from tessera.cli.arguments import repeated
 from tessera.errors import TesseraError, TrainingInterrupted
+from tessera.training.recipe_files import find_recipe
 
 
 class HelpRecipe(argparse.Action):
@@ -57,11 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, and print where the model is and how good it is."""
+    if arguments.resume and arguments.overwrite:
+        raise TesseraError("--resume and --overwrite exclude each other.")
+    find_recipe(arguments.recipe)  # a wrong name is said before the seconds that the imports take
+
     from tessera.training.recipe import read_recipe
     from tessera.training.run import train
 
-    if arguments.resume and arguments.overwrite:
-        raise TesseraError("--resume and --overwrite exclude each other.")
     recipe = read_recipe(arguments.recipe, arguments.overrides)
     folder = arguments.output or Path("runs") / recipe.name
     try:

@@ -38,6 +38,9 @@ def run_main(*arguments):
         (["generate", "run", "--prompt", "a", "--top-p", "2"], 2),
         (["eval", "run", "--sequences", "-1"], 2),
         (["plan", "tiny", "--device-memory", "x"], 2),
+        (["train", "tinny"], 2),
+        (["plan", "tinny"], 2),
+        (["sweep", "tinny", "seed=0,1"], 2),
     ],
 )
 def test_help_and_bad_arguments_import_nothing_heavy(arguments, status):

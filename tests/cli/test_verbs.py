@@ -147,7 +147,7 @@ def test_an_interrupt_is_status_130(tessera, monkeypatch):
 
 def test_the_program_itself_exits_with_2_and_no_traceback():
     done = subprocess.run(
-        [sys.executable, "-m", "tessera.cli.main", "info", "nowhere"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tessera.cli.main", "train", "nowhere"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert done.stderr.startswith("recipe nowhere: no such file")

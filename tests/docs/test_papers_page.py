@@ -10,7 +10,8 @@ import pytest
 from tessera.cli.main import make_parser
 from tessera.experiments.catalogue import EXPERIMENTS
 from tessera.models.presets import PRESETS
-from tessera.training.recipe import find_recipe, read_recipe
+from tessera.training.recipe import read_recipe
+from tessera.training.recipe_files import find_recipe
 from tessera.training.sweep import grid
 
 ROOT = Path(__file__).parents[2]

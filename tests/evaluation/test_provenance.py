@@ -1,6 +1,7 @@
 """A result says what made it."""
 
 import json
+import runpy
 import subprocess
 import sys
 
@@ -70,10 +71,14 @@ def test_results_that_a_command_has_written_are_no_changes(tmp_path):
     assert commit(tmp_path).endswith("+changes")
 
 
-def test_the_command_is_one_that_can_be_called(tmp_path):
+def test_the_command_is_one_that_can_be_called(tmp_path, monkeypatch, capsys):
     """A module by its name with `python -m`, a script by its own."""
     code = "from tessera.evaluation.provenance import provenance; print(provenance()['command'])"
     (tmp_path / "measure.py").write_text(code)
-    calls = ([sys.executable, "-m", "measure", "--only", "a b*"], [sys.executable, str(tmp_path / "measure.py"), "x"])
-    said = [subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True).stdout for call in calls]
-    assert said == ["python -m measure --only 'a b*'\n", "measure.py x\n"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["", "--only", "a b*"])
+    runpy.run_module("measure", run_name="__main__", alter_sys=True)  # what `python -m measure` does
+    monkeypatch.setattr(sys, "argv", ["", "x"])
+    runpy.run_path(str(tmp_path / "measure.py"), run_name="__main__")
+    assert capsys.readouterr().out == "python -m measure --only 'a b*'\nmeasure.py x\n"

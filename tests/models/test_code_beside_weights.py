@@ -15,14 +15,15 @@ LOAD = """
 import sys, torch
 from transformers import AutoModelForCausalLM
 assert "tessera" not in sys.modules
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=sys.argv[2] == "trusted")
-print(type(model).__module__, float(model(torch.arange(6)[None]).logits.detach().double().sum()))
-model.save_pretrained(sys.argv[1] + "-again")
+for folder in sys.argv[2:]:
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=sys.argv[1] == "trusted")
+    print(type(model).__module__, float(model(torch.arange(6)[None]).logits.detach().double().sum()))
+    model.save_pretrained(folder + "-again")
 """
 
 
-def load_elsewhere(folder, trust):
-    return subprocess.run([sys.executable, "-c", LOAD, str(folder), trust], capture_output=True, text=True)
+def load_elsewhere(trust, *folders):
+    return subprocess.run([sys.executable, "-c", LOAD, trust, *map(str, folders)], capture_output=True, text=True)
 
 
 def mosaic():
@@ -34,31 +35,29 @@ def wrapped():
     return tessera.wrap(base, segment_size=4, num_memory_tokens=2, memory_dim=4).eval()
 
 
-@pytest.mark.parametrize("build", [mosaic, wrapped])
-def test_a_folder_with_code_loads_without_import_tessera(tmp_path, build, monkeypatch):
+def test_a_folder_with_code_loads_without_import_tessera(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    model, folder = build(), tmp_path / "model"
-    model.save_pretrained(folder, with_code=True)
-    total = float(model(torch.arange(6)[None]).logits.detach().double().sum())
-    done = load_elsewhere(folder, "trusted")
+    models = {tmp_path / "mosaic": mosaic(), tmp_path / "wrapped": wrapped()}
+    for folder, model in models.items():
+        model.save_pretrained(folder, with_code=True)
+    done = load_elsewhere("trusted", *models)
     assert done.returncode == 0, done.stderr
-    module, printed = done.stdout.split()
-    assert module == type(model).__module__
-    assert float(printed) == pytest.approx(total)
-    # saved again in that process: with the same code, and nothing else of the package
-    for again in (folder, tmp_path / "model-again"):
-        assert {file.name for file in again.glob("*.py")} == {"modeling_tessera.py"}
-        assert set(json.loads((again / "config.json").read_text())["auto_map"]) == {
-            "AutoConfig",
-            "AutoModelForCausalLM",
-        }
-    assert type(AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)) is type(model)
+    for line, (folder, model) in zip(done.stdout.splitlines(), models.items(), strict=True):
+        module, printed = line.split()
+        assert module == type(model).__module__
+        assert float(printed) == pytest.approx(float(model(torch.arange(6)[None]).logits.detach().double().sum()))
+        # saved again in that process: with the same code, and nothing else of the package
+        for place in (folder, folder.with_name(f"{folder.name}-again")):
+            assert {file.name for file in place.glob("*.py")} == {"modeling_tessera.py"}
+            auto_map = json.loads((place / "config.json").read_text())["auto_map"]
+            assert set(auto_map) == {"AutoConfig", "AutoModelForCausalLM"}
+        assert type(AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)) is type(model)
 
 
 def test_code_needs_the_users_trust(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     mosaic().save_pretrained(tmp_path / "model", with_code=True)
-    done = load_elsewhere(tmp_path / "model", "not")
+    done = load_elsewhere("not", tmp_path / "model")
     assert done.returncode != 0
     assert "trust_remote_code" in done.stderr
     assert not (tmp_path / "modules").exists() or not list((tmp_path / "modules").rglob("modeling_tessera.py"))

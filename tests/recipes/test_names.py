@@ -3,7 +3,7 @@
 import pytest
 
 from tessera.errors import TesseraError
-from tessera.training.recipe import SHIPPED, find_recipe
+from tessera.training.recipe_files import SHIPPED, find_recipe
 
 
 @pytest.mark.parametrize("name", ["tiny", "recipes/tiny.yaml"])

@@ -51,7 +51,8 @@ def fuzz_stages(shop: Workshop, folder: Path, count: int, chance: Random) -> Tal
     from tessera.data.sources import BUNDLED
     from tessera.tasks.babilong.task import BABILong
     from tessera.training.curriculum import Stage
-    from tessera.training.recipe import find_recipe, read_recipe
+    from tessera.training.recipe import read_recipe
+    from tessera.training.recipe_files import find_recipe
     from tessera.training.staged_data import open_staged_data
 
     tally, path, books = Tally("stages of questions"), folder / "stages.yaml", folder / "books"

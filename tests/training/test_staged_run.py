@@ -8,9 +8,10 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tessera.errors import TesseraError
+from tessera.errors import TesseraError, TrainingInterrupted
 from tessera.memories.association import recorded_openings
-from tessera.training import staged_data
+from tessera.training import staged_data, staged_run
+from tessera.training.interruption import Interruption
 from tessera.training.metrics import MetricsFile
 from tessera.training.recipe import read_recipe
 from tessera.training.run import train
@@ -87,6 +88,18 @@ def test_a_run_that_dies_in_any_stage_goes_on_to_the_same_weights(recipe_of, tmp
     lines = [MetricsFile(tmp_path / name / "metrics.jsonl").read() for name in ("whole", "killed")]
     scores = [[(r["step"], r["validation_loss"]) for r in one if "validation_loss" in r] for one in lines]
     assert scores[0] == scores[1]
+
+
+def test_a_stop_inside_a_stage_names_the_run_and_the_step(recipe_of, tmp_path, monkeypatch):
+    class Requested(Interruption):
+        def __init__(self):
+            super().__init__()
+            self.is_requested = True  # as a Ctrl-C during the first step does
+
+    monkeypatch.setattr(staged_run, "Interruption", Requested)
+    with pytest.raises(TrainingInterrupted, match=r"run: stage-0: stopped after step 1; a checkpoint holds it\.$"):
+        train(recipe_of(QUESTIONS), tmp_path / "run", progress=False)
+    assert (tmp_path / "run" / staged_run.FOLDER / "stage-0.safetensors").exists()
 
 
 def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_file):
