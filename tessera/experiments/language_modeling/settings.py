@@ -15,6 +15,8 @@ from tessera.training.recipe import read_recipe, recipe_to_dict
 from tessera.training.sweep import Point, grid
 from tessera.typed import to_json
 
+_recipe = cache(read_recipe)  # one process makes the list of runs several times
+
 MODELS = ("mosaic", "transformer")
 KERNELS = PAPER_KERNELS
 RATE = "training.learning_rate"
@@ -242,7 +244,7 @@ def _run(
         overrides.append(f"{RATE}={rate_of(' '.join(name).strip(), num_layers)}")
     if text:
         overrides.append(f"data.source={text.name}")
-    mapping = to_json(recipe_to_dict(read_recipe(recipe.format(layers=num_layers), overrides)))
+    mapping = to_json(recipe_to_dict(_recipe(recipe.format(layers=num_layers), tuple(overrides))))
     settings = LanguageSettings(
         model, kernel, SEARCH if point else MAIN, budget.sequences, mapping, text.digest if text else ""
     )
