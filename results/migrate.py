@@ -141,14 +141,19 @@ def state_precision(stored: dict[str, Any]) -> None:
 
 
 def charge_openings(stored: dict[str, Any]) -> None:
-    """BABILong's cost of writes is that of their opening alone; configurations say how many contexts are read at least."""
+    """BABILong's cost of writes is that of their opening; configurations say how many contexts are read at least.
+
+    `armt_mosaic_gated`, which was trained with another cost, goes; the model with this one takes over its name.
+    """
     if stored.get("header", {}).get("experiment") != "babilong":
         return
     renamed = ("armt_mosaic_opening", "armt_mosaic_gated")
-    for key in list(stored["runs"]):
-        run = stored["runs"].pop(key)
-        stored["runs"][key.replace(*renamed)] = run
+    old, stored["runs"] = stored["runs"], {}
+    for key, run in old.items():
         settings = run["configuration"]
+        if settings["model"] == renamed[1] and "fewest_contexts" not in settings:
+            continue
+        stored["runs"][key.replace(*renamed)] = run
         settings["model"] = settings["model"].replace(*renamed)
         settings["recipe"]["name"] = settings["recipe"]["name"].replace(*renamed)
         settings.setdefault("fewest_contexts", 4)

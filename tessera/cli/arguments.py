@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import IO
 
 from tessera.errors import TesseraError
+from tessera.training.recipe_files import find_recipe
 
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**32 - 1  # of numpy's generators
@@ -110,3 +111,8 @@ def standard_input(where: str) -> IO[str]:
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(encoding="utf-8", errors="strict")
     return stream
+
+
+def require_recipe(name: str) -> None:
+    """Raise `TesseraError` unless there is a recipe of that name: before the seconds that importing models takes."""
+    find_recipe(name)

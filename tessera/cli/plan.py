@@ -9,9 +9,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from tessera.cli.arguments import integer, memory_size, positive_float, probability
+from tessera.cli.arguments import integer, memory_size, positive_float, probability, require_recipe
 from tessera.errors import TesseraError
-from tessera.training.recipe_files import find_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             "plan: --peak-flops must be given with --device-type cpu, since processors differ by a factor of 100; "
             "such as --peak-flops 0.2e12."
         )
-    find_recipe(arguments.recipe)  # a wrong name is said before the seconds that the imports take
+    require_recipe(arguments.recipe)
 
     from tessera.training.plan import plan
     from tessera.training.recipe import read_recipe

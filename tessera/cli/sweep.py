@@ -16,9 +16,8 @@ import json
 import sys
 from pathlib import Path
 
-from tessera.cli.arguments import repeated
+from tessera.cli.arguments import repeated, require_recipe
 from tessera.errors import TrainingInterrupted
-from tessera.training.recipe_files import find_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train all, then print the table."""
-    find_recipe(arguments.recipe)  # a wrong name is said before the seconds that the imports take
+    require_recipe(arguments.recipe)
 
     from tessera.training.sweep import Sweep
 

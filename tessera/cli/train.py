@@ -19,9 +19,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tessera.cli.arguments import repeated
+from tessera.cli.arguments import repeated, require_recipe
 from tessera.errors import TesseraError, TrainingInterrupted
-from tessera.training.recipe_files import find_recipe
 
 
 class HelpRecipe(argparse.Action):
@@ -60,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, and print where the model is and how good it is."""
     if arguments.resume and arguments.overwrite:
         raise TesseraError("--resume and --overwrite exclude each other.")
-    find_recipe(arguments.recipe)  # a wrong name is said before the seconds that the imports take
+    require_recipe(arguments.recipe)
 
     from tessera.training.recipe import read_recipe
     from tessera.training.run import train

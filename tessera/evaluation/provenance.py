@@ -48,13 +48,17 @@ def _program() -> str:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Arguments as they would be typed, absolute paths without their folders: these say nothing elsewhere."""
+    """Arguments as they would be typed, absolute paths without their folders: these say nothing elsewhere.
+
+    A path is an argument, or what follows an argument's last `=`, that is absolute and has no space in it.
+    """
     return shlex.join(_without_folders(argument) for argument in arguments)
 
 
 def _without_folders(argument: str) -> str:
-    option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
-    return option + equals + (Path(value).name if Path(value).is_absolute() else value)
+    name, equals, value = argument.rpartition("=")
+    is_path = Path(value).is_absolute() and not any(letter.isspace() for letter in value)
+    return name + equals + ((Path(value).name or value) if is_path else value)
 
 
 def hardware() -> dict[str, Any]:

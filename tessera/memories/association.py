@@ -137,7 +137,10 @@ class AssociationMemory(nn.Module):
 
 @contextmanager
 def recorded_openings(model: nn.Module) -> Iterator[list[Tensor]]:
-    """While it lasts, `WriteStrength.opening` (B, M) of all writes to association matrices of `model`."""
+    """While it lasts, `WriteStrength.opening` (B, M) of all writes to association matrices of `model`, with gradient.
+
+    A write by a gate without a stretch raises `TesseraError`.
+    """
     openings: list[Tensor] = []
 
     def record(gate: WriteStrength, scores: tuple[Tensor], strength: Tensor) -> None:

@@ -136,11 +136,13 @@ def step_memory(recipe: Recipe, devices: int, precision: str, device_type: str =
 @contextmanager
 def _older_objects_passed_over() -> Iterator[None]:
     """Inside, Python's collector looks at new objects alone: a large program has millions that no step made."""
+    was_frozen = gc.get_freeze_count() > 0  # by the program: then it stays so
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
 
 
 def _model(recipe: Recipe, config: Any) -> Any:

@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 
+import pytest
 import torch
 import transformers
 
@@ -30,18 +31,21 @@ def test_a_record_is_json_with_everything_in_it():
     ]
 
 
-def test_a_command_names_no_folders_of_this_machine():
-    arguments = [
-        "reproduce",
-        "toy",
-        "--only",
-        "a/b c",
-        "--output",
-        "/home/someone/out",
-        "--data=/data/stories",
-        "--x=1",
-    ]
-    assert command_line(arguments) == "reproduce toy --only 'a/b c' --output out --data=stories --x=1"
+@pytest.mark.parametrize(
+    ("argument", "recorded"),
+    [
+        ("/home/someone/out", "out"),
+        ("--data=/data/stories", "--data=stories"),
+        ("wikitext=/home/someone/test.txt", "wikitext=test.txt"),
+        ("--data=wikitext=/home/someone/test.txt", "--data=wikitext=test.txt"),
+        ("runs/out", "runs/out"),
+        ("a/b c", "'a/b c'"),
+        ("/s means sarcasm", "'/s means sarcasm'"),
+        ("/", "/"),
+    ],
+)
+def test_a_command_names_no_folders_of_this_machine(argument, recorded):
+    assert command_line(["reproduce", argument, "--x=1"]) == f"reproduce {recorded} --x=1"
 
 
 def test_the_commit_is_named_with_its_changes(tmp_path):

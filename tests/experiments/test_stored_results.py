@@ -56,6 +56,38 @@ def test_distances_are_halved_once(tmp_path):
     assert MIGRATE["migrate"](tmp_path) == []
 
 
+def test_of_two_costs_of_writes_that_of_opening_is_kept():
+    def run(model, steps, **stage):
+        recipe = {"name": f"{model}-qa1", "training": {"curriculum": [stage]}}
+        return {
+            "configuration": {"model": model, "recipe": recipe},
+            "outcome": {"stages": [{**stage, "steps_done": steps}]},
+        }
+
+    runs = {
+        "armt_mosaic_opening/qa1/seed 0": run("armt_mosaic_opening", 1, write_cost=2.0, write_cost_of="opening"),
+        "armt_mosaic_gated/qa1/seed 0": run("armt_mosaic_gated", 2, write_cost=2.0, write_cost_of="strength"),
+        "armt_mosaic_gated/qa4/seed 0": run("armt_mosaic_gated", 3, write_cost=2.0),
+        "mosaic/qa1/seed 0": run("mosaic", 4),
+    }
+    stored = {"header": {"experiment": "babilong"}, "runs": runs}
+    for _ in range(2):
+        MIGRATE["charge_openings"](stored)
+        assert set(stored["runs"]) == {"armt_mosaic_gated/qa1/seed 0", "mosaic/qa1/seed 0"}
+        kept = stored["runs"]["armt_mosaic_gated/qa1/seed 0"]
+        assert kept["configuration"]["model"] == "armt_mosaic_gated"
+        assert kept["configuration"]["recipe"]["name"] == "armt_mosaic_gated-qa1"
+        assert kept["configuration"]["recipe"]["training"]["curriculum"] == [{"write_cost": 2.0}]
+        assert kept["configuration"]["fewest_contexts"] == 4
+        assert kept["outcome"]["stages"] == [{"write_cost": 2.0, "steps_done": 1}]
+
+
+def test_commands_lose_the_folders_of_their_machine():
+    stored = {"runs": {"a": {"provenance": {"command": "tessera eval --output /home/someone/out --only 'a b'"}}}}
+    MIGRATE["strip_folders"](stored)
+    assert stored["runs"]["a"]["provenance"]["command"] == "tessera eval --output out --only 'a b'"
+
+
 def test_fields_are_renamed_in_configurations_alone():
     old = {"batch": 4, "stages": [{"warmup": 0.1}], "fit": {"clip_norm": 1.0}}
     stored = {"header": {"experiment": "toy"}, "runs": {"a": {"configuration": old, "outcome": {"batch": 1}}}}

@@ -244,7 +244,9 @@ def test_writes_cost_how_probable_it_is_that_their_gates_open(recipe_of, tmp_pat
 
     def seen(self, model, stage, number, step):
         value = loss(self, model, stage, number, step)
-        scores.append(self.predictions(model, stage)["score"] - self.validation(model, stage)["score"])
+        checked = self.validation(model, stage)
+        scores.append(self.predictions(model, stage)["score"] - checked["score"])
+        assert scores[-1] == pytest.approx(10 * checked.get("validation_opening", 0))
         losses.append(value.item() - self.prediction_loss(model, stage, number, step).item())
         return value
 

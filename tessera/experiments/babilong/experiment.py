@@ -94,7 +94,7 @@ def _measure(model: torch.nn.Module, data: StagedQuestions, settings: BabilongSe
     tokens, count = segments * settings.segment, settings.contexts(segments)
     is_long = SHORTEST_STORY[settings.kind] <= PUBLISHED_SHARE * tokens
     stage = Stage(segments, 1, settings={"facts_share": PUBLISHED_SHARE} if is_long else {})
-    # What is drawn does not depend on the model: all are tested on the same texts.
+    # What is drawn depends on the number of texts, not on the model: models that read as many read the same ones.
     drawn = max(1, min(count, READ_AT_ONCE // tokens))
     read = drawn
     if settings.model in WHOLE_TEXT:

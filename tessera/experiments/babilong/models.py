@@ -7,7 +7,7 @@ LAST_SEGMENT = "last_segment"
 GATED = "armt_mosaic_gated"
 NAMES = {
     "armt_mosaic": "ARMT around a Memory Mosaic",
-    GATED: "ARMT around a Memory Mosaic, strengths down to 0",
+    GATED: "ARMT around a Memory Mosaic, strengths down to 0, cost of writes",
     "armt": "ARMT around GPT-NeoX",
     "armt_mosaic_v2": "ARMT around a Memory Mosaic v2",
     "armt_no_correction": "ARMT around a Memory Mosaic, no correction",
