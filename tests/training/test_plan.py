@@ -1,5 +1,6 @@
 """What `plan` says against what runs really take, and against the v2 paper's counts."""
 
+import gc
 import json
 import math
 import os
@@ -41,6 +42,19 @@ def test_exact_parts():
     assert memory.optimizer_step == pytest.approx(2 * size + memory.optimizer + matrices, rel=0.01)
     parts = memory.weights + memory.optimizer + memory.gradients_at_peak + memory.activations
     assert memory.forward_and_backward == memory.peak == parts
+
+
+def test_what_a_program_has_frozen_stays_frozen():
+    """From garbage collections; what it has not is collected again afterwards."""
+    gc.freeze()
+    step_memory(small(), 1, "fp32")
+    assert gc.get_freeze_count() > 0
+    gc.unfreeze()
+    try:
+        step_memory(small(), 1, "fp32")
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()  # as tests/conftest.py does
 
 
 def test_shards():
