@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _require_text(arguments)
         parsed = _parse(arguments)
         _quieten_libraries()
+        _share_cores()
         for name in parsed.imports:
             plugins.import_file(name)
         status = importlib.import_module(VERBS[parsed.verb]).run(parsed) or 0
@@ -158,6 +159,17 @@ def _quieten_libraries() -> None:
         logging = importlib.import_module("transformers.utils.logging")
         logging.set_verbosity_error()
         logging.disable_progress_bar()
+
+
+def _share_cores() -> None:
+    """Threads that wait for others give their core away sooner, unless the user's environment says how they wait.
+
+    After each operation PyTorch's threads wait for the slowest; by default they keep their core busy meanwhile. If
+    another program needs that core, the thread that all wait for does not get it either. libgomp, which runs the
+    threads on Linux, reads this when PyTorch is imported; other systems ignore it.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 if __name__ == "__main__":

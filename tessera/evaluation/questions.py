@@ -82,7 +82,7 @@ def _on_device(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor, 
 
 
 def _summed_loss(model: Any, rows: Tensor, labels: Tensor, place: dict[str, Any]) -> Tensor:
-    return model(input_ids=rows, labels=labels, use_cache=True, num_items_in_batch=1, **place).loss
+    return model(input_ids=rows, labels=labels, use_cache=True, num_items_in_batch=1, skip_logits=True, **place).loss
 
 
 @torch.no_grad()

@@ -25,7 +25,8 @@ def linear_cross_entropy(
     Returns:
         A scalar in float32 (float64 for float64 inputs). Under autocast the products run in its dtype.
     Cost: O(N V) time; beyond inputs and their gradients, the logits of 256 rows at a time (on a GPU of as many as
-    make 1 GiB in float32). The gradients are made in the forward pass, while the logits are at hand.
+    make 1 GiB in float32). The gradients are made in the forward pass, while the logits are at hand. On a CPU, N are
+    the rows that count; a GPU and a compiler also compute the others, because they would have to wait for their number.
     """
     return _LinearCrossEntropy.apply(hidden, weight, labels, scale)
 
@@ -43,6 +44,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         needs_gradients = any(ctx.needs_input_grad[:2])
         with torch.autocast(device, enabled=False):
             rows, head = hidden.to(dtype), weight.to(dtype)
+            counting = _counting_rows(hidden, labels)
+            if counting is not None:
+                rows, labels = rows[counting], labels[counting]
             grad_hidden = torch.empty_like(rows) if needs_gradients else None
             grad_weight = torch.zeros_like(weight, dtype=precise) if needs_gradients else None
             total = hidden.new_zeros((), dtype=precise)
@@ -61,6 +65,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                         grad_weight.addmm_(grad.T, rows[block])
                     else:
                         grad_weight += grad.T @ rows[block]
+            if grad_hidden is not None and counting is not None:
+                grad_hidden = torch.zeros_like(hidden, dtype=dtype).index_copy_(0, counting, grad_hidden)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.dtypes = hidden.dtype, weight.dtype
         return total
@@ -71,6 +77,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_hidden, grad_weight = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
         return (grad_hidden * grad).to(hidden_dtype), (grad_weight * grad).to(weight_dtype), None, None
+
+
+def _counting_rows(hidden: Tensor, labels: Tensor) -> Tensor | None:
+    """The indices of the rows with a label; None to compute all."""
+    if is_gpu(hidden) or torch.compiler.is_compiling():
+        return None
+    counting = (labels != IGNORED).nonzero().squeeze(1)
+    return None if len(counting) == len(labels) else counting
 
 
 def _block(logits: Tensor, labels: Tensor, needs_gradients: bool) -> tuple[Tensor, Tensor]:

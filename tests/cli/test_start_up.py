@@ -1,5 +1,6 @@
 """What takes seconds to import is imported when it is needed; a mistake in the arguments is one line before that."""
 
+import os
 import subprocess
 import sys
 
@@ -47,6 +48,19 @@ def test_help_and_bad_arguments_import_nothing_heavy(arguments, status):
     got, heavy, error = run_main(*arguments)
     assert (got, heavy) == (status, "[]")
     assert error.count("\n") == (1 if status else 0)
+
+
+@pytest.mark.parametrize(
+    ("environment", "spins"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_threads_give_their_core_away_unless_the_user_says_how_they_wait(environment, spins, tmp_path):
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("import os, sys\nprint(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)\n")
+    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    command = [sys.executable, "-m", "tessera.cli.main", "train", "no-such-recipe", "--import", str(plugin)]
+    done = subprocess.run(command, env=kept | environment, capture_output=True, text=True)
+    assert done.stdout == f"{spins} False\n"  # set before PyTorch is imported, which reads it then
 
 
 def test_import_tessera_imports_nothing_heavy():

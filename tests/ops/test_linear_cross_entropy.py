@@ -35,6 +35,20 @@ def test_only_ignored_labels_give_zero():
     assert torch.equal(hidden.grad, torch.zeros_like(hidden))
 
 
+def test_rows_that_do_not_count_are_not_computed(monkeypatch):
+    rows, block = [], module._block
+
+    def noting(logits, labels, needs_gradients):
+        rows.append(len(logits))
+        return block(logits, labels, needs_gradients)
+
+    monkeypatch.setattr(module, "_block", noting)
+    labels = torch.full((3 * ROWS,), IGNORED)
+    labels[::10] = 2
+    linear_cross_entropy(torch.randn(3 * ROWS, 4), torch.randn(7, 4), labels)
+    assert rows == [len(labels[::10])]
+
+
 def test_autocast_multiplies_in_bfloat16_and_sums_in_float32():
     hidden, weight, labels = torch.randn(300, 16, requires_grad=True), torch.randn(50, 16), torch.randint(0, 50, (300,))
     with torch.autocast("cpu", torch.bfloat16):

@@ -10,13 +10,15 @@ from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
 # Families whose logits are their output embedding of the last hidden state and nothing else (no cap, no scale).
 PLAIN = frozenset({"gpt2", "gpt_neo", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"})
+SCALED = frozenset({"memory_mosaic", "memory_mosaic_v2"})  # the same where their `logit_scale` is 1
 MANY = 1 << 18  # logits from which a loss without holding them is faster too
 
 
 def plain_lm_head(base: PreTrainedModel) -> nn.Linear | None:
     """The base's output embedding where its logits are `weight @ last hidden state` and nothing more, else None."""
-    head = base.get_output_embeddings()
-    return head if base.config.model_type in PLAIN and is_plain_linear(head) else None
+    head, config = base.get_output_embeddings(), base.config
+    is_plain = config.model_type in PLAIN or (config.model_type in SCALED and config.logit_scale == 1.0)
+    return head if is_plain and is_plain_linear(head) else None
 
 
 class LogitsWriter:
