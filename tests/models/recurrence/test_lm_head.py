@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import tessera.armt as armt
+from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models.recurrence import lm_head, reading
 from tessera.models.recurrence.lm_head import plain_lm_head
 from tests.models.armt.bases import BASES, make, tokens
@@ -43,6 +44,17 @@ def test_the_head_is_the_bases_own(family, monkeypatch):
         assert (actual is None) == (other is None)
         if actual is not None:
             close(actual, other)
+
+
+@pytest.mark.parametrize("logit_scale", [1.0, 0.5])
+def test_a_mosaic_of_v2_scales_its_logits(logit_scale, monkeypatch):
+    sizes = {"vocab_size": 60, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
+    base = MemoryMosaicV2ForCausalLM(MemoryMosaicV2Config(**sizes, logit_scale=logit_scale))
+    model, ids = armt.wrap(base, segment_size=8, num_memory_tokens=3, memory_dim=4).double(), tokens(2, 21)
+    assert (plain_lm_head(base) is None) == (logit_scale != 1.0)
+    loss = model(ids, labels=ids, skip_logits=True).loss
+    monkeypatch.setattr(reading, "plain_lm_head", lambda base: None)
+    close(loss, model(ids, labels=ids).loss)
 
 
 def test_more_logits_than_tokens_are_all():
