@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tessera.devices import is_gpu
+from tessera.devices import is_gpu, is_readable
 from tessera.shapes import Float, Int
 
 IGNORED = -100  # the label that Hugging Face leaves out of the loss
@@ -44,7 +44,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         needs_gradients = any(ctx.needs_input_grad[:2])
         with torch.autocast(device, enabled=False):
             rows, head = hidden.to(dtype), weight.to(dtype)
-            counting = _counting_rows(hidden, labels)
+            counting = _counting_rows(labels)
             if counting is not None:
                 rows, labels = rows[counting], labels[counting]
             grad_hidden = torch.empty_like(rows) if needs_gradients else None
@@ -79,9 +79,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (grad_hidden * grad).to(hidden_dtype), (grad_weight * grad).to(weight_dtype), None, None
 
 
-def _counting_rows(hidden: Tensor, labels: Tensor) -> Tensor | None:
+def _counting_rows(labels: Tensor) -> Tensor | None:
     """The indices of the rows with a label; None to compute all."""
-    if is_gpu(hidden) or torch.compiler.is_compiling():
+    if not is_readable(labels):
         return None
     counting = (labels != IGNORED).nonzero().squeeze(1)
     return None if len(counting) == len(labels) else counting
