@@ -68,7 +68,7 @@ def right_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
         logits = model(input_ids=prompts.flatten(0, 1), use_cache=True, **place).logits
     else:
         rows = torch.cat([contexts.repeat_interleave(prompts.shape[1], 0), prompts.flatten(0, 1)], 1)
-        logits = model(input_ids=rows, logits_to_keep=prompts.shape[-1]).logits
+        logits = model(input_ids=rows, logits_to_keep=prompts.shape[-1], use_cache=False).logits
     before = (places.flatten() - 1).clamp(min=0)
     words = logits[torch.arange(len(logits), device=logits.device), before].argmax(-1).view_as(places)
     answers = questions.gather(2, places[..., None]).squeeze(-1)

@@ -78,7 +78,7 @@ class OneWord(nn.Module):
         super().__init__()
         self.word = nn.Parameter(torch.tensor(float(word)))
 
-    def forward(self, input_ids, logits_to_keep):
+    def forward(self, input_ids, logits_to_keep, use_cache):
         words = torch.full_like(input_ids[:, -logits_to_keep:], int(self.word))
         return CausalLMOutput(logits=one_hot(words, VOCABULARY).float())
 

@@ -76,7 +76,7 @@ class Adding(torch.nn.Module):
 
     device = torch.device("cpu")
 
-    def forward(self, input_ids):
+    def forward(self, input_ids, use_cache):
         return SimpleNamespace(logits=torch.nn.functional.one_hot(input_ids.cumsum(1) % 97, 97).float())
 
 

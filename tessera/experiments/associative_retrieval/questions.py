@@ -53,7 +53,7 @@ def answers(model: PreTrainedModel, context: Tensor, questions: Tensor, segment_
         logits = model(input_ids=prompts, memory_state=memory, use_cache=True, logits_to_keep=1).logits
     else:
         rows = torch.cat([context.repeat_interleave(questions.shape[1], 0), prompts], 1)
-        logits = model(input_ids=rows).logits
+        logits = model(input_ids=rows, use_cache=False).logits
     return logits[:, -1].argmax(-1).unflatten(0, questions.shape[:2]).cpu()
 
 

@@ -170,7 +170,7 @@ class Budget:
         return SHORTEST_STORY[kind] <= self._facts_share(kind) * (segments * self.segment - left_out)
 
 
-COSTS = {"armt": 1.3, "armt_mosaic_v2": 4.0, "mamba": 6.0, "mosaic": 1.5, "mosaic_v2": 6.0, LAST_SEGMENT: 0.3}
+COSTS = {"armt": 1.3, "armt_mosaic_v2": 1.3, "mamba": 2.5, "mosaic": 1.5, "mosaic_v2": 1.5, LAST_SEGMENT: 0.3}
 SMOKE = Budget(
     width=16,
     segment=64,

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, MambaConfig, PreTrainedConfig, Pr
 from tessera.kernels import kernel_from_config
 from tessera.models.linear_attention import LinearAttentionConfig
 from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
+from tessera.models.mamba import use_selective_scan
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
 from tessera.models.presets import matching_llama_config
@@ -20,7 +21,7 @@ def untrained_model(config: PreTrainedConfig) -> PreTrainedModel:
     """The causal language model of `config`, initialised by PyTorch's generator, without a warning about its loss."""
     model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     model.loss_type = model.loss_type or "ForCausalLM"  # what GPT-2 and GPT-NeoX take anyway, but with a warning
-    return model
+    return use_selective_scan(model)
 
 
 def _transformer_of(size: ModelSize, **positions: Any) -> nn.Module:

@@ -1,0 +1,66 @@
+"""Mamba by our scan is transformers' Mamba."""
+
+import copy
+
+import pytest
+import torch
+from transformers import MambaConfig, MambaForCausalLM
+
+from tessera.models import mamba
+from tessera.models.mamba import ScanMixer, use_selective_scan
+from tessera.models.small_models import untrained_model
+
+CONFIG = MambaConfig(
+    vocab_size=30, hidden_size=16, num_hidden_layers=2, state_size=4, bos_token_id=None, eos_token_id=None
+)
+
+
+@pytest.fixture
+def pair():
+    torch.manual_seed(0)
+    published = MambaForCausalLM(CONFIG).double()
+    return published, use_selective_scan(copy.deepcopy(published))
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(1, 30, (2, 21), generator=torch.Generator().manual_seed(0))
+
+
+def test_it_is_the_mamba_of_recipes_and_experiments():
+    assert all(isinstance(layer.mixer, ScanMixer) for layer in untrained_model(CONFIG).backbone.layers)
+
+
+def test_logits_and_gradients_are_those_of_transformers(pair, ids):
+    published, ours = pair
+    expected, got = (model(input_ids=ids, labels=ids, use_cache=False) for model in pair)
+    # transformers takes the decays in float32, whatever the model's precision
+    torch.testing.assert_close(got.logits, expected.logits, rtol=0, atol=1e-6)
+    expected.loss.backward()
+    got.loss.backward()
+    for (name, peer), parameter in zip(published.named_parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, peer.grad, rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("case", ["cache", "padding"])
+def test_transformers_does_what_the_scan_does_not(pair, ids, case, monkeypatch):
+    monkeypatch.setattr(mamba, "selective_scan", None)  # a call would be an error
+    options = {"use_cache": True}
+    if case == "padding":
+        options = {"use_cache": False, "attention_mask": (torch.arange(21) > 3).long().expand(2, -1)}
+    expected, got = (model.eval()(input_ids=ids, **options).logits for model in pair)
+    assert torch.equal(got, expected)
+
+
+def test_it_continues_a_text_as_transformers_does(pair, ids):
+    texts = [model.eval().generate(ids, max_new_tokens=4, do_sample=False) for model in pair]
+    assert torch.equal(*texts)
+
+
+def test_what_is_saved_is_transformers_own(pair, ids, tmp_path):
+    _, ours = pair
+    ours.save_pretrained(tmp_path)
+    loaded = MambaForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    assert type(loaded.backbone.layers[0].mixer) is not ScanMixer
+    expected, got = (model.eval()(input_ids=ids, use_cache=False).logits for model in (ours, loaded))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)

@@ -1,0 +1,48 @@
+"""The scan of Mamba: its equation, its gradients, and blocks of any size."""
+
+import pytest
+import torch
+
+from tessera.ops import selective_scan as module
+from tessera.ops.selective_scan import selective_scan
+
+
+def inputs(batch=2, length=7, width=3, states=4, dtype=torch.float64):
+    random = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=random, dtype=torch.float64)
+
+    x, step, rate = normal(batch, length, width), normal(batch, length, width).exp(), -normal(width, states).exp()
+    parts = (x, step, rate, normal(batch, length, states), normal(batch, length, states))
+    return tuple(part.to(dtype).requires_grad_() for part in parts)
+
+
+def step_by_step(x, step, rate, write, read):
+    state, outputs = torch.zeros(len(x), *rate.shape, dtype=rate.dtype), []
+    for t in range(x.shape[1]):
+        new = (step[:, t] * x[:, t])[:, :, None] * write[:, t, None]
+        state = torch.exp(step[:, t, :, None] * rate) * state + new
+        outputs.append((state * read[:, t, None]).sum(-1))
+    return torch.stack(outputs, 1)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 100])
+def test_values_and_gradients_with_any_number_of_steps_in_a_block(steps, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", steps * 2 * 3 * 4)
+    mine, peers = inputs(), inputs()
+    y, expected = selective_scan(*mine), step_by_step(*peers)
+    torch.testing.assert_close(y, expected)
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=y.dtype)
+    (y * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for part, peer in zip(mine, peers, strict=True):
+        torch.testing.assert_close(part.grad, peer.grad)
+
+
+def test_states_have_the_precision_of_the_rate():
+    x, step, rate, write, read = (part.detach() for part in inputs(dtype=torch.float32))
+    exact = selective_scan(x.bfloat16().float(), step.bfloat16().float(), rate, write, read)
+    half = selective_scan(x.bfloat16(), step.bfloat16(), rate, write, read)
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(half, exact.bfloat16())
