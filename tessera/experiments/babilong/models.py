@@ -50,7 +50,7 @@ def section(name: str, width: int, segment: int, memory_tokens: int, memory_dim:
         "num_attention_heads": 4,
         "intermediate_size": width,
         "max_position_embeddings": 2 * (segment + memory_tokens),
-        "initializer_range": 0.05,
+        "initializer_range": width**-0.5,  # by fan-in, as the mosaics'
     }
     memory = {"segment_size": segment, "num_memory_tokens": memory_tokens}
     armt = {"type": "armt", **memory, "memory_dim": memory_dim}

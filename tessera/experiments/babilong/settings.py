@@ -58,6 +58,7 @@ class Budget:
         memory_steps: of a stage between the first, if that has one segment, and the second: one whole segment, asked
             from memory alone.
         slow_kinds: kind of question -> steps of the first stage and of the one from memory, where it takes more.
+        slow_models: the same for a model, whatever is asked. own_rates: model -> its `rate`.
         gated_stages: (segments, steps, cost of writes) of the further stages of the model whose strengths reach 0.
         gated_backprop: segments at the end of their texts that gradients flow through. gated_lookalikes: share of their
             noise that words of stories replace.
@@ -84,6 +85,8 @@ class Budget:
     early_questions: int = 1
     memory_steps: int = 0
     slow_kinds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    slow_models: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    own_rates: Mapping[str, float] = field(default_factory=dict)
     gated_stages: tuple[tuple[int, int, float], ...] = ()
     gated_backprop: int = 8
     gated_lookalikes: float = 0.05
@@ -138,7 +141,9 @@ class Budget:
         Stages whose contexts do not hold the shortest stories are left out; a context of several segments may end
         right behind the last border between them.
         """
-        first_steps, memory_steps = self.slow_kinds.get(kind, (None, self.memory_steps))
+        usual = self.slow_kinds.get(kind, (None, self.memory_steps))
+        first_steps, memory_steps = self.slow_models.get(model, usual)
+        first_rate = self.own_rates.get(model, self.rate)
         fewest = 2 if self.stages[0][0] == 1 else 1
         while not self._holds_a_story(fewest, kind):
             fewest += 1
@@ -146,7 +151,7 @@ class Budget:
         for length, steps in self.stages:
             if length < fewest and not (length == 1 and self._holds_a_story(1, kind)):
                 continue
-            rate = self.rate if not stages else self.rate / 2
+            rate = first_rate if not stages else first_rate / 2
             if not stages and first_steps is not None:
                 steps = first_steps
             stage: dict[str, Any] = {"length": length, "steps": steps, "learning_rate": rate, "target": self.target}
@@ -154,14 +159,14 @@ class Budget:
                 stage["min_length"] = fewest
             stages.append(stage)
             if length == 1 and memory_steps:
-                alone = {"steps": memory_steps, "learning_rate": self.rate / 2, "from_memory": True}
+                alone = {"steps": memory_steps, "learning_rate": first_rate / 2, "from_memory": True}
                 stages.append({**stage, **alone})
         stages[-1]["target"] = 2.0  # all of its steps
         for length, steps, cost in self.gated_stages if model == GATED else ():  # gates need all steps
             shortest, back = min(length, max(fewest, self.gated_backprop)), min(length, self.gated_backprop)
             sizes = {"length": length, "min_length": shortest, "backprop_segments": back, "steps": steps}
             gate = {"write_cost": cost, "settings": {"lookalikes": self.gated_lookalikes}}
-            stages.append({**sizes, "learning_rate": self.rate / 2, "target": 2.0, **gate})
+            stages.append({**sizes, "learning_rate": first_rate / 2, "target": 2.0, **gate})
         return stages
 
     def _holds_a_story(self, segments: int, kind: str) -> bool:
@@ -206,6 +211,8 @@ CPU = Budget(
     early_questions=4,
     memory_steps=300,
     slow_kinds={"qa4": (1000, 600), "qa5": (1200, 0)},  # of QA5 no segment holds a story: nothing from memory
+    slow_models={"armt": (1000, 600)},  # a transformer takes 500 steps to learn who is where, a mosaic 50,
+    own_rates={"armt": 1e-3},  # and longer at twice this rate
     gated_stages=((32, 50, 0.2), (32, 50, 0.7), (32, 150, 2.0)),
     target=0.95,
     measured=(2, 4, 8, 16, 64, 256, 1024, 4096, 15625),
