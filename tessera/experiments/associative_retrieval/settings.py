@@ -137,7 +137,7 @@ CPU = Budget(
                 stage(1, 100, 0.99, 1e-3),
                 stage(3, 500, 0.95, 1e-3, at_least=2),
                 stage(10, 400, 0.99, 1e-3),
-                stage(50, 600, 2.0, 5e-4),  # all of its steps: what lies far beyond it still gets better
+                stage(50, 150, 0.998, 5e-4),
             )
         ),
         "remember": Curriculum(
