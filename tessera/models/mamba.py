@@ -1,4 +1,4 @@
-"""transformers' Mamba, trained on a CPU in a twentieth of the time: its mixer by `tessera.ops.selective_scan`."""
+"""transformers' Mamba, whose mixer on a CPU is computed by `tessera.ops.selective_scan`."""
 
 from torch import nn
 from torch.nn.functional import softplus
