@@ -210,7 +210,8 @@ CPU = Budget(
     questions=4,
     early_questions=4,
     memory_steps=300,
-    slow_kinds={"qa4": (1000, 600), "qa5": (1200, 0)},  # of QA5 no segment holds a story: nothing from memory
+    # Of QA2, QA3 and QA5 no segment holds a story: nothing is asked from memory. QA2 and QA3 chain two or three facts.
+    slow_kinds={"qa4": (1000, 600), "qa5": (1200, 0), "qa2": (2000, 0), "qa3": (2000, 0)},
     slow_models={"armt": (1000, 600)},  # GPT-NeoX takes 700 steps to learn who is where, a mosaic 50 to 150
     own_rates={"armt": 1e-3},
     gated_stages=((32, 50, 0.2), (32, 50, 0.7), (32, 150, 2.0)),
