@@ -30,23 +30,25 @@ class WriteStrength(nn.Module):
     """`b = sigmoid(W_b m)` (ARMT, section 2); with a `stretch` s > 0 `b = clip((1 + 2 s) sigmoid(W_b m) - s, 0, 1)`.
 
     A stretched strength can be exactly 0 (the hard concrete gate of Louizos et al. 2018, s = 0.1, without its noise).
-    Its gradient is the sigmoid's, so that a closed gate can open again.
+    With a `threshold`, strengths below it are 0 too. The gradient is the sigmoid's, so that a closed gate can open
+    again.
     """
 
-    def __init__(self, stretch: float = 0.0):
+    def __init__(self, stretch: float = 0.0, threshold: float = 0.0):
         super().__init__()
-        self.stretch = stretch
+        self.stretch, self.threshold = stretch, threshold
 
     def forward(self, scores: Float[Tensor, "B M 1"]) -> Float[Tensor, "B M"]:
         """The strengths of `scores` = W_b m."""
         strength = torch.sigmoid(scores).squeeze(-1)
-        if not self.stretch:
+        if not self.stretch and not self.threshold:
             return strength
         stretched = ((1 + 2 * self.stretch) * strength - self.stretch).clamp(0, 1)
-        return strength + (stretched - strength).detach()
+        written = stretched.masked_fill(stretched < self.threshold, 0.0)
+        return strength + (written - strength).detach()
 
     def opening(self, scores: Float[Tensor, "B M 1"]) -> Float[Tensor, "B M"]:
-        """How probable it is that a hard concrete gate of these scores, with its noise, is not 0.
+        """How probable it is that a hard concrete gate of these scores, with its noise and no threshold, is not 0.
 
         `sigmoid(score + 2/3 log((1 + s) / s))`: what Louizos et al. (2018) charge for, at their temperature of 2/3.
         Its gradient is largest where the gate is nearly closed (at s = 0.1 where the strength is 0.1), 0.56 of that at
@@ -65,7 +67,8 @@ class AssociationMemory(nn.Module):
     Args:
         hidden_size: width of the layer, V. memory_dim: width of queries and keys before the feature map.
         num_rolls: nu. correction: gamma-correction of the normaliser. order: see `write_association`. eps: of the
-            divisions. strength_stretch: see `WriteStrength`; a token of strength 0 leaves A as it is.
+            divisions. strength_stretch, strength_threshold: see `WriteStrength`; a token of strength 0 leaves A as it
+            is.
     """
 
     def __init__(
@@ -77,13 +80,14 @@ class AssociationMemory(nn.Module):
         order: str = "parallel",
         eps: float = 1e-5,
         strength_stretch: float = 0.0,
+        strength_threshold: float = 0.0,
     ):
         super().__init__()
         self.query = nn.Linear(hidden_size, memory_dim, bias=False)
         self.key = nn.Linear(hidden_size, memory_dim, bias=False)
         self.value = nn.Linear(hidden_size, hidden_size, bias=False)
         self.strength = nn.Linear(hidden_size, 1)
-        self.gate = WriteStrength(strength_stretch)
+        self.gate = WriteStrength(strength_stretch, strength_threshold)
         self.num_rolls, self.correction, self.order, self.eps = num_rolls, correction, order, eps
         self.reset_parameters()
 

@@ -28,6 +28,8 @@ class Stage:
         write_cost: of an ARMT with a `strength_stretch`: this times the mean probability that a write's gate opens
             (`WriteStrength.opening`) is added to the loss (of writes that gradients flow through) and taken off the
             score (of all), so that text without use is not written.
+        strength_threshold: of an ARMT: from this stage on strengths below it write nothing, and the trained model keeps
+            it (`ARMTConfig.strength_threshold`). None: as before.
         backprop_segments: of questions to models that read segments: gradients flow through this many last segments,
             and only they are asked `early_questions`; the rest is read without gradients. None: through all.
     """
@@ -40,6 +42,7 @@ class Stage:
     settings: dict = field(default_factory=dict)
     from_memory: bool = False
     write_cost: float = 0.0
+    strength_threshold: float | None = None
     backprop_segments: int | None = None
 
     def problems(self) -> list[tuple[str, str]]:
@@ -54,6 +57,8 @@ class Stage:
             invalid.append(("backprop_segments", f"must be at least 1; got {self.backprop_segments}."))
         if self.write_cost < 0:
             invalid.append(("write_cost", f"must be at least 0; got {self.write_cost}."))
+        if self.strength_threshold is not None and not 0 <= self.strength_threshold < 1:
+            invalid.append(("strength_threshold", f"must be at least 0 and below 1; got {self.strength_threshold}."))
         for name in ("target", "learning_rate"):
             if not getattr(self, name) > 0:
                 invalid.append((name, f"must be positive; got {getattr(self, name)}."))
@@ -108,6 +113,7 @@ def train_stages(
     report: Report = unreported,
     observe: Callable[[Stage, int, Fit, float], None] = lambda stage, number, progress, learning_rate: None,
     is_stopped: Callable[[], bool] = lambda: False,
+    begin: Callable[[Stage], None] = lambda stage: None,
 ) -> list[dict[str, Any]]:
     """Train `model` in place, one `fit` per stage; returns one JSON-ready record per stage.
 
@@ -118,10 +124,12 @@ def train_stages(
         loss_at: the loss of (stage, its number, step); it must depend on these and the model alone, as `fit` asks.
         report: hears the share of all stages, where a step costs in proportion to its length.
         observe: sees (stage, its number, progress, learning rate), see `fit`. is_stopped: see `fit`.
+        begin: called before each stage, also before one whose checkpoint says that it is done.
     """
     records: list[dict[str, Any]] = []
     done, total = 0.0, sum(stage.steps * stage.mean_length for stage in curriculum.stages)
     for number, stage in enumerate(curriculum.stages):
+        begin(stage)
         progress = fit(
             model,
             partial(loss_at, stage, number),

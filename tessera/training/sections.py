@@ -145,8 +145,9 @@ class TrainingSection:
         "its number between them), `steps`, `learning_rate`, `target` (the score at which the stage ends), `settings` "
         "of the task, `from_memory` (the questions come in a segment of their own), `write_cost` (of ARMT with a "
         "`strength_stretch`: this times the mean probability that a gate of writing opens is added to the loss and "
-        "taken off the score) and `backprop_segments` (gradients flow through so many segments at the end of a text of "
-        "questions); it begins with the best weights of the one before",
+        "taken off the score), `strength_threshold` (of ARMT: from here on strengths below it write nothing) and "
+        "`backprop_segments` (gradients flow through so many segments at the end of a text of questions); it begins "
+        "with the best weights of the one before",
     )
     patience: int | None = option(None, "a stage ends after so many validations without a better one; null: never")
     freeze_base: bool = option(False, "of ARMT, RMT and PRMT: keep the base's weights, train the memory alone")

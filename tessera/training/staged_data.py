@@ -62,6 +62,11 @@ class StagedData(ABC):
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """How well `model` does on held-out text. `score` in (0, 1], higher is better, is what chooses weights."""
 
+    def begin(self, model: Any, stage: Stage) -> None:
+        """Set in `model` what holds from this stage on."""
+        if stage.strength_threshold is not None:
+            model.write_from(stage.strength_threshold)
+
     def loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
         """`prediction_loss`, and what the stage's writes cost."""
         if not stage.write_cost:
@@ -109,8 +114,9 @@ def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool) -> Sta
         data = StagedQuestions(recipe, segment, question_task(recipe.data.task))
     for stage in recipe.training.curriculum:
         kind = recipe.model["type"]
-        if stage.write_cost and kind != "armt":
-            raise TesseraError(f"training.curriculum: write_cost is of models of type 'armt'; got {kind!r}.")
+        for name, unset in (("write_cost", 0.0), ("strength_threshold", None)):
+            if getattr(stage, name) != unset and kind != "armt":
+                raise TesseraError(f"training.curriculum: {name} is of models of type 'armt'; got {kind!r}.")
         if stage.write_cost and not recipe.model.get("strength_stretch"):
             raise TesseraError(
                 "training.curriculum: write_cost needs a model with a `strength_stretch` above 0, whose gates can "

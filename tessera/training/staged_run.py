@@ -174,7 +174,16 @@ def _stages(recipe: Recipe, run: Path, model: "PreTrainedModel", data: StagedDat
     curriculum = Curriculum(tuple(section.curriculum))
     with writing(run, "checkpoint", "Earlier ones are complete: --resume goes on."):
         records = train_stages(
-            model, curriculum, _fit_options(section), run / FOLDER, loss_at, score, log.report, log.observe, is_stopped
+            model,
+            curriculum,
+            _fit_options(section),
+            run / FOLDER,
+            loss_at,
+            score,
+            log.report,
+            log.observe,
+            is_stopped,
+            partial(data.begin, model),
         )
     log.report(1.0, "")
     for record in records:
@@ -200,6 +209,7 @@ def train_stages_of(
         lambda stage, number, step: data.loss(model, stage, number, step),
         lambda stage: data.validation(model, stage)["score"],
         report,
+        begin=partial(data.begin, model),
     )
 
 

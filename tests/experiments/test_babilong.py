@@ -7,7 +7,7 @@ import torch
 
 from tessera.experiments.babilong import experiment
 from tessera.experiments.babilong.experiment import BabilongExperiment, LastSegment
-from tessera.experiments.babilong.models import GATED, NAMES, WHOLE_TEXT
+from tessera.experiments.babilong.models import GATED, NAMES, THRESHOLD, WHOLE_TEXT
 from tessera.experiments.babilong.settings import BUDGETS, CPU
 from tessera.experiments.experiment import RunSelection
 from tessera.models.sizes import count_parameters
@@ -26,26 +26,28 @@ def test_every_recipe_is_one_that_tessera_train_takes(budget):
             recipe = settings.plan()
             assert model_problems(recipe.model) == [], name
             data = StagedQuestions(recipe, settings.segment, question_task(recipe.data.task))
-            if budget != "full" and name in (GATED, "armt_mosaic"):
+            if budget != "full" and name in (GATED, THRESHOLD, "armt_mosaic"):
                 for stage in recipe.training.curriculum:
                     data.require(stage)
 
 
-@pytest.mark.parametrize(("recipe", "model"), [("armt-babilong-qa1", "armt_mosaic"), ("armt-babilong-qa1-long", GATED)])
+@pytest.mark.parametrize(
+    ("recipe", "model"), [("armt-babilong-qa1", "armt_mosaic"), ("armt-babilong-qa1-long", THRESHOLD)]
+)
 def test_the_recipes_that_ship_are_the_runs_of_qa1(recipe, model):
     shipped, plan = read_recipe(recipe), CPU.run(model, "qa1", 0).configuration.plan()
     training = replace(plan.training, steps=plan.training.curriculum_steps)  # as a recipe file's section has it
     assert replace(plan, name=recipe, training=training) == shipped
 
 
-def test_other_kinds_are_read_by_the_gated_model_and_qa4_learns_longer_first():
+def test_other_kinds_are_read_by_the_model_with_a_threshold_and_qa4_learns_longer_first():
     runs = BabilongExperiment().runs(RunSelection("cpu", seeds=1))
     others = [run for run in runs if run.configuration.kind != "qa1"]
-    assert {run.configuration.model for run in others} == {GATED}
+    assert {run.configuration.model for run in others} == {THRESHOLD}
     steps = {
         run.configuration.kind: [one["steps"] for one in run.configuration.recipe["training"]["curriculum"]][:2]
         for run in runs
-        if run.configuration.model == GATED
+        if run.configuration.model == THRESHOLD
     }
     assert steps["qa1"] == [CPU.stages[0][1], CPU.memory_steps]
     assert steps["qa4"] == [1000, 600]
@@ -61,6 +63,15 @@ def test_gates_close_in_further_stages_of_rising_cost():
     assert [(stage["length"], stage["steps"], stage["write_cost"]) for stage in further] == list(CPU.gated_stages)
     assert {(stage["min_length"], stage["backprop_segments"], stage["target"]) for stage in further} == {(8, 8, 2.0)}
     assert {stage["settings"]["lookalikes"] for stage in further} == {CPU.gated_lookalikes}
+    assert not any("strength_threshold" in stage for stage in gated)
+
+
+def test_a_threshold_comes_last():
+    gated, threshold = (
+        CPU.run(name, "qa1", 0).configuration.recipe["training"]["curriculum"] for name in (GATED, THRESHOLD)
+    )
+    assert threshold[: len(gated)] == gated
+    assert threshold[len(gated) :] == [{**gated[-1], "steps": 100, "write_cost": 5.0, "strength_threshold": 0.6}]
 
 
 def test_the_models_are_of_about_one_size():
@@ -77,7 +88,7 @@ def test_tests_reach_a_million_tokens_but_for_models_that_read_the_whole_text():
         longest = max(settings.measured) * settings.segment
         assert (longest == 1_000_000) == (name not in WHOLE_TEXT)
         assert settings.contexts(2) == 128
-        assert settings.contexts(15_625) == (16 if name == GATED else 4)
+        assert settings.contexts(15_625) == (16 if name in (GATED, THRESHOLD) else 4)
 
 
 def test_all_models_are_tested_on_the_same_texts_however_many_they_read_at_once(monkeypatch):

@@ -26,10 +26,22 @@ def test_a_stretched_strength_reaches_both_ends_and_keeps_its_gradient():
     torch.testing.assert_close(scores.grad, sigmoid * (1 - sigmoid))
 
 
-def written(bias, stretch):
+@pytest.mark.parametrize("stretch", [0.0, 0.1])
+def test_strengths_below_a_threshold_are_zero_and_keep_their_gradient(stretch):
+    scores = SCORES.clone().requires_grad_()
+    strengths = WriteStrength(stretch, 0.6)(scores)
+    without = WriteStrength(stretch)(SCORES)
+    torch.testing.assert_close(strengths, torch.where(without < 0.6, 0.0, without))
+    assert 0 < (strengths > 0).sum() < strengths.numel()
+    strengths.sum().backward()
+    sigmoid = torch.sigmoid(SCORES)
+    torch.testing.assert_close(scores.grad, sigmoid * (1 - sigmoid))
+
+
+def written(bias, stretch, threshold=0.0):
     """(memory before, memory after) of a text whose tokens have the strength of `bias`."""
     torch.manual_seed(0)
-    memory = AssociationMemory(8, 4, strength_stretch=stretch)
+    memory = AssociationMemory(8, 4, strength_stretch=stretch, strength_threshold=threshold)
     torch.nn.init.normal_(memory.value.weight)
     before = memory.write(torch.randn(2, 3, 8), memory.empty_state(2))
     torch.nn.init.zeros_(memory.strength.weight)
@@ -37,15 +49,16 @@ def written(bias, stretch):
     return before, memory.write(torch.randn(2, 3, 8), before)
 
 
-def test_a_token_of_strength_zero_leaves_the_matrix_as_it_is():
-    before, after = written(bias=-6.0, stretch=0.1)
+@pytest.mark.parametrize(("bias", "stretch", "threshold"), [(-6.0, 0.1, 0.0), (0.0, 0.0, 0.6)])
+def test_a_token_of_strength_zero_leaves_the_matrix_as_it_is(bias, stretch, threshold):
+    before, after = written(bias, stretch, threshold)
     assert torch.equal(before.matrix, after.matrix)
     assert not torch.allclose(before.normaliser, after.normaliser), "its key is one of those seen"
 
 
-@pytest.mark.parametrize(("bias", "stretch"), [(-6.0, 0.0), (0.0, 0.1)])
-def test_any_other_token_writes(bias, stretch):
-    before, after = written(bias, stretch)
+@pytest.mark.parametrize(("bias", "stretch", "threshold"), [(-6.0, 0.0, 0.0), (0.0, 0.1, 0.0), (1.0, 0.0, 0.6)])
+def test_any_other_token_writes(bias, stretch, threshold):
+    before, after = written(bias, stretch, threshold)
     assert not torch.allclose(before.matrix, after.matrix)
     assert not torch.allclose(before.normaliser, after.normaliser)
 
@@ -77,6 +90,21 @@ def test_the_stretch_of_a_configuration_is_that_of_every_memory():
     assert [memory.gate.stretch for memory in ARMTForCausalLM(config).memories] == [0.1, 0.1]
     with pytest.raises(TesseraError, match="strength_stretch must be a number of at least 0; got -0.1"):
         ARMTConfig(base_config=base, segment_size=4, num_memory_tokens=2, memory_dim=4, strength_stretch=-0.1)
+
+
+def test_the_threshold_of_a_configuration_is_that_of_every_memory_and_is_saved(tmp_path):
+    base = MemoryMosaicConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=4)
+    sizes = {"segment_size": 4, "num_memory_tokens": 2, "memory_dim": 4}
+    model = ARMTForCausalLM(ARMTConfig(base_config=base, strength_threshold=0.3, **sizes))
+    assert [memory.gate.threshold for memory in model.memories] == [0.3, 0.3]
+    model.write_from(0.6)
+    model.save_pretrained(tmp_path)
+    loaded = ARMTForCausalLM.from_pretrained(tmp_path)
+    assert [memory.gate.threshold for memory in loaded.memories] == [0.6, 0.6]
+    with pytest.raises(TesseraError, match=r"strength_threshold must be a number of at least 0 and below 1; got 1\.0"):
+        ARMTConfig(base_config=base, strength_threshold=1.0, **sizes)
+    with pytest.raises(TesseraError, match=r"threshold must be a number of at least 0 and below 1; got -0\.1"):
+        model.write_from(-0.1)
 
 
 def test_a_gate_that_cannot_close_has_no_probability_to_open():

@@ -8,6 +8,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tessera.checkpoints import FOLDER
 from tessera.errors import TesseraError, TrainingInterrupted
 from tessera.memories.association import recorded_openings
 from tessera.training import staged_data, staged_run
@@ -174,6 +175,10 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
             r"training.curriculum\[0\].write_cost must be at least 0",
         ),
         (
+            "training.curriculum=[{length: 2, steps: 1, strength_threshold: 1.0}]",
+            r"training.curriculum\[0\].strength_threshold must be at least 0 and below 1",
+        ),
+        (
             "training.curriculum=[{length: 2, steps: 1, backprop_segments: 0}]",
             r"training.curriculum\[0\].backprop_segments must be at least 1",
         ),
@@ -292,10 +297,37 @@ def test_without_a_write_there_is_no_cost(recipe_of, tmp_path):
     assert torch.equal(data.loss(model, stage, 0, 0), data.prediction_loss(model, stage, 0, 0))
 
 
-def test_only_an_armt_pays_for_writes(recipe_of, tmp_path):
+def test_a_threshold_holds_from_its_stage_on_also_after_a_stop(recipe_of, tmp_path, monkeypatch):
+    thresholds = []
+    loss = staged_data.StagedQuestions.loss
+
+    def seen(self, model, stage, number, step):
+        thresholds.append(([memory.gate.threshold for memory in model.memories], number))
+        return loss(self, model, stage, number, step)
+
+    monkeypatch.setattr(staged_data.StagedQuestions, "loss", seen)
+    run = tmp_path / "run"
+    stage = "length: 2, min_length: 2, steps: 1"
+    stages = f"{{{stage}}}, {{{stage}, strength_threshold: 0.6}}, {{{stage}}}"
+    recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]")
+    train(recipe, run, progress=False)
+    assert thresholds == [([0.0, 0.0], 0), ([0.6, 0.6], 1), ([0.6, 0.6], 2)]
+    assert json.loads((run / "config.json").read_text())["strength_threshold"] == 0.6
+
+    weights = (run / "model.safetensors").read_bytes()
+    (run / "model.safetensors").unlink()
+    (run / FOLDER / "stage-2.safetensors").unlink()
+    thresholds.clear()
+    train(recipe, run, resume=True, progress=False)
+    assert thresholds == [([0.6, 0.6], 2)]
+    assert (run / "model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize(("setting", "value"), [("write_cost", 0.5), ("strength_threshold", 0.0)])
+def test_only_an_armt_has_gates_of_writing(recipe_of, tmp_path, setting, value):
     plain = {**QUESTIONS, "model": {"type": "rmt", "segment_size": 32, "num_memory_tokens": 2, "base": BASE}}
-    stage = "training.curriculum=[{length: 2, min_length: 2, steps: 1, write_cost: 0.5}]"
-    with pytest.raises(TesseraError, match="write_cost is of models of type 'armt'; got 'rmt'"):
+    stage = f"training.curriculum=[{{length: 2, min_length: 2, steps: 1, {setting}: {value}}}]"
+    with pytest.raises(TesseraError, match=f"{setting} is of models of type 'armt'; got 'rmt'"):
         train(recipe_of(plain, stage), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 

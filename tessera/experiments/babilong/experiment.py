@@ -10,7 +10,7 @@ import torch
 
 from tessera.evaluation.questions import right_answers
 from tessera.experiments.babilong import report
-from tessera.experiments.babilong.models import GATED, LAST_SEGMENT, NAMES, WHOLE_TEXT
+from tessera.experiments.babilong.models import LAST_SEGMENT, NAMES, THRESHOLD, WHOLE_TEXT
 from tessera.experiments.babilong.settings import BUDGETS, PUBLISHED_SHARE, SHORTEST_STORY, BabilongSettings
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.models.sizes import num_parameters
@@ -41,7 +41,7 @@ class BabilongExperiment(Experiment):
         runs = []
         for seed in range(selection.seeds or budget.seeds):
             runs += [budget.run(name, budget.kinds[0], seed) for name in names]
-            best = GATED if GATED in names else names[0]
+            best = THRESHOLD if THRESHOLD in names else names[0]
             runs += [budget.run(best, kind, seed) for kind in budget.kinds[1:]]
         return runs
 

@@ -5,9 +5,11 @@ from typing import Any
 WHOLE_TEXT = ("mamba", "mosaic", "mosaic_v2")  # read the text without segments
 LAST_SEGMENT = "last_segment"
 GATED = "armt_mosaic_gated"
+THRESHOLD = "armt_mosaic_threshold"
 NAMES = {
     "armt_mosaic": "ARMT around a Memory Mosaic",
     GATED: "ARMT around a Memory Mosaic, strengths down to 0, cost of writes",
+    THRESHOLD: "ARMT around a Memory Mosaic, cost of writes, then a threshold",
     "armt": "ARMT around GPT-NeoX",
     "armt_mosaic_v2": "ARMT around a Memory Mosaic v2",
     "armt_no_correction": "ARMT around a Memory Mosaic, no correction",
@@ -56,6 +58,7 @@ def section(name: str, width: int, segment: int, memory_tokens: int, memory_dim:
     armt = {"type": "armt", **memory, "memory_dim": memory_dim}
     return {
         GATED: {**armt, "base": mosaic, "strength_stretch": 0.1},
+        THRESHOLD: {**armt, "base": mosaic, "strength_stretch": 0.1},  # the threshold comes with a stage
         "armt_mosaic": {**armt, "base": mosaic},
         "armt": {**armt, "base": neox},
         "armt_mosaic_v2": {**armt, "base": mosaic_v2},

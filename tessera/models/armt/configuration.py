@@ -12,7 +12,8 @@ class ARMTConfig(SegmentedConfig):
             matrix is (2 nu memory_dim, hidden_size).
         correction: gamma-correction of the normaliser. update_order: "parallel" (published) or "sequential" (paper).
         epsilon: of the divisions. strength_stretch: 0 as published; with 0.1 a memory token can also write exactly
-            nothing, see `tessera.memories.association.WriteStrength`. The others: see `SegmentedConfig`.
+            nothing, see `tessera.memories.association.WriteStrength`. strength_threshold: 0 as published; strengths
+            below it write nothing. The others: see `SegmentedConfig`.
     Raises:
         TesseraError: naming every argument that is unknown or impossible.
     """
@@ -25,6 +26,7 @@ class ARMTConfig(SegmentedConfig):
     update_order: str = "parallel"
     epsilon: float = 1e-5
     strength_stretch: float = 0.0
+    strength_threshold: float = 0.0
 
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
@@ -39,4 +41,8 @@ class ARMTConfig(SegmentedConfig):
             problems.append(f"epsilon must be a positive number; got {self.epsilon!r}.")
         if not isinstance(self.strength_stretch, (int, float)) or self.strength_stretch < 0:
             problems.append(f"strength_stretch must be a number of at least 0; got {self.strength_stretch!r}.")
+        if not isinstance(self.strength_threshold, (int, float)) or not 0 <= self.strength_threshold < 1:
+            problems.append(
+                f"strength_threshold must be a number of at least 0 and below 1; got {self.strength_threshold!r}."
+            )
         return problems

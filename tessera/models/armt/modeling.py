@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers import initialization as init
 
+from tessera.errors import expect
 from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.armt.configuration import ARMTConfig
 from tessera.models.armt.state import ARMTState
@@ -91,11 +92,20 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
         sizes = (config.hidden_size, config.memory_dim, config.num_rolls)
         update: dict[str, Any] = {"correction": config.correction, "order": config.update_order}
         update |= {"eps": config.epsilon, "strength_stretch": config.strength_stretch}
+        update |= {"strength_threshold": config.strength_threshold}
         with weight.device:
             memories = [AssociationMemory(*sizes, **update) for _ in range(config.num_hidden_layers)]
         self.memories = nn.ModuleList(memories)
         if weight.dtype != torch.get_default_dtype():  # tensors without numbers cannot be converted in place
             self.memories.to(weight.dtype)
+
+    def write_from(self, threshold: float) -> None:
+        """Let strengths below `threshold`, in [0, 1), write nothing from now on; `config` keeps it."""
+        bounds = isinstance(threshold, (int, float)) and 0 <= threshold < 1
+        expect(bounds, "write_from", "threshold", "be a number of at least 0 and below 1", repr(threshold))
+        self.config.strength_threshold = threshold
+        for memory in self.memories:
+            memory.gate.threshold = threshold
 
     def _init_weights(self, module: nn.Module) -> None:
         # transformers asks about modules with parameters of their own, one by one.
