@@ -104,7 +104,7 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
         bounds = isinstance(threshold, (int, float)) and 0 <= threshold < 1
         expect(bounds, "write_from", "threshold", "be a number of at least 0 and below 1", repr(threshold))
         self.config.strength_threshold = threshold
-        for memory in self.memories:
+        for memory in cast("Sequence[AssociationMemory]", self.memories):
             memory.gate.threshold = threshold
 
     def _init_weights(self, module: nn.Module) -> None:
