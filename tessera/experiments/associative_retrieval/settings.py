@@ -154,7 +154,7 @@ CPU = Budget(
     fit=FitOptions(steps=1, learning_rate=1e-3, evaluate_every=50, **PUBLISHED),
     measured={"rewrite": (1, 3, 5, 10, 20, 50, 100, 200, 500), "remember": (1, 3, 5, 10, 20, 40, 60, 100)},
     test_contexts=192,
-    seeds=1,
+    seeds=2,
     own_sizes={"mamba": {"mamba_state_size": 32}},  # 4 blocks of width 128, as published
 )
 _LONG = ((1, 1, 2000), (2, 1, 10_000), (3, 1, 10_000), (5, 1, 10_000), (10, 1, 10_000))
