@@ -323,6 +323,15 @@ def test_a_threshold_holds_from_its_stage_on_also_after_a_stop(recipe_of, tmp_pa
     assert (run / "model.safetensors").read_bytes() == weights
 
 
+def test_a_threshold_holds_without_a_run_folder_too(recipe_of, tmp_path):
+    stages = "{length: 2, min_length: 2, steps: 1, strength_threshold: 0.6}"
+    recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]")
+    data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
+    model = starting_model(recipe, data.tokenizer, context=64)
+    staged_run.train_stages_of(model, recipe, data, tmp_path, lambda share, note: None)
+    assert [memory.gate.threshold for memory in model.memories] == [0.6, 0.6]
+
+
 @pytest.mark.parametrize(("setting", "value"), [("write_cost", 0.5), ("strength_threshold", 0.0)])
 def test_only_an_armt_has_gates_of_writing(recipe_of, tmp_path, setting, value):
     plain = {**QUESTIONS, "model": {"type": "rmt", "segment_size": 32, "num_memory_tokens": 2, "base": BASE}}
