@@ -56,9 +56,10 @@ def section(name: str, width: int, segment: int, memory_tokens: int, memory_dim:
     }
     memory = {"segment_size": segment, "num_memory_tokens": memory_tokens}
     armt = {"type": "armt", **memory, "memory_dim": memory_dim}
+    gated = {**armt, "base": mosaic, "strength_stretch": 0.1}
     return {
-        GATED: {**armt, "base": mosaic, "strength_stretch": 0.1},
-        THRESHOLD: {**armt, "base": mosaic, "strength_stretch": 0.1},  # the threshold comes with a stage
+        GATED: gated,
+        THRESHOLD: gated,  # the threshold comes with a stage
         "armt_mosaic": {**armt, "base": mosaic},
         "armt": {**armt, "base": neox},
         "armt_mosaic_v2": {**armt, "base": mosaic_v2},
