@@ -37,7 +37,7 @@ def answer_loss(model: nn.Module, batch: QuestionBatch, backprop_segments: int |
             batch, contexts, before = _without_gradient(model, batch, contexts, backprop_segments)
         place, early = _after_contexts(model, contexts, questions.shape[1], batch.early_questions is not None, before)
         # With a cache the last segment stays open: nothing of a question is written.
-        total = _summed_loss(model, questions.flatten(0, 1), labels.flatten(0, 1), place)
+        total = _asked(model, questions.flatten(0, 1), labels.flatten(0, 1), place).loss
         count = (labels != IGNORED).sum()
         if early is not None and batch.early_questions is not None and batch.early_labels is not None:
             segments, read = batch.early_questions.shape[1], early.batch_size // len(contexts)
@@ -46,7 +46,7 @@ def answer_loss(model: nn.Module, batch: QuestionBatch, backprop_segments: int |
                 part.to(contexts.device).transpose(0, 1).flatten(0, 2)  # segment, context, question
                 for part in (batch.early_questions, batch.early_labels)
             )
-            total = total + _summed_loss(model, rows, row_labels, {"memory_state": early})
+            total = total + _asked(model, rows, row_labels, {"memory_state": early}).loss
             count = count + (row_labels != IGNORED).sum()
         return total / count
     unlabelled = torch.full_like(contexts, IGNORED)
@@ -60,15 +60,30 @@ def right_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
 
     Every question is asked alone, right after its context. Questions to one context are not independent.
     """
-    contexts, questions, labels = _on_device(model, batch)
-    counts, places = batch.counts.to(labels.device), batch.answer_places.to(labels.device)
-    prompts = questions[..., : int(places.max())]
     if is_segmented(model):
-        place, _ = _after_contexts(model, contexts, questions.shape[1])
-        logits = model(input_ids=prompts.flatten(0, 1), use_cache=True, **place).logits
-    else:
-        rows = torch.cat([contexts.repeat_interleave(prompts.shape[1], 0), prompts.flatten(0, 1)], 1)
-        logits = model(input_ids=rows, logits_to_keep=prompts.shape[-1], use_cache=False).logits
+        return score_answers(model, batch)[1]
+    contexts, questions, _ = _on_device(model, batch)
+    prompts = questions[..., : int(batch.answer_places.max())]
+    rows = torch.cat([contexts.repeat_interleave(prompts.shape[1], 0), prompts.flatten(0, 1)], 1)
+    return _right(model(input_ids=rows, logits_to_keep=prompts.shape[-1], use_cache=False).logits, batch)
+
+
+@torch.no_grad()
+def score_answers(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor]:
+    """`answer_loss` without early questions, and `right_answers`, for which a segmented model reads contexts once."""
+    if not is_segmented(model):
+        return answer_loss(model, batch), right_answers(model, batch)
+    contexts, questions, labels = _on_device(model, batch)
+    place, _ = _after_contexts(model, contexts, questions.shape[1])
+    output = _asked(model, questions.flatten(0, 1), labels.flatten(0, 1), place, skip_logits=False)
+    return output.loss / (labels != IGNORED).sum(), _right(output.logits, batch)
+
+
+def _right(logits: Tensor, batch: QuestionBatch) -> Tensor:
+    """The share of right answers of each context, from the predictions of its questions (B * Q, t, vocabulary)."""
+    counts, places, questions = (
+        part.to(logits.device) for part in (batch.counts, batch.answer_places, batch.questions)
+    )
     before = (places.flatten() - 1).clamp(min=0)
     words = logits[torch.arange(len(logits), device=logits.device), before].argmax(-1).view_as(places)
     answers = questions.gather(2, places[..., None]).squeeze(-1)
@@ -81,8 +96,10 @@ def _on_device(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor, 
     return batch.contexts.to(device), batch.questions.to(device), batch.labels.to(device)
 
 
-def _summed_loss(model: Any, rows: Tensor, labels: Tensor, place: dict[str, Any]) -> Tensor:
-    return model(input_ids=rows, labels=labels, use_cache=True, num_items_in_batch=1, skip_logits=True, **place).loss
+def _asked(model: Any, rows: Tensor, labels: Tensor, place: dict[str, Any], *, skip_logits: bool = True) -> Any:
+    """The model's output for questions; its loss is the sum over the tokens with a label."""
+    options = {"use_cache": True, "num_items_in_batch": 1, "skip_logits": skip_logits}
+    return model(input_ids=rows, labels=labels, **options, **place)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from tessera.data.windows import ValidationWindows
 from tessera.errors import TesseraError, did_you_mean
 from tessera.evaluation.loss import bits_per_byte, loss_by_position
-from tessera.evaluation.questions import answer_loss, is_segmented, right_answers
+from tessera.evaluation.questions import answer_loss, is_segmented, score_answers
 from tessera.memories.association import recorded_openings
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.vocabulary import END, PAD, UNKNOWN
@@ -246,12 +246,13 @@ class StagedQuestions(StagedData):
         for first in range(0, training.evaluate_sequences, training.batch_size):
             count = min(training.batch_size, training.evaluate_sequences - first)
             batch = self.batch(stage, count, self.tokens(stage, stage.length), first, "validation")
-            losses.append(answer_loss(model, batch).item() * count)
-            shares.append(right_answers(model, batch))
+            loss, right = score_answers(model, batch)
+            losses.append(loss.item() * count)
+            shares.append(right)
         exact_match = torch.cat(shares).mean().item()
-        loss = sum(losses) / training.evaluate_sequences
-        score = (1 - LOSS_SHARE) * exact_match + LOSS_SHARE * math.exp(-loss)
-        return {"score": score, "validation_loss": loss, "validation_exact_match": exact_match}
+        mean_loss = sum(losses) / training.evaluate_sequences
+        score = (1 - LOSS_SHARE) * exact_match + LOSS_SHARE * math.exp(-mean_loss)
+        return {"score": score, "validation_loss": mean_loss, "validation_exact_match": exact_match}
 
     def batch(self, stage: Stage, count: int, tokens: int, seed: int, split: str, early: int = 0) -> QuestionBatch:
         """Contexts of `tokens` - 20 tokens, with the settings of the stage."""

@@ -10,7 +10,7 @@ from transformers import GPTNeoXConfig
 from transformers.modeling_outputs import CausalLMOutput
 
 from tessera.errors import TesseraError
-from tessera.evaluation.questions import answer_loss, right_answers
+from tessera.evaluation.questions import answer_loss, right_answers, score_answers
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.ops.linear_cross_entropy import IGNORED
@@ -69,6 +69,24 @@ def test_sharing_a_reading_changes_nothing(base, context_tokens):
     assert all(one is not None and bool(one.any()) for one in gradients) == (context_tokens >= SEGMENT)
     expected = [sum(bool(r) for at, r in right if at == row) / sum(at == row for at, _ in right) for row in range(3)]
     assert right_answers(model, batch).tolist() == pytest.approx(expected)
+    both = score_answers(model, batch)
+    torch.testing.assert_close(both[0], loss.detach(), rtol=1e-9, atol=0)
+    assert both[1].tolist() == pytest.approx(expected)
+
+
+def test_loss_and_right_answers_share_one_reading(monkeypatch):
+    batch = BABILong("qa1", vocab_size=VOCABULARY).question_batch(3, 4, 3 * SEGMENT, 0, "train")
+    model = model_around("memory_mosaic")
+    read = []
+    forward = type(model).forward
+
+    def seen(self, input_ids, **options):
+        read.append(tuple(input_ids.shape))
+        return forward(self, input_ids=input_ids, **options)
+
+    monkeypatch.setattr(type(model), "forward", seen)
+    score_answers(model, batch)
+    assert read == [tuple(batch.contexts.shape), (12, batch.questions.shape[-1])]
 
 
 class OneWord(nn.Module):

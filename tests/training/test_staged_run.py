@@ -194,13 +194,16 @@ def test_refusals(recipe_of, tmp_path, override, message):
 
 def test_stages_from_memory_end_with_a_segment(recipe_of, tmp_path, monkeypatch):
     lengths = []
-    answer_loss = staged_data.answer_loss
 
-    def seen(model, batch, *options):
-        lengths.append(batch.contexts.shape[1])
-        return answer_loss(model, batch, *options)
+    def seen(original):
+        def noted(model, batch, *options):
+            lengths.append(batch.contexts.shape[1])
+            return original(model, batch, *options)
 
-    monkeypatch.setattr(staged_data, "answer_loss", seen)
+        return noted
+
+    for name in ("answer_loss", "score_answers"):
+        monkeypatch.setattr(staged_data, name, seen(getattr(staged_data, name)))
     stages = "{length: 2, steps: 2}, {length: 2, min_length: 2, steps: 2, from_memory: true}"
     train(recipe_of(QUESTIONS, f"training.curriculum=[{stages}]"), tmp_path / "run", progress=False)
     assert set(lengths[-3:]) == {64}  # a step, and a validation of two batches
@@ -219,8 +222,7 @@ def test_a_stage_learns_from_its_last_segments(recipe_of, tmp_path, monkeypatch)
     answer_loss = staged_data.answer_loss
 
     def seen(model, batch, backprop_segments=None):
-        if torch.is_grad_enabled():
-            backprop.append(backprop_segments)
+        backprop.append(backprop_segments)
         return answer_loss(model, batch, backprop_segments)
 
     monkeypatch.setattr(staged_data, "answer_loss", seen)
