@@ -54,6 +54,23 @@ def test_other_kinds_are_read_by_the_model_with_a_threshold_and_qa4_learns_longe
     assert steps["qa5"] == [1200, CPU.stages[2][1]]  # no stage from memory: no segment holds a story
 
 
+def test_questions_that_chain_facts_have_deeper_bases_and_the_questions_about_one_fact():
+    plans = {kind: CPU.run(THRESHOLD, kind, 0).configuration.plan() for kind in CPU.kinds}
+    assert {kind: plan.model["base"]["num_layers"] for kind, plan in plans.items()} == {
+        "qa1": 2,
+        "qa2": 4,
+        "qa3": 4,
+        "qa4": 2,
+        "qa5": 2,
+    }
+    also = {kind: plan.data.task.get("also_asked", []) for kind, plan in plans.items()}
+    assert {kind: others for kind, others in also.items() if others} == {"qa2": ["qa1"], "qa3": ["qa1", "qa2"]}
+    first, memory, second = plans["qa2"].training.curriculum[:3]
+    assert (first.length, memory.from_memory, second.length) == (1, True, 2)
+    assert first.settings == memory.settings == {"facts_share": 0.7}, "a segment does not hold a story with less"
+    assert not second.settings
+
+
 def test_gates_close_in_further_stages_of_rising_cost():
     published, gated = (
         CPU.run(name, "qa1", 0).configuration.recipe["training"]["curriculum"] for name in ("armt_mosaic", GATED)

@@ -50,6 +50,25 @@ class BabilongSettings:
 
 
 @dataclass(frozen=True)
+class Harder:
+    """What the training of a kind of question, or of a model, has of its own.
+
+    Attributes:
+        first_steps, memory_steps: of the first stage and of the one from memory; None: the budget's.
+        layers: of the base of the model that learns this kind; None: as for QA1.
+        also_asked: kinds whose questions training asks too, and questions: how many of all of them to each context.
+        short_share: of facts in contexts of one segment, where that is not the kind's share of facts.
+    """
+
+    first_steps: int | None = None
+    memory_steps: int | None = None
+    layers: int | None = None
+    also_asked: tuple[str, ...] = ()
+    questions: int | None = None
+    short_share: float | None = None
+
+
+@dataclass(frozen=True)
 class Budget:
     """A setting of all runs.
 
@@ -57,8 +76,7 @@ class Budget:
         stages: (segments, steps) of each stage; the first learns at `rate`, the others at half of it.
         memory_steps: of a stage between the first, if that has one segment, and the second: one whole segment, asked
             from memory alone.
-        slow_kinds: kind of question -> steps of the first stage and of the one from memory, where it takes more.
-        slow_models: the same for a model, whatever is asked. own_rates: model -> its `rate`.
+        harder: kind of question or model -> what it needs beyond the others. own_rates: model -> its `rate`.
         gated_stages: (segments, steps, cost of writes) of the further stages of models whose strengths reach 0.
         threshold_stages: (segments, steps, cost of writes, threshold of strengths) of the stages that the model with a
             threshold has after those.
@@ -86,8 +104,7 @@ class Budget:
     seeds: int
     early_questions: int = 1
     memory_steps: int = 0
-    slow_kinds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    slow_models: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    harder: Mapping[str, Harder] = field(default_factory=dict)
     own_rates: Mapping[str, float] = field(default_factory=dict)
     gated_stages: tuple[tuple[int, int, float], ...] = ()
     threshold_stages: tuple[tuple[int, int, float, float], ...] = ()
@@ -100,20 +117,27 @@ class Budget:
 
     def run(self, model: str, kind: str, seed: int) -> Run:
         """One training and its measurement."""
+        own = self._own(model, kind)
+        model_section = section(model, self.width, self.segment, self.memory_tokens, self.memory_dim)
+        if own.layers is not None and "base" in model_section:  # models that read the whole text have four
+            model_section["base"] = {**model_section["base"], "num_layers": own.layers}
+        task = {
+            "name": "babilong",
+            "kind": kind,
+            "vocab_size": self.vocab_size,
+            "facts_share": self._facts_share(kind),
+        }
+        if own.also_asked:
+            task["also_asked"] = list(own.also_asked)
         recipe = {
             "name": f"{model}-{kind}",
             "seed": seed,
-            "model": section(model, self.width, self.segment, self.memory_tokens, self.memory_dim),
+            "model": model_section,
             "data": {
                 "context": self.segment,
-                "questions": self.questions,
+                "questions": own.questions or self.questions,
                 "early_questions": self.early_questions,
-                "task": {
-                    "name": "babilong",
-                    "kind": kind,
-                    "vocab_size": self.vocab_size,
-                    "facts_share": self._facts_share(kind),
-                },
+                "task": task,
             },
             "training": {
                 "batch_size": self.batch_size,
@@ -132,11 +156,16 @@ class Budget:
         settings = BabilongSettings(model, kind, seed, recipe, measured, *tests)
         return Run(f"{model}/{kind}/seed {seed}", settings, COSTS.get(model, 1.0))
 
-    def _facts_share(self, kind: str) -> float:
+    def _own(self, model: str, kind: str) -> Harder:
+        """What this training has of its own; a model's own comes before a kind's."""
+        return self.harder.get(model, self.harder.get(kind, Harder()))
+
+    def _facts_share(self, kind: str, segments: int = 2) -> float:
         """The published fifth where it holds the shortest stories; in small segments more."""
         if SHORTEST_STORY[kind] <= PUBLISHED_SHARE * self.segment:
             return PUBLISHED_SHARE
-        return 0.25 if kind == "qa4" else 0.5
+        usual = 0.25 if kind == "qa4" else 0.5
+        return (self.harder.get(kind, Harder()).short_share or usual) if segments == 1 else usual
 
     def _curriculum(self, model: str, kind: str) -> list[dict[str, Any]]:
         """Stages as plain values. Where training begins with one segment, every later step has at least two.
@@ -144,8 +173,8 @@ class Budget:
         Stages whose contexts do not hold the shortest stories are left out; a context of several segments may end
         right behind the last border between them.
         """
-        usual = self.slow_kinds.get(kind, (None, self.memory_steps))
-        first_steps, memory_steps = self.slow_models.get(model, usual)
+        own = self._own(model, kind)
+        memory_steps = self.memory_steps if own.memory_steps is None else own.memory_steps
         first_rate = self.own_rates.get(model, self.rate)
         fewest = 2 if self.stages[0][0] == 1 else 1
         while not self._holds_a_story(fewest, kind):
@@ -155,11 +184,13 @@ class Budget:
             if length < fewest and not (length == 1 and self._holds_a_story(1, kind)):
                 continue
             rate = first_rate if not stages else first_rate / 2
-            if not stages and first_steps is not None:
-                steps = first_steps
+            if not stages and own.first_steps is not None:
+                steps = own.first_steps
             stage: dict[str, Any] = {"length": length, "steps": steps, "learning_rate": rate, "target": self.target}
             if length > 1 and fewest > 1:
                 stage["min_length"] = fewest
+            if length == 1 and own.short_share is not None:
+                stage["settings"] = {"facts_share": own.short_share}
             stages.append(stage)
             if length == 1 and memory_steps:
                 alone = {"steps": memory_steps, "learning_rate": first_rate / 2, "from_memory": True}
@@ -178,7 +209,7 @@ class Budget:
     def _holds_a_story(self, segments: int, kind: str) -> bool:
         """Whether the shortest contexts of so many segments hold the shortest stories."""
         left_out = self.segment - RESERVED if segments > 1 else 0
-        return SHORTEST_STORY[kind] <= self._facts_share(kind) * (segments * self.segment - left_out)
+        return SHORTEST_STORY[kind] <= self._facts_share(kind, segments) * (segments * self.segment - left_out)
 
 
 COSTS = {"armt": 1.3, "armt_mosaic_v2": 1.3, "mamba": 2.5, "mosaic": 1.5, "mosaic_v2": 1.5, LAST_SEGMENT: 0.3}
@@ -217,9 +248,14 @@ CPU = Budget(
     questions=4,
     early_questions=4,
     memory_steps=300,
-    # Of QA2, QA3 and QA5 no segment holds a story: nothing is asked from memory. QA2 and QA3 chain two or three facts.
-    slow_kinds={"qa4": (1000, 600), "qa5": (1200, 0), "qa2": (2000, 0), "qa3": (2000, 0)},
-    slow_models={"armt": (1000, 600)},  # GPT-NeoX takes 700 steps to learn who is where, a mosaic 50 to 150
+    harder={
+        "qa4": Harder(1000, 600),
+        "qa5": Harder(1200, 0),  # no segment holds a story: nothing is asked from memory
+        # QA2 chains two facts, who has a thing and where that person is: two layers after those that read a fact.
+        "qa2": Harder(1200, 600, layers=4, also_asked=("qa1",), questions=6, short_share=0.7),
+        "qa3": Harder(2000, 0, layers=4, also_asked=("qa1", "qa2"), questions=6),
+        "armt": Harder(1000, 600),  # GPT-NeoX takes 700 steps to learn who is where, a mosaic 50 to 150
+    },
     own_rates={"armt": 1e-3},
     gated_stages=((32, 50, 0.2), (32, 50, 0.7), (32, 150, 2.0)),
     threshold_stages=((32, 100, 5.0, 0.6),),

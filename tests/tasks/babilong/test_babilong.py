@@ -8,6 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
 
 from tessera.errors import TesseraError
 from tessera.tasks.babilong import BABILong
@@ -16,7 +17,7 @@ from tessera.tasks.babilong.public_files import read_samples
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.scorer import exact_match, published_match
 from tessera.tasks.babilong.solver import answer, world_after
-from tessera.tasks.babilong.stories import LENGTHS, generate, labels, read_stories
+from tessera.tasks.babilong.stories import LENGTHS, PEOPLE, THINGS, generate, labels, read_stories
 from tessera.tasks.babilong.vocabulary import STORY_WORDS, decode
 
 BABI = Path(__file__).parent / "data"
@@ -100,6 +101,21 @@ def test_lookalikes_are_words_of_stories_in_the_noise_alone():
     assert without.story == with_words.story, "the seed of samples names the share"
 
 
+def test_training_asks_other_kinds_too_and_tests_do_not():
+    plain = BABILong("qa2", length=256, vocab_size=250)
+    task = replace(plain, also_asked=("qa1",))
+
+    def asked(split: str, which: BABILong = task) -> list[str]:
+        batch = which.question_batch(8, 6, 236, 0, split, early=4, segment=64)
+        rows = torch.cat([batch.questions[batch.counts], batch.early_questions[(batch.early_labels >= 0).any(-1)]])
+        return [decode(task.vocabulary, row).split(" ?")[0] for row in rows]
+
+    people = {f"where is {name.lower()}" for name in PEOPLE}
+    things = {f"where is the {thing}" for thing in THINGS}
+    assert {*asked("train")} == people | things
+    assert {*asked("validation")} == {*asked("train", plain)} == things
+
+
 def test_noise_is_consecutive_and_cut_to_length():
     books = books_of("stories", "train", 250)
     random = Random(1)
@@ -143,6 +159,9 @@ def test_errors():
         BABILong("qa6")
     with pytest.raises(TesseraError, match=r"lookalikes must lie in \[0, 1\); got 1"):
         BABILong(lookalikes=1.0)
+    for other in ("qa1", "qa6"):
+        with pytest.raises(TesseraError, match=r"also_asked must be other kinds of qa1, .*; got \('qa2', 'qa"):
+            BABILong("qa1", also_asked=("qa2", other))
     with pytest.raises(TesseraError, match="no such text file"):
         BABILong(noise="nowhere.txt").sample(1, 0)
     with pytest.raises(TesseraError, match="at least three books"):
