@@ -17,6 +17,7 @@ TAKES = ("got", "grabbed", "took")
 DROPS = ("dropped", "put down", "let go of")
 # Facts of a generated story, from and to; each task of bAbI asks about every second fact or so.
 LENGTHS = {"qa1": (2, 10), "qa2": (6, 24), "qa3": (8, 32), "qa4": (2, 2), "qa5": (6, 24)}
+FEWEST = {"qa1": 1, "qa2": 2, "qa3": 3, "qa4": 2, "qa5": 2}  # facts that answer a question
 
 # Tokens of the shortest fact there is, and of a plain one (a move, or what lies beside what).
 SHORTEST_FACT = {"qa1": 6, "qa2": 5, "qa3": 5, "qa4": 8, "qa5": 5}
@@ -46,12 +47,14 @@ def labels(kind: str) -> tuple[str, ...]:
     return PLACES
 
 
-def generate(kind: str, random: Random, most_facts: int | None = None) -> Story:
+def generate(kind: str, random: Random, most_facts: int | None = None, fewest_facts: int | None = None) -> Story:
     """A story of task `kind` ("qa1" ... "qa5") with all questions that its facts answer, at least one.
 
-    The number of facts is drawn from `LENGTHS`, up to `most_facts` where that is less.
+    The number of facts is drawn from `LENGTHS`, from `fewest_facts` on where given and up to `most_facts` where that is
+    less.
     """
     fewest, most = LENGTHS[kind]
+    fewest = fewest if fewest_facts is None else fewest_facts
     most = most if most_facts is None else max(fewest, min(most, most_facts))
     while True:
         facts = tuple(_WRITERS[kind](random, random.randint(fewest, most)))

@@ -21,6 +21,7 @@ from tessera.tasks.babilong.sample import RESERVED, Lookalikes, Sample, has_room
 from tessera.tasks.babilong.scorer import published_match
 from tessera.tasks.babilong.solver import answer, world_after
 from tessera.tasks.babilong.stories import (
+    FEWEST,
     LENGTHS,
     PLAIN_FACT,
     SHORTEST_FACT,
@@ -68,6 +69,8 @@ class BABILong(Task):
             facts, too seldom to learn the difference from.
         also_asked: other kinds whose questions the same facts answer; training asks them too. A thing is where its
             holder is: "qa1" beside "qa2" teaches the first half of that.
+        fewest_facts: of a written story; None: as in bAbI's files (2, 6, 8, 2 and 6 by kind). Fewer are easier to learn
+            from.
     Raises:
         TesseraError: an unknown kind, a sample too short for a story, missing files.
     """
@@ -79,7 +82,8 @@ class BABILong(Task):
     vocab_size: int = 2000
     facts_share: float = 0.2
     lookalikes: float = field(default=0.0, repr=False)  # not in the seed of samples, which are made of `self` as text
-    also_asked: tuple[str, ...] = field(default=(), repr=False)  # nor is this
+    also_asked: tuple[str, ...] = field(default=(), repr=False)  # nor are these
+    fewest_facts: int | None = field(default=None, repr=False)
 
     summary = "a question about facts that lie anywhere between the sentences of a book (BABILong, QA1 to QA5)"
     source = "Associative Recurrent Memory Transformer, section 4; BABILong, Kuratov et al. 2024"
@@ -93,6 +97,9 @@ class BABILong(Task):
         expect(others.issuperset(self.also_asked), where, "also_asked", f"be other kinds of {kinds}", self.also_asked)
         expect(0 < self.facts_share < 1, where, "facts_share", "lie in (0, 1)", self.facts_share)
         expect(0 <= self.lookalikes < 1, where, "lookalikes", "lie in [0, 1)", self.lookalikes)
+        least, most = FEWEST[self.kind], LENGTHS[self.kind][1]
+        is_possible = self.fewest_facts is None or least <= self.fewest_facts <= most
+        expect(is_possible, where, "fewest_facts", f"be from {least} to {most} for {self.kind}", self.fewest_facts)
         self._require_room(self.length)
 
     @classmethod
@@ -225,7 +232,8 @@ class BABILong(Task):
 
     def _require_room(self, length: int) -> None:
         """Raise unless the shortest stories fit into a sample of `length` tokens."""
-        shortest = PLAIN_FACT[self.kind] * LENGTHS[self.kind][0]
+        fewest = LENGTHS[self.kind][0] if self.fewest_facts is None else self.fewest_facts
+        shortest = PLAIN_FACT[self.kind] * fewest
         needed = max(shortest + RESERVED, math.ceil(shortest / self.facts_share))
         hint = (
             f"The shortest stories of {self.kind} take {shortest}; facts_share allows {self.facts_share} of a sample."
@@ -256,7 +264,7 @@ class BABILong(Task):
         if self.stories is not None:
             return random.choice(_stories_of(self.stories, self.kind, split))
         while True:
-            story = generate(self.kind, random, most_facts)
+            story = generate(self.kind, random, most_facts, self.fewest_facts)
             if Random(" ".join(story.facts)).randrange(10) in SPLIT_TENTHS[split]:
                 return story
 

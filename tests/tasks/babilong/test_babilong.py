@@ -17,7 +17,7 @@ from tessera.tasks.babilong.public_files import read_samples
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.scorer import exact_match, published_match
 from tessera.tasks.babilong.solver import answer, world_after
-from tessera.tasks.babilong.stories import LENGTHS, PEOPLE, THINGS, generate, labels, read_stories
+from tessera.tasks.babilong.stories import FEWEST, LENGTHS, PEOPLE, THINGS, generate, labels, read_stories
 from tessera.tasks.babilong.vocabulary import STORY_WORDS, decode
 
 BABI = Path(__file__).parent / "data"
@@ -116,6 +116,16 @@ def test_training_asks_other_kinds_too_and_tests_do_not():
     assert {*asked("validation")} == {*asked("train", plain)} == things
 
 
+@pytest.mark.parametrize("kind", FEWEST)
+def test_stories_can_be_as_short_as_a_question_allows(kind):
+    assert {len(generate(kind, Random(seed), FEWEST[kind], FEWEST[kind]).facts) for seed in range(20)} == {FEWEST[kind]}
+    published = BABILong(kind, length=400, vocab_size=250)
+    short = replace(published, fewest_facts=FEWEST[kind])
+    fewest = [min(len(one.story.facts) for one in islice(task.samples(0), 200)) for task in (published, short)]
+    assert fewest[0] == LENGTHS[kind][0]
+    assert (fewest[1] < fewest[0]) == (FEWEST[kind] < LENGTHS[kind][0])
+
+
 def test_noise_is_consecutive_and_cut_to_length():
     books = books_of("stories", "train", 250)
     random = Random(1)
@@ -159,6 +169,8 @@ def test_errors():
         BABILong("qa6")
     with pytest.raises(TesseraError, match=r"lookalikes must lie in \[0, 1\); got 1"):
         BABILong(lookalikes=1.0)
+    with pytest.raises(TesseraError, match="fewest_facts must be from 3 to 32 for qa3; got 2"):
+        BABILong("qa3", fewest_facts=2)
     for other in ("qa1", "qa6"):
         with pytest.raises(TesseraError, match=r"also_asked must be other kinds of qa1, .*; got \('qa2', 'qa"):
             BABILong("qa1", also_asked=("qa2", other))
