@@ -258,7 +258,7 @@ CPU = Budget(
         "qa4": Harder(1000, 600),
         "qa5": Harder(1200, 0),  # no segment holds a story: nothing is asked from memory
         # QA2 chains two facts, who has a thing and where that person is, QA3 three. With two layers QA2 stays at 56 %.
-        "qa2": Harder(1200, 600, layers=4, also_asked=("qa1",), questions=6, short_share=0.7),
+        "qa2": Harder(1200, 600, layers=4, also_asked=("qa1",), questions=6, short_share=0.7, fewest_facts=3),
         "qa3": Harder(1200, 600, layers=4, also_asked=("qa1", "qa2"), questions=6, short_share=0.7, fewest_facts=4),
         "armt": Harder(1000, 600),  # GPT-NeoX takes 700 steps to learn who is where, a mosaic 50 to 150
     },
