@@ -2,13 +2,19 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tessera.experiments.babilong.models import NAMES
+from tessera.experiments.babilong.models import GATED, NAMES, THRESHOLD
 from tessera.experiments.babilong.published import EXACT_MATCH, SETTING, TOKENS
 from tessera.experiments.experiment import Record
 from tessera.experiments.tables import markdown, new_figure, over_seeds, settings_table, spread, with_error
 from tessera.tasks.task import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.container import ErrorbarContainer
+
+FURTHEST = (THRESHOLD, GATED, "armt_mosaic")  # first the one that reads furthest
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
@@ -27,23 +33,51 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 
 
 def draw(records: Mapping[str, Record], path: Path) -> None:
-    """Exact match of QA1 against the tokens of a sample, means over seeds."""
-    figure = new_figure(8, 6)
-    axis = figure.subplots()
-    of_qa1 = {key: record for key, record in records.items() if record.configuration.kind == "qa1"}
+    """Exact match by tokens, means over seeds: QA1 of every model, and every kind beside the paper's ARMT."""
+    figure = new_figure(8, 10)
+    by_model, by_kind = figure.subplots(2, height_ratios=(3, 2))
+    _draw_models(by_model, {key: one for key, one in records.items() if one.configuration.kind == "qa1"})
+    _draw_kinds(by_kind, records)
+    figure.savefig(path, dpi=130)
+
+
+def _draw_models(axis: "Axes", of_qa1: Mapping[str, Record]) -> None:
+    """A curve of each model, and where its training ended."""
     trained = {NAMES[record.configuration.model]: _longest_in_training(record) for record in of_qa1.values()}
-    for label, points in _curves(of_qa1).items():
-        errors = [
-            0.0 if one.standard_error != one.standard_error else 2 * one.standard_error for one in points.values()
-        ]
-        means = [one.mean for one in points.values()]
-        curve = axis.errorbar(list(points), means, yerr=errors, fmt="o-", label=label, capsize=2)
+    for place, (label, points) in enumerate(_curves(of_qa1).items()):
+        curve = _draw_curve(axis, points, f"C{place % 10}", "os^"[place // 10], label)
         axis.axvline(trained[label], color=curve.lines[0].get_color(), lw=0.8, ls="--")
     axis.plot([], [], color="black", lw=0.8, ls="--", label="longest text in training")
     axis.axhline(1 / 6, color="gray", ls=":", label="guess")
-    axis.set(xscale="log", xlabel="tokens", ylabel="exact match", ylim=(0, 1.04), title="QA1; bars: 2 standard errors")
-    figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-    figure.savefig(path, dpi=130)
+    axis.set(xscale="log", ylabel="exact match", ylim=(0, 1.04), title="QA1; bars: 2 standard errors")
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2, fontsize=8, frameon=False)
+
+
+def _draw_kinds(axis: "Axes", records: Mapping[str, Record]) -> None:
+    """A curve of each kind, of the model that reads furthest among those that learned it."""
+    for place, (kind, published) in enumerate(EXACT_MATCH.items()):
+        of_kind = {key: one for key, one in records.items() if one.configuration.kind == kind}
+        for model in FURTHEST:
+            chosen = {key: one for key, one in of_kind.items() if one.configuration.model == model}
+            if chosen:
+                (points,) = _curves(chosen).values()
+                _draw_curve(axis, points, f"C{place}", "o", kind.upper())
+                paper = [share / 100 for share in published["ARMT"]]
+                axis.plot([*TOKENS.values()][: len(paper)], paper, f"C{place}:", marker="o", mfc="white")
+                break
+    axis.plot([], [], "k:", marker="o", mfc="white", label="the paper's ARMT")
+    title = "each kind of question, by the ARMT that reads furthest"
+    axis.set(xscale="log", xlabel="tokens", ylabel="exact match", ylim=(0, 1.04), title=title)
+    axis.legend(loc="lower left", ncols=2, fontsize=8, frameon=False)
+
+
+def _draw_curve(
+    axis: "Axes", points: Mapping[int, Estimate], color: str, marker: str, label: str
+) -> "ErrorbarContainer":
+    errors = [0.0 if one.standard_error != one.standard_error else 2 * one.standard_error for one in points.values()]
+    means = [one.mean for one in points.values()]
+    style = f"{marker}-"
+    return axis.errorbar(list(points), means, yerr=errors, fmt=style, color=color, label=label, capsize=2)
 
 
 def _longest_in_training(record: Record) -> int:
