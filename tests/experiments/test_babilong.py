@@ -32,15 +32,12 @@ def test_every_recipe_is_one_that_tessera_train_takes(budget):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "model", "own_targets"),
-    [("armt-babilong-qa1", "armt_mosaic", {}), ("armt-babilong-qa1-long", THRESHOLD, {16: 0.99})],
+    ("recipe", "model"), [("armt-babilong-qa1", "armt_mosaic"), ("armt-babilong-qa1-long", THRESHOLD)]
 )
-def test_the_recipes_that_ship_are_the_runs_of_qa1(recipe, model, own_targets):
-    """`own_targets`: stages, by segments, that end at a score in the recipe and take all their steps in the run."""
+def test_the_recipes_that_ship_are_the_runs_of_qa1(recipe, model):
     shipped, plan = read_recipe(recipe), CPU.run(model, "qa1", 0).configuration.plan()
-    stages = [replace(one, target=own_targets.get(one.length, one.target)) for one in plan.training.curriculum]
-    steps = plan.training.curriculum_steps  # as a recipe file's section has it
-    assert replace(plan, name=recipe, training=replace(plan.training, curriculum=stages, steps=steps)) == shipped
+    training = replace(plan.training, steps=plan.training.curriculum_steps)  # as a recipe file's section has it
+    assert replace(plan, name=recipe, training=training) == shipped
 
 
 def test_other_kinds_are_read_by_the_model_with_a_threshold_and_qa4_learns_longer_first():
