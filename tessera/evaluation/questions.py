@@ -37,7 +37,7 @@ def answer_loss(model: nn.Module, batch: QuestionBatch, backprop_segments: int |
             batch, contexts, before = _without_gradient(model, batch, contexts, backprop_segments)
         place, early = _after_contexts(model, contexts, questions.shape[1], batch.early_questions is not None, before)
         # With a cache the last segment stays open: nothing of a question is written.
-        total = _asked(model, questions.flatten(0, 1), labels.flatten(0, 1), place).loss
+        total = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), place).loss
         count = (labels != IGNORED).sum()
         if early is not None and batch.early_questions is not None and batch.early_labels is not None:
             segments, read = batch.early_questions.shape[1], early.batch_size // len(contexts)
@@ -46,7 +46,7 @@ def answer_loss(model: nn.Module, batch: QuestionBatch, backprop_segments: int |
                 part.to(contexts.device).transpose(0, 1).flatten(0, 2)  # segment, context, question
                 for part in (batch.early_questions, batch.early_labels)
             )
-            total = total + _asked(model, rows, row_labels, {"memory_state": early}).loss
+            total = total + _output_for(model, rows, row_labels, {"memory_state": early}).loss
             count = count + (row_labels != IGNORED).sum()
         return total / count
     unlabelled = torch.full_like(contexts, IGNORED)
@@ -75,7 +75,7 @@ def score_answers(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tenso
         return answer_loss(model, batch), right_answers(model, batch)
     contexts, questions, labels = _on_device(model, batch)
     place, _ = _after_contexts(model, contexts, questions.shape[1])
-    output = _asked(model, questions.flatten(0, 1), labels.flatten(0, 1), place, skip_logits=False)
+    output = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), place, skip_logits=False)
     return output.loss / (labels != IGNORED).sum(), _right(output.logits, batch)
 
 
@@ -96,7 +96,7 @@ def _on_device(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor, 
     return batch.contexts.to(device), batch.questions.to(device), batch.labels.to(device)
 
 
-def _asked(model: Any, rows: Tensor, labels: Tensor, place: dict[str, Any], *, skip_logits: bool = True) -> Any:
+def _output_for(model: Any, rows: Tensor, labels: Tensor, place: dict[str, Any], *, skip_logits: bool = True) -> Any:
     """The model's output for questions; its loss is the sum over the tokens with a label."""
     options = {"use_cache": True, "num_items_in_batch": 1, "skip_logits": skip_logits}
     return model(input_ids=rows, labels=labels, **options, **place)

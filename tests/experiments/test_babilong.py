@@ -95,6 +95,23 @@ def test_a_threshold_comes_last():
     assert threshold[len(gated) :] == [{**gated[-1], "steps": 100, "write_cost": 5.0, "strength_threshold": 0.6}]
 
 
+def test_the_tested_stories_are_as_long_as_babis(monkeypatch):
+    settings = replace(CPU.run(THRESHOLD, "qa3", 0).configuration, test_contexts=2, fewest_contexts=2)
+    fewest_facts = []
+
+    class Seen(StagedQuestions):
+        def batch(self, stage, *arguments):
+            fewest_facts.append(self.task_of(stage).fewest_facts)
+            return super().batch(stage, *arguments)
+
+    recipe = settings.plan()
+    data = Seen(recipe, settings.segment, question_task(recipe.data.task))
+    assert data.task.fewest_facts == 4
+    monkeypatch.setattr(experiment, "right_answers", lambda model, batch: torch.ones(2))
+    experiment._measure(torch.nn.Identity(), data, settings, 4)
+    assert fewest_facts == [None]
+
+
 def test_the_models_are_of_about_one_size():
     sizes = {}
     for name in NAMES:

@@ -137,12 +137,14 @@ class BABILong(Task):
         for _ in range(count):
             sample = self._sample(random, books, split, context_tokens + RESERVED)
             contexts.append(sample.context.tokens())
-            asked = self._asked(sample.story.facts, split) if self.also_asked else sample.story.questions
-            questions_by_row.append(_some(asked, questions, random))
+            possible: Sequence[Question] = sample.story.questions
+            if self.also_asked:
+                possible = self._questions_about(sample.story.facts, split)
+            questions_by_row.append(_some(possible, questions, random))
             ends = sample.context.fact_ends() if borders else []
             for border in borders:
                 facts = sample.story.facts[: bisect_right(ends, border)]
-                early_by_row.append(_some(self._asked(facts, split), early, random))
+                early_by_row.append(_some(self._questions_about(facts, split), early, random))
         tokens = torch.from_numpy(np.stack(contexts).astype(np.int64))
         batch = QuestionBatch(tokens, *self._in_rows(questions_by_row, questions))
         if not borders:
@@ -221,7 +223,7 @@ class BABILong(Task):
                 context = hide(facts, books, length, random, self._lookalikes(random))
                 return Sample(context, story, random.choice(story.questions))
 
-    def _asked(self, facts: Sequence[str], split: str) -> list[Question]:
+    def _questions_about(self, facts: Sequence[str], split: str) -> list[Question]:
         kinds = (self.kind, *(self.also_asked if split == "train" else ()))
         return [question for kind in kinds for question in questions_after(kind, facts)]
 
