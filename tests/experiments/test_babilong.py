@@ -54,7 +54,7 @@ def test_other_kinds_are_read_by_the_model_with_a_threshold_and_qa4_learns_longe
     assert steps["qa5"] == [600, 600]
 
 
-def test_questions_that_chain_facts_have_deeper_bases_and_the_questions_about_one_fact():
+def test_questions_that_chain_facts_have_deeper_bases_and_longer_stages():
     plans = {kind: CPU.run(THRESHOLD, kind, 0).configuration.plan() for kind in CPU.kinds}
     assert {kind: plan.model["base"]["num_layers"] for kind, plan in plans.items()} == {
         "qa1": 2,
@@ -63,8 +63,6 @@ def test_questions_that_chain_facts_have_deeper_bases_and_the_questions_about_on
         "qa4": 2,
         "qa5": 2,
     }
-    also = {kind: plan.data.task.get("also_asked", []) for kind, plan in plans.items()}
-    assert {kind: others for kind, others in also.items() if others} == {"qa2": ["qa1"], "qa3": ["qa1", "qa2"]}
     first, memory, second = plans["qa2"].training.curriculum[:3]
     assert (first.length, memory.from_memory, second.length) == (1, True, 2)
     assert first.settings == memory.settings == {"facts_share": 0.7}, "a segment does not hold a story with less"
@@ -73,6 +71,21 @@ def test_questions_that_chain_facts_have_deeper_bases_and_the_questions_about_on
     assert fewest == {"qa1": None, "qa2": 3, "qa3": 4, "qa4": None, "qa5": 3}, "a segment holds at most seven facts"
     for plan in plans.values():
         assert [stage.length for stage in plan.training.curriculum[:3]] == [1, 1, 2]
+    writing = {
+        kind: [stage.write_cost for stage in plan.training.curriculum if stage.write_cost]
+        for kind, plan in plans.items()
+    }
+    assert writing == {"qa2": [0.2, 0.7, 2.0], "qa3": [0.2, 0.7, 2.0]} | dict.fromkeys(
+        ("qa1", "qa4", "qa5"), [0.2, 0.7, 2.0, 5.0]
+    )
+    assert plans["qa2"].training.curriculum[-1].strength_threshold == 0.6
+    assert {kind: plan.training.evaluate_sequences for kind, plan in plans.items()} == {
+        "qa1": 64,
+        "qa2": 128,
+        "qa3": 128,
+        "qa4": 64,
+        "qa5": 64,
+    }
 
 
 def test_gates_close_in_further_stages_of_rising_cost():

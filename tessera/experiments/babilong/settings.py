@@ -57,19 +57,21 @@ class Harder:
         first_steps, memory_steps: of the first stage and of the one from memory; None: the budget's.
         stages: (segments, steps) in place of the budget's; None: these.
         layers: of the base of the model that learns this kind; None: as for QA1.
-        also_asked: kinds whose questions training asks too, and questions: how many of all of them to each context.
+        gated_stages, threshold_stages: in place of the budget's; None: these.
         short_share: of facts in contexts of one segment, where that is not the kind's share of facts.
         fewest_facts: of a story in training, where bAbI's have more.
+        evaluate_sequences: contexts of a validation; None: the budget's.
     """
 
     first_steps: int | None = None
     memory_steps: int | None = None
     stages: tuple[tuple[int, int], ...] | None = None
     layers: int | None = None
-    also_asked: tuple[str, ...] = ()
-    questions: int | None = None
+    gated_stages: tuple[tuple[int, int, float], ...] | None = None
+    threshold_stages: tuple[tuple[int, int, float, float], ...] | None = None
     short_share: float | None = None
     fewest_facts: int | None = None
+    evaluate_sequences: int | None = None
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,6 @@ class Budget:
             "vocab_size": self.vocab_size,
             "facts_share": self._facts_share(kind),
         }
-        if own.also_asked:
-            task["also_asked"] = list(own.also_asked)
         if own.fewest_facts is not None:
             task["fewest_facts"] = own.fewest_facts
         recipe = {
@@ -141,7 +141,7 @@ class Budget:
             "model": model_section,
             "data": {
                 "context": self.segment,
-                "questions": own.questions or self.questions,
+                "questions": self.questions,
                 "early_questions": self.early_questions,
                 "task": task,
             },
@@ -152,7 +152,7 @@ class Budget:
                 "scalar_learning_rate_scale": 4.0,
                 "precision": "fp32",
                 "evaluate_every": self.evaluate_every,
-                "evaluate_sequences": self.evaluate_sequences,
+                "evaluate_sequences": own.evaluate_sequences or self.evaluate_sequences,
                 "checkpoint_every": 100,
                 "curriculum": self._curriculum(model, kind),
             },
@@ -205,8 +205,11 @@ class Budget:
                 alone = {"steps": memory_steps, "learning_rate": first_rate / 2, "from_memory": True}
                 stages.append({**stage, **alone})
         stages[-1]["target"] = 2.0  # all of its steps
-        gated = [(*stage, None) for stage in self.gated_stages] if model in (GATED, THRESHOLD) else []
-        for length, steps, cost, threshold in [*gated, *(self.threshold_stages if model == THRESHOLD else ())]:
+        gated = self.gated_stages if own.gated_stages is None else own.gated_stages
+        thresholds = self.threshold_stages if own.threshold_stages is None else own.threshold_stages
+        further = [(*stage, None) for stage in gated if model in (GATED, THRESHOLD)]
+        further += thresholds if model == THRESHOLD else ()
+        for length, steps, cost, threshold in further:
             shortest, back = min(length, max(fewest, self.gated_backprop)), min(length, self.gated_backprop)
             sizes = {"length": length, "min_length": shortest, "backprop_segments": back, "steps": steps}
             gate: dict[str, Any] = {"write_cost": cost, "settings": {"lookalikes": self.gated_lookalikes}}
@@ -224,14 +227,16 @@ class Budget:
 
 
 COSTS = {"armt": 1.3, "armt_mosaic_v2": 1.3, "mamba": 2.5, "mosaic": 1.5, "mosaic_v2": 1.5, LAST_SEGMENT: 0.3}
-# QA2 chains two facts, who has a thing and where that person is, and QA3 three. A step of four layers takes twice the
-# time, so there are fewer.
+# QA2 chains two facts, who has a thing and where that person is, and QA3 three. Chains go through the memory last, so
+# the stages of two and three segments are long; a fact takes more writes, so these cost less.
 CHAINED = Harder(
-    memory_steps=600,
-    stages=((1, 1200), (2, 600), (3, 300), (8, 300), (16, 150)),
+    memory_steps=1000,
+    stages=((1, 1200), (2, 1000), (3, 500), (5, 300), (8, 300), (16, 250)),
     layers=4,
-    questions=6,
+    gated_stages=((32, 50, 0.2), (32, 50, 0.7)),
+    threshold_stages=((32, 120, 2.0, 0.6),),
     short_share=0.7,
+    evaluate_sequences=128,
 )
 SMOKE = Budget(
     width=16,
@@ -271,8 +276,8 @@ CPU = Budget(
     harder={
         "qa4": Harder(1000, 600),
         "qa5": Harder(600, 600, short_share=0.7, fewest_facts=3),  # a segment does not hold bAbI's six
-        "qa2": replace(CHAINED, also_asked=("qa1",), fewest_facts=3),
-        "qa3": replace(CHAINED, also_asked=("qa1", "qa2"), fewest_facts=4),
+        "qa2": replace(CHAINED, fewest_facts=3),
+        "qa3": replace(CHAINED, fewest_facts=4),
         "armt": Harder(1000, 600),  # GPT-NeoX takes 700 steps to learn who is where, a mosaic 50 to 150
     },
     own_rates={"armt": 1e-3},
