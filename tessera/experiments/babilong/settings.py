@@ -207,9 +207,8 @@ class Budget:
         stages[-1]["target"] = 2.0  # all of its steps
         gated = self.gated_stages if own.gated_stages is None else own.gated_stages
         thresholds = self.threshold_stages if own.threshold_stages is None else own.threshold_stages
-        further = [(*stage, None) for stage in gated if model in (GATED, THRESHOLD)]
-        further += thresholds if model == THRESHOLD else ()
-        for length, steps, cost, threshold in further:
+        without = [(*stage, None) for stage in gated if model in (GATED, THRESHOLD)]
+        for length, steps, cost, threshold in [*without, *(thresholds if model == THRESHOLD else ())]:
             shortest, back = min(length, max(fewest, self.gated_backprop)), min(length, self.gated_backprop)
             sizes = {"length": length, "min_length": shortest, "backprop_segments": back, "steps": steps}
             gate: dict[str, Any] = {"write_cost": cost, "settings": {"lookalikes": self.gated_lookalikes}}
