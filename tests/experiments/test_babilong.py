@@ -65,7 +65,9 @@ def test_questions_that_chain_facts_have_deeper_bases_and_longer_stages():
     }
     first, memory, second = plans["qa2"].training.curriculum[:3]
     assert (first.length, memory.from_memory, second.length) == (1, True, 2)
-    assert first.settings == memory.settings == {"facts_share": 0.7}, "a segment does not hold a story with less"
+    assert memory.settings == {"facts_share": 0.7}, "a segment does not hold a story with less"
+    assert first.settings == {**memory.settings, "also_asked": ["qa1"]}
+    assert not any("also_asked" in plan.data.task for plan in plans.values())
     assert not second.settings
     fewest = {kind: plan.data.task.get("fewest_facts") for kind, plan in plans.items()}
     assert fewest == {"qa1": None, "qa2": 3, "qa3": 4, "qa4": None, "qa5": 3}, "a segment holds at most seven facts"

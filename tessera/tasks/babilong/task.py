@@ -67,6 +67,8 @@ class BABILong(Task):
             Samples of one segment, where a curriculum begins, need more.
         lookalikes: share of the noise's words that words of the stories replace. For training: books seldom look like
             facts, too seldom to learn the difference from.
+        also_asked: other kinds whose questions the same facts answer; training asks them too. A thing is where its
+            holder is: "qa1" beside "qa2" teaches the first half of that.
         fewest_facts: of a written story; None: as in bAbI's files (2, 6, 8, 2 and 6 by kind). Fewer are easier to learn
             from.
     Raises:
@@ -80,7 +82,8 @@ class BABILong(Task):
     vocab_size: int = 2000
     facts_share: float = 0.2
     lookalikes: float = field(default=0.0, repr=False)  # not in the seed of samples, which are made of `self` as text
-    fewest_facts: int | None = field(default=None, repr=False)  # nor is this
+    also_asked: tuple[str, ...] = field(default=(), repr=False)  # nor are these
+    fewest_facts: int | None = field(default=None, repr=False)
 
     summary = "a question about facts that lie anywhere between the sentences of a book (BABILong, QA1 to QA5)"
     source = "Associative Recurrent Memory Transformer, section 4; BABILong, Kuratov et al. 2024"
@@ -90,6 +93,8 @@ class BABILong(Task):
         where = type(self).__name__
         kinds = ", ".join(LENGTHS)
         expect(self.kind in LENGTHS, where, "kind", f"be one of {kinds}", repr(self.kind))
+        others = set(LENGTHS) - {self.kind}
+        expect(others.issuperset(self.also_asked), where, "also_asked", f"be other kinds of {kinds}", self.also_asked)
         expect(0 < self.facts_share < 1, where, "facts_share", "lie in (0, 1)", self.facts_share)
         expect(0 <= self.lookalikes < 1, where, "lookalikes", "lie in [0, 1)", self.lookalikes)
         least, most = FEWEST[self.kind], LENGTHS[self.kind][1]
@@ -132,11 +137,14 @@ class BABILong(Task):
         for _ in range(count):
             sample = self._sample(random, books, split, context_tokens + RESERVED)
             contexts.append(sample.context.tokens())
-            questions_by_row.append(_some(sample.story.questions, questions, random))
+            possible: Sequence[Question] = sample.story.questions
+            if self.also_asked:
+                possible = self._questions_about(sample.story.facts, split)
+            questions_by_row.append(_some(possible, questions, random))
             ends = sample.context.fact_ends() if borders else []
             for border in borders:
                 facts = sample.story.facts[: bisect_right(ends, border)]
-                early_by_row.append(_some(questions_after(self.kind, facts), early, random))
+                early_by_row.append(_some(self._questions_about(facts, split), early, random))
         tokens = torch.from_numpy(np.stack(contexts).astype(np.int64))
         batch = QuestionBatch(tokens, *self._in_rows(questions_by_row, questions))
         if not borders:
@@ -214,6 +222,10 @@ class BABILong(Task):
             if has_room(facts, length, self.facts_share):
                 context = hide(facts, books, length, random, self._lookalikes(random))
                 return Sample(context, story, random.choice(story.questions))
+
+    def _questions_about(self, facts: Sequence[str], split: str) -> list[Question]:
+        kinds = (self.kind, *(self.also_asked if split == "train" else ()))
+        return [question for kind in kinds for question in questions_after(kind, facts)]
 
     def _lookalikes(self, random: Random) -> Lookalikes | None:
         if not self.lookalikes:

@@ -16,7 +16,7 @@ from tessera.tasks.babilong.public_files import read_samples
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.scorer import exact_match, published_match
 from tessera.tasks.babilong.solver import answer, world_after
-from tessera.tasks.babilong.stories import FEWEST, LENGTHS, generate, labels, read_stories
+from tessera.tasks.babilong.stories import FEWEST, LENGTHS, PEOPLE, THINGS, generate, labels, read_stories
 from tessera.tasks.babilong.vocabulary import STORY_WORDS, decode
 
 BABI = Path(__file__).parent / "data"
@@ -100,6 +100,23 @@ def test_lookalikes_are_words_of_stories_in_the_noise_alone():
     assert without.story == with_words.story, "the seed of samples names the share"
 
 
+def test_training_asks_other_kinds_too_and_tests_do_not():
+    plain = BABILong("qa2", length=256, vocab_size=250)
+    task = replace(plain, also_asked=("qa1",))
+
+    def questions_of(split: str, which: BABILong = task) -> list[set[str]]:
+        """Those behind the contexts, and the early ones."""
+        batch = which.question_batch(8, 6, 236, 0, split, early=4, segment=64)
+        early = batch.early_questions[(batch.early_labels >= 0).any(-1)]
+        parts = (batch.questions[batch.counts], early)
+        return [{decode(task.vocabulary, row).split(" ?")[0] for row in rows} for rows in parts]
+
+    people = {f"where is {name.lower()}" for name in PEOPLE}
+    things = {f"where is the {thing}" for thing in THINGS}
+    assert questions_of("train") == [people | things, people | things]
+    assert questions_of("validation") == questions_of("train", plain) == [things, things]
+
+
 @pytest.mark.parametrize("kind", FEWEST)
 def test_stories_can_be_as_short_as_a_question_allows(kind):
     assert {len(generate(kind, Random(seed), FEWEST[kind], FEWEST[kind]).facts) for seed in range(20)} == {FEWEST[kind]}
@@ -155,6 +172,9 @@ def test_errors():
         BABILong(lookalikes=1.0)
     with pytest.raises(TesseraError, match="fewest_facts must be from 3 to 32 for qa3; got 2"):
         BABILong("qa3", fewest_facts=2)
+    for other in ("qa1", "qa6"):
+        with pytest.raises(TesseraError, match=r"also_asked must be other kinds of qa1, .*; got \('qa2', 'qa"):
+            BABILong("qa1", also_asked=("qa2", other))
     with pytest.raises(TesseraError, match="no such text file"):
         BABILong(noise="nowhere.txt").sample(1, 0)
     with pytest.raises(TesseraError, match="at least three books"):
