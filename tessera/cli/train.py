@@ -66,11 +66,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     recipe = read_recipe(arguments.recipe, arguments.overrides)
     folder = arguments.output or Path("runs") / recipe.name
+    speaks = os.environ.get("RANK", "0") == "0"  # under torchrun one process speaks for all
     try:
         summary = train(recipe, folder, resume=arguments.resume, overwrite=arguments.overwrite)
     except TrainingInterrupted as stop:
+        if not speaks:
+            return 130
         raise KeyboardInterrupt(f"{stop} Go on: {repeated('train', arguments, '--resume')}") from None
-    if os.environ.get("RANK", "0") != "0":  # under torchrun one process speaks for all
+    if not speaks:
         return 0
     print(f"{summary.name}: {summary.parameters:,} parameters, {summary.tokens:,} training tokens")
     print(summary.quality + (f", {summary.skipped_steps} steps skipped" if summary.skipped_steps else ""))

@@ -22,9 +22,18 @@ def is_segmented(model: nn.Module) -> bool:
 
 
 def answer_loss(model: nn.Module, batch: QuestionBatch, backprop_segments: int | None = None) -> Tensor:
-    """Mean cross entropy in nats of the tokens with a label, those of the early questions of a segmented model too.
+    """Mean cross entropy in nats of the tokens with a label; see `summed_answer_loss`."""
+    total, count = summed_answer_loss(model, batch, backprop_segments)
+    return total / count
 
-    A model without a memory reads all questions with their answers behind the context, in one row.
+
+def summed_answer_loss(
+    model: nn.Module, batch: QuestionBatch, backprop_segments: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """The sum of the cross entropy in nats over the tokens with a label, and how many these are.
+
+    Those of the early questions of a segmented model count too. A model without a memory reads all questions with
+    their answers behind the context, in one row.
 
     Args:
         backprop_segments: of a segmented model: gradients flow through this many last segments; what comes before is
@@ -48,10 +57,12 @@ def answer_loss(model: nn.Module, batch: QuestionBatch, backprop_segments: int |
             )
             total = total + _output_for(model, rows, row_labels, {"memory_state": early}).loss
             count = count + (row_labels != IGNORED).sum()
-        return total / count
+        return total, count
     unlabelled = torch.full_like(contexts, IGNORED)
     rows = torch.cat([contexts, questions.flatten(1)], 1)
-    return model(input_ids=rows, labels=torch.cat([unlabelled, labels.flatten(1)], 1)).loss
+    mean = model(input_ids=rows, labels=torch.cat([unlabelled, labels.flatten(1)], 1)).loss
+    count = (labels != IGNORED).sum()
+    return mean * count, count
 
 
 @torch.no_grad()
@@ -61,7 +72,7 @@ def right_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
     Every question is asked alone, right after its context. Questions to one context are not independent.
     """
     if is_segmented(model):
-        return score_answers(model, batch)[1]
+        return score_answers(model, batch)[2]
     contexts, questions, _ = _on_device(model, batch)
     prompts = questions[..., : int(batch.answer_places.max())]
     rows = torch.cat([contexts.repeat_interleave(prompts.shape[1], 0), prompts.flatten(0, 1)], 1)
@@ -69,14 +80,14 @@ def right_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
 
 
 @torch.no_grad()
-def score_answers(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor]:
-    """`answer_loss` without early questions, and `right_answers`, for which a segmented model reads contexts once."""
+def score_answers(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """`summed_answer_loss` without early questions, and `right_answers`; a segmented model reads contexts once."""
     if not is_segmented(model):
-        return answer_loss(model, batch), right_answers(model, batch)
+        return *summed_answer_loss(model, batch), right_answers(model, batch)
     contexts, questions, labels = _on_device(model, batch)
     place, _ = _after_contexts(model, contexts, questions.shape[1])
     output = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), place, skip_logits=False)
-    return output.loss / (labels != IGNORED).sum(), _right(output.logits, batch)
+    return output.loss, (labels != IGNORED).sum(), _right(output.logits, batch)
 
 
 def _right(logits: Tensor, batch: QuestionBatch) -> Tensor:

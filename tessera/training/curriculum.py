@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tessera.errors import expect
 from tessera.training.fit import FitOptions, Report, fit, unreported
 from tessera.training.fit_checkpoint import Fit
+from tessera.training.processes import ALONE, Processes
 from tessera.typed import from_json
 from tessera.yaml_files import read_yaml
 
@@ -114,6 +115,7 @@ def train_stages(
     observe: Callable[[Stage, int, Fit, float], None] = lambda stage, number, progress, learning_rate: None,
     is_stopped: Callable[[], bool] = lambda: False,
     begin: Callable[[Stage], None] = lambda stage: None,
+    processes: Processes = ALONE,
 ) -> list[dict[str, Any]]:
     """Train `model` in place, one `fit` per stage; returns one JSON-ready record per stage.
 
@@ -125,6 +127,7 @@ def train_stages(
         report: hears the share of all stages, where a step costs in proportion to its length.
         observe: sees (stage, its number, progress, learning rate), see `fit`. is_stopped: see `fit`.
         begin: called before each stage, also before one whose checkpoint says that it is done.
+        processes: see `fit`.
     """
     records: list[dict[str, Any]] = []
     done, total = 0.0, sum(stage.steps * stage.mean_length for stage in curriculum.stages)
@@ -141,6 +144,7 @@ def train_stages(
             target=1.0 - stage.target + 1e-9,
             observe=partial(observe, stage, number),
             is_stopped=is_stopped,
+            processes=processes,
         )
         outcome = progress.outcome()
         records.append({**asdict(stage), **{key: outcome[key] for key in ("loss", "best_step", "seconds")}})

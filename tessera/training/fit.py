@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tessera.errors import TesseraError, TrainingInterrupted, expect
 from tessera.training.fit_checkpoint import Fit, load, save
 from tessera.training.optimizer import learning_rate_factor, parameter_groups, scalar_parameters
+from tessera.training.processes import ALONE, Processes
 
 Report = Callable[[float, str], None]
 Observe = Callable[[Fit, float], None]
@@ -78,6 +79,7 @@ def fit(
     rate_factor: Callable[[int], float] | None = None,
     observe: Observe = unobserved,
     is_stopped: Callable[[], bool] = lambda: False,
+    processes: Processes = ALONE,
 ) -> Fit:
     """Train `model` in place on `loss_at(step)`; with `validate` (lower is better) the best weights win.
 
@@ -87,6 +89,9 @@ def fit(
     `rate_factor(step)` multiplies the learning rate of the schedule. `observe(progress, learning_rate)` sees the start
     (after a kill: what the checkpoint holds), every 20th step, every validation and the end. Once `is_stopped()`, the
     step is ended and a checkpoint written.
+
+    Several `processes` go through the same steps with the same weights: the loss is the sum of what `loss_at` gives in
+    each, `validate` must give the same number in all of them, and the first writes the checkpoints, which all read.
 
     Raises:
         TesseraError: the loss is not finite.
@@ -102,10 +107,9 @@ def fit(
     observe(progress, optimizer.param_groups[0]["lr"])
     while progress.steps < options.steps and not _over(progress, options, target):
         _set_rate(optimizer, peaks, options, progress.steps, rate_factor)
-        loss = loss_at(progress.steps)
-        _step(model, optimizer, loss, options)
+        loss = _step(model, optimizer, loss_at(progress.steps), options, processes)
         progress.steps += 1
-        progress.recent = [*progress.recent[-49:], loss.detach()]
+        progress.recent = [*progress.recent[-49:], loss]
         now = time.perf_counter()
         progress.seconds = before + now - began
         last = progress.steps == options.steps
@@ -119,15 +123,16 @@ def fit(
             best = _check(model, check, progress, best)
         if is_reported:
             observe(progress, optimizer.param_groups[0]["lr"])
-        stopped = is_stopped()
+        stopped = processes.any(is_stopped())
         is_due = options.checkpoint_every and progress.steps % options.checkpoint_every == 0
         if last or stopped or is_due or now - saved > options.checkpoint_seconds:
             _finite(loss.item(), name, progress.steps)
-            save(place, model, optimizer, progress, best)
+            if processes.is_first:
+                save(place, model, optimizer, progress, best)
             saved = time.perf_counter()
         if stopped and not last:
             raise TrainingInterrupted(f"{name}: stopped after step {progress.steps:,}; a checkpoint holds it.")
-    if progress.steps < options.steps:
+    if progress.steps < options.steps and processes.is_first:
         save(place, model, optimizer, progress, best)
     if best is not None:
         model.load_state_dict(best)
@@ -181,14 +186,20 @@ def _set_rate(
         group["lr"] = peak * factor
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, options: FitOptions) -> None:
+def _step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, options: FitOptions, processes: Processes
+) -> Tensor:
+    """The loss of all processes, as which it changes the weights."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
+    total = loss.detach().clone()
+    processes.add_up([total, *(one.grad for one in model.parameters() if one.grad is not None)])
     if options.clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), options.clip)
     if options.clip_value is not None:
         nn.utils.clip_grad_value_(model.parameters(), options.clip_value)
     optimizer.step()
+    return total
 
 
 def _finite(loss: float, name: str, step: int) -> float:

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tessera.data.windows import ValidationWindows
 from tessera.errors import TesseraError, did_you_mean
-from tessera.evaluation.loss import bits_per_byte, loss_by_position
-from tessera.evaluation.questions import answer_loss, is_segmented, score_answers
+from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_position
+from tessera.evaluation.questions import is_segmented, score_answers, summed_answer_loss
 from tessera.memories.association import recorded_openings
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.vocabulary import END, PAD, UNKNOWN
@@ -23,6 +23,7 @@ from tessera.tasks.catalogue import TASKS
 from tessera.tasks.question_answering import QuestionBatch, QuestionTask
 from tessera.training.corpus import Corpus, open_corpus
 from tessera.training.curriculum import Stage
+from tessera.training.processes import ALONE, Processes
 from tessera.training.sections import Recipe
 from tessera.typed import read_dataclass
 
@@ -36,10 +37,12 @@ class StagedData(ABC):
 
     Attributes:
         segment: tokens that one unit of `Stage.length` stands for.
+        processes: that share each batch in equal parts, and each validation.
     """
 
     recipe: Recipe
     segment: int
+    processes: Processes = field(default=ALONE, kw_only=True)
 
     @property
     @abstractmethod
@@ -56,11 +59,17 @@ class StagedData(ABC):
 
     @abstractmethod
     def prediction_loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
-        """Mean cross entropy in nats of what the batch of a step of stage `number` asks for."""
+        """Mean cross entropy in nats of what the batch of a step of stage `number` asks for.
+
+        Of several processes each gives its part, and the sum of these is the mean.
+        """
 
     @abstractmethod
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
-        """How well `model` does on held-out text. `score` in (0, 1], higher is better, is what chooses weights."""
+        """How well `model` does on held-out text. `score` in (0, 1], higher is better, is what chooses weights.
+
+        All processes must call it, and get the same numbers.
+        """
 
     def begin(self, model: Any, stage: Stage) -> None:
         """Set in `model` what holds from this stage on."""
@@ -73,7 +82,8 @@ class StagedData(ABC):
             return self.prediction_loss(model, stage, number, step)
         with recorded_openings(model) as openings:
             loss = self.prediction_loss(model, stage, number, step)
-        return loss + stage.write_cost * _mean([opening for opening in openings if opening.requires_grad])
+        total, count = _summed([opening for opening in openings if opening.requires_grad])
+        return loss + stage.write_cost * total / (count * self.processes.count)
 
     def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """The numbers of a line of metrics: `predictions`, whose score is lower by what the stage's writes cost."""
@@ -81,7 +91,9 @@ class StagedData(ABC):
             return self.predictions(model, stage)
         with recorded_openings(model) as openings:
             numbers = self.predictions(model, stage)
-        mean = _mean(openings).item()
+        total, count = (part.double() for part in _summed(openings))
+        sums = self.processes.total(torch.stack([total, count]).cpu())
+        mean = (sums[0] / sums[1]).item()
         return {**numbers, "score": numbers["score"] - stage.write_cost * mean, "validation_opening": mean}
 
     def batch_tokens(self, stage: Stage, step: int) -> int:
@@ -93,13 +105,15 @@ class StagedData(ABC):
         return (self.recipe.seed * 100 + number) * 10_000_000 + step
 
 
-def _mean(openings: list[Tensor]) -> Tensor:
-    if not openings:  # texts of one segment that stays open
-        return torch.zeros(())
-    return torch.cat([opening.flatten() for opening in openings]).mean()
+def _summed(openings: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The sum, and how many there are, at least 1: texts of one segment that stays open write nothing."""
+    if not openings:
+        return torch.zeros(()), torch.ones(())
+    flat = torch.cat([opening.flatten() for opening in openings])
+    return flat.sum(), flat.new_tensor(flat.numel())
 
 
-def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool) -> StagedData:
+def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool, processes: Processes = ALONE) -> StagedData:
     """The task of the recipe, else its text; `saved_tokenizer`: see `open_corpus`.
 
     Raises:
@@ -109,9 +123,10 @@ def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool) -> Sta
     """
     segment = recipe.model.get("segment_size", recipe.data.context)
     if recipe.data.task is None:
-        data: StagedData = StagedText(recipe, segment, open_corpus(recipe, run, saved_tokenizer=saved_tokenizer))
+        corpus = open_corpus(recipe, run, saved_tokenizer=saved_tokenizer)
+        data: StagedData = StagedText(recipe, segment, corpus, processes=processes)
     else:
-        data = StagedQuestions(recipe, segment, question_task(recipe.data.task))
+        data = StagedQuestions(recipe, segment, question_task(recipe.data.task), processes=processes)
     for stage in recipe.training.curriculum:
         kind = recipe.model["type"]
         for name, unset in (("write_cost", 0.0), ("strength_threshold", None)):
@@ -166,15 +181,18 @@ class StagedText(StagedData):
         split, context = self.corpus.training, stage.length_at(step, self.recipe.seed) * self.segment
         random = Random(self.seed_of(number, step))
         starts = [random.randint(split.start, split.stop - context) for _ in range(self.recipe.training.batch_size)]
-        tokens = torch.stack([split.window(start, context)["input_ids"] for start in starts])
+        mine = slice(*self.processes.part(len(starts)))
+        tokens = torch.stack([split.window(start, context)["input_ids"] for start in starts[mine]])
         tokens = tokens.to(next(model.parameters()).device)
-        return model(input_ids=tokens, labels=tokens).loss
+        return model(input_ids=tokens, labels=tokens).loss / self.processes.count
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """Loss and bits per byte."""
-        training = self.recipe.training
+        training, processes = self.recipe.training, self.processes
         windows = ValidationWindows(self.corpus.validation, stage.length * self.segment, training.evaluate_sequences)
-        loss = loss_by_position(model, windows, training.batch_size).mean
+        own_batch = training.batch_size // processes.count
+        part = loss_by_position(model, windows, own_batch, rank=processes.rank, world_size=processes.count)
+        loss = LossByPosition(*processes.total(torch.stack([part.total, part.count]))).mean
         bits = bits_per_byte(loss, self.corpus.validation.tokens_per_byte)
         return {"score": math.exp(-loss), "validation_loss": loss, "validation_bits_per_byte": bits}
 
@@ -238,19 +256,25 @@ class StagedQuestions(StagedData):
         tokens = self.tokens(stage, length, Random(seed).randint(0, self.most_left_out))
         count, early = self.recipe.training.batch_size, self.recipe.data.early_questions
         batch = self.batch(stage, count, tokens, seed, "train", early if is_segmented(model) else 0)
-        return answer_loss(model, batch, stage.backprop_segments)
+        part = batch.rows(*self.processes.part(count))
+        total, answers = summed_answer_loss(model, part, stage.backprop_segments)
+        return total / self.processes.total(answers)
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """The share of right answers, and the loss of the answers."""
-        training, losses, shares = self.recipe.training, [], []
+        training, losses, shares = self.recipe.training, 0.0, 0.0
         for first in range(0, training.evaluate_sequences, training.batch_size):
             count = min(training.batch_size, training.evaluate_sequences - first)
             batch = self.batch(stage, count, self.tokens(stage, stage.length), first, "validation")
-            loss, right = score_answers(model, batch)
-            losses.append(loss.item() * count)
-            shares.append(right)
-        exact_match = torch.cat(shares).mean().item()
-        mean_loss = sum(losses) / training.evaluate_sequences
+            start, stop = self.processes.part(count)
+            sums = torch.zeros(3, dtype=torch.double)  # of the loss, of its tokens, of shares of right answers
+            if start < stop:
+                total, answers, right = score_answers(model, batch.rows(start, stop))
+                sums = torch.tensor([total.item(), answers.item(), right.sum().item()], dtype=torch.double)
+            loss, tokens, shares_right = self.processes.total(sums).tolist()
+            losses += loss / tokens * count
+            shares += shares_right
+        exact_match, mean_loss = (total / training.evaluate_sequences for total in (shares, losses))
         score = (1 - LOSS_SHARE) * exact_match + LOSS_SHARE * math.exp(-mean_loss)
         return {"score": score, "validation_loss": mean_loss, "validation_exact_match": exact_match}
 

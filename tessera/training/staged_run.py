@@ -1,7 +1,11 @@
-"""A run whose recipe has a curriculum: stage after stage, one checkpoint file for each, a bar over all of them."""
+"""A run whose recipe has a curriculum: stage after stage, one checkpoint file for each, a bar over all of them.
+
+Several processes share each batch (`tessera.training.processes`); the first of them writes and speaks.
+"""
 
 import sys
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +18,7 @@ from tessera.errors import TesseraError, TrainingInterrupted
 from tessera.files import remove, writing
 from tessera.models.sizes import num_parameters
 from tessera.precision import autocast, resolve_precision
+from tessera.training.arguments import batch_shape
 from tessera.training.curriculum import Curriculum, Stage, train_stages
 from tessera.training.expectation import duration
 from tessera.training.fit import FitOptions, Report
@@ -21,6 +26,7 @@ from tessera.training.fit_checkpoint import Fit
 from tessera.training.folder import claimed
 from tessera.training.interruption import Interruption
 from tessera.training.metrics import MetricsFile, median_speed
+from tessera.training.processes import joined
 from tessera.training.replacing import METRICS, RESULT, discard_replaced
 from tessera.training.result import move_into_run
 from tessera.training.sections import Recipe, TrainingSection
@@ -33,26 +39,31 @@ if TYPE_CHECKING:
 
 
 def train_in_stages(recipe: Recipe, run: Path, *, resume: bool, overwrite: bool, progress: bool) -> RunSummary:
-    """What `tessera.training.run.train` does, for a recipe with a curriculum; on one process.
+    """What `tessera.training.run.train` does, for a recipe with a curriculum.
 
     A stage's checkpoint is `checkpoints/stage-N.safetensors`: with `resume`, stages that are done are taken from
-    theirs, and the one that was cut short goes on. Weights end bit-identical to an uninterrupted run's on CPU.
+    theirs, and the one that was cut short goes on. Weights end bit-identical to an uninterrupted run's on CPU, by the
+    same number of processes.
     """
     began = time.time()
     require_start(recipe)
-    with claimed(recipe, run, resume=resume, overwrite=overwrite) as claim:
-        data = open_staged_data(recipe, run, saved_tokenizer=not overwrite)
+    with ExitStack() as stack:
+        processes = stack.enter_context(joined())
+        batch_shape(recipe.training, processes.count)
+        claim = None
+        if processes.is_first:
+            claim = stack.enter_context(claimed(recipe, run, resume=resume, overwrite=overwrite))
+        else:
+            processes.wait()  # until the first has written the tokenizer
+        saved = not (overwrite and processes.is_first)
+        data = open_staged_data(recipe, run, saved_tokenizer=saved, processes=processes)
         longest = max(stage.length for stage in recipe.training.curriculum) * data.segment
         model = starting_model(recipe, data.tokenizer, context=max(longest, recipe.data.context))
-        claim.begin(data)
-        if not resume:
-            remove(run / FOLDER)
-        if (run / RESULT).exists() and resume:
-            remove(run / RESULT)  # it is written again, last
-        for litter in (run / FOLDER).glob("*.tmp"):
-            remove(litter)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model.to(device)
+        if claim is not None:
+            claim.begin(data)
+            _clear(run, resume)
+            processes.wait()
+        model.to(processes.device)
         log = StageLog(recipe, run, data, progress)
         torch.manual_seed(recipe.seed)  # dropout and random delays draw from it
         log.begin(model)
@@ -67,11 +78,23 @@ def train_in_stages(recipe: Recipe, run: Path, *, resume: bool, overwrite: bool,
         return _publish(recipe, run, model, log, time.time() - began)
 
 
+def _clear(run: Path, resume: bool) -> None:
+    """Remove what the run that begins, or goes on, writes anew."""
+    if not resume:
+        remove(run / FOLDER)
+    if (run / RESULT).exists() and resume:
+        remove(run / RESULT)  # it is written again, last
+    for litter in (run / FOLDER).glob("*.tmp"):
+        remove(litter)
+
+
 class StageLog:
-    """`metrics.jsonl`, a bar over all stages, and lines about the stages that have ended."""
+    """`metrics.jsonl`, a bar over all stages, and lines about the stages that have ended: of the first process."""
 
     def __init__(self, recipe: Recipe, run: Path, data: StagedData, shown: bool) -> None:
-        self.recipe, self.run, self.data, self.shown = recipe, run, data, shown
+        self.recipe, self.run, self.data = recipe, run, data
+        self.writes = data.processes.is_first
+        self.shown = shown and self.writes
         self.metrics = MetricsFile(run / METRICS)
         self.validation: dict[str, float] = {}
         self.tokens = self.steps = 0  # of the stages before the one that is under way
@@ -106,7 +129,8 @@ class StageLog:
             self._next(number)
         step = self.steps + progress.steps
         if self._clock is None:  # the stage begins, or goes on from its checkpoint
-            if not (self.run / FOLDER / f"stage-{number + 1}.safetensors").exists():  # the later stage says where
+            later = self.run / FOLDER / f"stage-{number + 1}.safetensors"
+            if self.writes and not later.exists():  # the later stage says where
                 self.metrics.cut_after(step)
             self.bar.initial = self.bar.n
             self._clock = (self._tokens(stage, progress.steps), progress.seconds)
@@ -119,12 +143,12 @@ class StageLog:
         if since:
             speed = round(since / seconds, 1) if seconds else None
             line = {"loss": progress.loss, "learning_rate": learning_rate, "tokens": self.tokens + tokens}
-            self.metrics.append({**place, **line, "tokens_per_second": speed})
+            self._write({**place, **line, "tokens_per_second": speed})
         if self.validation:
             scores = {name: value for name, value in self.validation.items() if name != "score"}
-            self.metrics.append({**place, "length": stage.length, **scores})
+            self._write({**place, "length": stage.length, **scores})
             self.validation = {}
-        if (self.run / FOLDER).is_dir():
+        if self.writes and (self.run / FOLDER).is_dir():
             discard_replaced(self.run)
 
     def score(self, model: "PreTrainedModel", stage: Stage) -> float:
@@ -146,6 +170,10 @@ class StageLog:
         """A line on standard error."""
         if self.shown:
             tqdm.write(line, file=sys.stderr)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self.writes:
+            self.metrics.append(line)
 
     def _next(self, number: int) -> None:
         steps, stage = self._last
@@ -184,6 +212,7 @@ def _stages(recipe: Recipe, run: Path, model: "PreTrainedModel", data: StagedDat
             log.observe,
             is_stopped,
             partial(data.begin, model),
+            data.processes,
         )
     log.report(1.0, "")
     for record in records:
@@ -251,6 +280,8 @@ def _publish(recipe: Recipe, run: Path, model: "PreTrainedModel", log: StageLog,
         tokens_per_second=median_speed(log.metrics.read()),
         validation_exact_match=last.get("validation_exact_match"),
     )
+    if not log.writes:
+        return summary
     with writing(run, "the model", "Checkpoints are complete: --resume writes it again."):
         temporary = run / "model.tmp"
         remove(temporary)

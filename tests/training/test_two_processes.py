@@ -19,6 +19,24 @@ data: {source: %s, context: 32}
 training: {steps: 4, batch_size: 8, learning_rate: 1.0e-3, warmup_steps: 1, log_every: 1, evaluate_every: 2,
            evaluate_sequences: 4, checkpoint_every: 4, precision: fp32}
 """
+ARMT = """
+model: {type: armt, segment_size: 32, num_memory_tokens: 2, memory_dim: 4, strength_stretch: 0.1,
+        base: {type: memory_mosaic, hidden_size: 16, num_layers: 2, num_heads: 2, num_persistent_slots: 8}}
+data: %s
+training: {batch_size: 6, evaluate_every: 2, evaluate_sequences: 7, checkpoint_every: 2, precision: fp32,
+           curriculum: %s}
+"""
+STAGES = {
+    "questions": (
+        "{task: {name: babilong, kind: qa1, vocab_size: 250, facts_share: 0.6}, questions: 3, early_questions: 2}",
+        "[{length: 2, min_length: 2, steps: 3},"
+        " {length: 4, min_length: 3, steps: 3, backprop_segments: 2, write_cost: 0.5}]",
+    ),
+    "text": (
+        "{source: novels}\ntokenizer: {type: byte}",
+        "[{length: 2, steps: 2}, {length: 3, steps: 2, write_cost: 0.5}]",
+    ),
+}
 LAUNCHERS = {
     "one process": [sys.executable, "-m"],
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port={port}", "-m"],
@@ -28,12 +46,12 @@ LAUNCHERS = {
 }
 
 
-def train(recipe, run, launcher):
+def train(recipe, run, launcher, *options):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [part.format(port=port) for part in LAUNCHERS[launcher]]
-    command += ["tessera.cli.main", "train", str(recipe), "--output", str(run)]
+    command += ["tessera.cli.main", "train", str(recipe), "--output", str(run), *options]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -56,3 +74,23 @@ def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, launcher):
     assert any(not torch.equal(actual[name], expected[name]) for name in expected), "only one process trained"
     for name, weight in expected.items():
         torch.testing.assert_close(actual[name], weight, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("data", ["questions", pytest.param("text", marks=pytest.mark.slow)])
+def test_two_processes_train_in_stages_as_one_with_the_whole_batch(tmp_path, data):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(ARMT % STAGES[data])
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(recipe, one, "one process")
+    train(recipe, two, "torchrun")
+    for name in ("loss", "validation_loss", "validation_opening", "validation_exact_match", "tokens"):
+        assert metrics(two, name) == pytest.approx(metrics(one, name), rel=1e-5), name
+    assert metrics(two, "validation_opening")
+    expected, actual = (load_file(run / "model.safetensors") for run in (one, two))
+    assert any(not torch.equal(actual[name], expected[name]) for name in expected), "only one process trained"
+    for name, weight in expected.items():
+        torch.testing.assert_close(actual[name], weight, rtol=0, atol=2e-5)
+    (two / "run.json").unlink()
+    (two / "checkpoints/stage-1.safetensors").unlink()
+    train(recipe, two, "torchrun", "--resume")
+    assert all(torch.equal(load_file(two / "model.safetensors")[name], actual[name]) for name in actual)

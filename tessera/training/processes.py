@@ -1,0 +1,79 @@
+"""The processes that share a training in stages: those that torchrun or accelerate started, or this one alone."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Which process this one is (`rank`), of how many (`count`). The first writes files and speaks for all."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one writes and speaks."""
+        return self.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where this one computes: a GPU of its own where there are any."""
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+    def part(self, rows: int) -> tuple[int, int]:
+        """The first of this process's rows of a batch, and the one after its last; equal where it has none."""
+        return rows * self.rank // self.count, rows * (self.rank + 1) // self.count
+
+    @torch.no_grad()
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all processes, which is the same to the bit in each of them."""
+        if self.count == 1:
+            return
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        dist.all_reduce(flat)
+        for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+            tensor.copy_(total.view_as(tensor))
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all processes, without gradient."""
+        summed = values.detach().clone()
+        self.add_up([summed])
+        return summed
+
+    def any(self, condition: bool) -> bool:
+        """Whether it holds in any process."""
+        return condition if self.count == 1 else bool(self.total(torch.tensor(float(condition))) > 0)
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.count > 1:
+            dist.barrier()
+
+
+ALONE = Processes()
+
+
+@contextmanager
+def joined() -> Iterator[Processes]:
+    """The processes of torchrun or accelerate, which can talk to each other as long as the context lasts.
+
+    They talk by gloo, of tensors on GPUs by NCCL.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield ALONE
+        return
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo")
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
