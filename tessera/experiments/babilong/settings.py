@@ -234,7 +234,7 @@ COSTS = {"armt": 1.3, "armt_mosaic_v2": 1.3, "mamba": 2.5, "mosaic": 1.5, "mosai
 # the stages of two and three segments are long; a fact takes more writes, so these cost less.
 CHAINED = Harder(
     memory_steps=1000,
-    stages=((1, 1200), (2, 1000), (3, 500), (5, 300), (8, 300), (16, 250)),
+    stages=((1, 1200), (2, 1000), (3, 500), (8, 250), (16, 200)),
     layers=4,
     gated_stages=((32, 50, 0.2), (32, 50, 0.7)),
     threshold_stages=((32, 120, 2.0, 0.6),),
