@@ -14,22 +14,35 @@ RESERVED = 20  # tokens for question and answer, as published
 
 @dataclass(frozen=True)
 class Lookalikes:
-    """Puts words of stories into the noise of one context, so that more of it looks like a fact.
+    """Puts words of stories, and sentences that are almost facts, into the noise of one context.
 
     Attributes:
         share: the probability of each word of the noise to be replaced. words: tokens, any of which replaces it.
+        near_facts: the probability of each word of the noise that a near fact begins there, in place of what follows: a
+            fact of which one name is a word of the noise, as in "the prince went to the garden".
+        facts: tokens of each that there is. names: tokens of people, places and things.
         seed: of the context; the same places and words come each time.
     """
 
     share: float
     words: np.ndarray
+    near_facts: float
+    facts: tuple[np.ndarray, ...]
+    names: np.ndarray
     seed: int
 
     def into(self, tokens: np.ndarray, place: int) -> np.ndarray:
         """`tokens` of the noise, which begin with its sentence `place`, some of them replaced."""
         random = np.random.default_rng([self.seed, place])
         replaced = random.random(len(tokens)) < self.share
-        return np.where(replaced, random.choice(self.words, len(tokens)), tokens)
+        changed = np.where(replaced, random.choice(self.words, len(tokens)), tokens)
+        for start in np.flatnonzero(random.random(len(tokens)) < self.near_facts):
+            fact = self.facts[random.integers(len(self.facts))][: len(tokens) - start].copy()
+            names = np.flatnonzero(np.isin(fact, self.names))
+            if len(names):
+                fact[random.choice(names)] = random.choice(tokens)
+                changed[start : start + len(fact)] = fact
+        return changed
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 
@@ -19,6 +20,7 @@ DROPS = ("dropped", "put down", "let go of")
 LENGTHS = {"qa1": (2, 10), "qa2": (6, 24), "qa3": (8, 32), "qa4": (2, 2), "qa5": (6, 24)}
 FEWEST = {"qa1": 1, "qa2": 2, "qa3": 3, "qa4": 2, "qa5": 2}  # facts that answer a question
 
+MANY = 200  # stories, which hold nearly all facts that there are
 # Tokens of the shortest fact there is, and of a plain one (a move, or what lies beside what).
 SHORTEST_FACT = {"qa1": 6, "qa2": 5, "qa3": 5, "qa4": 8, "qa5": 5}
 PLAIN_FACT = {"qa1": 6, "qa2": 6, "qa3": 6, "qa4": 8, "qa5": 6}
@@ -60,6 +62,13 @@ def generate(kind: str, random: Random, most_facts: int | None = None, fewest_fa
         facts = tuple(_WRITERS[kind](random, random.randint(fewest, most)))
         if questions := questions_after(kind, facts):
             return Story(facts, questions)
+
+
+@lru_cache
+def facts_of(kind: str) -> tuple[str, ...]:
+    """Facts of many stories of a task, each once."""
+    stories = (generate(kind, Random(seed)) for seed in range(MANY))
+    return tuple(sorted({fact for story in stories for fact in story.facts}))
 
 
 def questions_after(kind: str, facts: Sequence[str]) -> tuple[Question, ...]:

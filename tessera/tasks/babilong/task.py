@@ -27,6 +27,7 @@ from tessera.tasks.babilong.stories import (
     SHORTEST_FACT,
     Question,
     Story,
+    facts_of,
     generate,
     labels,
     questions_after,
@@ -35,6 +36,7 @@ from tessera.tasks.babilong.stories import (
 from tessera.tasks.babilong.vocabulary import (
     END,
     GENERATE,
+    NAMES,
     PAD,
     STORY_WORDS,
     decode,
@@ -67,6 +69,8 @@ class BABILong(Task):
             Samples of one segment, where a curriculum begins, need more.
         lookalikes: share of the noise's words that words of the stories replace. For training: books seldom look like
             facts, too seldom to learn the difference from.
+        near_facts: share of the noise's words at which a sentence begins that is a fact but for one name, in whose
+            place it has a word of the noise ("the prince went to the garden"). For training, too.
         also_asked: other kinds whose questions the same facts answer; training asks them too. A thing is where its
             holder is: "qa1" beside "qa2" teaches the first half of that.
         fewest_facts: of a written story; None: as in bAbI's files (2, 6, 8, 2 and 6 by kind). Fewer are easier to learn
@@ -82,7 +86,8 @@ class BABILong(Task):
     vocab_size: int = 2000
     facts_share: float = 0.2
     lookalikes: float = field(default=0.0, repr=False)  # not in the seed of samples, which are made of `self` as text
-    also_asked: tuple[str, ...] = field(default=(), repr=False)  # nor are these
+    near_facts: float = field(default=0.0, repr=False)  # nor are these
+    also_asked: tuple[str, ...] = field(default=(), repr=False)
     fewest_facts: int | None = field(default=None, repr=False)
 
     summary = "a question about facts that lie anywhere between the sentences of a book (BABILong, QA1 to QA5)"
@@ -96,7 +101,8 @@ class BABILong(Task):
         others = set(LENGTHS) - {self.kind}
         expect(others.issuperset(self.also_asked), where, "also_asked", f"be other kinds of {kinds}", self.also_asked)
         expect(0 < self.facts_share < 1, where, "facts_share", "lie in (0, 1)", self.facts_share)
-        expect(0 <= self.lookalikes < 1, where, "lookalikes", "lie in [0, 1)", self.lookalikes)
+        for name in ("lookalikes", "near_facts"):
+            expect(0 <= getattr(self, name) < 1, where, name, "lie in [0, 1)", getattr(self, name))
         least, most = FEWEST[self.kind], LENGTHS[self.kind][1]
         is_possible = self.fewest_facts is None or least <= self.fewest_facts <= most
         expect(is_possible, where, "fewest_facts", f"be from {least} to {most} for {self.kind}", self.fewest_facts)
@@ -228,9 +234,11 @@ class BABILong(Task):
         return [question for kind in kinds for question in questions_after(kind, facts)]
 
     def _lookalikes(self, random: Random) -> Lookalikes | None:
-        if not self.lookalikes:
+        if not (self.lookalikes or self.near_facts):
             return None
-        return Lookalikes(self.lookalikes, np.unique(self._tokens(STORY_WORDS)), random.getrandbits(32))
+        words, names = (np.unique(self._tokens(some)) for some in (STORY_WORDS, NAMES))
+        facts = tuple(map(self._tokens, facts_of(self.kind))) if self.near_facts else ()
+        return Lookalikes(self.lookalikes, words, self.near_facts, facts, names, random.getrandbits(32))
 
     def _require_room(self, length: int) -> None:
         """Raise unless the shortest stories fit into a sample of `length` tokens."""

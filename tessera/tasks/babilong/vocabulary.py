@@ -10,8 +10,9 @@ from tessera.data.sources import text_files
 from tessera.tasks.babilong.stories import DROPS, GIVERS, MOVES, PEOPLE, PLACES, TAKES, THINGS
 
 UNKNOWN, PAD, GENERATE, END = SPECIAL_TOKENS = ("<unk>", "<pad>", "<generate>", "<end>")
+NAMES = " ".join([*PEOPLE, *GIVERS, *PLACES, *THINGS])
 STORY_WORDS = " ".join(
-    [*PEOPLE, *GIVERS, *PLACES, *THINGS, *MOVES, *TAKES, *DROPS]
+    [NAMES, *MOVES, *TAKES, *DROPS]
     + ["the gave to is north south east west of where was before what did give who received last ? ."]
 )
 

@@ -16,8 +16,8 @@ from tessera.tasks.babilong.public_files import read_samples
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.scorer import exact_match, published_match
 from tessera.tasks.babilong.solver import answer, world_after
-from tessera.tasks.babilong.stories import FEWEST, LENGTHS, PEOPLE, THINGS, generate, labels, read_stories
-from tessera.tasks.babilong.vocabulary import STORY_WORDS, decode
+from tessera.tasks.babilong.stories import FEWEST, LENGTHS, PEOPLE, THINGS, facts_of, generate, labels, read_stories
+from tessera.tasks.babilong.vocabulary import NAMES, STORY_WORDS, decode
 
 BABI = Path(__file__).parent / "data"
 SMALL = {"length": 300, "vocab_size": 250}
@@ -100,6 +100,29 @@ def test_lookalikes_are_words_of_stories_in_the_noise_alone():
     assert without.story == with_words.story, "the seed of samples names the share"
 
 
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_near_facts_are_facts_but_for_one_name(kind):
+    plain = BABILong(kind, length=4000, vocab_size=250)
+    task = replace(plain, near_facts=0.02)
+    names = {*NAMES.lower().split()}
+    facts = [fact.lower().replace(".", " .").split() for fact in facts_of(kind)]
+    sample = next(task.samples(3))
+    assert sample.story == next(plain.samples(3)).story, "the seed of samples names the share"
+    tokens, before = (one.tokens() for one in (sample.context, replace(sample.context, lookalikes=None)))
+    assert len(tokens) == len(before)
+    assert (tokens == sample.context.tokens()).all(), "not the same each time"
+    words = decode(task.vocabulary, tokens).split()
+
+    def is_near(fact: list[str], place: int) -> bool:
+        differing = [one for one, other in zip(fact, words[place : place + len(fact)]) if one != other]
+        return len(differing) == 1 and differing[0] in names
+
+    begins = [any(is_near(fact, place) for fact in facts) for place in range(len(words) - 12)]
+    assert 0.01 < sum(begins) / len(begins) < 0.03  # some lie over others
+    noise = decode(task.vocabulary, before).split()
+    assert {word for word, old in zip(words, noise) if word != old} <= {*STORY_WORDS.lower().split(), *noise}
+
+
 def test_training_asks_other_kinds_too_and_tests_do_not():
     plain = BABILong("qa2", length=256, vocab_size=250)
     task = replace(plain, also_asked=("qa1",))
@@ -170,6 +193,8 @@ def test_errors():
         BABILong("qa6")
     with pytest.raises(TesseraError, match=r"lookalikes must lie in \[0, 1\); got 1"):
         BABILong(lookalikes=1.0)
+    with pytest.raises(TesseraError, match=r"near_facts must lie in \[0, 1\); got -0.1"):
+        BABILong(near_facts=-0.1)
     with pytest.raises(TesseraError, match="fewest_facts must be from 3 to 32 for qa3; got 2"):
         BABILong("qa3", fewest_facts=2)
     for other in ("qa1", "qa6"):
