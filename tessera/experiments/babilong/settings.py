@@ -84,7 +84,6 @@ class Budget:
         gated_stages: (segments, steps, cost of writes) of the further stages of models whose strengths reach 0.
         threshold_stages: (segments, steps, cost of writes, threshold of strengths) of the stages that the model with a
             threshold has after those.
-        near_facts: kind of question -> share of the noise's words at which a near fact begins, in those last stages.
         gated_backprop: segments at the end of their texts that gradients flow through. gated_lookalikes: share of their
             noise that words of stories replace.
         longest_whole_text: segments of the longest sample that models without segments are tested on.
@@ -113,7 +112,6 @@ class Budget:
     own_rates: Mapping[str, float] = field(default_factory=dict)
     gated_stages: tuple[tuple[int, int, float], ...] = ()
     threshold_stages: tuple[tuple[int, int, float, float], ...] = ()
-    near_facts: Mapping[str, float] = field(default_factory=dict)
     gated_backprop: int = 8
     gated_lookalikes: float = 0.05
     evaluate_every: int = 50
@@ -214,8 +212,6 @@ class Budget:
             gate: dict[str, Any] = {"write_cost": cost, "settings": {"lookalikes": self.gated_lookalikes}}
             if threshold is not None:
                 gate["strength_threshold"] = threshold
-                if kind in self.near_facts:
-                    gate["settings"]["near_facts"] = self.near_facts[kind]
             stages.append({**sizes, "learning_rate": first_rate / 2, "target": 2.0, **gate})  # gates need all steps
         return stages
 
@@ -247,7 +243,6 @@ SMOKE = Budget(
     memory_steps=1,
     gated_stages=((3, 1, 0.5),),
     threshold_stages=((3, 1, 1.0, 0.6),),
-    near_facts={"qa1": 0.01},
     gated_backprop=2,
     rate=2e-3,
     batch_size=2,
@@ -283,7 +278,6 @@ CPU = Budget(
     own_rates={"armt": 1e-3},
     gated_stages=((32, 50, 0.2), (32, 50, 0.7), (32, 150, 2.0)),
     threshold_stages=((32, 100, 5.0, 0.6),),
-    near_facts={"qa1": 0.01},
     target=0.95,
     measured=(2, 4, 8, 16, 64, 256, 1024, 4096, 15625),
     longest_whole_text=64,
@@ -304,7 +298,6 @@ FULL = Budget(
     stages=((2, 10_000), (3, 10_000), (5, 10_000), (8, 10_000), (16, 10_000), (32, 30_000)),
     gated_stages=((64, 10_000, 0.2), (64, 10_000, 0.7), (64, 30_000, 2.0)),
     threshold_stages=((64, 20_000, 5.0, 0.6),),
-    near_facts=dict.fromkeys(("qa1", "qa2", "qa3", "qa4", "qa5"), 0.01),
     rate=2e-4,
     batch_size=64,
     questions=4,
