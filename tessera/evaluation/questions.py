@@ -21,15 +21,7 @@ def is_segmented(model: nn.Module) -> bool:
     return hasattr(model, "empty_memory")
 
 
-def answer_loss(model: nn.Module, batch: QuestionBatch, backprop_segments: int | None = None) -> Tensor:
-    """Mean cross entropy in nats of the tokens with a label; see `summed_answer_loss`."""
-    total, count = summed_answer_loss(model, batch, backprop_segments)
-    return total / count
-
-
-def summed_answer_loss(
-    model: nn.Module, batch: QuestionBatch, backprop_segments: int | None = None
-) -> tuple[Tensor, Tensor]:
+def answer_loss(model: nn.Module, batch: QuestionBatch, backprop_segments: int | None = None) -> tuple[Tensor, Tensor]:
     """The sum of the cross entropy in nats over the tokens with a label, and how many these are.
 
     Those of the early questions of a segmented model count too. A model without a memory reads all questions with
@@ -81,9 +73,9 @@ def right_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
 
 @torch.no_grad()
 def score_answers(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """`summed_answer_loss` without early questions, and `right_answers`; a segmented model reads contexts once."""
+    """`answer_loss` without early questions, and `right_answers`; a segmented model reads contexts once."""
     if not is_segmented(model):
-        return *summed_answer_loss(model, batch), right_answers(model, batch)
+        return *answer_loss(model, batch), right_answers(model, batch)
     contexts, questions, labels = _on_device(model, batch)
     place, _ = _after_contexts(model, contexts, questions.shape[1])
     output = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), place, skip_logits=False)

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from tessera.data.windows import ValidationWindows
 from tessera.errors import TesseraError, did_you_mean
 from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_position
-from tessera.evaluation.questions import is_segmented, score_answers, summed_answer_loss
+from tessera.evaluation.questions import answer_loss, is_segmented, score_answers
 from tessera.memories.association import recorded_openings
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.vocabulary import END, PAD, UNKNOWN
@@ -257,7 +257,7 @@ class StagedQuestions(StagedData):
         count, early = self.recipe.training.batch_size, self.recipe.data.early_questions
         batch = self.batch(stage, count, tokens, seed, "train", early if is_segmented(model) else 0)
         part = batch.rows(*self.processes.part(count))
-        total, answers = summed_answer_loss(model, part, stage.backprop_segments)
+        total, answers = answer_loss(model, part, stage.backprop_segments)
         return total / self.processes.total(answers)
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:

@@ -37,6 +37,11 @@ BASES = {
 }
 
 
+def mean_loss(*arguments, **options):
+    total, count = answer_loss(*arguments, **options)
+    return total / count
+
+
 def model_around(base: str) -> ARMTForCausalLM:
     torch.manual_seed(0)
     config = ARMTConfig(base_config=BASES[base], segment_size=SEGMENT, num_memory_tokens=2, memory_dim=4)
@@ -62,7 +67,7 @@ def test_sharing_a_reading_changes_nothing(base, context_tokens):
             first = int((labels != IGNORED).int().argmax()) + context_tokens
             losses += [cross_entropy(logits[first + i - 1], tokens[0, first + i]) for i in range(2)]
             right.append((row, logits[first - 1].argmax() == tokens[0, first]))
-    loss = answer_loss(model, batch)
+    loss = mean_loss(model, batch)
     torch.testing.assert_close(loss, torch.stack(losses).mean(), rtol=1e-9, atol=0)
     loss.backward()
     gradients = [memory.value.weight.grad for memory in model.memories]
@@ -135,10 +140,10 @@ def test_early_questions_are_asked_of_the_memory_after_each_segment(context_toke
     for part in parts:
         count = (part[2] != IGNORED).sum()
         counts.append(count)
-        losses.append(answer_loss(model, QuestionBatch(*part)) * count if count else torch.zeros(()).double())
+        losses.append(mean_loss(model, QuestionBatch(*part)) * count if count else torch.zeros(()).double())
     assert len(counts) == context_tokens // SEGMENT + 1
     assert sum(count > 0 for count in counts) >= 3
-    torch.testing.assert_close(answer_loss(model, batch), sum(losses) / sum(counts), rtol=1e-9, atol=0)
+    torch.testing.assert_close(mean_loss(model, batch), sum(losses) / sum(counts), rtol=1e-9, atol=0)
 
 
 def test_early_questions_must_be_of_the_segments_that_are_read():
@@ -146,7 +151,7 @@ def test_early_questions_must_be_of_the_segments_that_are_read():
     batch = task.question_batch(3, 2, 3 * SEGMENT, 0, "train", 2, SEGMENT)
     fewer = {name: getattr(batch, name)[:, :2] for name in ("early_questions", "early_labels")}
     with pytest.raises(TesseraError, match="early_questions must be of the 3 segments read; got 2"):
-        answer_loss(model_around("memory_mosaic"), replace(batch, **fewer))
+        mean_loss(model_around("memory_mosaic"), replace(batch, **fewer))
 
 
 @pytest.mark.parametrize("context_tokens", [4 * SEGMENT, 4 * SEGMENT - 20], ids=["whole", "both"])
@@ -158,15 +163,15 @@ def test_gradients_flow_through_the_last_segments_alone(context_tokens):
     later = torch.cat([torch.full_like(first, IGNORED), batch.early_labels[:, 2:]], 1)
     truncating = model_around("memory_mosaic")
     truncating.config.backprop_segments = 2
-    expected = answer_loss(truncating, replace(batch, early_labels=later))
+    expected = mean_loss(truncating, replace(batch, early_labels=later))
     model = model_around("memory_mosaic")
-    loss = answer_loss(model, batch, backprop_segments=2)
+    loss = mean_loss(model, batch, backprop_segments=2)
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0)
     for one in (loss, expected):
         one.backward()
     for parameter, other in zip(model.parameters(), truncating.parameters()):
         torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-7, atol=1e-12)
-    whole = [answer_loss(model, batch), answer_loss(model, batch, backprop_segments=4)]
+    whole = [mean_loss(model, batch), mean_loss(model, batch, backprop_segments=4)]
     assert whole[0] == whole[1] != loss
 
 

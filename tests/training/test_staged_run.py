@@ -202,7 +202,7 @@ def test_stages_from_memory_end_with_a_segment(recipe_of, tmp_path, monkeypatch)
 
         return noted
 
-    for name in ("summed_answer_loss", "score_answers"):
+    for name in ("answer_loss", "score_answers"):
         monkeypatch.setattr(staged_data, name, seen(getattr(staged_data, name)))
     stages = "{length: 2, steps: 2}, {length: 2, min_length: 2, steps: 2, from_memory: true}"
     train(recipe_of(QUESTIONS, f"training.curriculum=[{stages}]"), tmp_path / "run", progress=False)
@@ -219,13 +219,13 @@ def test_what_is_of_questions_is_refused_of_text(recipe_of, tmp_path, name, valu
 
 def test_a_stage_learns_from_its_last_segments(recipe_of, tmp_path, monkeypatch):
     backprop = []
-    answer_loss = staged_data.summed_answer_loss
+    answer_loss = staged_data.answer_loss
 
     def seen(model, batch, backprop_segments=None):
         backprop.append(backprop_segments)
         return answer_loss(model, batch, backprop_segments)
 
-    monkeypatch.setattr(staged_data, "summed_answer_loss", seen)
+    monkeypatch.setattr(staged_data, "answer_loss", seen)
     stages = "{length: 2, min_length: 2, steps: 1}, {length: 4, min_length: 4, steps: 1, backprop_segments: 2}"
     train(recipe_of(QUESTIONS, f"training.curriculum=[{stages}]"), tmp_path / "run", progress=False)
     assert backprop == [None, 2]
