@@ -175,8 +175,9 @@ def test_gradients_flow_through_the_last_segments_alone(context_tokens):
     assert whole[0] == whole[1] != loss
 
 
-def test_early_questions_follow_from_the_facts_that_were_read():
-    task = BABILong("qa1", vocab_size=VOCABULARY)
+@pytest.mark.parametrize("split_facts", [0.0, 1.0])
+def test_early_questions_follow_from_the_facts_that_were_read(split_facts):
+    task = BABILong("qa1", vocab_size=VOCABULARY, split_facts=split_facts)
     batch = task.question_batch(8, 4, 180, 0, "train", 4, 64)
     assert batch.early_questions.shape[:3] == (8, 2, 4)
     answered = set()

@@ -113,18 +113,58 @@ def has_room(facts: Sequence[np.ndarray], length: int, share: float) -> bool:
     return sum(len(fact) for fact in facts) <= min(share * length, length - RESERVED)
 
 
+@dataclass(frozen=True)
+class Borders:
+    """Where facts are to be cut in two: a `share` of them, by borders behind every `segment` tokens."""
+
+    segment: int
+    share: float
+
+    def across(
+        self, positions: Sequence[int], facts: Sequence[np.ndarray], spans: Sequence[Span], random: Random
+    ) -> list[int]:
+        """`positions` in the noise, a share of them moved to the nearest one at which a border cuts the fact."""
+        moved: list[int] = []
+        starts = _sentence_starts(spans)
+        for position, fact in zip(positions, facts):
+            earliest = moved[-1] if moved else 0
+            place = max(position, earliest)
+            if random.random() < self.share:
+                rest = self.segment - starts[earliest:] % self.segment  # tokens up to the next border
+                cut = earliest + np.flatnonzero(rest < len(fact))
+                if len(cut):
+                    place = int(cut[np.abs(cut - position).argmin()])
+            moved.append(place)
+            starts = starts + len(fact)
+        return moved
+
+
+def _sentence_starts(spans: Sequence[Span]) -> np.ndarray:
+    """Tokens of the noise before each of its sentences, and all of them."""
+    starts = [np.zeros(1, dtype=np.int64)]
+    for span in spans:
+        ends = span.book.starts[span.first + 1 : span.last + 1] - span.book.starts[span.first]
+        starts.append(starts[-1][-1] + ends)
+        if span.cut:
+            starts[-1][-1] = starts[-2][-1] + len(span.tokens(0, span.num_sentences))
+    return np.concatenate(starts)
+
+
 def hide(
     facts: Sequence[np.ndarray],
     books: Sequence[Book],
     length: int,
     random: Random,
     lookalikes: Lookalikes | None = None,
+    borders: Borders | None = None,
 ) -> Context:
     """Facts at random places of noise that fills `length - 20` tokens together with them.
 
-    Places are drawn with replacement from 0 to the number of sentences, and sorted.
+    Places are drawn with replacement from 0 to the number of sentences, and sorted; some then move to `borders`.
     """
     spans = draw_noise(books, length - RESERVED - sum(len(fact) for fact in facts), random)
     sentences = sum(span.num_sentences for span in spans)
     positions = sorted(random.randint(0, sentences) for _ in facts)
+    if borders is not None:
+        positions = borders.across(positions, facts, spans, random)
     return Context(tuple(spans), tuple(facts), tuple(positions), lookalikes)

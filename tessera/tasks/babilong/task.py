@@ -17,7 +17,7 @@ from tessera.data.sources import text_files
 from tessera.errors import expect
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.babilong.noise import Book, books_of
-from tessera.tasks.babilong.sample import RESERVED, Lookalikes, Sample, has_room, hide
+from tessera.tasks.babilong.sample import RESERVED, Borders, Lookalikes, Sample, has_room, hide
 from tessera.tasks.babilong.scorer import published_match
 from tessera.tasks.babilong.solver import answer, world_after
 from tessera.tasks.babilong.stories import (
@@ -71,6 +71,9 @@ class BABILong(Task):
             facts, too seldom to learn the difference from.
         near_facts: share of the noise's words at which a sentence begins that is a fact but for one name, in whose
             place it has a word of the noise ("the prince went to the garden"). For training, too.
+        split_facts: share of the facts that move to the nearest place between sentences where the border of two
+            segments cuts them in two, as far as there is one behind the fact before. By chance one in twelve is cut,
+            too few to learn to write both halves. For training, too.
         also_asked: other kinds whose questions the same facts answer; training asks them too. A thing is where its
             holder is: "qa1" beside "qa2" teaches the first half of that.
         fewest_facts: of a written story; None: as in bAbI's files (2, 6, 8, 2 and 6 by kind). Fewer are easier to learn
@@ -87,6 +90,7 @@ class BABILong(Task):
     facts_share: float = 0.2
     lookalikes: float = field(default=0.0, repr=False)  # not in the seed of samples, which are made of `self` as text
     near_facts: float = field(default=0.0, repr=False)  # nor are these
+    split_facts: float = field(default=0.0, repr=False)
     also_asked: tuple[str, ...] = field(default=(), repr=False)
     fewest_facts: int | None = field(default=None, repr=False)
 
@@ -103,6 +107,7 @@ class BABILong(Task):
         expect(0 < self.facts_share < 1, where, "facts_share", "lie in (0, 1)", self.facts_share)
         for name in ("lookalikes", "near_facts"):
             expect(0 <= getattr(self, name) < 1, where, name, "lie in [0, 1)", getattr(self, name))
+        expect(0 <= self.split_facts <= 1, where, "split_facts", "lie in [0, 1]", self.split_facts)
         least, most = FEWEST[self.kind], LENGTHS[self.kind][1]
         is_possible = self.fewest_facts is None or least <= self.fewest_facts <= most
         expect(is_possible, where, "fewest_facts", f"be from {least} to {most} for {self.kind}", self.fewest_facts)
@@ -140,8 +145,9 @@ class BABILong(Task):
         books = books_of(self.noise, split, self.vocab_size)
         contexts, questions_by_row, early_by_row = [], [], []
         borders = range(segment, context_tokens + 1, segment) if early else ()
+        cuts = Borders(segment, self.split_facts) if segment and self.split_facts else None
         for _ in range(count):
-            sample = self._sample(random, books, split, context_tokens + RESERVED)
+            sample = self._sample(random, books, split, context_tokens + RESERVED, cuts)
             contexts.append(sample.context.tokens())
             possible: Sequence[Question] = sample.story.questions
             if self.also_asked:
@@ -220,13 +226,15 @@ class BABILong(Task):
         stories = {sample.story.facts for sample in examples.details}
         return stories | {span.book.name for sample in examples.details for span in sample.context.spans}
 
-    def _sample(self, random: Random, books: Sequence[Book], split: str, length: int) -> Sample:
+    def _sample(
+        self, random: Random, books: Sequence[Book], split: str, length: int, borders: Borders | None = None
+    ) -> Sample:
         most_facts = int(self.facts_share * length) // SHORTEST_FACT[self.kind]
         while True:
             story = self._story(random, split, most_facts)
             facts = [self._tokens(fact) for fact in story.facts]
             if has_room(facts, length, self.facts_share):
-                context = hide(facts, books, length, random, self._lookalikes(random))
+                context = hide(facts, books, length, random, self._lookalikes(random), borders)
                 return Sample(context, story, random.choice(story.questions))
 
     def _questions_about(self, facts: Sequence[str], split: str) -> list[Question]:

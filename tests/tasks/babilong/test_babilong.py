@@ -8,6 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
 
 from tessera.errors import TesseraError
 from tessera.tasks.babilong import BABILong
@@ -125,6 +126,31 @@ def test_near_facts_are_facts_but_for_one_name(kind):
     assert {word for word, old in zip(words, noise) if word != old} <= {*STORY_WORDS.lower().split(), *noise}
 
 
+def test_borders_of_segments_split_the_share_of_facts_that_is_asked_for_as_far_as_there_are_places():
+    segment, length = 64, 32 * 64 - 10
+    plain = BABILong("qa1", length=length, vocab_size=250)
+    facts = {fact.lower().rstrip(".") for fact in facts_of("qa1")}
+    split_share, first_halves = {}, set()
+    for share in (0.0, 0.3, 1.0):
+        task = replace(plain, split_facts=share)
+        contexts = task.question_batch(64, 3, length, 0, "train", segment=segment).contexts
+        assert contexts.shape == (64, length)
+        rests = []
+        for context in contexts:
+            words = decode(task.vocabulary, context).split()
+            begins = [place for place in range(length - 4) if " ".join(words[place : place + 5]) in facts]
+            rests += [segment - begin % segment for begin in begins]
+        split = [rest for rest in rests if rest <= 5]
+        split_share[share] = len(split) / len(rests)
+        first_halves |= set(split)
+    assert split_share[0.0] < 0.13
+    assert 0.25 < split_share[0.3] < 0.45
+    assert split_share[1.0] > 0.5
+    assert first_halves == {1, 2, 3, 4, 5}, "facts are cut behind any of their words"
+    without_borders = [replace(plain, split_facts=share).question_batch(4, 3, length, 0, "train") for share in (0, 1)]
+    assert torch.equal(without_borders[0].contexts, without_borders[1].contexts)
+
+
 def test_training_asks_other_kinds_too_and_tests_do_not():
     plain = BABILong("qa2", length=256, vocab_size=250)
     task = replace(plain, also_asked=("qa1",))
@@ -197,6 +223,8 @@ def test_errors():
         BABILong(lookalikes=1.0)
     with pytest.raises(TesseraError, match=r"near_facts must lie in \[0, 1\); got -0.1"):
         BABILong(near_facts=-0.1)
+    with pytest.raises(TesseraError, match=r"split_facts must lie in \[0, 1\]; got 2"):
+        BABILong(split_facts=2)
     with pytest.raises(TesseraError, match="fewest_facts must be from 3 to 32 for qa3; got 2"):
         BABILong("qa3", fewest_facts=2)
     for other in ("qa1", "qa6"):
