@@ -33,7 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="folder of the model that memorized")
     parser.add_argument("questions", nargs="*", default=[], metavar="question", help="text to continue")
     parser.add_argument("--memory", help="file that `tessera memorize` stored")
-    parser.add_argument("--text", help="text file to read first, in place of --memory; or the name of a bundled book")
+    parser.add_argument(
+        "--text",
+        action="append",
+        metavar="FILE",
+        help="text file to read first, in place of --memory, or the name of a bundled book; several are read in turn",
+    )
     parser.add_argument(
         "--plant",
         action="append",
@@ -69,13 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
     sources = [name for name in ("memory", "text") if getattr(arguments, name) is not None]
     expect(len(sources) == 1, "ask", "--memory or --text", "be given, and not both", " and ".join(sources) or "neither")
     expect(arguments.text is not None or not arguments.plant, "ask", "--plant", "come with --text", "no --text")
-    file = None if arguments.text is None else text_file(arguments.text)
+    files = [text_file(name) for name in arguments.text or ()]
     model, tokenizer = segmented_model(arguments.model, "ask"), load_tokenizer(arguments.model)
     _refuse_ignored(arguments, tokenizer)
-    if file is None:
-        memory = stored_memory(model, arguments.memory, "ask")
+    if files:
+        memory = _read(model, tokenizer, files, arguments.plant, arguments.seed)
     else:
-        memory = _read(model, tokenizer, file, arguments.plant, arguments.seed)
+        memory = stored_memory(model, arguments.memory, "ask")
     sampling = sampling_of(arguments)
     for question in _typed_questions() if arguments.interactive else arguments.questions:
         if len(arguments.questions) > 1:
@@ -133,24 +138,25 @@ def text_file(name: str) -> Path:
 
 
 def _read(
-    model: "SegmentedForCausalLM", tokenizer: "PreTrainedTokenizerFast", path: Path, facts: list[str], seed: int
+    model: "SegmentedForCausalLM", tokenizer: "PreTrainedTokenizerFast", paths: list[Path], facts: list[str], seed: int
 ) -> "MemoryState":
-    """The memory after the text with the facts planted in it; says on standard error what was read."""
+    """The memory after the texts with the facts planted in them; says on standard error what was read."""
+    from tessera.generation.joined_text import JoinedText
     from tessera.generation.memory import token_stream
     from tessera.generation.planting import PlantedText
     from tessera.models.recurrence import read_stream
 
-    with path.open(encoding="utf-8") as file:
-        text = PlantedText(file, path.stat().st_size, facts, seed)
+    with JoinedText(paths) as joined:
+        text = PlantedText(joined, joined.size, facts, seed)
         try:
             stream = token_stream(text, tokenizer, "ask: --text")
             memory = read_stream(model, stream, progress=sys.stderr.isatty(), precision="auto")
         except UnicodeDecodeError as error:
-            raise TesseraError(f"ask: --text must be UTF-8; got {str(path)!r} ({error.reason}).") from None
+            raise TesseraError(f"ask: --text must be UTF-8; got {str(joined.path)!r} ({error.reason}).") from None
     for fact, place in zip(facts, text.places):
         print(f"planted after {100 * place:.0f} % of the text: {fact}", file=sys.stderr)
     tokens, segments = int(memory.tokens_read), int(memory.segments_read)
-    print(f"{path.name}: {tokens:,} tokens read in {segments:,} segments", file=sys.stderr)
+    print(f"{', '.join(path.name for path in paths)}: {tokens:,} tokens read in {segments:,} segments", file=sys.stderr)
     return memory
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from random import Random
-from typing import IO
 
+from tessera.generation.memory import Readable
 from tessera.tasks.babilong.noise import SENTENCE_END
 
 
@@ -14,7 +14,7 @@ class PlantedText:
         places: where each fact was planted so far, as a share of the text.
     """
 
-    def __init__(self, file: IO[str], size: int, facts: Sequence[str], seed: int = 0) -> None:
+    def __init__(self, file: Readable, size: int, facts: Sequence[str], seed: int = 0) -> None:
         """`size`: bytes of the text. The same seed gives the same places."""
         random = Random(seed)
         self.file, self.size = file, max(1, size)

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 import tessera.armt as armt
 from tessera.errors import TesseraError
+from tessera.generation.joined_text import JoinedText
 from tessera.generation.memory import PIECE, token_stream
 from tessera.generation.planting import PlantedText
 from tessera.models.armt import ARMTState
@@ -186,6 +187,22 @@ def test_places_are_shares_of_a_text_in_any_script():
         pass
     assert stream.places == pytest.approx(ascii_stream.places, abs=0.01)
     assert [read.index(fact) / len(read) for fact in facts] == pytest.approx(stream.places, abs=0.01)
+
+
+def test_several_texts_are_read_in_turn(tessera, wrapped, tmp_path):
+    parts = {"first.txt": "a king had", "second.txt": "three sons.\n", "both.txt": "a king had\n\nthree sons.\n"}
+    for name, text in parts.items():
+        (tmp_path / name).write_text(text)
+    first, second, both = (tmp_path / name for name in parts)
+    with JoinedText([first, second]) as joined:
+        assert joined.size == len("a king had" + "three sons.\n")
+        assert "".join(iter(lambda: joined.read(3), "")) == both.read_text()
+    status, out, err = tessera("ask", wrapped, "Who?", "--text", first, "--text", second)
+    assert (status, out) == tessera("ask", wrapped, "Who?", "--text", both)[:2]
+    assert err.startswith("first.txt, second.txt: ")
+    second.write_bytes(b"\xff")
+    status, out, err = tessera("ask", wrapped, "Who?", "--text", first, "--text", second)
+    assert (status, out, "second.txt" in err) == (2, "", True)
 
 
 def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path):
