@@ -2,9 +2,11 @@
 
 Of a model that was trained on questions (a recipe with data.task, such as armt-babilong-qa1) the answer is one word,
 with the probability that the model gives it; other models continue the question. Every question is asked of the same
-memory: one does not know of the others. --plant hides sentences in the text before it is read:
+memory: one does not know of the others. --plant hides sentences in the text before it is read; several texts, each with
+a --text of its own, are read one behind the other:
 
-  tessera ask runs/armt-babilong-qa1 "Where is Mary?" --text book.txt --plant "Mary went to the kitchen."
+  tessera ask runs/armt-babilong-qa1 "Where is Mary?" --text book.txt --text another.txt \\
+      --plant "Mary went to the kitchen."
 
 --interactive reads questions line by line from standard input, until its end.
 
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--text",
         action="append",
         metavar="FILE",
-        help="text file to read first, in place of --memory, or the name of a bundled book; several are read in turn",
+        help="text file to read first, in place of --memory, or the name of a bundled book; given again, the next one",
     )
     parser.add_argument(
         "--plant",

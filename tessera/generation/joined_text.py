@@ -11,14 +11,18 @@ class JoinedText:
 
     Attributes:
         path: the file that is being read. size: bytes of them all.
+    Raises:
+        OSError: at once, for any of the files that cannot be opened.
     """
 
     path: Path
     _file: IO[str]
 
     def __init__(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            path.open("rb").close()
         self.size = sum(path.stat().st_size for path in paths)
-        self._waiting = list(paths)
+        self._waiting = [path for path in paths if path.stat().st_size] or [paths[0]]
         self._open_next()
 
     def __enter__(self) -> Self:
@@ -30,7 +34,7 @@ class JoinedText:
         self._file.close()
 
     def read(self, count: int) -> str:
-        """At most `count` characters; "" at the end of the last file."""
+        """About `count` characters; "" at the end of the last file."""
         piece = self._file.read(count)
         if piece or not self._waiting:
             return piece

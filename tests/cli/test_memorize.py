@@ -190,16 +190,26 @@ def test_places_are_shares_of_a_text_in_any_script():
 
 
 def test_several_texts_are_read_in_turn(tessera, wrapped, tmp_path):
-    parts = {"first.txt": "a king had", "second.txt": "three sons.\n", "both.txt": "a king had\n\nthree sons.\n"}
+    parts = {
+        "first.txt": "a king had",
+        "second.txt": "three sons.\n",
+        "both.txt": "a king had\n\nthree sons.\n",
+        "no.txt": "",
+    }
     for name, text in parts.items():
         (tmp_path / name).write_text(text)
-    first, second, both = (tmp_path / name for name in parts)
-    with JoinedText([first, second]) as joined:
-        assert joined.size == len("a king had" + "three sons.\n")
-        assert "".join(iter(lambda: joined.read(3), "")) == both.read_text()
+    first, second, both, empty = (tmp_path / name for name in parts)
+    for files in ([first, second], [empty, first, second], [first, empty, second, empty]):
+        with JoinedText(files) as joined:
+            assert joined.size == len("a king had" + "three sons.\n")
+            assert "".join(iter(lambda joined=joined: joined.read(3), "")) == both.read_text()
     status, out, err = tessera("ask", wrapped, "Who?", "--text", first, "--text", second)
-    assert (status, out) == tessera("ask", wrapped, "Who?", "--text", both)[:2]
+    assert status == 0
     assert err.startswith("first.txt, second.txt: ")
+    _, same, read = tessera("ask", wrapped, "Who?", "--text", both)
+    assert (out, err.split(": ")[1]) == (same, read.split(": ")[1])
+    assert tessera("ask", wrapped, "Who?", "--text", first)[2].split(": ")[1] != read.split(": ")[1]
+    assert tessera("ask", wrapped, "Who?", "--text", empty, "--text", empty)[0] == 2
     second.write_bytes(b"\xff")
     status, out, err = tessera("ask", wrapped, "Who?", "--text", first, "--text", second)
     assert (status, out, "second.txt" in err) == (2, "", True)
