@@ -83,16 +83,25 @@ def test_gates_close_in_further_stages_of_rising_cost():
     further = gated[len(published) :]
     assert [(stage["length"], stage["steps"], stage["write_cost"]) for stage in further] == list(CPU.gated_stages)
     assert {(stage["min_length"], stage["backprop_segments"], stage["target"]) for stage in further} == {(8, 8, 2.0)}
-    assert {stage["settings"]["lookalikes"] for stage in further} == {CPU.gated_lookalikes}
+    assert all(stage["settings"] == CPU.gated_noise for stage in further)
     assert not any("strength_threshold" in stage for stage in gated)
 
 
 def test_a_threshold_comes_last():
     gated, threshold = (
-        CPU.run(name, "qa1", 0).configuration.recipe["training"]["curriculum"] for name in (GATED, THRESHOLD)
+        CPU.run(name, "qa4", 0).configuration.recipe["training"]["curriculum"] for name in (GATED, THRESHOLD)
     )
     assert threshold[: len(gated)] == gated
     assert threshold[len(gated) :] == [{**gated[-1], "steps": 100, "write_cost": 5.0, "strength_threshold": 0.6}]
+
+
+def test_the_model_with_a_threshold_learns_qa1_with_facts_that_borders_split():
+    own = CPU.harder[f"{THRESHOLD}/qa1"]
+    stages = CPU.run(THRESHOLD, "qa1", 0).configuration.recipe["training"]["curriculum"]
+    costs = [stage["write_cost"] for stage in stages if "write_cost" in stage]
+    assert costs == [cost for _, _, cost in CPU.gated_stages] + [cost for _, _, cost, _ in own.threshold_stages]
+    assert all(stage["settings"] == own.gated_noise for stage in stages[-len(costs) :])
+    assert own.gated_noise["split_facts"] > 0
 
 
 def test_the_tested_stories_are_as_long_as_babis(monkeypatch):
