@@ -8,7 +8,7 @@ import torch
 from tessera.experiments.babilong import experiment
 from tessera.experiments.babilong.experiment import BabilongExperiment, LastSegment
 from tessera.experiments.babilong.models import GATED, NAMES, THRESHOLD, WHOLE_TEXT
-from tessera.experiments.babilong.settings import BUDGETS, CPU
+from tessera.experiments.babilong.settings import BUDGETS, CPU, SPLIT_FACTS
 from tessera.experiments.experiment import RunSelection
 from tessera.models.sizes import count_parameters
 from tessera.tasks.babilong.sample import RESERVED
@@ -89,19 +89,20 @@ def test_gates_close_in_further_stages_of_rising_cost():
 
 def test_a_threshold_comes_last():
     gated, threshold = (
-        CPU.run(name, "qa4", 0).configuration.recipe["training"]["curriculum"] for name in (GATED, THRESHOLD)
+        CPU.run(name, "qa2", 0).configuration.recipe["training"]["curriculum"] for name in (GATED, THRESHOLD)
     )
     assert threshold[: len(gated)] == gated
     assert threshold[len(gated) :] == [{**gated[-1], "steps": 100, "write_cost": 5.0, "strength_threshold": 0.6}]
 
 
-def test_the_model_with_a_threshold_learns_qa1_with_facts_that_borders_split():
-    own = CPU.harder[f"{THRESHOLD}/qa1"]
-    stages = CPU.run(THRESHOLD, "qa1", 0).configuration.recipe["training"]["curriculum"]
+@pytest.mark.parametrize("kind", ["qa1", "qa4", "qa5"])
+def test_the_model_with_a_threshold_learns_with_facts_that_borders_split(kind):
+    stages = CPU.run(THRESHOLD, kind, 0).configuration.recipe["training"]["curriculum"]
     costs = [stage["write_cost"] for stage in stages if "write_cost" in stage]
-    assert costs == [cost for _, _, cost in CPU.gated_stages] + [cost for _, _, cost, _ in own.threshold_stages]
-    assert all(stage["settings"] == own.gated_noise for stage in stages[-len(costs) :])
-    assert own.gated_noise["split_facts"] > 0
+    assert costs == [cost for _, _, cost in CPU.gated_stages] + [cost for _, _, cost, _ in SPLIT_FACTS.threshold_stages]
+    assert all(stage["settings"] == SPLIT_FACTS.gated_noise for stage in stages[-len(costs) :])
+    before = [stage["settings"].keys() for stage in stages[: -len(costs)] if "settings" in stage]
+    assert not any("split_facts" in settings for settings in before)
 
 
 def test_the_tested_stories_are_as_long_as_babis(monkeypatch):
