@@ -214,7 +214,7 @@ class Budget:
         stages[-1]["target"] = 2.0  # all of its steps
         gated_stages = self.gated_stages if own.gated_stages is None else own.gated_stages
         threshold_stages = self.threshold_stages if own.threshold_stages is None else own.threshold_stages
-        noise = dict(self.gated_noise if own.gated_noise is None else own.gated_noise)
+        noise = self.gated_noise if own.gated_noise is None else own.gated_noise
         gated: list[tuple[int, int, float, float | None]] = []
         if model in (GATED, THRESHOLD):
             gated += [(*stage, None) for stage in gated_stages]
@@ -223,7 +223,7 @@ class Budget:
         for length, steps, cost, threshold in gated:
             shortest, back = min(length, max(fewest, self.gated_backprop)), min(length, self.gated_backprop)
             sizes = {"length": length, "min_length": shortest, "backprop_segments": back, "steps": steps}
-            gate: dict[str, Any] = {"write_cost": cost, "settings": noise}
+            gate: dict[str, Any] = {"write_cost": cost, "settings": dict(noise)}
             if threshold is not None:
                 gate["strength_threshold"] = threshold
             stages.append({**sizes, "learning_rate": first_rate / 2, "target": 2.0, **gate})  # gates need all steps
@@ -248,10 +248,11 @@ CHAINED = Harder(
     short_share=0.7,
 )
 # Gates that are to stay shut leave out what looks like half of a fact. With half of the facts across borders they learn
-# to write both halves; a higher cost, or more noise that looks like facts, makes them leave halves out again.
+# to write both halves; a higher cost, or more noise that looks like facts, makes them leave halves out again. But then
+# they take any "to the garden" at the beginning of a segment for the end of a fact, unless some of these are none.
 SPLIT_FACTS = Harder(
     threshold_stages=((32, 100, 2.0, 0.6),),
-    gated_noise={"lookalikes": 0.02, "near_facts": 0.002, "split_facts": 0.5},
+    gated_noise={"lookalikes": 0.02, "near_facts": 0.002, "split_facts": 0.5, "half_facts": 0.1},
 )
 SMOKE = Budget(
     width=16,

@@ -94,6 +94,13 @@ class Context:
                 ends.append(place)
         return ends
 
+    def is_fact(self) -> np.ndarray:
+        """(T,): whether each token belongs to a fact."""
+        marks = np.zeros(self.length, dtype=bool)
+        for end, fact in zip(self.fact_ends(), self.facts):
+            marks[end - len(fact) : end] = True
+        return marks
+
     def tokens(self) -> np.ndarray:
         """All of them."""
         return np.concatenate([*self.pieces(), np.empty(0, dtype=np.int32)])
@@ -137,6 +144,34 @@ class Borders:
             moved.append(place)
             starts = starts + len(fact)
         return moved
+
+
+@dataclass(frozen=True)
+class HalfFacts:
+    """Puts ends of facts, such as "to the garden", where segments begin: without a beginning they tell nothing.
+
+    Attributes:
+        segment: tokens of one. share: the probability of each segment but the first to begin so.
+        facts: tokens of each that there is, with the stop.
+    """
+
+    segment: int
+    share: float
+    facts: tuple[np.ndarray, ...]
+
+    def into(self, tokens: np.ndarray, is_fact: np.ndarray, random: Random) -> np.ndarray:
+        """`tokens` of a context, some of them replaced; not beside facts, whose ends these would seem to be."""
+        changed = tokens.copy()
+        for begin in range(self.segment, len(tokens), self.segment):
+            if random.random() >= self.share:
+                continue
+            fact = random.choice(self.facts)
+            if is_fact[begin - len(fact) : begin + len(fact)].any():
+                continue
+            last = len(fact) - random.randrange(2)  # half of the time without the stop: in books the sentence goes on
+            end = fact[random.randrange(1, len(fact) - 1) : last][: len(tokens) - begin]
+            changed[begin : begin + len(end)] = end
+        return changed
 
 
 def _sentence_starts(spans: Sequence[Span]) -> np.ndarray:
