@@ -60,7 +60,7 @@ class Harder:
         also_asked: kinds whose questions training asks too, and questions: how many of all of them to each context.
         short_share: of facts in contexts of one segment, where that is not the kind's share of facts.
         fewest_facts: of a story in training, where bAbI's have more.
-        gated_stages, threshold_stages, gated_noise: in place of the budget's; None: these.
+        threshold_stages, gated_noise: in place of the budget's; None: these.
     """
 
     first_steps: int | None = None
@@ -71,7 +71,6 @@ class Harder:
     questions: int | None = None
     short_share: float | None = None
     fewest_facts: int | None = None
-    gated_stages: tuple[tuple[int, int, float], ...] | None = None
     threshold_stages: tuple[tuple[int, int, float, float], ...] | None = None
     gated_noise: Mapping[str, float] | None = None
 
@@ -174,7 +173,7 @@ class Budget:
         """What this training has of its own, beyond what its model has, or else its kind."""
         usual = self.harder.get(model, self.harder.get(kind, Harder()))
         own = vars(self.harder.get(f"{model}/{kind}", Harder())).items()
-        return replace(usual, **{name: value for name, value in own if value not in (None, ())})
+        return replace(usual, **{name: value for name, value in own if value != getattr(Harder, name)})
 
     def _facts_share(self, kind: str, segments: int = 2) -> float:
         """The published fifth where it holds the shortest stories; in small segments more."""
@@ -212,12 +211,11 @@ class Budget:
                 alone = {"steps": memory_steps, "learning_rate": first_rate / 2, "from_memory": True}
                 stages.append({**stage, **alone})
         stages[-1]["target"] = 2.0  # all of its steps
-        gated_stages = self.gated_stages if own.gated_stages is None else own.gated_stages
         threshold_stages = self.threshold_stages if own.threshold_stages is None else own.threshold_stages
         noise = self.gated_noise if own.gated_noise is None else own.gated_noise
         gated: list[tuple[int, int, float, float | None]] = []
         if model in (GATED, THRESHOLD):
-            gated += [(*stage, None) for stage in gated_stages]
+            gated += [(*stage, None) for stage in self.gated_stages]
         if model == THRESHOLD:
             gated += threshold_stages
         for length, steps, cost, threshold in gated:
@@ -247,9 +245,10 @@ CHAINED = Harder(
     questions=6,
     short_share=0.7,
 )
-# Gates that are to stay shut leave out what looks like half of a fact. With half of the facts across borders they learn
-# to write both halves; a higher cost, or more noise that looks like facts, makes them leave halves out again. But then
-# they take any "to the garden" at the beginning of a segment for the end of a fact, unless some of these are none.
+# Gates that are to stay shut leave out what looks like half of a fact. With up to half of the facts across borders they
+# learn to write both halves; a higher cost, or more noise that looks like facts, makes them leave halves out again.
+# Then they take any "to the garden" at the beginning of a segment for the end of a fact. So some segments begin like
+# that without a fact.
 SPLIT_FACTS = Harder(
     threshold_stages=((32, 100, 2.0, 0.6),),
     gated_noise={"lookalikes": 0.02, "near_facts": 0.002, "split_facts": 0.5, "half_facts": 0.1},

@@ -72,10 +72,11 @@ class BABILong(Task):
         near_facts: share of the noise's words at which a sentence begins that is a fact but for one name, in whose
             place it has a word of the noise ("the prince went to the garden"). For training, too.
         split_facts: share of the facts that move to the nearest place between sentences where the border of two
-            segments cuts them in two, as far as there is one behind the fact before. By chance one in twelve is cut,
-            too few to learn to write both halves. For training, too.
-        half_facts: share of the segments that begin with the end of a fact whose beginning is nowhere, such as "to the
-            garden", as those of a book may. For training, too.
+            segments cuts them in two, as far as there is one behind the fact before. Few are cut by chance (of QA1's
+            in segments of 64 tokens one in thirteen), too few to learn to write both halves. For training alone, by
+            `question_batch` with a `segment`.
+        half_facts: share of the segments that begin with the end of a fact that has no beginning, such as "to the
+            garden", as those of a book may; none beside a fact. For training alone, like `split_facts`.
         also_asked: other kinds whose questions the same facts answer; training asks them too. A thing is where its
             holder is: "qa1" beside "qa2" teaches the first half of that.
         fewest_facts: of a written story; None: as in bAbI's files (2, 6, 8, 2 and 6 by kind). Fewer are easier to learn
@@ -150,7 +151,9 @@ class BABILong(Task):
         contexts, questions_by_row, early_by_row = [], [], []
         borders = range(segment, context_tokens + 1, segment) if early else ()
         cuts = Borders(segment, self.split_facts) if segment and self.split_facts else None
-        halves = HalfFacts(segment, self.half_facts, self._facts()) if segment and self.half_facts else None
+        halves = (
+            HalfFacts(segment, self.half_facts, self._facts(), self._names()) if segment and self.half_facts else None
+        )
         for _ in range(count):
             sample = self._sample(random, books, split, context_tokens + RESERVED, cuts)
             tokens = sample.context.tokens()
@@ -250,12 +253,15 @@ class BABILong(Task):
     def _lookalikes(self, random: Random) -> Lookalikes | None:
         if not (self.lookalikes or self.near_facts):
             return None
-        words, names = (np.unique(self._tokens(some)) for some in (STORY_WORDS, NAMES))
+        words = np.unique(self._tokens(STORY_WORDS))
         facts = self._facts() if self.near_facts else ()
-        return Lookalikes(self.lookalikes, words, self.near_facts, facts, names, random.getrandbits(32))
+        return Lookalikes(self.lookalikes, words, self.near_facts, facts, self._names(), random.getrandbits(32))
 
     def _facts(self) -> tuple[np.ndarray, ...]:
         return tuple(map(self._tokens, facts_of(self.kind)))
+
+    def _names(self) -> np.ndarray:
+        return np.unique(self._tokens(NAMES))
 
     def _require_room(self, length: int) -> None:
         """Raise unless the shortest stories fit into a sample of `length` tokens."""
