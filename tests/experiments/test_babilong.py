@@ -8,7 +8,7 @@ import torch
 from tessera.experiments.babilong import experiment
 from tessera.experiments.babilong.experiment import BabilongExperiment, LastSegment
 from tessera.experiments.babilong.models import GATED, NAMES, THRESHOLD, WHOLE_TEXT
-from tessera.experiments.babilong.settings import BUDGETS, CPU
+from tessera.experiments.babilong.settings import BUDGETS, CPU, SPLIT_FACTS
 from tessera.experiments.experiment import RunSelection
 from tessera.models.sizes import count_parameters
 from tessera.tasks.babilong.sample import RESERVED
@@ -83,16 +83,27 @@ def test_gates_close_in_further_stages_of_rising_cost():
     further = gated[len(published) :]
     assert [(stage["length"], stage["steps"], stage["write_cost"]) for stage in further] == list(CPU.gated_stages)
     assert {(stage["min_length"], stage["backprop_segments"], stage["target"]) for stage in further} == {(8, 8, 2.0)}
-    assert {stage["settings"]["lookalikes"] for stage in further} == {CPU.gated_lookalikes}
+    assert all(stage["settings"] == CPU.gated_noise for stage in further)
     assert not any("strength_threshold" in stage for stage in gated)
 
 
 def test_a_threshold_comes_last():
     gated, threshold = (
-        CPU.run(name, "qa1", 0).configuration.recipe["training"]["curriculum"] for name in (GATED, THRESHOLD)
+        CPU.run(name, "qa2", 0).configuration.recipe["training"]["curriculum"] for name in (GATED, THRESHOLD)
     )
     assert threshold[: len(gated)] == gated
     assert threshold[len(gated) :] == [{**gated[-1], "steps": 100, "write_cost": 5.0, "strength_threshold": 0.6}]
+
+
+@pytest.mark.parametrize("kind", ["qa1", "qa4", "qa5"])
+def test_the_model_with_a_threshold_learns_with_facts_that_borders_split(kind):
+    stages = CPU.run(THRESHOLD, kind, 0).configuration.recipe["training"]["curriculum"]
+    costs = [stage["write_cost"] for stage in stages if "write_cost" in stage]
+    assert costs == [cost for _, _, cost in CPU.gated_stages] + [cost for _, _, cost, _ in SPLIT_FACTS.threshold_stages]
+    assert all(stage["settings"] == SPLIT_FACTS.gated_noise for stage in stages[-len(costs) :])
+    gated = CPU.run(GATED, kind, 0).configuration.recipe["training"]["curriculum"]
+    first = [(stage["length"], stage.get("settings")) for stage in stages[: -len(costs)]]
+    assert first == [(stage["length"], stage.get("settings")) for stage in gated if "write_cost" not in stage]
 
 
 def test_the_tested_stories_are_as_long_as_babis(monkeypatch):

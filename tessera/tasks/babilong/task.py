@@ -17,7 +17,7 @@ from tessera.data.sources import text_files
 from tessera.errors import expect
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.babilong.noise import Book, books_of
-from tessera.tasks.babilong.sample import RESERVED, Borders, Lookalikes, Sample, has_room, hide
+from tessera.tasks.babilong.sample import RESERVED, Borders, HalfFacts, Lookalikes, Sample, has_room, hide
 from tessera.tasks.babilong.scorer import published_match
 from tessera.tasks.babilong.solver import answer, world_after
 from tessera.tasks.babilong.stories import (
@@ -72,8 +72,11 @@ class BABILong(Task):
         near_facts: share of the noise's words at which a sentence begins that is a fact but for one name, in whose
             place it has a word of the noise ("the prince went to the garden"). For training, too.
         split_facts: share of the facts that move to the nearest place between sentences where the border of two
-            segments cuts them in two, as far as there is one behind the fact before. By chance one in twelve is cut,
-            too few to learn to write both halves. For training, too.
+            segments cuts them in two, as far as there is one behind the fact before. Few are cut by chance (of QA1's
+            in segments of 64 tokens one in thirteen), too few to learn to write both halves. For training alone, by
+            `question_batch` with a `segment`.
+        half_facts: share of the segments that begin with the end of a fact that has no beginning, such as "to the
+            garden", as those of a book may; none beside a fact. For training alone, like `split_facts`.
         also_asked: other kinds whose questions the same facts answer; training asks them too. A thing is where its
             holder is: "qa1" beside "qa2" teaches the first half of that.
         fewest_facts: of a written story; None: as in bAbI's files (2, 6, 8, 2 and 6 by kind). Fewer are easier to learn
@@ -91,6 +94,7 @@ class BABILong(Task):
     lookalikes: float = field(default=0.0, repr=False)  # not in the seed of samples, which are made of `self` as text
     near_facts: float = field(default=0.0, repr=False)  # nor are these
     split_facts: float = field(default=0.0, repr=False)
+    half_facts: float = field(default=0.0, repr=False)
     also_asked: tuple[str, ...] = field(default=(), repr=False)
     fewest_facts: int | None = field(default=None, repr=False)
 
@@ -107,7 +111,8 @@ class BABILong(Task):
         expect(0 < self.facts_share < 1, where, "facts_share", "lie in (0, 1)", self.facts_share)
         for name in ("lookalikes", "near_facts"):
             expect(0 <= getattr(self, name) < 1, where, name, "lie in [0, 1)", getattr(self, name))
-        expect(0 <= self.split_facts <= 1, where, "split_facts", "lie in [0, 1]", self.split_facts)
+        for name in ("split_facts", "half_facts"):
+            expect(0 <= getattr(self, name) <= 1, where, name, "lie in [0, 1]", getattr(self, name))
         least, most = FEWEST[self.kind], LENGTHS[self.kind][1]
         is_possible = self.fewest_facts is None or least <= self.fewest_facts <= most
         expect(is_possible, where, "fewest_facts", f"be from {least} to {most} for {self.kind}", self.fewest_facts)
@@ -146,9 +151,13 @@ class BABILong(Task):
         contexts, questions_by_row, early_by_row = [], [], []
         borders = range(segment, context_tokens + 1, segment) if early else ()
         cuts = Borders(segment, self.split_facts) if segment and self.split_facts else None
+        halves = (
+            HalfFacts(segment, self.half_facts, self._facts(), self._names()) if segment and self.half_facts else None
+        )
         for _ in range(count):
             sample = self._sample(random, books, split, context_tokens + RESERVED, cuts)
-            contexts.append(sample.context.tokens())
+            tokens = sample.context.tokens()
+            contexts.append(tokens if halves is None else halves.into(tokens, sample.context.is_fact(), random))
             possible: Sequence[Question] = sample.story.questions
             if self.also_asked:
                 possible = self._questions_about(sample.story.facts, split)
@@ -157,8 +166,8 @@ class BABILong(Task):
             for border in borders:
                 facts = sample.story.facts[: bisect_right(ends, border)]
                 early_by_row.append(_some(self._questions_about(facts, split), early, random))
-        tokens = torch.from_numpy(np.stack(contexts).astype(np.int64))
-        batch = QuestionBatch(tokens, *self._in_rows(questions_by_row, questions))
+        stacked = torch.from_numpy(np.stack(contexts).astype(np.int64))
+        batch = QuestionBatch(stacked, *self._in_rows(questions_by_row, questions))
         if not borders:
             return batch
         shape = (count, len(borders), early, -1)
@@ -244,9 +253,15 @@ class BABILong(Task):
     def _lookalikes(self, random: Random) -> Lookalikes | None:
         if not (self.lookalikes or self.near_facts):
             return None
-        words, names = (np.unique(self._tokens(some)) for some in (STORY_WORDS, NAMES))
-        facts = tuple(map(self._tokens, facts_of(self.kind))) if self.near_facts else ()
-        return Lookalikes(self.lookalikes, words, self.near_facts, facts, names, random.getrandbits(32))
+        words = np.unique(self._tokens(STORY_WORDS))
+        facts = self._facts() if self.near_facts else ()
+        return Lookalikes(self.lookalikes, words, self.near_facts, facts, self._names(), random.getrandbits(32))
+
+    def _facts(self) -> tuple[np.ndarray, ...]:
+        return tuple(map(self._tokens, facts_of(self.kind)))
+
+    def _names(self) -> np.ndarray:
+        return np.unique(self._tokens(NAMES))
 
     def _require_room(self, length: int) -> None:
         """Raise unless the shortest stories fit into a sample of `length` tokens."""

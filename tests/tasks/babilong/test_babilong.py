@@ -14,7 +14,7 @@ from tessera.errors import TesseraError
 from tessera.tasks.babilong import BABILong
 from tessera.tasks.babilong.noise import SHORTEST, books_of, draw_noise
 from tessera.tasks.babilong.public_files import read_samples
-from tessera.tasks.babilong.sample import RESERVED
+from tessera.tasks.babilong.sample import RESERVED, HalfFacts
 from tessera.tasks.babilong.scorer import exact_match, published_match
 from tessera.tasks.babilong.solver import answer, world_after
 from tessera.tasks.babilong.stories import FEWEST, LENGTHS, PEOPLE, THINGS, facts_of, generate, labels, read_stories
@@ -151,6 +151,51 @@ def test_borders_of_segments_split_the_share_of_facts_that_is_asked_for_as_far_a
     assert torch.equal(without_borders[0].contexts, without_borders[1].contexts)
 
 
+def test_segments_begin_with_ends_of_facts_whose_beginnings_are_nowhere():
+    segment, length = 64, 16 * 64 - 10
+    plain = BABILong("qa1", length=length, vocab_size=250)
+    with_ends = replace(plain, half_facts=0.5)
+    facts = [f"{fact.lower().rstrip('.')} ." for fact in facts_of("qa1")]
+    ends = {" ".join(fact.split()[cut:]).removesuffix(" .") for fact in facts for cut in range(1, 5)}
+    shares = []
+    for task in (plain, with_ends):
+        contexts = task.question_batch(32, 3, length, 0, "train", segment=segment).contexts
+        rows = [decode(task.vocabulary, context).split() for context in contexts]
+        begins = [" ".join(row[begin : begin + 6]) for row in rows for begin in range(segment, length, segment)]
+        with_an_end = [text for text in begins if any(text.startswith(end) for end in ends)]
+        shares.append(len(with_an_end) / len(begins))
+    assert shares[0] < 0.1
+    assert 0.3 < shares[1] < 0.55, "half of the segments, but for those beside facts"
+    without, with_some = (
+        task.question_batch(1, 3, length, 0, "train", segment=segment).contexts[0] for task in (plain, with_ends)
+    )
+    changed = (without != with_some).nonzero().flatten()
+    assert len(changed) > 0
+    assert all(segment <= place and place % segment < 6 for place in changed.tolist()), "only where segments begin"
+    no_segments = [task.question_batch(4, 3, length, 0, "train").contexts for task in (plain, with_ends)]
+    assert torch.equal(*no_segments)
+
+
+@pytest.mark.parametrize("kind", sorted(LENGTHS))
+@pytest.mark.parametrize("segment", [4, 7, 64])
+def test_ends_of_facts_hold_one_name_and_leave_facts_as_they_are(kind, segment):
+    task = BABILong(kind, vocab_size=250)
+    names = np.unique(task._tokens(NAMES))
+    halves = HalfFacts(segment, 1.0, tuple(map(task._tokens, facts_of(kind))), names)
+    random, planted = Random(0), 0
+    for sample in islice(task.samples(0), 20):
+        tokens, is_fact = sample.context.tokens(), sample.context.is_fact()
+        assert is_fact.sum() == sum(map(len, sample.context.facts))
+        bare = np.where(is_fact, tokens, -1)  # no names but those of facts
+        changed = halves.into(bare, is_fact, random)
+        assert (changed == bare)[is_fact].all()
+        for begin in range(segment, len(tokens), segment):
+            end = changed[begin : begin + segment][~is_fact[begin : begin + segment]]
+            assert np.isin(end, names).sum() <= 1
+            planted += (end >= 0).any()
+    assert planted > 20
+
+
 def test_training_asks_other_kinds_too_and_tests_do_not():
     plain = BABILong("qa2", length=256, vocab_size=250)
     task = replace(plain, also_asked=("qa1",))
@@ -225,6 +270,8 @@ def test_errors():
         BABILong(near_facts=-0.1)
     with pytest.raises(TesseraError, match=r"split_facts must lie in \[0, 1\]; got 2"):
         BABILong(split_facts=2)
+    with pytest.raises(TesseraError, match=r"half_facts must lie in \[0, 1\]; got -1"):
+        BABILong(half_facts=-1)
     with pytest.raises(TesseraError, match="fewest_facts must be from 3 to 32 for qa3; got 2"):
         BABILong("qa3", fewest_facts=2)
     for other in ("qa1", "qa6"):
