@@ -1,5 +1,7 @@
 """Every recipe that is shipped loads, builds at its size, and trains two steps made small."""
 
+from pathlib import Path
+
 import pytest
 
 from tessera.data.tokenizers import vocabulary_size
@@ -37,6 +39,10 @@ def test_two_steps_made_small(name, tmp_path):
         small = [f"model.{change}" for change in SMALLER[recipe.model["type"]]]
         small += ["model.segment_size=64", "training.batch_size=2", "training.evaluate_sequences=2"]
         small += ["training.curriculum=[{length: 1, steps: 1}, {length: 2, steps: 1}]"]
+        if recipe.training.initialize_from:
+            first = Path(recipe.training.initialize_from).name
+            train(read_recipe(first, small), tmp_path / first, progress=False)
+            small.append(f"training.initialize_from={tmp_path / first}")
         summary = train(read_recipe(name, small), tmp_path / "run", progress=False)
         assert 0 <= summary.validation_exact_match <= 1
         assert summary.steps == 2

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tessera.experiments.babilong.models import GATED, LAST_SEGMENT, NAMES, THRESHOLD, WHOLE_TEXT, section
+from tessera.experiments.babilong.models import GATED, LAST_SEGMENT, LONGER, NAMES, THRESHOLD, WHOLE_TEXT, section
 from tessera.experiments.experiment import Run
 from tessera.tasks.babilong.sample import RESERVED
 from tessera.tasks.babilong.stories import LENGTHS, PLAIN_FACT
@@ -50,6 +50,21 @@ class BabilongSettings:
 
 
 @dataclass(frozen=True)
+class GatedStage:
+    """A stage that charges for writing, `cost` times the probability that a token writes.
+
+    Attributes:
+        threshold: of strengths, from this stage on; None: as before. noise: where it differs from the other stages'.
+    """
+
+    segments: int
+    steps: int
+    cost: float
+    threshold: float | None = None
+    noise: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Harder:
     """What the training of a kind of question, or of a model, has of its own.
 
@@ -71,7 +86,7 @@ class Harder:
     questions: int | None = None
     short_share: float | None = None
     fewest_facts: int | None = None
-    threshold_stages: tuple[tuple[int, int, float, float], ...] | None = None
+    threshold_stages: tuple[GatedStage, ...] | None = None
     gated_noise: Mapping[str, float] | None = None
 
 
@@ -85,9 +100,8 @@ class Budget:
             from memory alone.
         harder: kind of question, model, or "model/kind" -> what it needs beyond the others. own_rates: model -> its
             `rate`.
-        gated_stages: (segments, steps, cost of writes) of the further stages of models whose strengths reach 0.
-        threshold_stages: (segments, steps, cost of writes, threshold of strengths) of the stages that the model with a
-            threshold has after those.
+        gated_stages: the further stages of models whose strengths reach 0. threshold_stages: those that the models with
+            a threshold have after these.
         gated_backprop: segments at the end of their texts that gradients flow through. gated_noise: what the
             task has in these stages besides: `lookalikes`, `near_facts`, `split_facts`.
         longest_whole_text: segments of the longest sample that models without segments are tested on.
@@ -114,8 +128,8 @@ class Budget:
     memory_steps: int = 0
     harder: Mapping[str, Harder] = field(default_factory=dict)
     own_rates: Mapping[str, float] = field(default_factory=dict)
-    gated_stages: tuple[tuple[int, int, float], ...] = ()
-    threshold_stages: tuple[tuple[int, int, float, float], ...] = ()
+    gated_stages: tuple[GatedStage, ...] = ()
+    threshold_stages: tuple[GatedStage, ...] = ()
     gated_backprop: int = 8
     gated_noise: Mapping[str, float] = field(default_factory=lambda: {"lookalikes": 0.05})
     evaluate_every: int = 50
@@ -213,18 +227,25 @@ class Budget:
         stages[-1]["target"] = 2.0  # all of its steps
         threshold_stages = self.threshold_stages if own.threshold_stages is None else own.threshold_stages
         noise = self.gated_noise if own.gated_noise is None else own.gated_noise
-        gated: list[tuple[int, int, float, float | None]] = []
-        if model in (GATED, THRESHOLD):
-            gated += [(*stage, None) for stage in self.gated_stages]
-        if model == THRESHOLD:
+        gated: tuple[GatedStage, ...] = ()
+        if model in (GATED, THRESHOLD, LONGER):
+            gated += self.gated_stages
+        if model in (THRESHOLD, LONGER):
             gated += threshold_stages
-        for length, steps, cost, threshold in gated:
-            shortest, back = min(length, max(fewest, self.gated_backprop)), min(length, self.gated_backprop)
-            sizes = {"length": length, "min_length": shortest, "backprop_segments": back, "steps": steps}
-            gate: dict[str, Any] = {"write_cost": cost, "settings": dict(noise)}
-            if threshold is not None:
-                gate["strength_threshold"] = threshold
-            stages.append({**sizes, "learning_rate": first_rate / 2, "target": 2.0, **gate})  # gates need all steps
+        for one in gated:
+            stage = {
+                "length": one.segments,
+                "min_length": min(one.segments, max(fewest, self.gated_backprop)),
+                "backprop_segments": min(one.segments, self.gated_backprop),
+                "steps": one.steps,
+                "learning_rate": first_rate / 2,
+                "target": 2.0,  # gates need all steps
+                "write_cost": one.cost,
+                "settings": {**noise, **one.noise},
+            }
+            if one.threshold is not None:
+                stage["strength_threshold"] = one.threshold
+            stages.append(stage)
         return stages
 
     def _holds_a_story(self, segments: int, kind: str) -> bool:
@@ -250,8 +271,14 @@ CHAINED = Harder(
 # Then they take any "to the garden" at the beginning of a segment for the end of a fact. So some segments begin like
 # that without a fact.
 SPLIT_FACTS = Harder(
-    threshold_stages=((32, 100, 2.0, 0.6),),
+    threshold_stages=(GatedStage(32, 100, 2.0, 0.6),),
     gated_noise={"lookalikes": 0.02, "near_facts": 0.002, "split_facts": 0.5, "half_facts": 0.1},
+)
+SPLIT_QA1 = replace(SPLIT_FACTS, stages=((1, 200), (2, 600), (3, 300), (5, 300), (8, 300), (16, 200)))
+# With more segments that begin like the end of a fact, then with fewer again.
+FURTHER = (
+    GatedStage(32, 200, 2.0, 0.6, {"half_facts": 0.3}),
+    GatedStage(32, 100, 2.0, 0.6, {"half_facts": 0.2}),
 )
 SMOKE = Budget(
     width=16,
@@ -261,8 +288,8 @@ SMOKE = Budget(
     vocab_size=250,
     stages=((1, 1), (2, 1)),
     memory_steps=1,
-    gated_stages=((3, 1, 0.5),),
-    threshold_stages=((3, 1, 1.0, 0.6),),
+    gated_stages=(GatedStage(3, 1, 0.5),),
+    threshold_stages=(GatedStage(3, 1, 1.0, 0.6),),
     gated_backprop=2,
     rate=2e-3,
     batch_size=2,
@@ -293,14 +320,15 @@ CPU = Budget(
         "qa5": Harder(600, 600, short_share=0.7, fewest_facts=3),  # a segment does not hold bAbI's six
         "qa2": replace(CHAINED, also_asked=("qa1",), fewest_facts=3),
         "qa3": replace(CHAINED, also_asked=("qa1", "qa2"), fewest_facts=4),
-        f"{THRESHOLD}/qa1": replace(SPLIT_FACTS, stages=((1, 200), (2, 600), (3, 300), (5, 300), (8, 300), (16, 200))),
+        f"{THRESHOLD}/qa1": SPLIT_QA1,
+        f"{LONGER}/qa1": replace(SPLIT_QA1, threshold_stages=(*SPLIT_QA1.threshold_stages, *FURTHER)),
         f"{THRESHOLD}/qa4": SPLIT_FACTS,
         f"{THRESHOLD}/qa5": SPLIT_FACTS,
         "armt": Harder(1000, 600),  # GPT-NeoX takes 700 steps to learn who is where, a mosaic 50 to 150
     },
     own_rates={"armt": 1e-3},
-    gated_stages=((32, 50, 0.2), (32, 50, 0.7), (32, 150, 2.0)),
-    threshold_stages=((32, 100, 5.0, 0.6),),
+    gated_stages=(GatedStage(32, 50, 0.2), GatedStage(32, 50, 0.7), GatedStage(32, 150, 2.0)),
+    threshold_stages=(GatedStage(32, 100, 5.0, 0.6),),
     target=0.95,
     measured=(2, 4, 8, 16, 64, 256, 1024, 4096, 15625),
     longest_whole_text=64,
@@ -309,7 +337,8 @@ CPU = Budget(
     kinds=("qa1", "qa4", "qa5", "qa2", "qa3"),
     seeds=3,
     evaluate_sequences=64,
-    more_contexts={GATED: 16, THRESHOLD: 16},  # the goal is a million tokens, where 4 contexts tell to ± 7 points
+    # The goal is a million tokens, where four contexts tell to ± 7 points.
+    more_contexts={GATED: 16, THRESHOLD: 16, LONGER: 16},
 )
 # Sizes, stages and steps as published; but bases start from scratch, words are tokens, questions share a reading.
 FULL = Budget(
@@ -319,8 +348,9 @@ FULL = Budget(
     memory_dim=64,
     vocab_size=30_000,
     stages=((2, 10_000), (3, 10_000), (5, 10_000), (8, 10_000), (16, 10_000), (32, 30_000)),
-    gated_stages=((64, 10_000, 0.2), (64, 10_000, 0.7), (64, 30_000, 2.0)),
-    threshold_stages=((64, 20_000, 5.0, 0.6),),
+    gated_stages=(GatedStage(64, 10_000, 0.2), GatedStage(64, 10_000, 0.7), GatedStage(64, 30_000, 2.0)),
+    threshold_stages=(GatedStage(64, 20_000, 5.0, 0.6),),
+    harder={LONGER: Harder(threshold_stages=(GatedStage(64, 20_000, 5.0, 0.6), GatedStage(64, 60_000, 5.0)))},
     rate=2e-4,
     batch_size=64,
     questions=4,
