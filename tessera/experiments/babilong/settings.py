@@ -270,8 +270,9 @@ CHAINED = Harder(
 # learn to write both halves; a higher cost, or more noise that looks like facts, makes them leave halves out again.
 # Then they take any "to the garden" at the beginning of a segment for the end of a fact. So some segments begin like
 # that without a fact.
+LAST_GATED = GatedStage(32, 100, 2.0, 0.6)
 SPLIT_FACTS = Harder(
-    threshold_stages=(GatedStage(32, 100, 2.0, 0.6),),
+    threshold_stages=(LAST_GATED,),
     gated_noise={"lookalikes": 0.02, "near_facts": 0.002, "split_facts": 0.5, "half_facts": 0.1},
 )
 SPLIT_QA1 = replace(SPLIT_FACTS, stages=((1, 200), (2, 600), (3, 300), (5, 300), (8, 300), (16, 200)))
@@ -321,7 +322,7 @@ CPU = Budget(
         "qa2": replace(CHAINED, also_asked=("qa1",), fewest_facts=3),
         "qa3": replace(CHAINED, also_asked=("qa1", "qa2"), fewest_facts=4),
         f"{THRESHOLD}/qa1": SPLIT_QA1,
-        f"{LONGER}/qa1": replace(SPLIT_QA1, threshold_stages=(*SPLIT_QA1.threshold_stages, *FURTHER)),
+        f"{LONGER}/qa1": replace(SPLIT_QA1, threshold_stages=(LAST_GATED, *FURTHER)),
         f"{THRESHOLD}/qa4": SPLIT_FACTS,
         f"{THRESHOLD}/qa5": SPLIT_FACTS,
         "armt": Harder(1000, 600),  # GPT-NeoX takes 700 steps to learn who is where, a mosaic 50 to 150
