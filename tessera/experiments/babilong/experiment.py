@@ -12,9 +12,12 @@ from tessera.evaluation.questions import right_answers
 from tessera.experiments.babilong import report
 from tessera.experiments.babilong.models import LAST_SEGMENT, NAMES, THRESHOLD, WHOLE_TEXT
 from tessera.experiments.babilong.settings import BUDGETS, PUBLISHED_SHARE, SHORTEST_STORY, BabilongSettings
+from tessera.experiments.babilong.written_noise import written_noise
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
+from tessera.models.armt.modeling import ARMTForCausalLM
 from tessera.models.sizes import num_parameters
 from tessera.tasks.babilong.sample import RESERVED
+from tessera.tasks.babilong.task import BABILong
 from tessera.tasks.question_answering import QuestionBatch
 from tessera.tasks.task import estimate
 from tessera.training.curriculum import Stage
@@ -23,6 +26,7 @@ from tessera.training.staged_run import train_stages_of
 from tessera.training.start import starting_model
 
 READ_AT_ONCE = 1 << 22  # tokens of the contexts that are read side by side, segment by segment or the last alone
+NOISE_SEGMENTS = 1024
 WHOLE_AT_ONCE = 1 << 18  # by a model that reads the whole text, which it does for each question
 
 
@@ -59,12 +63,17 @@ class BabilongExperiment(Experiment):
         for segments in settings.measured:
             context.report(1.0, f"measuring {segments * settings.segment:,} tokens")
             exact_match[str(segments)], seconds_per_token[str(segments)] = _measure(model, data, settings, segments)
-        return {
+        outcome = {
             "parameters": num_parameters(model),
             "stages": stages,
             "exact_match": exact_match,
             "seconds_per_token": seconds_per_token,
         }
+        if isinstance(model, ARMTForCausalLM) and isinstance(task, BABILong):
+            context.report(1.0, "measuring what is written of noise")
+            segments = min(NOISE_SEGMENTS, max(settings.measured))
+            outcome["written_noise"] = written_noise(model, task, settings.seed, segments=segments)
+        return outcome
 
     def tables(self, records: Mapping[str, Record]) -> dict[str, str]:
         """See `report.py`."""

@@ -27,6 +27,9 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
             parts[f"{kind.upper()}, the paper"] = _published(kind)
     if records:
         parts["Microseconds per token read"] = _speed(records)
+        measured = {key: one for key, one in records.items() if "written_noise" in one.outcome}
+        if measured:
+            parts["Segments of noise that are written, per cent"] = _written_noise(measured)
         parts["Trainings"] = _trainings(records)
         parts["Settings"] = _settings(records)
     return parts
@@ -121,6 +124,12 @@ def _speed(records: Mapping[str, Record]) -> str:
         seconds = record.outcome["seconds_per_token"]
         rows.append([key, *(f"{1e6 * seconds[str(n)]:.1f}" if str(n) in seconds else "" for n in lengths)])
     return markdown(["run", *(f"{n * segment:,}" for n in lengths)], rows)
+
+
+def _written_noise(records: Mapping[str, Record]) -> str:
+    shares = {key: record.outcome["written_noise"] for key, record in records.items()}
+    rows = [[key, f"{100 * one['in_text']:.1f}", f"{100 * one['alone']:.1f}"] for key, one in shares.items()]
+    return markdown(["run", "after the text before them", "with an empty memory"], rows)
 
 
 def _trainings(records: Mapping[str, Record]) -> str:

@@ -1,0 +1,42 @@
+"""How much of a book without facts an ARMT writes."""
+
+from random import Random
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tessera.models.armt.modeling import ARMTForCausalLM
+from tessera.models.armt.state import ARMTState
+from tessera.tasks.babilong.noise import books_of
+from tessera.tasks.babilong.sample import RESERVED, hide
+from tessera.tasks.babilong.task import BABILong
+
+
+@torch.no_grad()
+def written_noise(
+    model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: int = 4, segments: int = 1024
+) -> dict[str, float]:
+    """The shares of segments of the test's books that change an association matrix.
+
+    Returns:
+        `in_text`: read after the text in front of them. `alone`: the same segments, each read with an empty memory. If
+        that is far more, gates stay shut because of what the memory holds, and open when it is overwritten.
+    """
+    segment, random = model.config.segment_size, Random(f"noise {seed}")
+    books = books_of(task.noise, "test", task.vocab_size)
+    contexts = [hide((), books, segments * segment + RESERVED, random).tokens() for _ in range(texts)]
+    tokens = torch.from_numpy(np.stack(contexts).astype(np.int64)).to(model.device)
+    empty = memory = cast("ARMTState", model.empty_memory(texts))
+    in_text = alone = 0.0
+    for one in tokens.split(segment, 1):
+        before, memory = memory, model(input_ids=one, memory_state=memory, skip_logits=True).memory_state
+        in_text += _changed(before, memory).sum().item()
+        alone += _changed(empty, model(input_ids=one, skip_logits=True).memory_state).sum().item()
+    return {"in_text": in_text / (texts * segments), "alone": alone / (texts * segments)}
+
+
+def _changed(before: ARMTState, after: ARMTState) -> Tensor:
+    """Booleans (B,): whether any layer's association matrix is another one."""
+    return (before.A != after.A).flatten(2).any(2).any(0)

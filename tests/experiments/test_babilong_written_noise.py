@@ -1,0 +1,46 @@
+"""How much noise an ARMT writes: in a text, and with an empty memory."""
+
+import pytest
+import torch
+
+from tessera.experiments.babilong.settings import SMOKE
+from tessera.experiments.babilong.written_noise import written_noise
+from tessera.training.staged_data import StagedQuestions, question_task
+from tessera.training.start import starting_model
+
+
+@pytest.fixture
+def model_and_task(short_books):
+    settings = SMOKE.run("armt_mosaic_threshold", "qa1", 0).configuration
+    recipe = settings.plan()
+    task = question_task(recipe.data.task)
+    tokenizer = StagedQuestions(recipe, settings.segment, task).tokenizer
+    return starting_model(recipe, tokenizer, context=512).eval(), task
+
+
+def gates(model, bias):
+    """Let every gate of the first layer open, or none, whatever it sees; the others stay shut."""
+    for index, memory in enumerate(model.memories):
+        torch.nn.init.zeros_(memory.strength.weight)
+        torch.nn.init.constant_(memory.strength.bias, bias if index == 0 else -20.0)
+        torch.nn.init.normal_(memory.value.weight)
+
+
+@pytest.mark.parametrize(("bias", "share"), [(20.0, 1.0), (-20.0, 0.0)])
+def test_open_gates_write_everything_and_shut_ones_nothing(model_and_task, bias, share):
+    model, task = model_and_task
+    gates(model, bias)
+    assert written_noise(model, task, 0, texts=2, segments=3) == {"in_text": share, "alone": share}
+
+
+def test_gates_that_the_memory_shuts_write_once_in_a_text_but_always_with_an_empty_memory(model_and_task, monkeypatch):
+    model, task = model_and_task
+    gates(model, 20.0)
+    first = model.memories[0]
+    write = first.write
+
+    def unless_something_is_stored(tokens, state):
+        return write(tokens, state) if state.empty.all() else state
+
+    monkeypatch.setattr(first, "write", unless_something_is_stored)
+    assert written_noise(model, task, 0, texts=2, segments=4) == {"in_text": 1 / 4, "alone": 1.0}
