@@ -282,7 +282,7 @@ SPLIT_QA1 = replace(SPLIT_FACTS, stages=((1, 200), (2, 600), (3, 300), (5, 300),
 FURTHER = (
     GatedStage(32, 200, 2.0, 0.6, {"half_facts": 0.3}),
     GatedStage(32, 100, 2.0, 0.6, {"half_facts": 0.2}),
-    GatedStage(8, 100, 2.0, 0.6, {"half_facts": 0.2}),
+    GatedStage(8, 200, 2.0, 0.6, {"half_facts": 0.2}),
 )
 SMOKE = Budget(
     width=16,
