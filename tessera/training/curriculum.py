@@ -28,7 +28,8 @@ class Stage:
             answered from memory alone.
         write_cost: of an ARMT with a `strength_stretch`: this times the mean probability that a write's gate opens
             (`WriteStrength.opening`) is added to the loss (of writes that gradients flow through) and taken off the
-            score (of all), so that text without use is not written.
+            score (of all), so that text without use is not written. Where texts are longer than `backprop_segments`
+            their first writes are free: end with a stage of shorter ones.
         strength_threshold: of an ARMT: from this stage on strengths below it write nothing, and the trained model keeps
             it (`ARMTConfig.strength_threshold`). None: as before.
         backprop_segments: of questions to models that read segments: gradients flow through this many last segments,
