@@ -44,3 +44,17 @@ def test_gates_that_the_memory_shuts_write_once_in_a_text_but_always_with_an_emp
 
     monkeypatch.setattr(first, "write", unless_something_is_stored)
     assert written_noise(model, task, 0, texts=2, segments=4) == {"in_text": 1 / 4, "alone": 1.0}
+
+
+def test_what_the_text_has_written_does_not_count_for_segments_read_alone(model_and_task, monkeypatch):
+    model, task = model_and_task
+    gates(model, 20.0)
+    first = model.memories[0]
+    write, done = first.write, []
+
+    def only_the_first_segment_of_the_text(tokens, state):
+        done.append(True)
+        return write(tokens, state) if len(done) == 1 else state
+
+    monkeypatch.setattr(first, "write", only_the_first_segment_of_the_text)
+    assert written_noise(model, task, 0, texts=2, segments=4) == {"in_text": 1 / 4, "alone": 0.0}
