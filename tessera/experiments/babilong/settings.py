@@ -75,7 +75,7 @@ class Harder:
         also_asked: kinds whose questions training asks too, and questions: how many of all of them to each context.
         short_share: of facts in contexts of one segment, where that is not the kind's share of facts.
         fewest_facts: of a story in training, where bAbI's have more.
-        threshold_stages, gated_noise: in place of the budget's; None: these.
+        gated_stages, threshold_stages, gated_noise: in place of the budget's; None: these.
     """
 
     first_steps: int | None = None
@@ -86,6 +86,7 @@ class Harder:
     questions: int | None = None
     short_share: float | None = None
     fewest_facts: int | None = None
+    gated_stages: tuple[GatedStage, ...] | None = None
     threshold_stages: tuple[GatedStage, ...] | None = None
     gated_noise: Mapping[str, float] | None = None
 
@@ -225,11 +226,12 @@ class Budget:
                 alone = {"steps": memory_steps, "learning_rate": first_rate / 2, "from_memory": True}
                 stages.append({**stage, **alone})
         stages[-1]["target"] = 2.0  # all of its steps
+        gated_stages = self.gated_stages if own.gated_stages is None else own.gated_stages
         threshold_stages = self.threshold_stages if own.threshold_stages is None else own.threshold_stages
         noise = self.gated_noise if own.gated_noise is None else own.gated_noise
         gated: tuple[GatedStage, ...] = ()
         if model in (GATED, THRESHOLD, LONGER):
-            gated += self.gated_stages
+            gated += gated_stages
         if model in (THRESHOLD, LONGER):
             gated += threshold_stages
         for one in gated:
@@ -279,6 +281,11 @@ SPLIT_QA1 = replace(SPLIT_FACTS, stages=((1, 200), (2, 600), (3, 300), (5, 300),
 # With more segments that begin like the end of a fact, then with fewer again. Gradients flow through the last eight
 # segments, so in longer texts the first writes cost nothing, and gates may learn to shut because of what those left in
 # the memory. Once that is overwritten, noise opens them. In texts of at most eight segments every write costs.
+SHORT = replace(
+    SPLIT_QA1,
+    gated_stages=(GatedStage(8, 100, 0.2), GatedStage(8, 100, 0.7), GatedStage(8, 200, 2.0)),
+    threshold_stages=(GatedStage(8, 200, 2.0, 0.6, {"half_facts": 0.2}),),
+)
 FURTHER = (
     GatedStage(32, 200, 2.0, 0.6, {"half_facts": 0.3}),
     GatedStage(32, 100, 2.0, 0.6, {"half_facts": 0.2}),
@@ -324,7 +331,7 @@ CPU = Budget(
         "qa5": Harder(600, 600, short_share=0.7, fewest_facts=3),  # a segment does not hold bAbI's six
         "qa2": replace(CHAINED, also_asked=("qa1",), fewest_facts=3),
         "qa3": replace(CHAINED, also_asked=("qa1", "qa2"), fewest_facts=4),
-        f"{THRESHOLD}/qa1": SPLIT_QA1,
+        f"{THRESHOLD}/qa1": SHORT,
         f"{LONGER}/qa1": replace(SPLIT_QA1, threshold_stages=(LAST_GATED, *FURTHER)),
         f"{THRESHOLD}/qa4": SPLIT_FACTS,
         f"{THRESHOLD}/qa5": SPLIT_FACTS,
