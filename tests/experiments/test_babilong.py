@@ -7,7 +7,7 @@ import torch
 
 from tessera.experiments.babilong import experiment
 from tessera.experiments.babilong.experiment import BabilongExperiment, LastSegment
-from tessera.experiments.babilong.models import GATED, LONGER, NAMES, THRESHOLD, WHOLE_TEXT
+from tessera.experiments.babilong.models import GATED, NAMES, THRESHOLD, WHOLE_TEXT
 from tessera.experiments.babilong.settings import BUDGETS, CPU, SPLIT_FACTS
 from tessera.experiments.experiment import RunSelection
 from tessera.models.sizes import count_parameters
@@ -26,7 +26,7 @@ def test_every_recipe_is_one_that_tessera_train_takes(budget):
             recipe = settings.plan()
             assert model_problems(recipe.model) == [], name
             data = StagedQuestions(recipe, settings.segment, question_task(recipe.data.task))
-            if budget != "full" and name in (GATED, THRESHOLD, LONGER, "armt_mosaic"):
+            if budget != "full" and name in (GATED, THRESHOLD, "armt_mosaic"):
                 for stage in recipe.training.curriculum:
                     data.require(stage)
 
@@ -38,17 +38,6 @@ def test_the_recipes_that_ship_are_the_runs_of_qa1(recipe, model):
     shipped, plan = read_recipe(recipe), CPU.run(model, "qa1", 0).configuration.plan()
     training = replace(plan.training, steps=plan.training.curriculum_steps)  # as a recipe file's section has it
     assert replace(plan, name=recipe, training=training) == shipped
-
-
-def test_the_longer_training_is_the_shipped_one_and_the_recipe_that_goes_on_from_it():
-    first, further = read_recipe("armt-babilong-qa1-long"), read_recipe("armt-babilong-qa1-longer")
-    assert further.training.initialize_from == f"runs/{first.name}"
-    assert (further.model, further.data) == (first.model, first.data)
-    plan = CPU.run(LONGER, "qa1", 0).configuration.plan()
-    assert (plan.model, plan.data) == (first.model, first.data)
-    assert plan.training.curriculum == [*first.training.curriculum, *further.training.curriculum]
-    whole = replace(first.training, curriculum=plan.training.curriculum, steps=plan.training.curriculum_steps)
-    assert replace(plan.training, steps=plan.training.curriculum_steps) == whole
 
 
 def test_other_kinds_are_read_by_the_model_with_a_threshold_and_qa4_learns_longer_first():
@@ -109,11 +98,19 @@ def test_a_threshold_comes_last():
 
 
 @pytest.mark.parametrize("kind", ["qa1", "qa4", "qa5"])
+def test_gradients_reach_every_write_that_the_model_with_a_threshold_pays_for(kind):
+    stages = CPU.run(THRESHOLD, kind, 0).configuration.recipe["training"]["curriculum"]
+    charged = [stage for stage in stages if "write_cost" in stage]
+    assert {(stage["min_length"], stage["length"], stage["backprop_segments"]) for stage in charged} == {(2, 8, 8)}
+
+
+@pytest.mark.parametrize("kind", ["qa1", "qa4", "qa5"])
 def test_the_model_with_a_threshold_learns_with_facts_that_borders_split(kind):
     stages = CPU.run(THRESHOLD, kind, 0).configuration.recipe["training"]["curriculum"]
     costs = [stage["write_cost"] for stage in stages if "write_cost" in stage]
-    assert costs == [one.cost for one in (*CPU.gated_stages, *SPLIT_FACTS.threshold_stages)]
-    assert all(stage["settings"] == SPLIT_FACTS.gated_noise for stage in stages[-len(costs) :])
+    assert costs == [one.cost for one in (*SPLIT_FACTS.gated_stages, *SPLIT_FACTS.threshold_stages)]
+    assert all(stage["settings"]["split_facts"] == 0.5 for stage in stages[-len(costs) :])
+    assert [stage.get("strength_threshold") for stage in stages[-len(costs) :]] == [None, None, None, 0.6]
     gated = CPU.run(GATED, kind, 0).configuration.recipe["training"]["curriculum"]
     first = [(stage["length"], stage.get("settings")) for stage in stages[: -len(costs)]]
     assert first == [(stage["length"], stage.get("settings")) for stage in gated if "write_cost" not in stage]
@@ -150,7 +147,7 @@ def test_tests_reach_a_million_tokens_but_for_models_that_read_the_whole_text():
         longest = max(settings.measured) * settings.segment
         assert (longest == 1_000_000) == (name not in WHOLE_TEXT)
         assert settings.contexts(2) == 128
-        assert settings.contexts(15_625) == (16 if name in (GATED, THRESHOLD, LONGER) else 4)
+        assert settings.contexts(15_625) == (16 if name in (GATED, THRESHOLD) else 4)
 
 
 def test_all_models_are_tested_on_the_same_texts_however_many_they_read_at_once(monkeypatch):

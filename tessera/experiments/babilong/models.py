@@ -6,12 +6,10 @@ WHOLE_TEXT = ("mamba", "mosaic", "mosaic_v2")  # read the text without segments
 LAST_SEGMENT = "last_segment"
 GATED = "armt_mosaic_gated"
 THRESHOLD = "armt_mosaic_threshold"
-LONGER = "armt_mosaic_threshold_longer"
 NAMES = {
     "armt_mosaic": "ARMT around a Memory Mosaic",
     GATED: "ARMT around a Memory Mosaic, strengths down to 0, cost of writes",
     THRESHOLD: "ARMT around a Memory Mosaic, cost of writes, then a threshold",
-    LONGER: "ARMT around a Memory Mosaic, cost of writes, then a threshold, trained longer",
     "armt": "ARMT around GPT-NeoX",
     "armt_mosaic_v2": "ARMT around a Memory Mosaic v2",
     "armt_no_correction": "ARMT around a Memory Mosaic, no correction",
@@ -62,7 +60,6 @@ def section(name: str, width: int, segment: int, memory_tokens: int, memory_dim:
     return {
         GATED: gated,
         THRESHOLD: gated,  # the threshold comes with a stage
-        LONGER: gated,
         "armt_mosaic": {**armt, "base": mosaic},
         "armt": {**armt, "base": neox},
         "armt_mosaic_v2": {**armt, "base": mosaic_v2},
