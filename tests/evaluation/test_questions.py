@@ -178,7 +178,7 @@ def test_gradients_flow_through_the_last_segments_alone(context_tokens):
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_early_questions_follow_from_the_facts_that_were_read(share):
-    task = BABILong("qa1", vocab_size=VOCABULARY, split_facts=share, half_facts=share)
+    task = BABILong("qa1", vocab_size=VOCABULARY, split_facts=share, half_facts=share, cut_facts=share)
     batch = task.question_batch(8, 4, 180, 0, "train", 4, 64)
     assert batch.early_questions.shape[:3] == (8, 2, 4)
     answered = set()

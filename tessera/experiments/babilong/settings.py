@@ -276,7 +276,7 @@ CHAINED = Harder(
 # these texts have two to eight segments.
 SPLIT_FACTS = Harder(
     gated_stages=(GatedStage(8, 100, 0.2), GatedStage(8, 100, 0.7), GatedStage(8, 200, 2.0)),
-    threshold_stages=(GatedStage(8, 200, 2.0, 0.6, {"half_facts": 0.2}),),
+    threshold_stages=(GatedStage(8, 600, 2.0, 0.6, {"half_facts": 0.2, "cut_facts": 0.1}),),
     gated_noise={"lookalikes": 0.02, "near_facts": 0.002, "split_facts": 0.5, "half_facts": 0.1},
 )
 SPLIT_QA1 = replace(SPLIT_FACTS, stages=((1, 200), (2, 600), (3, 300), (5, 300), (8, 300), (16, 200)))

@@ -152,33 +152,50 @@ class Borders:
 
 @dataclass(frozen=True)
 class HalfFacts:
-    """Puts ends of facts, such as "to the garden", where segments begin: of two names they hold one, and tell nothing.
+    """Puts ends of facts, such as "to the garden", at borders of segments: they hold one name of two and tell nothing.
 
     Attributes:
-        segment: tokens of one. share: the probability of each segment but the first to begin so; beside facts none
-            does.
+        segment: tokens of one. first: the probability of each segment but the first to begin so. last: of each whole
+            segment to end so, with up to two words of noise behind it. Beside facts none does.
         facts: tokens of each that there is, with the stop. names: tokens of people, places and things.
     """
 
     segment: int
-    share: float
+    first: float
+    last: float
     facts: tuple[np.ndarray, ...]
     names: np.ndarray
 
     def into(self, tokens: np.ndarray, is_fact: np.ndarray, random: Random) -> np.ndarray:
         """`tokens` of a context, some of them replaced."""
         changed = tokens.copy()
-        for begin in range(self.segment, len(tokens), self.segment):
-            if random.random() >= self.share:
-                continue
-            fact = random.choice(self.facts)
-            if is_fact[max(0, begin - len(fact)) : begin + len(fact)].any():
-                continue
-            last = len(fact) - random.randrange(2)  # half of the time without the stop: in books the sentence goes on
-            last_but_one = int(np.flatnonzero(np.isin(fact, self.names))[-2])
-            end = fact[random.randrange(last_but_one + 1, len(fact) - 1) : last][: len(tokens) - begin]
-            changed[begin : begin + len(end)] = end
+        for border in range(self.segment, len(tokens), self.segment):
+            if self.first and random.random() < self.first:
+                self._put_behind(border, changed, is_fact, random)
+            if self.last and random.random() < self.last:
+                self._put_before(border, changed, is_fact, random)
         return changed
+
+    def _put_behind(self, border: int, changed: np.ndarray, is_fact: np.ndarray, random: Random) -> None:
+        fact = random.choice(self.facts)
+        if is_fact[max(0, border - len(fact)) : border + len(fact)].any():
+            return
+        stop = random.randrange(2)  # half of the time without it: in books the sentence goes on
+        end = self._end_of(fact, len(fact) - stop, random)[: len(changed) - border]
+        changed[border : border + len(end)] = end
+
+    def _put_before(self, border: int, changed: np.ndarray, is_fact: np.ndarray, random: Random) -> None:
+        fact = random.choice(self.facts)
+        if is_fact[max(0, border - 2 * len(fact)) : border + len(fact)].any():
+            return
+        end = self._end_of(fact, len(fact) - 1, random)[-self.segment :]
+        begin = border - len(end) - random.randrange(1 + min(2, self.segment - len(end)))
+        changed[begin : begin + len(end)] = end
+
+    def _end_of(self, fact: np.ndarray, stop: int, random: Random) -> np.ndarray:
+        """From anywhere behind its last name but one to `stop`."""
+        last_but_one = int(np.flatnonzero(np.isin(fact, self.names))[-2])
+        return fact[random.randrange(last_but_one + 1, len(fact) - 1) : stop]
 
 
 def _sentence_starts(spans: Sequence[Span]) -> np.ndarray:

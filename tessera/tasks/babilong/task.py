@@ -77,6 +77,7 @@ class BABILong(Task):
             `question_batch` with a `segment`.
         half_facts: share of the segments that begin with the end of a fact that has no beginning, such as "to the
             garden", as those of a book may; none beside a fact. For training alone, like `split_facts`.
+        cut_facts: the same of those that end so, with up to two words of the noise behind it.
         also_asked: other kinds whose questions the same facts answer; training asks them too. A thing is where its
             holder is: "qa1" beside "qa2" teaches the first half of that.
         fewest_facts: of a written story; None: as in bAbI's files (2, 6, 8, 2 and 6 by kind). Fewer are easier to learn
@@ -95,6 +96,7 @@ class BABILong(Task):
     near_facts: float = field(default=0.0, repr=False)  # nor are these
     split_facts: float = field(default=0.0, repr=False)
     half_facts: float = field(default=0.0, repr=False)
+    cut_facts: float = field(default=0.0, repr=False)
     also_asked: tuple[str, ...] = field(default=(), repr=False)
     fewest_facts: int | None = field(default=None, repr=False)
 
@@ -111,7 +113,7 @@ class BABILong(Task):
         expect(0 < self.facts_share < 1, where, "facts_share", "lie in (0, 1)", self.facts_share)
         for name in ("lookalikes", "near_facts"):
             expect(0 <= getattr(self, name) < 1, where, name, "lie in [0, 1)", getattr(self, name))
-        for name in ("split_facts", "half_facts"):
+        for name in ("split_facts", "half_facts", "cut_facts"):
             expect(0 <= getattr(self, name) <= 1, where, name, "lie in [0, 1]", getattr(self, name))
         least, most = FEWEST[self.kind], LENGTHS[self.kind][1]
         is_possible = self.fewest_facts is None or least <= self.fewest_facts <= most
@@ -151,9 +153,9 @@ class BABILong(Task):
         contexts, questions_by_row, early_by_row = [], [], []
         borders = range(segment, context_tokens + 1, segment) if early else ()
         cuts = Borders(segment, self.split_facts) if segment and self.split_facts else None
-        halves = (
-            HalfFacts(segment, self.half_facts, self._facts(), self._names()) if segment and self.half_facts else None
-        )
+        halves = None
+        if segment and (self.half_facts or self.cut_facts):
+            halves = HalfFacts(segment, self.half_facts, self.cut_facts, self._facts(), self._names())
         for _ in range(count):
             sample = self._sample(random, books, split, context_tokens + RESERVED, cuts)
             tokens = sample.context.tokens()

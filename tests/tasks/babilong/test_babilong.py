@@ -178,10 +178,11 @@ def test_segments_begin_with_ends_of_facts_whose_beginnings_are_nowhere():
 
 @pytest.mark.parametrize("kind", sorted(LENGTHS))
 @pytest.mark.parametrize("segment", [4, 7, 64])
-def test_ends_of_facts_hold_one_name_and_leave_facts_as_they_are(kind, segment):
+@pytest.mark.parametrize(("first", "last"), [(1.0, 0.0), (0.0, 1.0)])
+def test_ends_of_facts_hold_one_name_and_leave_facts_as_they_are(kind, segment, first, last):
     task = BABILong(kind, vocab_size=250)
     names = np.unique(task._tokens(NAMES))
-    halves = HalfFacts(segment, 1.0, tuple(map(task._tokens, facts_of(kind))), names)
+    halves = HalfFacts(segment, first, last, tuple(map(task._tokens, facts_of(kind))), names)
     random, planted = Random(0), 0
     for sample in islice(task.samples(0), 20):
         tokens, is_fact = sample.context.tokens(), sample.context.is_fact()
@@ -194,6 +195,29 @@ def test_ends_of_facts_hold_one_name_and_leave_facts_as_they_are(kind, segment):
             assert np.isin(end, names).sum() <= 1
             planted += (end >= 0).any()
     assert planted > 20
+
+
+def test_segments_end_with_ends_of_facts_that_have_no_beginning():
+    segment, length = 64, 16 * 64 - 10
+    plain = BABILong("qa1", length=length, vocab_size=250)
+    cut = replace(plain, cut_facts=0.5)
+    without, with_some = (
+        torch.cat([task.question_batch(1, 3, length, seed, "train", segment=segment).contexts for seed in range(32)])
+        for task in (plain, cut)
+    )
+    whole = length - length % segment  # the last segment is still open
+    assert torch.equal(without[:, whole:], with_some[:, whole:])
+    places = set((without != with_some).nonzero()[:, 1].remainder(segment).tolist())
+    assert places == set(range(segment - 6, segment)), "four words, with up to two of the noise behind them"
+    facts = [fact.lower().rstrip(".").split() for fact in facts_of("qa1")]
+    ends = {tuple(fact[cut:]) for fact in facts for cut in range(1, 5)}
+    rows = [decode(plain.vocabulary, context[:whole]).split() for context in with_some]
+    last_words = [row[border - 6 : border] for row in rows for border in range(segment, whole + 1, segment)]
+    ended = sum(
+        any(tuple(words[-size - behind : len(words) - behind]) in ends for size in (1, 2, 3, 4) for behind in (0, 1, 2))
+        for words in last_words
+    )
+    assert 0.3 < ended / len(last_words) < 0.6, "half of the segments, but for those beside facts"
 
 
 def test_training_asks_other_kinds_too_and_tests_do_not():
@@ -272,6 +296,8 @@ def test_errors():
         BABILong(split_facts=2)
     with pytest.raises(TesseraError, match=r"half_facts must lie in \[0, 1\]; got -1"):
         BABILong(half_facts=-1)
+    with pytest.raises(TesseraError, match=r"cut_facts must lie in \[0, 1\]; got 1.5"):
+        BABILong(cut_facts=1.5)
     with pytest.raises(TesseraError, match="fewest_facts must be from 3 to 32 for qa3; got 2"):
         BABILong("qa3", fewest_facts=2)
     for other in ("qa1", "qa6"):
