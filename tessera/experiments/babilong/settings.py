@@ -76,6 +76,7 @@ class Harder:
         short_share: of facts in contexts of one segment, where that is not the kind's share of facts.
         fewest_facts: of a story in training, where bAbI's have more.
         gated_stages, threshold_stages, gated_noise: in place of the budget's; None: these.
+        last_noise: what the task has besides in the last stage before these.
     """
 
     first_steps: int | None = None
@@ -89,6 +90,7 @@ class Harder:
     gated_stages: tuple[GatedStage, ...] | None = None
     threshold_stages: tuple[GatedStage, ...] | None = None
     gated_noise: Mapping[str, float] | None = None
+    last_noise: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ class Budget:
         """What this training has of its own, beyond what its model has, or else its kind."""
         usual = self.harder.get(model, self.harder.get(kind, Harder()))
         own = vars(self.harder.get(f"{model}/{kind}", Harder())).items()
-        return replace(usual, **{name: value for name, value in own if value != getattr(Harder, name)})
+        return replace(usual, **{name: value for name, value in own if value != getattr(Harder(), name)})
 
     def _facts_share(self, kind: str, segments: int = 2) -> float:
         """The published fifth where it holds the shortest stories; in small segments more."""
@@ -226,6 +228,8 @@ class Budget:
                 alone = {"steps": memory_steps, "learning_rate": first_rate / 2, "from_memory": True}
                 stages.append({**stage, **alone})
         stages[-1]["target"] = 2.0  # all of its steps
+        if own.last_noise:
+            stages[-1]["settings"] = dict(own.last_noise)
         gated_stages = self.gated_stages if own.gated_stages is None else own.gated_stages
         threshold_stages = self.threshold_stages if own.threshold_stages is None else own.threshold_stages
         noise = self.gated_noise if own.gated_noise is None else own.gated_noise
@@ -268,16 +272,17 @@ CHAINED = Harder(
     questions=6,
     short_share=0.7,
 )
-# Gates that are to stay shut leave out what looks like half of a fact. With up to half of the facts across borders they
-# learn to write both halves; a higher cost, or more noise that looks like facts, makes them leave halves out again.
-# Then they take any "to the garden" at the beginning of a segment for the end of a fact. So some segments begin like
-# that without a fact. Gradients flow through the last eight segments: in longer texts the first writes cost nothing,
-# and gates may learn to shut because of what those left in the memory. Once that is overwritten, noise opens them. So
-# these texts have two to eight segments.
+# Gates that are to stay shut leave out what looks like half of a fact. With up to half of the facts across borders
+# they learn to write both halves, if the model has learned before what the first is for; a higher cost, or more noise
+# that looks like facts, makes them leave halves out again. Then they take any "to the garden" at the border of a
+# segment for the end of a fact. So some segments begin or end like that without a fact. Gradients flow through the
+# last eight segments: in longer texts the first writes cost nothing, and gates may learn to shut because of what
+# those left in the memory. Once that is overwritten, noise opens them. So these texts have two to eight segments.
 SPLIT_FACTS = Harder(
     gated_stages=(GatedStage(8, 100, 0.2), GatedStage(8, 100, 0.7), GatedStage(8, 200, 2.0)),
-    threshold_stages=(GatedStage(8, 600, 2.0, 0.6, {"half_facts": 0.2, "cut_facts": 0.1}),),
+    threshold_stages=(GatedStage(8, 400, 2.0, 0.6, {"half_facts": 0.2, "cut_facts": 0.1}),),
     gated_noise={"lookalikes": 0.02, "near_facts": 0.002, "split_facts": 0.5, "half_facts": 0.1},
+    last_noise={"split_facts": 0.5},
 )
 SPLIT_QA1 = replace(SPLIT_FACTS, stages=((1, 200), (2, 600), (3, 300), (5, 300), (8, 300), (16, 200)))
 SMOKE = Budget(
