@@ -12,7 +12,7 @@ from tessera.evaluation.questions import right_answers
 from tessera.experiments.babilong import report
 from tessera.experiments.babilong.models import LAST_SEGMENT, NAMES, THRESHOLD, WHOLE_TEXT
 from tessera.experiments.babilong.settings import BUDGETS, PUBLISHED_SHARE, SHORTEST_STORY, BabilongSettings
-from tessera.experiments.babilong.written_noise import written_noise
+from tessera.experiments.babilong.writes import written_facts, written_noise
 from tessera.experiments.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.models.armt.modeling import ARMTForCausalLM
 from tessera.models.sizes import num_parameters
@@ -70,9 +70,10 @@ class BabilongExperiment(Experiment):
             "seconds_per_token": seconds_per_token,
         }
         if isinstance(model, ARMTForCausalLM) and isinstance(task, BABILong):
-            context.report(1.0, "measuring what is written of noise")
+            context.report(1.0, "measuring what is written")
             segments = min(NOISE_SEGMENTS, max(settings.measured))
             outcome["written_noise"] = written_noise(model, task, settings.seed, segments=segments)
+            outcome["written_facts"] = written_facts(model, task, settings.seed)
         return outcome
 
     def tables(self, records: Mapping[str, Record]) -> dict[str, str]:

@@ -30,6 +30,9 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         measured = {key: one for key, one in records.items() if "written_noise" in one.outcome}
         if measured:
             parts["Segments of noise that are written, per cent"] = _written_noise(measured)
+        measured = {key: one for key, one in records.items() if "written_facts" in one.outcome}
+        if measured:
+            parts["Facts that are written, per cent"] = _written_facts(measured)
         parts["Trainings"] = _trainings(records)
         parts["Settings"] = _settings(records)
     return parts
@@ -130,6 +133,15 @@ def _written_noise(records: Mapping[str, Record]) -> str:
     shares = {key: record.outcome["written_noise"] for key, record in records.items()}
     rows = [[key, f"{100 * one['in_text']:.1f}", f"{100 * one['alone']:.1f}"] for key, one in shares.items()]
     return markdown(["run", "after the text before them", "with an empty memory"], rows)
+
+
+def _written_facts(records: Mapping[str, Record]) -> str:
+    parts = {"whole": "in one segment", "first_part": "first part of a split fact", "second_part": "second part"}
+    rows = []
+    for key, record in records.items():
+        shares = record.outcome["written_facts"]
+        rows.append([key, *(f"{100 * shares[part]:.1f}" if part in shares else "" for part in parts)])
+    return markdown(["run", *parts.values()], rows)
 
 
 def _trainings(records: Mapping[str, Record]) -> str:

@@ -155,7 +155,7 @@ class BABILong(Task):
         cuts = Borders(segment, self.split_facts) if segment and self.split_facts else None
         halves = None
         if segment and (self.half_facts or self.cut_facts):
-            halves = HalfFacts(segment, self.half_facts, self.cut_facts, self._facts(), self._names())
+            halves = HalfFacts(segment, self.half_facts, self.cut_facts, self.possible_facts(), self._names())
         for _ in range(count):
             sample = self._sample(random, books, split, context_tokens + RESERVED, cuts)
             tokens = sample.context.tokens()
@@ -256,10 +256,11 @@ class BABILong(Task):
         if not (self.lookalikes or self.near_facts):
             return None
         words = np.unique(self._tokens(STORY_WORDS))
-        facts = self._facts() if self.near_facts else ()
+        facts = self.possible_facts() if self.near_facts else ()
         return Lookalikes(self.lookalikes, words, self.near_facts, facts, self._names(), random.getrandbits(32))
 
-    def _facts(self) -> tuple[np.ndarray, ...]:
+    def possible_facts(self) -> tuple[np.ndarray, ...]:
+        """Tokens of every fact that stories of this kind may have."""
         return tuple(map(self._tokens, facts_of(self.kind)))
 
     def _names(self) -> np.ndarray:

@@ -1,10 +1,10 @@
-"""How much noise an ARMT writes: in a text, and with an empty memory."""
+"""What an ARMT writes: of noise in a text and with an empty memory, and of single facts."""
 
 import pytest
 import torch
 
 from tessera.experiments.babilong.settings import SMOKE
-from tessera.experiments.babilong.written_noise import written_noise
+from tessera.experiments.babilong.writes import written_facts, written_noise
 from tessera.training.staged_data import StagedQuestions, question_task
 from tessera.training.start import starting_model
 
@@ -58,3 +58,27 @@ def test_what_the_text_has_written_does_not_count_for_segments_read_alone(model_
 
     monkeypatch.setattr(first, "write", only_the_first_segment_of_the_text)
     assert written_noise(model, task, 0, texts=2, segments=4) == {"in_text": 1 / 4, "alone": 0.0}
+
+
+def test_facts_are_written_by_open_gates_and_not_by_shut_ones(model_and_task):
+    model, task = model_and_task
+    for bias, share in ((20.0, 1.0), (-20.0, 0.0)):
+        gates(model, bias)
+        parts = written_facts(model, task, 0, texts=64)
+        assert parts == {"whole": share, "first_part": share, "second_part": share}
+
+
+def test_parts_of_facts_count_for_their_own_segment(model_and_task, monkeypatch):
+    model, task = model_and_task
+    gates(model, 20.0)
+    first = model.memories[0]
+    write, done = first.write, []
+
+    def only_second_segments(tokens, state):
+        done.append(True)
+        return write(tokens, state) if len(done) % 2 == 0 else state
+
+    monkeypatch.setattr(first, "write", only_second_segments)
+    parts = written_facts(model, task, 0, texts=256)
+    assert (parts["first_part"], parts["second_part"]) == (0.0, 1.0)
+    assert 0.3 < parts["whole"] < 0.7, "half of the whole facts lie in the second segment"
