@@ -46,17 +46,22 @@ def test_gates_that_the_memory_shuts_write_once_in_a_text_but_always_with_an_emp
     assert written_noise(model, task, 0, texts=2, segments=4) == {"in_text": 1 / 4, "alone": 1.0}
 
 
-def test_what_the_text_has_written_does_not_count_for_segments_read_alone(model_and_task, monkeypatch):
-    model, task = model_and_task
+def write_only(model, monkeypatch, is_allowed):
+    """Let the first layer write where `is_allowed` says so of the number of the call, from 1 on."""
     gates(model, 20.0)
     first = model.memories[0]
     write, done = first.write, []
 
-    def only_the_first_segment_of_the_text(tokens, state):
+    def some(tokens, state):
         done.append(True)
-        return write(tokens, state) if len(done) == 1 else state
+        return write(tokens, state) if is_allowed(len(done)) else state
 
-    monkeypatch.setattr(first, "write", only_the_first_segment_of_the_text)
+    monkeypatch.setattr(first, "write", some)
+
+
+def test_what_the_text_has_written_does_not_count_for_segments_read_alone(model_and_task, monkeypatch):
+    model, task = model_and_task
+    write_only(model, monkeypatch, lambda call: call == 1)
     assert written_noise(model, task, 0, texts=2, segments=4) == {"in_text": 1 / 4, "alone": 0.0}
 
 
@@ -70,15 +75,7 @@ def test_facts_are_written_by_open_gates_and_not_by_shut_ones(model_and_task):
 
 def test_parts_of_facts_count_for_their_own_segment(model_and_task, monkeypatch):
     model, task = model_and_task
-    gates(model, 20.0)
-    first = model.memories[0]
-    write, done = first.write, []
-
-    def only_second_segments(tokens, state):
-        done.append(True)
-        return write(tokens, state) if len(done) % 2 == 0 else state
-
-    monkeypatch.setattr(first, "write", only_second_segments)
+    write_only(model, monkeypatch, lambda call: call % 2 == 0)  # second segments
     parts = written_facts(model, task, 0, texts=256)
     assert (parts["first_part"], parts["second_part"]) == (0.0, 1.0)
     assert 0.3 < parts["whole"] < 0.7, "half of the whole facts lie in the second segment"
