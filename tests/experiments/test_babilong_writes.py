@@ -84,5 +84,5 @@ def test_parts_of_facts_count_for_their_own_segment(model_and_task, monkeypatch)
 def test_half_of_the_facts_lie_across_the_border_where_they_can(model_and_task):
     model, task = model_and_task
     gates(model, 20.0)
-    parts = [written_facts(model, task, seed, texts=4) for seed in range(5)]
+    parts = [written_facts(model, task, seed, texts=16) for seed in range(10)]
     assert all({"first_part", "second_part"} <= one.keys() for one in parts), "by chance one in thirteen does"
