@@ -1,4 +1,4 @@
-"""The models that are compared: model sections of a recipe, all of about as many parameters."""
+"""The models that are compared, as model sections of a recipe."""
 
 from typing import Any
 
@@ -53,6 +53,7 @@ def section(name: str, width: int, segment: int, memory_tokens: int, memory_dim:
         "intermediate_size": width,
         "max_position_embeddings": 2 * (segment + memory_tokens),
         "initializer_range": width**-0.5,  # by fan-in, as the mosaics'
+        "tie_word_embeddings": True,
     }
     memory = {"segment_size": segment, "num_memory_tokens": memory_tokens}
     armt = {"type": "armt", **memory, "memory_dim": memory_dim}

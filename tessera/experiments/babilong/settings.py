@@ -102,7 +102,7 @@ class Budget:
         memory_steps: of a stage between the first, if that has one segment, and the second: one whole segment, asked
             from memory alone.
         harder: kind of question, model, or "model/kind" -> what it needs beyond the others. own_rates: model -> its
-            `rate`.
+            `rate`. own_widths: model -> its `width`, so that all bases inside ARMT make as many parameters.
         gated_stages: the further stages of models whose strengths reach 0. threshold_stages: those that the models with
             a threshold have after these.
         gated_backprop: segments at the end of their texts that gradients flow through. gated_noise: what the
@@ -131,6 +131,7 @@ class Budget:
     memory_steps: int = 0
     harder: Mapping[str, Harder] = field(default_factory=dict)
     own_rates: Mapping[str, float] = field(default_factory=dict)
+    own_widths: Mapping[str, int] = field(default_factory=dict)
     gated_stages: tuple[GatedStage, ...] = ()
     threshold_stages: tuple[GatedStage, ...] = ()
     gated_backprop: int = 8
@@ -143,7 +144,8 @@ class Budget:
     def run(self, model: str, kind: str, seed: int) -> Run:
         """One training and its measurement."""
         own = self._own(model, kind)
-        model_section = section(model, self.width, self.segment, self.memory_tokens, self.memory_dim)
+        width = self.own_widths.get(model, self.width)
+        model_section = section(model, width, self.segment, self.memory_tokens, self.memory_dim)
         if own.layers is not None and "base" in model_section:  # models that read the whole text have four
             model_section["base"] = {**model_section["base"], "num_layers": own.layers}
         task = {
@@ -331,6 +333,7 @@ CPU = Budget(
         "armt": Harder(1000, 600),  # GPT-NeoX takes 700 steps to learn who is where, a mosaic 50 to 150
     },
     own_rates={"armt": 1e-3},
+    own_widths={"armt": 100, "armt_mosaic_v2": 120},
     gated_stages=(GatedStage(32, 50, 0.2), GatedStage(32, 50, 0.7), GatedStage(32, 150, 2.0)),
     threshold_stages=(GatedStage(32, 100, 5.0, 0.6),),
     target=0.95,
