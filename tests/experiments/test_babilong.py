@@ -69,6 +69,8 @@ def test_questions_that_chain_facts_have_deeper_bases_and_the_questions_about_on
     assert (first.length, memory.from_memory, second.length) == (1, True, 2)
     assert first.settings == memory.settings == {"facts_share": 0.7}, "a segment does not hold a story with less"
     assert not second.settings
+    longer = [stage for stage in plans["qa2"].training.curriculum if stage.length > 2]
+    assert len(longer) == 7 and all(stage.settings["also_asked"] == [] for stage in longer), "the kind itself alone"
     fewest = {kind: plan.data.task.get("fewest_facts") for kind, plan in plans.items()}
     assert fewest == {"qa1": None, "qa2": 3, "qa3": 4, "qa4": None, "qa5": 3}, "a segment holds at most seven facts"
     for plan in plans.values():
@@ -89,22 +91,14 @@ def test_gates_close_in_further_stages_of_rising_cost():
     assert not any("strength_threshold" in stage for stage in gated)
 
 
-def test_a_threshold_comes_last():
-    gated, threshold = (
-        CPU.run(name, "qa2", 0).configuration.recipe["training"]["curriculum"] for name in (GATED, THRESHOLD)
-    )
-    assert threshold[: len(gated)] == gated
-    assert threshold[len(gated) :] == [{**gated[-1], "steps": 100, "write_cost": 5.0, "strength_threshold": 0.6}]
-
-
-@pytest.mark.parametrize("kind", ["qa1", "qa4", "qa5"])
+@pytest.mark.parametrize("kind", CPU.kinds)
 def test_gradients_reach_every_write_that_the_model_with_a_threshold_pays_for(kind):
     stages = CPU.run(THRESHOLD, kind, 0).configuration.recipe["training"]["curriculum"]
     charged = [stage for stage in stages if "write_cost" in stage]
     assert {(stage["min_length"], stage["length"], stage["backprop_segments"]) for stage in charged} == {(2, 8, 8)}
 
 
-@pytest.mark.parametrize("kind", ["qa1", "qa4", "qa5"])
+@pytest.mark.parametrize("kind", CPU.kinds)
 def test_the_model_with_a_threshold_learns_with_facts_that_borders_split(kind):
     stages = CPU.run(THRESHOLD, kind, 0).configuration.recipe["training"]["curriculum"]
     costs = [stage["write_cost"] for stage in stages if "write_cost" in stage]
@@ -114,7 +108,8 @@ def test_the_model_with_a_threshold_learns_with_facts_that_borders_split(kind):
     gated = CPU.run(GATED, kind, 0).configuration.recipe["training"]["curriculum"]
     first = [(stage["length"], stage.get("settings")) for stage in stages[: -len(costs)]]
     without = [(stage["length"], stage.get("settings")) for stage in gated if "write_cost" not in stage]
-    assert first == [*without[:-1], (16, {"split_facts": 0.5})], "what halves are for is learned before gates shut"
+    last = {**(without[-1][1] or {}), "split_facts": 0.5}
+    assert first == [*without[:-1], (16, last)], "what halves are for is learned before gates shut"
 
 
 def test_the_tested_stories_are_as_long_as_babis(monkeypatch):

@@ -73,6 +73,7 @@ class Harder:
         stages: (segments, steps) in place of the budget's; None: these.
         layers: of the base of the model that learns this kind; None: as for QA1.
         also_asked: kinds whose questions training asks too, and questions: how many of all of them to each context.
+            asked_alone: from stages of so many segments on only the kind itself is asked.
         short_share: of facts in contexts of one segment, where that is not the kind's share of facts.
         fewest_facts: of a story in training, where bAbI's have more.
         gated_stages, threshold_stages, gated_noise: in place of the budget's; None: these.
@@ -84,6 +85,7 @@ class Harder:
     stages: tuple[tuple[int, int], ...] | None = None
     layers: int | None = None
     also_asked: tuple[str, ...] = ()
+    asked_alone: int | None = None
     questions: int | None = None
     short_share: float | None = None
     fewest_facts: int | None = None
@@ -225,13 +227,15 @@ class Budget:
                 stage["min_length"] = fewest
             if length == 1 and own.short_share is not None:
                 stage["settings"] = {"facts_share": own.short_share}
+            if own.asked_alone is not None and length >= own.asked_alone:
+                stage["settings"] = {"also_asked": []}
             stages.append(stage)
             if length == 1 and memory_steps:
                 alone = {"steps": memory_steps, "learning_rate": first_rate / 2, "from_memory": True}
                 stages.append({**stage, **alone})
         stages[-1]["target"] = 2.0  # all of its steps
         if own.last_noise:
-            stages[-1]["settings"] = dict(own.last_noise)
+            stages[-1]["settings"] = {**stages[-1].get("settings", {}), **own.last_noise}
         gated_stages = self.gated_stages if own.gated_stages is None else own.gated_stages
         threshold_stages = self.threshold_stages if own.threshold_stages is None else own.threshold_stages
         noise = self.gated_noise if own.gated_noise is None else own.gated_noise
@@ -251,6 +255,8 @@ class Budget:
                 "write_cost": one.cost,
                 "settings": {**noise, **one.noise},
             }
+            if own.asked_alone is not None:
+                stage["settings"]["also_asked"] = []
             if one.threshold is not None:
                 stage["strength_threshold"] = one.threshold
             stages.append(stage)
@@ -266,11 +272,12 @@ class Budget:
 
 COSTS = {"armt": 1.3, "armt_mosaic_v2": 1.3, "mamba": 2.5, "mosaic": 1.5, "mosaic_v2": 1.5, LAST_SEGMENT: 0.3}
 # QA2 chains two facts, who has a thing and where that person is, and QA3 three. A step of four layers takes twice the
-# time, so there are fewer.
+# time, so there are fewer in long texts.
 CHAINED = Harder(
-    memory_steps=600,
-    stages=((1, 1200), (2, 600), (3, 300), (8, 300), (16, 150)),
+    memory_steps=1000,
+    stages=((1, 1200), (2, 1000), (4, 500), (8, 300), (16, 150)),
     layers=4,
+    asked_alone=4,
     questions=6,
     short_share=0.7,
 )
@@ -327,15 +334,13 @@ CPU = Budget(
         "qa5": Harder(600, 600, short_share=0.7, fewest_facts=3),  # a segment does not hold bAbI's six
         "qa2": replace(CHAINED, also_asked=("qa1",), fewest_facts=3),
         "qa3": replace(CHAINED, also_asked=("qa1", "qa2"), fewest_facts=4),
+        **{f"{THRESHOLD}/{kind}": SPLIT_FACTS for kind in ("qa2", "qa3", "qa4", "qa5")},
         f"{THRESHOLD}/qa1": SPLIT_QA1,
-        f"{THRESHOLD}/qa4": SPLIT_FACTS,
-        f"{THRESHOLD}/qa5": SPLIT_FACTS,
         "armt": Harder(1000, 600),  # GPT-NeoX takes 700 steps to learn who is where, a mosaic 50 to 150
     },
     own_rates={"armt": 1e-3},
     own_widths={"armt": 100, "armt_mosaic_v2": 120},
     gated_stages=(GatedStage(32, 50, 0.2), GatedStage(32, 50, 0.7), GatedStage(32, 150, 2.0)),
-    threshold_stages=(GatedStage(32, 100, 5.0, 0.6),),
     target=0.95,
     measured=(2, 4, 8, 16, 64, 256, 1024, 4096, 15625),
     longest_whole_text=64,
