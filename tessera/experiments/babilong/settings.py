@@ -272,12 +272,11 @@ class Budget:
 
 COSTS = {"armt": 1.3, "armt_mosaic_v2": 1.3, "mamba": 2.5, "mosaic": 1.5, "mosaic_v2": 1.5, LAST_SEGMENT: 0.3}
 # QA2 chains two facts, who has a thing and where that person is, and QA3 three. A step of four layers takes twice the
-# time, so there are fewer in long texts.
+# time, so there are fewer.
 CHAINED = Harder(
-    memory_steps=1000,
-    stages=((1, 1200), (2, 1000), (4, 500), (8, 300), (16, 150)),
+    memory_steps=600,
+    stages=((1, 1200), (2, 600), (3, 300), (8, 300), (16, 150)),
     layers=4,
-    asked_alone=4,
     questions=6,
     short_share=0.7,
 )
@@ -294,6 +293,9 @@ SPLIT_FACTS = Harder(
     last_noise={"split_facts": 0.5},
 )
 SPLIT_QA1 = replace(SPLIT_FACTS, stages=((1, 200), (2, 600), (3, 300), (5, 300), (8, 300), (16, 200)))
+SPLIT_QA2 = replace(
+    SPLIT_FACTS, memory_steps=1000, stages=((1, 1200), (2, 1000), (4, 500), (8, 300), (16, 150)), asked_alone=4
+)
 SMOKE = Budget(
     width=16,
     segment=64,
@@ -334,13 +336,16 @@ CPU = Budget(
         "qa5": Harder(600, 600, short_share=0.7, fewest_facts=3),  # a segment does not hold bAbI's six
         "qa2": replace(CHAINED, also_asked=("qa1",), fewest_facts=3),
         "qa3": replace(CHAINED, also_asked=("qa1", "qa2"), fewest_facts=4),
-        **{f"{THRESHOLD}/{kind}": SPLIT_FACTS for kind in ("qa2", "qa3", "qa4", "qa5")},
         f"{THRESHOLD}/qa1": SPLIT_QA1,
+        f"{THRESHOLD}/qa2": SPLIT_QA2,
+        f"{THRESHOLD}/qa4": SPLIT_FACTS,
+        f"{THRESHOLD}/qa5": SPLIT_FACTS,
         "armt": Harder(1000, 600),  # GPT-NeoX takes 700 steps to learn who is where, a mosaic 50 to 150
     },
     own_rates={"armt": 1e-3},
     own_widths={"armt": 100, "armt_mosaic_v2": 120},
     gated_stages=(GatedStage(32, 50, 0.2), GatedStage(32, 50, 0.7), GatedStage(32, 150, 2.0)),
+    threshold_stages=(GatedStage(32, 100, 5.0, 0.6),),
     target=0.95,
     measured=(2, 4, 8, 16, 64, 256, 1024, 4096, 15625),
     longest_whole_text=64,
