@@ -340,7 +340,7 @@ CPU = Budget(
         f"{THRESHOLD}/qa2": SPLIT_QA2,
         f"{THRESHOLD}/qa4": SPLIT_FACTS,
         f"{THRESHOLD}/qa5": SPLIT_FACTS,
-        "armt": Harder(1000, 600),  # GPT-NeoX takes 700 steps to learn who is where, a mosaic 50 to 150
+        "armt": Harder(1000, 600),  # GPT-NeoX takes 1,000 steps to learn who is where, a mosaic 50 to 150
     },
     own_rates={"armt": 1e-3},
     own_widths={"armt": 100, "armt_mosaic_v2": 120},
