@@ -228,7 +228,7 @@ class Budget:
             if length == 1 and own.short_share is not None:
                 stage["settings"] = {"facts_share": own.short_share}
             if own.asked_alone is not None and length >= own.asked_alone:
-                stage["settings"] = {"also_asked": []}
+                stage.setdefault("settings", {})["also_asked"] = []
             stages.append(stage)
             if length == 1 and memory_steps:
                 alone = {"steps": memory_steps, "learning_rate": first_rate / 2, "from_memory": True}

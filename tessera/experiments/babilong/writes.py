@@ -49,7 +49,7 @@ def written_facts(model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: i
     books = books_of(task.noise, "test", task.vocab_size)
     facts = task.possible_facts()
     written: dict[str, list[bool]] = {"whole": [], "first_part": [], "second_part": []}
-    for share in (0.0, 1.0):  # of QA1's facts 3 % lie across the border by chance, 19 % where all that can be are moved
+    for share in (0.0, 1.0):  # by chance too few facts lie across the border
         contexts = [
             hide((random.choice(facts),), books, 2 * segment + RESERVED, random, borders=Borders(segment, share))
             for _ in range(texts // 2)
