@@ -296,6 +296,8 @@ SPLIT_QA1 = replace(SPLIT_FACTS, stages=((1, 200), (2, 600), (3, 300), (5, 300),
 SPLIT_QA2 = replace(
     SPLIT_FACTS, memory_steps=1000, stages=((1, 1200), (2, 1000), (4, 500), (8, 300), (16, 150)), asked_alone=4
 )
+SPLIT_QA3 = replace(SPLIT_QA2, stages=((1, 1200), (3, 800), (5, 400), (8, 300), (16, 150)))
+SPLIT_QA5 = replace(SPLIT_FACTS, stages=((1, 600), (2, 800), (4, 400), (8, 300), (16, 150)), layers=4, questions=6)
 SMOKE = Budget(
     width=16,
     segment=64,
@@ -338,8 +340,9 @@ CPU = Budget(
         "qa3": replace(CHAINED, also_asked=("qa1", "qa2"), fewest_facts=4),
         f"{THRESHOLD}/qa1": SPLIT_QA1,
         f"{THRESHOLD}/qa2": SPLIT_QA2,
+        f"{THRESHOLD}/qa3": SPLIT_QA3,
         f"{THRESHOLD}/qa4": SPLIT_FACTS,
-        f"{THRESHOLD}/qa5": SPLIT_FACTS,
+        f"{THRESHOLD}/qa5": SPLIT_QA5,
         "armt": Harder(1000, 600),  # GPT-NeoX takes 1,000 steps to learn who is where, a mosaic 50 to 150
     },
     own_rates={"armt": 1e-3},
