@@ -295,14 +295,7 @@ SPLIT_FACTS = Harder(
     gated_noise={"lookalikes": 0.02, "near_facts": 0.002, "split_facts": 0.5, "half_facts": 0.1},
     last_noise={"split_facts": 0.5},
 )
-# A recipe of a quarter of an hour on two cores. At a constant rate the scores go up and down by five points from one
-# evaluation to the next; so the last steps take an eighth of it.
-SPLIT_QA1 = replace(
-    SPLIT_FACTS,
-    stages=((1, 200), (2, 600), (3, 300), (5, 300), (8, 300), (16, 150)),
-    gated_stages=(GatedStage(8, 100, 0.2), GatedStage(8, 100, 0.7), GatedStage(8, 150, 2.0)),
-    threshold_stages=(GatedStage(8, 200, 2.0, 0.6, ENDS), GatedStage(8, 100, 2.0, 0.6, ENDS, rate=0.125)),
-)
+SPLIT_QA1 = replace(SPLIT_FACTS, stages=((1, 200), (2, 600), (3, 300), (5, 300), (8, 300), (16, 200)))
 # QA2 and QA3 need every kind of fact, so a write costs less. At a constant rate their scores go up and down by ten
 # points from one evaluation to the next; so the last steps take an eighth of it.
 SPLIT_QA2 = replace(
