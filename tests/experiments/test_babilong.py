@@ -8,7 +8,7 @@ import torch
 from tessera.experiments.babilong import experiment
 from tessera.experiments.babilong.experiment import BabilongExperiment, LastSegment
 from tessera.experiments.babilong.models import GATED, NAMES, THRESHOLD, WHOLE_TEXT
-from tessera.experiments.babilong.settings import BUDGETS, CPU, SPLIT_FACTS
+from tessera.experiments.babilong.settings import BUDGETS, CPU, SPLIT_FACTS, SPLIT_QA2, GatedStage
 from tessera.experiments.experiment import RunSelection
 from tessera.models.sizes import count_parameters
 from tessera.tasks.babilong.sample import RESERVED
@@ -69,12 +69,14 @@ def test_questions_that_chain_facts_have_deeper_bases_and_the_questions_about_on
     assert (first.length, memory.from_memory, second.length) == (1, True, 2)
     assert first.settings == memory.settings == {"facts_share": 0.7}, "a segment does not hold a story with less"
     assert not second.settings
-    longer = [stage for stage in plans["qa2"].training.curriculum if stage.length > 2]
-    assert [stage.settings["also_asked"] for stage in longer] == 7 * [[]], "the kind itself alone"
+    for kind in ("qa2", "qa3"):
+        longer = [stage for stage in plans[kind].training.curriculum if stage.length >= 4]
+        assert [stage.settings["also_asked"] for stage in longer] == 6 * [[]], "the kind itself alone"
     fewest = {kind: plan.data.task.get("fewest_facts") for kind, plan in plans.items()}
     assert fewest == {"qa1": None, "qa2": 3, "qa3": 4, "qa4": None, "qa5": 3}, "a segment holds at most seven facts"
-    for plan in plans.values():
-        assert [stage.length for stage in plan.training.curriculum[:3]] == [1, 1, 2]
+    for kind, plan in plans.items():
+        lengths = [stage.length for stage in plan.training.curriculum[:3]]
+        assert lengths == ([1, 1, 3] if kind == "qa3" else [1, 1, 2])
 
 
 def test_gates_close_in_further_stages_of_rising_cost():
@@ -91,29 +93,34 @@ def test_gates_close_in_further_stages_of_rising_cost():
     assert not any("strength_threshold" in stage for stage in gated)
 
 
-def test_a_threshold_comes_last():
-    gated, threshold = (
-        CPU.run(name, "qa3", 0).configuration.recipe["training"]["curriculum"] for name in (GATED, THRESHOLD)
-    )
+def test_a_stage_with_a_threshold_follows_the_gated_ones_and_differs_in_what_it_says():
+    gated = CPU.run(GATED, "qa1", 0).configuration.recipe["training"]["curriculum"]
+    own = replace(CPU, harder={}, threshold_stages=(GatedStage(32, 100, 5.0, 0.6, rate=0.125),))
+    threshold = own.run(THRESHOLD, "qa1", 0).configuration.recipe["training"]["curriculum"]
     assert threshold[: len(gated)] == gated
-    assert threshold[len(gated) :] == [{**gated[-1], "steps": 100, "write_cost": 5.0, "strength_threshold": 0.6}]
+    last = {"steps": 100, "write_cost": 5.0, "strength_threshold": 0.6, "learning_rate": CPU.rate / 8}
+    assert threshold[len(gated) :] == [{**gated[-1], **last}]
 
 
-@pytest.mark.parametrize("kind", ["qa1", "qa2", "qa4", "qa5"])
+@pytest.mark.parametrize("kind", CPU.kinds)
 def test_gradients_reach_every_write_that_the_model_with_a_threshold_pays_for(kind):
     stages = CPU.run(THRESHOLD, kind, 0).configuration.recipe["training"]["curriculum"]
     charged = [stage for stage in stages if "write_cost" in stage]
     assert {(stage["min_length"], stage["length"], stage["backprop_segments"]) for stage in charged} == {(2, 8, 8)}
 
 
-@pytest.mark.parametrize("kind", ["qa1", "qa2", "qa4", "qa5"])
+@pytest.mark.parametrize("kind", CPU.kinds)
 def test_the_model_with_a_threshold_learns_with_facts_that_borders_split(kind):
     stages = CPU.run(THRESHOLD, kind, 0).configuration.recipe["training"]["curriculum"]
-    costs = [stage["write_cost"] for stage in stages if "write_cost" in stage]
-    assert costs == [one.cost for one in (*SPLIT_FACTS.gated_stages, *SPLIT_FACTS.threshold_stages)]
-    assert all(stage["settings"]["split_facts"] == 0.5 for stage in stages[-len(costs) :])
-    assert [stage.get("strength_threshold") for stage in stages[-len(costs) :]] == [None, None, None, 0.6]
-    *before, last = [stage.get("settings", {}) for stage in stages[: -len(costs)]]
+    own = SPLIT_QA2 if kind in ("qa2", "qa3") else SPLIT_FACTS
+    expected = [(one.cost, one.threshold, one.rate) for one in (*own.gated_stages, *own.threshold_stages)]
+    charged = [stage for stage in stages if "write_cost" in stage]
+    assert [
+        (stage["write_cost"], stage.get("strength_threshold"), stage["learning_rate"] / CPU.rate) for stage in charged
+    ] == expected
+    assert stages[-len(charged) :] == charged
+    assert all(stage["settings"]["split_facts"] == 0.5 for stage in charged)
+    *before, last = [stage.get("settings", {}) for stage in stages[: -len(charged)]]
     assert last["split_facts"] == 0.5, "what halves are for is learned before gates shut"
     assert not any("split_facts" in settings for settings in before)
 

@@ -360,7 +360,6 @@ CPU = Budget(
     own_rates={"armt": 1e-3},
     own_widths={"armt": 100, "armt_mosaic_v2": 120},
     gated_stages=(GatedStage(32, 50, 0.2), GatedStage(32, 50, 0.7), GatedStage(32, 150, 2.0)),
-    threshold_stages=(GatedStage(32, 100, 5.0, 0.6),),
     target=0.95,
     measured=(2, 4, 8, 16, 64, 256, 1024, 4096, 15625),
     longest_whole_text=64,
