@@ -8,7 +8,7 @@ import torch
 from tessera.experiments.babilong import experiment
 from tessera.experiments.babilong.experiment import BabilongExperiment, LastSegment
 from tessera.experiments.babilong.models import GATED, NAMES, THRESHOLD, WHOLE_TEXT
-from tessera.experiments.babilong.settings import BUDGETS, CPU, SPLIT_FACTS, SPLIT_QA2, SPLIT_QA5, GatedStage
+from tessera.experiments.babilong.settings import BUDGETS, CPU, SPLIT_FACTS, SPLIT_QA2, GatedStage
 from tessera.experiments.experiment import RunSelection
 from tessera.models.sizes import count_parameters
 from tessera.tasks.babilong.sample import RESERVED
@@ -112,7 +112,7 @@ def test_gradients_reach_every_write_that_the_model_with_a_threshold_pays_for(ki
 @pytest.mark.parametrize("kind", CPU.kinds)
 def test_the_model_with_a_threshold_learns_with_facts_that_borders_split(kind):
     stages = CPU.run(THRESHOLD, kind, 0).configuration.recipe["training"]["curriculum"]
-    own = {"qa2": SPLIT_QA2, "qa3": SPLIT_QA2, "qa5": SPLIT_QA5}.get(kind, SPLIT_FACTS)
+    own = SPLIT_QA2 if kind in ("qa2", "qa3") else SPLIT_FACTS
     expected = [(one.cost, one.threshold, one.rate) for one in (*own.gated_stages, *own.threshold_stages)]
     charged = [stage for stage in stages if "write_cost" in stage]
     assert [

@@ -310,9 +310,6 @@ SPLIT_QA2 = replace(
     ),
 )
 SPLIT_QA3 = replace(SPLIT_QA2, stages=((1, 1200), (3, 800), (5, 400), (8, 300), (16, 150)))
-SPLIT_QA5 = replace(
-    SPLIT_FACTS, threshold_stages=(*SPLIT_FACTS.threshold_stages, GatedStage(8, 200, 2.0, 0.6, ENDS, rate=0.125))
-)
 SMOKE = Budget(
     width=16,
     segment=64,
@@ -357,7 +354,7 @@ CPU = Budget(
         f"{THRESHOLD}/qa2": SPLIT_QA2,
         f"{THRESHOLD}/qa3": SPLIT_QA3,
         f"{THRESHOLD}/qa4": SPLIT_FACTS,
-        f"{THRESHOLD}/qa5": SPLIT_QA5,
+        f"{THRESHOLD}/qa5": SPLIT_FACTS,
         "armt": Harder(1000, 600),  # GPT-NeoX takes 1,000 steps to learn who is where, a mosaic 50 to 150
     },
     own_rates={"armt": 1e-3},
