@@ -288,16 +288,16 @@ CHAINED = Harder(
 # segment for the end of a fact. So some segments begin or end like that without a fact. Gradients flow through the
 # last eight segments: in longer texts the first writes cost nothing, and gates may learn to shut because of what
 # those left in the memory. Once that is overwritten, noise opens them. So these texts have two to eight segments.
-ENDS = {"half_facts": 0.2, "cut_facts": 0.1}
+LAST_GATED_NOISE = {"half_facts": 0.2, "cut_facts": 0.1}
 SPLIT_FACTS = Harder(
     gated_stages=(GatedStage(8, 100, 0.2), GatedStage(8, 100, 0.7), GatedStage(8, 200, 2.0)),
-    threshold_stages=(GatedStage(8, 400, 2.0, 0.6, ENDS),),
+    threshold_stages=(GatedStage(8, 400, 2.0, 0.6, LAST_GATED_NOISE),),
     gated_noise={"lookalikes": 0.02, "near_facts": 0.002, "split_facts": 0.5, "half_facts": 0.1},
     last_noise={"split_facts": 0.5},
 )
 SPLIT_QA1 = replace(SPLIT_FACTS, stages=((1, 200), (2, 600), (3, 300), (5, 300), (8, 300), (16, 200)))
-# QA2 and QA3 need every kind of fact, so a write costs less. At a constant rate their scores go up and down by ten
-# points from one evaluation to the next; so the last steps take an eighth of it.
+# A fact is worth less where it takes two or three to answer, so a write costs less. At a constant rate the scores go up
+# and down by ten points from one evaluation to the next; so the last steps take an eighth of it.
 SPLIT_QA2 = replace(
     SPLIT_FACTS,
     memory_steps=1000,
@@ -305,8 +305,8 @@ SPLIT_QA2 = replace(
     asked_alone=4,
     gated_stages=(GatedStage(8, 100, 0.2),),
     threshold_stages=(
-        GatedStage(8, 300, 0.5, 0.6, ENDS),
-        GatedStage(8, 200, 0.5, 0.6, ENDS, rate=0.125),
+        GatedStage(8, 300, 0.5, 0.6, LAST_GATED_NOISE),
+        GatedStage(8, 200, 0.5, 0.6, LAST_GATED_NOISE, rate=0.125),
     ),
 )
 SPLIT_QA3 = replace(SPLIT_QA2, stages=((1, 1200), (3, 800), (5, 400), (8, 300), (16, 150)))
