@@ -10,7 +10,7 @@ from tessera.errors import TesseraError
 from tessera.experiments.catalogue import EXPERIMENTS
 from tessera.experiments.experiment import Record, RunSelection
 from tessera.experiments.language_modeling.report import by_row, difference, tables
-from tessera.experiments.language_modeling.settings import MAIN, RATES, SEARCH, rate_of
+from tessera.experiments.language_modeling.settings import MAIN, POSITIONS, RATES, SEARCH, rate_of
 from tessera.experiments.out_of_distribution import report as other_text
 from tessera.experiments.results import ResultsFile
 
@@ -49,6 +49,12 @@ def test_models_of_a_depth_and_seed_differ_in_the_model_section_and_the_rate_alo
             assert differing <= {"learning_rate"}
 
 
+def test_transformers_differ_in_their_positions_alone():
+    recipes = {name: RUNS[f"{name}/1 block/seed 0"].configuration.recipe for name in POSITIONS}
+    assert {name: recipe["model"].pop("positions") for name, recipe in recipes.items()} == POSITIONS
+    assert recipes["transformer"] == recipes["transformer_rope"] == recipes["transformer_alibi"]
+
+
 def test_kernels_differ_in_the_kernel_alone():
     gaussian = RUNS["mosaic gaussian/4 blocks/seed 0"].configuration.recipe
     biweight = RUNS["mosaic biweight/4 blocks/seed 0"].configuration.recipe
@@ -62,7 +68,7 @@ def test_the_search_tries_every_rate_on_a_quarter_of_the_steps_and_of_one_block_
     search = [run.configuration for run in RUNS.values() if run.configuration.part == SEARCH]
     assert {settings.learning_rate for settings in search} == {1e-3, 3e-3, 1e-2, 3e-2}
     for settings in search:
-        in_full = settings.name in ("transformer", "mosaic gaussian") and settings.num_layers == 1
+        in_full = settings.name in (*POSITIONS, "mosaic gaussian") and settings.num_layers == 1
         assert steps(settings) == 250 or (in_full and steps(settings) == 1000)
     main = [run.configuration for run in RUNS.values() if run.configuration.part == MAIN]
     for settings in main:
@@ -102,7 +108,7 @@ def test_differences_are_taken_seed_by_seed():
     assert one.mean == pytest.approx(-0.375)
     assert one.standard_error == pytest.approx(0.125)
     row = tables(records)["Validation loss by depth"].splitlines()[2]
-    assert row == "| 1 | 2 | 1,000 / 1,000 | 2 | 4.000 ± 1.000 | 4.375 ± 0.875 | -0.375 ± 0.125 |"
+    assert row == "| 1 | 2 / 2 | 1,000 / 1,000 | 2 | 4.000 ± 1.000 | 4.375 ± 0.875 | -0.375 ± 0.125 |"
     only_other_seed = {0: rows["mosaic gaussian", 1][0]}
     assert difference(only_other_seed, {1: rows["transformer", 1][1]}) is None
 
@@ -118,7 +124,7 @@ def test_the_lowest_rate_loss_is_bold_and_kernels_are_set_against_the_gaussian()
         }.items()
     }
     made = tables(records)
-    assert made["Learning rates"].splitlines()[2] == "| Transformer | 1 | 250 | 3.000 | **2.500** |"
+    assert made["Learning rates"].splitlines()[2] == "| Transformer, learned positions | 1 | 250 | 3.000 | **2.500** |"
     assert made["Validation loss by kernel"].splitlines()[-1] == "| Mosaic, biweight | 1 | 1.750 | -0.250 |"
 
 
@@ -164,5 +170,5 @@ def test_losses_by_position_are_averaged_in_bins_and_compared_seed_by_seed():
     assert other_text.binned(curve) == [4.0, 3.0, 2.0]
     made = other_text.tables(records)
     assert made["novels: loss by position"].splitlines()[0].endswith("| all | 1 to 16 | 17 to 50 | 51 to 100 |")
-    expected = "| 1 | 1 | -0.500 | -0.500 | -0.500 | -0.500 |"
+    expected = "| Transformer, learned positions, 1 | 1 | -0.500 | -0.500 | -0.500 | -0.500 |"
     assert made["novels: mosaic minus transformer"].splitlines()[2] == expected

@@ -6,10 +6,10 @@ from typing import Any
 
 from tessera.experiments.experiment import Record
 from tessera.experiments.language_modeling.published import NAMES
-from tessera.experiments.language_modeling.report import MOSAIC, TRANSFORMER, Row, by_row, loss, texts
+from tessera.experiments.language_modeling.report import MOSAIC, TRANSFORMERS, Row, by_row, loss, texts
 from tessera.experiments.tables import new_figure
 
-COLORS = {MOSAIC: "#c2410c", TRANSFORMER: "#1d4ed8"}
+COLORS = {MOSAIC: "#c2410c", **dict(zip(TRANSFORMERS, ("#1d4ed8", "#15803d", "#a16207")))}
 MARKERS = "osD^v<>pP"
 Rows = Mapping[Row, Mapping[int, Record]]
 

@@ -31,5 +31,7 @@ NAMES = {
     "mosaic normalized_relu": "Mosaic, Epanechnikov (normalised ReLU)",
     "mosaic gaussian_knn": "Mosaic, Gaussian kNN, k = 16",
     "mosaic uniform_knn": "Mosaic, uniform kNN, k = 16",
-    "transformer": "Transformer",
+    "transformer": "Transformer, learned positions",
+    "transformer_rope": "Transformer, RoPE",
+    "transformer_alibi": "Transformer, ALiBi",
 }

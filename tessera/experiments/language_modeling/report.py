@@ -5,13 +5,14 @@ from collections.abc import Mapping
 
 from tessera.experiments.experiment import Record
 from tessera.experiments.language_modeling.published import NAMES, SETTINGS
-from tessera.experiments.language_modeling.settings import MAIN, SEARCH
+from tessera.experiments.language_modeling.settings import MAIN, POSITIONS, SEARCH
 from tessera.experiments.tables import markdown, mean_of, settings_table, spread, with_error
 from tessera.tasks.task import Estimate
 
 # Name and blocks of a row.
 Row = tuple[str, int]
-MOSAIC, TRANSFORMER = "mosaic gaussian", "transformer"
+MOSAIC = "mosaic gaussian"
+TRANSFORMERS = tuple(POSITIONS)
 
 
 def by_row(records: Mapping[str, Record], part: str = MAIN) -> dict[Row, dict[int, Record]]:
@@ -61,23 +62,26 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 
 
 def _by_depth(rows: Mapping[Row, Mapping[int, Record]]) -> str:
+    transformers = [name for name in TRANSFORMERS if any(row[0] == name for row in rows)]
     lines = []
-    for depth in sorted({depth for name, depth in rows if name in (MOSAIC, TRANSFORMER)}):
-        mosaic, transformer = rows.get((MOSAIC, depth), {}), rows.get((TRANSFORMER, depth), {})
-        one = [next(iter(seeds.values())).outcome for seeds in (mosaic, transformer) if seeds]
+    for depth in sorted({depth for name, depth in rows if name in (MOSAIC, *transformers)}):
+        mosaic = rows.get((MOSAIC, depth), {})
+        others = [rows.get((name, depth), {}) for name in transformers]
+        outcomes = [next(iter(seeds.values())).outcome for seeds in (mosaic, *others) if seeds]
         lines.append(
             [
                 depth,
-                max(len(mosaic), len(transformer)),
-                " / ".join(f"{outcome['parameters']:,}" for outcome in one),
-                f"{max(outcome['tokens'] / outcome['parameters'] for outcome in one):.2g}",
-                with_error(loss(mosaic), ".3f") if mosaic else "",
-                with_error(loss(transformer), ".3f") if transformer else "",
-                signed(difference(mosaic, transformer)),
+                " / ".join(str(len(seeds)) for seeds in (mosaic, *others)),
+                " / ".join(f"{outcome['parameters']:,}" for outcome in outcomes),
+                f"{max(outcome['tokens'] / outcome['parameters'] for outcome in outcomes):.2g}",
+                *(with_error(loss(seeds), ".3f") if seeds else "" for seeds in (mosaic, *others)),
+                *(signed(difference(mosaic, seeds)) for seeds in others),
             ]
         )
-    headings = ["blocks", "seeds", "parameters", "tokens per parameter", "mosaic", "transformer"]
-    return markdown([*headings, "mosaic - transformer"], lines) if lines else ""
+    positions = [NAMES[name].removeprefix("Transformer, ") for name in transformers]
+    headings = ["blocks", "seeds", "parameters", "tokens per parameter", "mosaic"]
+    headings += [f"transformer, {name}" for name in positions] + [f"mosaic - {name}" for name in positions]
+    return markdown(headings, lines) if lines else ""
 
 
 def _by_kernel(rows: Mapping[Row, Mapping[int, Record]]) -> str:

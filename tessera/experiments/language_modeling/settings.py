@@ -17,7 +17,9 @@ from tessera.typed import to_json
 
 _recipe = cache(read_recipe)  # one process makes the list of runs several times
 
-MODELS = ("mosaic", "transformer")
+# A transformer is named after its positions; the plain one learns a vector for each, as GPT-2 does.
+POSITIONS = {"transformer": "absolute", "transformer_rope": "rope", "transformer_alibi": "alibi"}
+MODELS = ("mosaic", *POSITIONS)
 KERNELS = PAPER_KERNELS
 RATE = "training.learning_rate"
 SEARCH, MAIN = "rates", ""
@@ -116,8 +118,7 @@ RATES: dict[tuple[str, int], float] = {
     **{(f"mosaic {kernel}", 1): 3e-2 for kernel in KERNELS},
     **{(f"mosaic {kernel}", 1): 1e-2 for kernel in ("gaussian", "biweight", "normalized_relu")},
     **{(f"mosaic {kernel}", 4): 3e-3 for kernel in KERNELS},
-    ("transformer", 1): 3e-3,
-    ("transformer", 4): 3e-3,
+    **{(transformer, depth): 3e-3 for transformer in POSITIONS for depth in (1, 4)},
 }
 DEFAULT_RATE = 3e-3
 
@@ -145,13 +146,13 @@ BUDGETS = {
     "cpu": Budget(
         depths=(1, 2, 4, 8),
         kernel_depths=(1, 4),
-        seeds=2,
+        seeds=3,
         sequences=256,
         searches=(
-            Search(("mosaic gaussian", "transformer"), (1, 4), SHORT),
+            Search(("mosaic gaussian", *POSITIONS), (1, 4), SHORT),
             Search(tuple(f"mosaic {kernel}" for kernel in KERNELS[1:]), (1,), SHORT),
             # After 250 steps losses at one block are too close to choose by.
-            Search(("mosaic gaussian", "transformer"), (1,), (f"{RATE}=1e-3,3e-3,1e-2,3e-2",)),
+            Search(("mosaic gaussian", *POSITIONS), (1,), (f"{RATE}=1e-3,3e-3,1e-2,3e-2",)),
         ),
     ),
     "full": Budget(
@@ -177,7 +178,7 @@ def runs_of(selection: RunSelection, experiment: str = "language_modeling") -> l
     text = texts[0] if texts else None
     seeds = range(selection.seeds or budget.seeds)
     names = [("mosaic", "gaussian")] if "mosaic" in models and "gaussian" in kernels else []
-    names += [("transformer", "")] if "transformer" in models else []
+    names += [(model, "") for model in POSITIONS if model in models]
     others = [("mosaic", kernel) for kernel in kernels if kernel != "gaussian" and "mosaic" in models]
     search = [
         _run(budget, name, depth, 0, text, point)
@@ -232,12 +233,17 @@ def _run(
     point: Point | None = None,
 ) -> Run:
     model, kernel = name
-    recipe = budget.recipes[MODELS.index(model)] if kernel in ("", "gaussian") else budget.kernel_recipe
+    mosaic_recipe, transformer_recipe = budget.recipes
+    recipe = budget.kernel_recipe if kernel not in ("", "gaussian") else mosaic_recipe
+    if model in POSITIONS:
+        recipe = transformer_recipe
     overrides = [f"model.num_layers={num_layers}", f"seed={seed}", *budget.overrides]
     if kernel not in ("", "gaussian"):
         overrides.append(f"model.kernel={kernel}")
     if model == "mosaic":
         overrides += budget.mosaic_overrides
+    else:
+        overrides.append(f"model.positions={POSITIONS[model]}")
     if point is not None:
         overrides += point.overrides
     elif "{layers}" not in recipe:

@@ -9,12 +9,12 @@ import numpy as np
 from tessera.evaluation.figures import moving_average
 from tessera.experiments.experiment import Record
 from tessera.experiments.language_modeling.published import NAMES
-from tessera.experiments.language_modeling.report import MOSAIC, TRANSFORMER, Row
+from tessera.experiments.language_modeling.report import MOSAIC, TRANSFORMERS, Row
 from tessera.experiments.out_of_distribution.report import by_text
 from tessera.experiments.tables import new_figure
 
 DECAY = 0.95
-MAPS = {MOSAIC: "Oranges", TRANSFORMER: "Blues"}
+MAPS = {MOSAIC: "Oranges", **dict(zip(TRANSFORMERS, ("Blues", "Greens", "YlOrBr")))}
 
 
 def draw(records: Mapping[str, Record], path: Path) -> None:
@@ -24,7 +24,8 @@ def draw(records: Mapping[str, Record], path: Path) -> None:
     for (by_depth, by_kernel), (text, rows) in zip(figure.subplots(len(texts), 2, squeeze=False), texts.items()):
         _draw(by_depth, {row: seeds for row, seeds in rows.items() if row[0] in MAPS})
         deepest = max((depth for name, depth in rows if name not in MAPS), default=0)
-        _draw(by_kernel, {row: seeds for row, seeds in rows.items() if row[1] == deepest and row[0] != TRANSFORMER})
+        mosaics = {row: seeds for row, seeds in rows.items() if row[1] == deepest and row[0] not in TRANSFORMERS}
+        _draw(by_kernel, mosaics)
         by_depth.set_title(f"{text}: mosaic and transformer, by blocks")
         by_kernel.set_title(f"{text}: kernels" + (f", blocks: {deepest}" if deepest else ""))
     figure.suptitle(f"Loss by position, exponential moving average (decay {DECAY:g}), mean over seeds")

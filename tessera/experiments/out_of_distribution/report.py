@@ -7,7 +7,7 @@ from statistics import fmean
 
 from tessera.experiments.experiment import Record
 from tessera.experiments.language_modeling.published import NAMES
-from tessera.experiments.language_modeling.report import MOSAIC, TRANSFORMER, Row, signed
+from tessera.experiments.language_modeling.report import MOSAIC, TRANSFORMERS, Row, signed
 from tessera.experiments.tables import markdown, mean_of, with_error
 
 # Borders of the bins, in tokens of context before the predicted one: 1 to 16, 17 to 50, ...
@@ -35,15 +35,19 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     tables: dict[str, str] = {}
     for text, rows in by_text(records).items():
         depths = sorted({depth for _, depth in rows})
-        pairs = [(str(depth), rows.get((MOSAIC, depth), {}), rows.get((TRANSFORMER, depth), {})) for depth in depths]
+        pairs = [
+            (f"{NAMES[name]}, {depth}", rows.get((MOSAIC, depth), {}), rows.get((name, depth), {}))
+            for name in TRANSFORMERS
+            for depth in depths
+        ]
         kernels = [
             (f"{NAMES[name]}, {depth}", seeds, rows.get((MOSAIC, depth), {}))
             for (name, depth), seeds in rows.items()
-            if name not in (MOSAIC, TRANSFORMER)
+            if name not in (MOSAIC, *TRANSFORMERS)
         ]
         made = {
             "loss by position": _losses(rows),
-            "mosaic minus transformer": _differences("blocks", pairs),
+            "mosaic minus transformer": _differences("transformer, blocks", pairs),
             "kernel minus Gaussian": _differences("kernel, blocks", kernels),
         }
         tables |= {f"{text}: {heading}": table for heading, table in made.items() if table}
