@@ -56,7 +56,7 @@ bench: install ## measure speed beside other code, in one run each, on this mach
 	$(BIN)/python -m benchmarks.run
 
 experiments-page: install ## redraw figures and tables of results/, also in docs/experiments/
-	$(BIN)/python -m tessera.experiments.report
+	$(BIN)/python -m tessera.papers.report
 
 docs: install ## build the site into docs/_build/html, running its tutorials (5 minutes)
 	$(BIN)/python -m sphinx -b html -W --keep-going docs docs/_build/html

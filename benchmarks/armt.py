@@ -19,9 +19,9 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from tessera.base.files import write_text_atomically
+from tessera.base.precision import has_fast_bfloat16
 from tessera.evaluation.provenance import provenance
-from tessera.files import write_text_atomically
-from tessera.precision import has_fast_bfloat16
 
 TRAIN, CHECK = 16 * 512, 3 * 512 + 100
 LARGEST_DIFFERENCE = 1e-3  # float32 logits of order 1 after four segments; the golden files are compared in float64

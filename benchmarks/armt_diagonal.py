@@ -16,8 +16,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tessera.armt as armt
+from tessera.base.files import write_text_atomically
 from tessera.evaluation.provenance import provenance
-from tessera.files import write_text_atomically
 from tessera.models.armt.diagonal import read_diagonally
 
 CASES = [(64, 4, 32), (64, 8, 32), (256, 4, 128), (256, 4, 512)]  # width, layers, segment size

@@ -136,7 +136,7 @@ class Side:
     @contextmanager
     def automatic(self):
         """Without gradients, in automatic precision."""
-        from tessera.precision import autocast, resolve_precision
+        from tessera.base.precision import autocast, resolve_precision
 
         with torch.no_grad(), autocast(resolve_precision("auto", "cpu"), "cpu"):
             yield

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tessera.files import write_text_atomically
+from tessera.base.files import write_text_atomically
 
 STAGES = ("correct", "attention", "entmax", "averages", "tiles", "training", "decoding", "armt", "reproduce")
 

@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
+from tessera.base.files import write_text_atomically
+from tessera.base.precision import has_fast_bfloat16
 from tessera.evaluation.provenance import provenance
-from tessera.files import write_text_atomically
 from tessera.kernels import kernel_from_config
 from tessera.ops.kernel_regression import Window, kernel_regression
-from tessera.precision import has_fast_bfloat16
 
 HEADS, WIDTH = 8, 64
 # exp(2): the inverse bandwidth with which the published models start.

@@ -21,10 +21,10 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from tessera.base.files import write_text_atomically
+from tessera.base.precision import autocast, resolve_precision
 from tessera.evaluation.provenance import provenance
-from tessera.files import write_text_atomically
 from tessera.models.small_models import build_small_model
-from tessera.precision import autocast, resolve_precision
 
 SIZE = {"vocab_size": 8192, "hidden_size": 384, "num_layers": 6, "num_heads": 6}
 SLOTS = 7 * SIZE["hidden_size"] // 2  # per head, as the table of small models has them

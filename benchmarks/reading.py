@@ -20,10 +20,10 @@ from pathlib import Path
 
 from benchmarks.armt import Process
 from benchmarks.armt_side import CHUNK, LAYERS, MEMORY_DIM, MEMORY_TOKENS, SEGMENT, TEXTS
+from tessera.base.files import write_text_atomically
+from tessera.base.precision import resolve_precision
 from tessera.evaluation.provenance import provenance
-from tessera.experiments.tables import markdown
-from tessera.files import write_text_atomically
-from tessera.precision import resolve_precision
+from tessera.papers.tables import markdown
 
 LENGTHS = (CHUNK, 10 * CHUNK, 100 * CHUNK)
 # Row -> (process, work, texts).

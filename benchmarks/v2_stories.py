@@ -12,16 +12,16 @@ import json
 import time
 from pathlib import Path
 
+from tessera.base.files import write_text_atomically
 from tessera.data.tokenizers import TokenizerSpec
 from tessera.data.windows import Split, ValidationWindows
 from tessera.evaluation.figures import position_curves
 from tessera.evaluation.loss import loss_by_position
 from tessera.evaluation.provenance import provenance
-from tessera.files import write_text_atomically
-from tessera.models.loading import load_model
-from tessera.training.recipe import recipe_to_dict
+from tessera.models.saving.loading import load_model
+from tessera.recipes.recipe import recipe_to_dict
+from tessera.recipes.sections import DataSection, Recipe, TrainingSection
 from tessera.training.run import train
-from tessera.training.sections import DataSection, Recipe, TrainingSection
 
 CONTEXT, LONGEST = 128, 1024
 SHARED = {"hidden_size": 128, "num_layers": 4}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.evaluation.provenance import command_line
-from tessera.files import write_text_atomically
+from tessera.base.files import write_text_atomically
 
 
 def halve_distances(stored: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 # module -> the names that `tessera` offers from it: the only list of them.
 _OFFERED = {
-    "tessera.errors": ("TesseraError",),
+    "tessera.base.errors": ("TesseraError",),
     "tessera.models.memory_mosaic": ("MemoryMosaicConfig", "MemoryMosaicForCausalLM", "MemoryMosaicModel"),
     "tessera.models.memory_mosaic_v2": ("MemoryMosaicV2Config", "MemoryMosaicV2ForCausalLM", "MemoryMosaicV2Model"),
     "tessera.models.armt": ("ARMTConfig", "ARMTForCausalLM", "ARMTState"),
@@ -47,7 +47,7 @@ _OFFERED = {
     "tessera.ops.gated_average": ("gated_average",),
     "tessera.ops.association_matrix": ("read_association", "write_association"),
     "tessera.ops.linear_cross_entropy": ("linear_cross_entropy",),
-    "tessera.tasks.catalogue": ("TASKS",),
+    "tessera.tasks.task": ("TASKS",),
 }
 _MODULES = {name: module for module, names in _OFFERED.items() for name in names}
 _ROOMS = ("armt", "data", "evaluation", "experiments", "interop", "kernels", "layers", "memories", "models", "ops")

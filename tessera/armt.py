@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM, ARMTState
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM, PRMTState
 from tessera.models.recurrence.layer_hooks import MemoryLayer

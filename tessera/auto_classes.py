@@ -12,7 +12,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-from tessera import plugins
+from tessera.base import plugins
 
 MODEL_TYPES = ("memory_mosaic", "memory_mosaic_v2", "linear_attention", "armt", "rmt", "prmt")
 AUTO_CONFIGURATION = "transformers.models.auto.configuration_auto"

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 
 
 def require_harness(where: str) -> None:

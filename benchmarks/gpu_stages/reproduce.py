@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.gpu_stages.settings import Settings
-from tessera.experiments.catalogue import EXPERIMENTS as EXPERIMENT_REGISTRY
-from tessera.experiments.experiment import RunSelection
+from tessera.papers.catalogue import EXPERIMENTS as EXPERIMENT_REGISTRY
+from tessera.papers.experiment import RunSelection
 
 # Experiments of the `full` budget: case -> (experiment, pattern of the run's name).
 COMPACT = ("sparsemax", "biweight", "triweight")

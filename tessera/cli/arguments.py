@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import IO
 
-from tessera.errors import TesseraError
-from tessera.training.recipe_files import find_recipe
+from tessera.base.errors import TesseraError
+from tessera.recipes.files import find_recipe
 
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**32 - 1  # of numpy's generators

@@ -19,10 +19,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tessera.base.errors import TesseraError, expect
 from tessera.cli.arguments import standard_input
 from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
 from tessera.data.sources import STORIES
-from tessera.errors import TesseraError, expect
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.generation.answering import answer, answers_questions, unknown_words
     from tessera.generation.memory import segmented_model, stored_memory
     from tessera.generation.sampling import continuation
-    from tessera.models.loading import load_tokenizer
+    from tessera.models.saving.loading import load_tokenizer
 
     if arguments.samples is not None:
         return _score(arguments)
@@ -102,10 +102,10 @@ def _score(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from tessera.generation.memory import segmented_model
-    from tessera.generation.sample_scores import is_right
-    from tessera.models.loading import load_tokenizer
-    from tessera.tasks.babilong.public_files import read_samples
-    from tessera.tasks.babilong.scorer import subtargets
+    from tessera.models.saving.loading import load_tokenizer
+    from tessera.papers.babilong.public_files import read_samples
+    from tessera.papers.babilong.sample_scores import is_right
+    from tessera.papers.babilong.scorer import subtargets
 
     others = [name for name in ("memory", "text") if getattr(arguments, name) is not None]
     others += [name for name in ("questions", "plant", "interactive") if getattr(arguments, name)]
@@ -145,8 +145,8 @@ def _read(
     """The memory after the texts with the facts planted in them; says on standard error what was read."""
     from tessera.generation.joined_text import JoinedText
     from tessera.generation.memory import token_stream
-    from tessera.generation.planting import PlantedText
     from tessera.models.recurrence import read_stream
+    from tessera.papers.babilong.planting import PlantedText
 
     with JoinedText(paths) as joined:
         text = PlantedText(joined, joined.size, facts, seed)

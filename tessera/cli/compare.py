@@ -8,9 +8,9 @@ import argparse
 import json
 from pathlib import Path
 
+from tessera.base.dataclass_io import to_json
+from tessera.base.files import expect_writable
 from tessera.cli.arguments import image_file
-from tessera.files import expect_writable
-from tessera.typed import to_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read, print and draw."""
     from tessera.evaluation.report import print_table, short_names
-    from tessera.training.comparison import COLUMNS, draw_runs, run_state
+    from tessera.tools.comparison import COLUMNS, draw_runs, run_state
 
     if arguments.plot:
         expect_writable(Path(arguments.plot), "compare", "--plot")

@@ -8,7 +8,7 @@ processes wrote are merged. The result is a folder that from_pretrained, generat
 import argparse
 from pathlib import Path
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train both, then write and print what came out."""
-    from tessera.training.demo import Demo
+    from tessera.tools.demo import Demo
 
     Demo(arguments.output, arguments.overrides, arguments.minutes, arguments.prompt).run()
     return 0

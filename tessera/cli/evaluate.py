@@ -16,9 +16,9 @@ import argparse
 import logging
 from pathlib import Path
 
+from tessera.base.errors import expect
+from tessera.base.files import expect_writable
 from tessera.cli.arguments import context_length, decay, image_file, positive_int, seed
-from tessera.errors import expect
-from tessera.files import expect_writable
 from tessera.lm_eval import require_harness
 
 
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _model(folder: str, arguments: argparse.Namespace):
     """(the model, whether long-term memories take part: None for models that have no such thing)."""
-    from tessera.models.loading import load_model
+    from tessera.models.saving.loading import load_model
 
     enabled = not arguments.without_long_term_memory
     model = load_model(folder, long_term_memory=enabled)
@@ -104,7 +104,7 @@ def _model(folder: str, arguments: argparse.Namespace):
 
 def _on_text(folder: str, arguments: argparse.Namespace) -> dict:
     from tessera.evaluation.text import evaluate_text
-    from tessera.models.loading import load_tokenizer
+    from tessera.models.saving.loading import load_tokenizer
     from tessera.models.transformer import context_limit
     from tessera.training.evaluation_text import evaluation_text
 
@@ -129,8 +129,8 @@ def _on_task(folder: str, arguments: argparse.Namespace) -> dict:
 def _on_harness(folder: str, arguments: argparse.Namespace) -> dict:
     require_harness("eval --tasks")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    from tessera.base.precision import resolve_precision
     from tessera.evaluation.harness import TesseraLM, harness_report
-    from tessera.precision import resolve_precision
 
     dtype = {"bf16": "bfloat16", "fp32": "float32"}[resolve_precision(arguments.precision)]
     switch = "off" if arguments.without_long_term_memory else "on"

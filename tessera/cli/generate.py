@@ -11,9 +11,9 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
+from tessera.base.errors import TesseraError, expect
+from tessera.base.files import expect_writable, write_text_atomically, writing
 from tessera.cli.arguments import positive_int, probability, seed, temperature, whole_number
-from tessera.errors import TesseraError, expect
-from tessera.files import expect_writable, write_text_atomically, writing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Load the models; print prompt and continuation, or the table."""
     from tessera.generation.prompts import continuations, markdown_table, read_prompts
     from tessera.generation.sampling import continuation
-    from tessera.models.loading import load_model, load_tokenizer
+    from tessera.models.saving.loading import load_model, load_tokenizer
 
     if arguments.out is not None and arguments.out.exists():
         raise TesseraError(f"generate: --out must be a new file; got {arguments.out}, which exists.")

@@ -9,8 +9,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from tessera.base.errors import TesseraError
 from tessera.cli.arguments import positive_int
-from tessera.errors import TesseraError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _configuration(arguments: argparse.Namespace):
     """(model configuration, context length) of a model folder or a recipe."""
-    from tessera.models.loading import load_config
     from tessera.models.presets import PRESETS
-    from tessera.training.model_section import untrained_config
-    from tessera.training.recipe import read_recipe
+    from tessera.models.saving.loading import load_config
+    from tessera.recipes.model_section import untrained_config
+    from tessera.recipes.recipe import read_recipe
 
     if arguments.what in PRESETS:
         if arguments.overrides:

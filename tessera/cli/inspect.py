@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from tessera.base.errors import expect
 from tessera.cli.arguments import positive_int
-from tessera.errors import expect
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.inspection import trace, trace_memory
     from tessera.inspection.page import write_page
     from tessera.inspection.text import read_tokens
-    from tessera.models.loading import load_model, load_tokenizer
+    from tessera.models.saving.loading import load_model, load_tokenizer
 
     expect(arguments.text or arguments.memory, "inspect", "--text or --memory", "be given", "neither")
     pages = len(arguments.models) * max(1, len(arguments.text))
@@ -98,7 +98,7 @@ def _require_places(arguments: argparse.Namespace) -> None:
 
     Only what an earlier inspection wrote is replaced.
     """
-    from tessera.files import expect_writable
+    from tessera.base.files import expect_writable
     from tessera.inspection.page import is_page
     from tessera.inspection.trace import is_trace
 

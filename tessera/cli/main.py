@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from tessera import plugins
-from tessera.errors import TesseraError, first_line
+from tessera.base import plugins
+from tessera.base.errors import TesseraError, first_line
 
 USER_ERROR, INTERRUPTED = 2, 130
 OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")

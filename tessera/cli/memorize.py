@@ -9,9 +9,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from tessera.base.errors import TesseraError
+from tessera.base.files import writing
 from tessera.cli.arguments import standard_input
-from tessera.errors import TesseraError
-from tessera.files import writing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read, store, say what was read."""
     from tessera.generation.memory import require_place, segmented_model, stored_memory, token_stream
-    from tessera.models.loading import load_tokenizer
     from tessera.models.recurrence import read_stream
+    from tessera.models.saving.loading import load_tokenizer
 
     source, out = Path(arguments.file), Path(arguments.out)
     if arguments.file != "-" and not source.is_file():

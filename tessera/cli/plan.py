@@ -9,13 +9,13 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from tessera.base.errors import TesseraError
 from tessera.cli.arguments import integer, memory_size, positive_float, probability, require_recipe
-from tessera.errors import TesseraError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tessera.training.plan import Plan
+    from tessera.tools.plan import Plan
 
 DEVICE_TYPES = {"gpu": "cuda", "cpu": "cpu"}
 MOST_DEVICES = 1_000_000
@@ -63,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     require_recipe(arguments.recipe)
 
-    from tessera.training.plan import plan
-    from tessera.training.recipe import read_recipe
+    from tessera.recipes.recipe import read_recipe
+    from tessera.tools.plan import plan
 
     planned = plan(
         read_recipe(arguments.recipe, arguments.overrides),

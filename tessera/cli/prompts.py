@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.cli.arguments import positive_int, seed
-from tessera.errors import TesseraError, did_you_mean, expect
 
 # Of each kind of prompt. They are filled in late, so that an option of the other kind is noticed.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -69,9 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ask_many_shot(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    from tessera.evaluation.many_shot import LabelledTexts, many_shot_scores
-    from tessera.tasks.many_shot.files import BANKING77, READERS, by_label
-    from tessera.tasks.many_shot.prompts import TEMPLATES
+    from tessera.papers.many_shot.files import BANKING77, READERS, by_label
+    from tessera.papers.many_shot.prompting import LabelledTexts, many_shot_scores
+    from tessera.papers.many_shot.prompts import TEMPLATES
 
     data = arguments.many_shot
     if data not in READERS:
@@ -87,8 +87,8 @@ def _ask_many_shot(folder: str, arguments: argparse.Namespace) -> dict[str, Any]
 
 
 def _ask_documents(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    from tessera.evaluation.document_questions import document_scores
-    from tessera.tasks.document_qa.files import READERS
+    from tessera.papers.document_qa.files import READERS
+    from tessera.papers.document_qa.prompting import document_scores
 
     data = arguments.documents
     if data not in READERS:
@@ -107,7 +107,7 @@ def _require_files(files: list[Path] | None, count: int, requirement: str) -> li
 def _report(folder: str, arguments: argparse.Namespace, data: str, options: dict[str, Any], measure, *what) -> dict:
     """A JSON-ready record with the scores, the options and the provenance."""
     from tessera.evaluation.provenance import provenance
-    from tessera.models.loading import load_model, load_tokenizer
+    from tessera.models.saving.loading import load_model, load_tokenizer
 
     began = time.time()
     model = load_model(folder, long_term_memory=not arguments.without_long_term_memory)

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from tessera.cli.arguments import positive_int
-from tessera.experiments.experiment import RunSelection
+from tessera.papers.experiment import RunSelection
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Reproduce, then print the table."""
-    from tessera.experiments.runner import reproduce
+    from tessera.papers.runner import reproduce
 
     models, kernels = (tuple(names) if names else None for names in (arguments.models, arguments.kernels))
     data = tuple(arguments.data) if arguments.data else None

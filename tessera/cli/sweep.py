@@ -16,8 +16,8 @@ import json
 import sys
 from pathlib import Path
 
+from tessera.base.errors import TrainingInterrupted
 from tessera.cli.arguments import repeated, require_recipe
-from tessera.errors import TrainingInterrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train all, then print the table."""
     require_recipe(arguments.recipe)
 
-    from tessera.training.sweep import Sweep
+    from tessera.tools.sweep import Sweep
 
     overrides = [_plain(override) for override in arguments.overrides]
     sweep = Sweep.read(arguments.recipe, overrides, arguments.output)
@@ -59,8 +59,8 @@ def _plain(override: str) -> str:
 
 def _print(outcomes) -> None:
     from tessera.evaluation.report import print_table
-    from tessera.experiments.tables import mean_of, with_error
-    from tessera.training.sweep import best, over_seeds
+    from tessera.papers.tables import mean_of, with_error
+    from tessera.tools.sweep import best, over_seeds
 
     keys = list(outcomes[0].values)
     columns = ("nats/token", "bits/byte", "parameters", "tokens", "")

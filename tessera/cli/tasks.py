@@ -1,6 +1,6 @@
 """List the tasks that models can be trained and scored on, and the experiments that `tessera reproduce` runs.
 
-A task makes examples and scores predictions; it knows no model. In Python: `from tessera.tasks.catalogue import TASKS`.
+A task makes examples and scores predictions; it knows no model. In Python: `from tessera.tasks.task import TASKS`.
 An experiment trains models on tasks and sets the papers' numbers beside what comes out.
 """
 
@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one line each."""
-    from tessera.experiments.catalogue import EXPERIMENTS
-    from tessera.tasks.catalogue import TASKS
+    from tessera.papers.catalogue import EXPERIMENTS
+    from tessera.tasks.task import TASKS
 
     tasks = {name: {"summary": task.summary, "source": task.source} for name, task in TASKS.items()}
     experiments = {name: {"summary": one.title, "source": one.source} for name, one in EXPERIMENTS.items()}

@@ -19,8 +19,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tessera.base.errors import TesseraError, TrainingInterrupted
 from tessera.cli.arguments import repeated, require_recipe
-from tessera.errors import TesseraError, TrainingInterrupted
 
 
 class HelpRecipe(argparse.Action):
@@ -31,7 +31,7 @@ class HelpRecipe(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         """See `argparse.Action`."""
-        from tessera.training.recipe_help import recipe_help
+        from tessera.recipes.help import recipe_help
 
         print(recipe_help())
         parser.exit()
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise TesseraError("--resume and --overwrite exclude each other.")
     require_recipe(arguments.recipe)
 
-    from tessera.training.recipe import read_recipe
+    from tessera.recipes.recipe import read_recipe
     from tessera.training.run import train
 
     recipe = read_recipe(arguments.recipe, arguments.overrides)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tessera.errors import TesseraError, did_you_mean, first_line
+from tessera.base.errors import TesseraError, did_you_mean, first_line
 
 
 def dataset_source(

@@ -6,8 +6,8 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import HFValidationError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tessera.errors import TesseraError, first_line
-from tessera.foreign_code import require_no_code
+from tessera.base.errors import TesseraError, first_line
+from tessera.base.foreign_code import require_no_code
 
 # What ends a text, where a tokenizer.json file alone does not say; the first one that it knows.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")

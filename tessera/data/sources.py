@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tessera.base.errors import TesseraError
 from tessera.data.hub import dataset_source
 from tessera.data.text_files import documents_of_file, documents_of_json_lines
-from tessera.errors import TesseraError
 
 STORIES = Path(__file__).parent / "stories"
 BUNDLED = {"stories": STORIES, "novels": Path(__file__).parent / "novels"}

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tessera.checkpoints import checksum
+from tessera.base.checkpoints import checksum
+from tessera.base.errors import TesseraError
+from tessera.base.files import remove, sync, writing
+from tessera.base.locks import folder_shared
 from tessera.data.sources import TextSource
-from tessera.errors import TesseraError
-from tessera.files import remove, sync, writing
-from tessera.locks import folder_shared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

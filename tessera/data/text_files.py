@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 
 PIECE_BYTES = 1 << 20
 

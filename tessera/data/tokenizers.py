@@ -10,9 +10,9 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from tessera.base.dataclass_io import option
+from tessera.base.errors import TesseraError, did_you_mean, first_line
 from tessera.data.pretrained_tokenizers import pretrained_tokenizer
-from tessera.errors import TesseraError, did_you_mean, first_line
-from tessera.typed import option
 
 BEGIN, END = "<|beginoftext|>", "<|endoftext|>"
 GPT2_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))

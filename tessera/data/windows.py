@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from tessera.base.errors import TesseraError
 from tessera.data.shuffle import shuffled
 from tessera.data.store import TokenStore
-from tessera.errors import TesseraError
 from tessera.ops.linear_cross_entropy import IGNORED
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.models.sizes import flops_per_sequence, flops_per_token, meta_model, num_parameters
 
 if TYPE_CHECKING:

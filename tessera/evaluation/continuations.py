@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.evaluation.prefix_tree import SharedPrefix, prefix_tree
 from tessera.models.forking import fork, state_bytes
 

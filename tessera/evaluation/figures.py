@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tessera.files import write_atomically, writing
+from tessera.base.files import write_atomically, writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

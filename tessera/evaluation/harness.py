@@ -23,7 +23,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, make_
 from torch import Tensor
 from tqdm import tqdm
 
-from tessera.errors import TesseraError, did_you_mean, expect
+from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.evaluation.continuations import (
     WORTH_SHARING,
     WORTH_SHARING_ON_ACCELERATORS,
@@ -34,7 +34,7 @@ from tessera.evaluation.continuations import (
 from tessera.evaluation.prefix_tree import prefix_tree
 from tessera.evaluation.provenance import provenance
 from tessera.models.forking import fork
-from tessera.models.loading import load_model, load_tokenizer
+from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.sizes import num_parameters
 from tessera.models.transformer import context_limit
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import tessera
-from tessera.precision import CPU_BFLOAT16, cpu_instructions
+from tessera.base.precision import CPU_BFLOAT16, cpu_instructions
 
 PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "numpy")
 # What decides how fast a processor multiplies matrices, in float32 and in bfloat16.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.models.recurrence.state import MemoryState
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.question_answering import QuestionBatch

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tessera.errors import TesseraError, did_you_mean, expect
+from tessera.base.dataclass_io import from_json
+from tessera.base.errors import TesseraError, did_you_mean, expect
+from tessera.base.precision import autocast, resolve_precision
+from tessera.base.yaml_files import parse_yaml
 from tessera.evaluation.provenance import provenance
 from tessera.models.transformer import context_limit
-from tessera.precision import autocast, resolve_precision
-from tessera.tasks.catalogue import TASKS
-from tessera.tasks.task import Estimate, Task, TokenExamples, estimate
-from tessera.typed import from_json
-from tessera.yaml_files import parse_yaml
+from tessera.tasks.task import TASKS, Estimate, Task, TokenExamples, estimate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

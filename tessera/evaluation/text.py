@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tessera.base.errors import expect
+from tessera.base.precision import autocast, resolve_precision
 from tessera.data.sources import TextSource
 from tessera.data.store import open_or_build
 from tessera.data.windows import Split, ValidationWindows
-from tessera.errors import expect
 from tessera.evaluation.loss import bits_per_byte, loss_by_position, perplexity
 from tessera.evaluation.provenance import provenance
 from tessera.models.transformer import context_limit
-from tessera.precision import autocast, resolve_precision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.generation.sampling import prompt_tokens
 from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
-from tessera.tasks.babilong.vocabulary import GENERATE
+from tessera.papers.babilong.vocabulary import GENERATE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from safetensors import SafetensorError, safe_open
 
-from tessera.errors import TesseraError
-from tessera.files import expect_writable
-from tessera.models.loading import load_model
+from tessera.base.errors import TesseraError
+from tessera.base.files import expect_writable
 from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
+from tessera.models.saving.loading import load_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.generation.sampling import Sampling, continuation
 
 if TYPE_CHECKING:

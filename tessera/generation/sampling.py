@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.models.transformer import context_limit
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 
 NAME = "tessera_intercepted"
 # query (B, H, T, D), key and value (B, H, N, D), mask (broadcast to (B, H, T, N)) or None for causal, scale, answers

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 
 BLOCK = 1024  # rows whose logits are in memory at once
 FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "final_norm")

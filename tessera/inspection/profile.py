@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.inspection.trace import MemoryTrace, Trace
 
 if TYPE_CHECKING:

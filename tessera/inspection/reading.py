@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
 from tessera.models.recurrence.segmented_input import segment_borders
 from tessera.models.stack import StackForCausalLM

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.inspection.attention import (
     attention_weights,
     intercepted_attention,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.inspection.attention import attend_without, intercepted_attention
 from tessera.inspection.reading import Reading
 from tessera.inspection.recall import CurrentSite, running_sites

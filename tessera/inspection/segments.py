@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from tessera.base.state import State
 from tessera.inspection.reading import Reading
 from tessera.inspection.trace import SegmentTrace
 from tessera.layers.dpfp import dpfp
@@ -13,7 +14,6 @@ from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.recurrence import MemoryState
 from tessera.models.recurrence.state import CarriedTokens
 from tessera.ops.association_matrix import read_association
-from tessera.state import State
 
 
 class SegmentObserver:

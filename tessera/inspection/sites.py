@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.kernels import Kernel
 from tessera.memories.association import AssociationMemory
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.inspection.lens import Lens
 from tessera.inspection.trace import StoredMemory
 from tessera.memories.association import AssociationState

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.models.transformer import context_limit
 
 BYTES_PER_TOKEN = 16  # read at most so much of a file at first; few tokenizers have longer tokens on average

@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tessera.errors import TesseraError
-from tessera.files import write_atomically
+from tessera.base.errors import TesseraError
+from tessera.base.files import write_atomically
 
 if TYPE_CHECKING:
     import pandas

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.inspection.lens import Lens
 from tessera.inspection.reading import Reading
 from tessera.inspection.recall import QueryRecall, observe_recalls

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, GPT2Config, PreTrainedConfig
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.interop.published import Published, check_arguments, refuse
 from tessera.interop.registry import REFERENCES
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from tessera.errors import TesseraError, first_line
-from tessera.files import expect_writable, remove, writing
+from tessera.base.errors import TesseraError, first_line
+from tessera.base.files import expect_writable, remove, writing
 from tessera.interop import from_reference, recognised_source
 
 if TYPE_CHECKING:

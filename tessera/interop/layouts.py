@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 
 # What some parameter's name ends with, and the sources whose checkpoints have it.
 LAYOUTS = {

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.interop.registry import REFERENCES
 from tessera.interop.stack_arguments import ARGUMENTS, kernel_of_method
 from tessera.interop.stack_asso_mem import StackAssoMemImporter

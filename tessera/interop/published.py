@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessera.errors import TesseraError, did_you_mean
+from tessera.base.errors import TesseraError, did_you_mean
 
 # Prefixes that torch.compile and DistributedDataParallel put before every name.
 _WRAPPERS = ("_orig_mod.", "module.")

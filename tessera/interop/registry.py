@@ -5,6 +5,6 @@ from collections.abc import Callable
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tessera.registry import Registry
+from tessera.base.registry import Registry
 
 REFERENCES: Registry[Callable[[dict[str, Tensor], dict], PreTrainedModel]] = Registry("reference source")

@@ -7,7 +7,7 @@ sparse-kernel code derived from it. `b` below is a published per-head scalar, wh
 import torch
 from torch import Tensor
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.interop.published import Published, check_arguments, precise
 from tessera.interop.stack_arguments import ARGUMENTS, SCRIPT_ARGUMENTS, shared_settings
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM

@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tessera.errors import TesseraError, did_you_mean
-from tessera.registry import Registry
-from tessera.shapes import Bool, Float, Int
+from tessera.base.errors import TesseraError, did_you_mean
+from tessera.base.registry import Registry
+from tessera.base.shapes import Bool, Float, Int
 
 KERNELS: Registry[type["Kernel"]] = Registry("kernel", "tessera.kernels")
 # Names that the papers' tables use for kernels of the registry.

@@ -7,14 +7,14 @@ of -inf are absent; a row of nothing else gives zeros. Half-precision scores are
 import torch
 from torch import Tensor
 
-from tessera.errors import expect
+from tessera.base.errors import expect
+from tessera.base.shapes import Float
 from tessera.kernels.base import Kernel
 from tessera.kernels.gaussian import Gaussian
 from tessera.kernels.nearest_neighbours import NearestNeighbours
 from tessera.kernels.normalized_relu import NormalizedReLU
 from tessera.kernels.rectified_polynomial import Epanechnikov, RectifiedPolynomial
 from tessera.kernels.relumax import ReLUmax
-from tessera.shapes import Float
 
 
 def entmax(scores: Float[Tensor, "*shape"], alpha: float = 1.5, dim: int = -1) -> Float[Tensor, "*shape"]:

@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from tessera.base.shapes import Bool, Float
 from tessera.kernels.base import KERNELS
 from tessera.kernels.rows import RowKernel, row_maximum
 from tessera.kernels.workspace import Workspace
-from tessera.shapes import Bool, Float
 
 LOG2_E = math.log2(math.e)
 

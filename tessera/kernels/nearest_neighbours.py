@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tessera.devices import is_imagined
-from tessera.errors import expect
+from tessera.base.devices import is_imagined
+from tessera.base.errors import expect
+from tessera.base.shapes import Bool, Float, Int
 from tessera.kernels.base import KERNELS
 from tessera.kernels.rows import RowKernel, row_maximum
 from tessera.kernels.workspace import Workspace
-from tessera.shapes import Bool, Float, Int
 
 BASES = ("gaussian", "uniform")
 

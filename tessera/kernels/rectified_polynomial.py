@@ -7,12 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tessera.errors import expect
+from tessera.base.errors import expect
+from tessera.base.shapes import Bool, Float
 from tessera.kernels.base import KERNELS
 from tessera.kernels.rows import RowKernel, row_maximum
 from tessera.kernels.threshold import raise_to, threshold
 from tessera.kernels.workspace import Workspace
-from tessera.shapes import Bool, Float
 
 
 class AdaptivePolynomial(RowKernel):

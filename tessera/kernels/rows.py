@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tessera.base.shapes import Bool, Float
 from tessera.kernels.base import Kernel
 from tessera.kernels.workspace import Workspace
-from tessera.shapes import Bool, Float
 
 
 class RowKernel(Kernel):

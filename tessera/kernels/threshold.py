@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops import while_loop
 
+from tessera.base.shapes import Float
 from tessera.kernels.workspace import Workspace
-from tessera.shapes import Float
 
 # Columns are split into groups of this many; the group maxima give the starting point of the full iteration.
 GROUP = 16

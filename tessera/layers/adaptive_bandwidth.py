@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from tessera.base.shapes import Float, Int
 from tessera.kernels import Kernel
-from tessera.shapes import Float, Int
 
 # In units of the kernel's own start, e^2 = 7.4 for the Gaussian: its beta(1) is 3.7, beta(256) 10.4, beta(4096) 24.
 INITIAL_LOG_OFFSET = -1.0

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from tessera.base.shapes import Float, Int
 from tessera.kernels import Kernel
-from tessera.shapes import Float, Int
 
 
 class Bandwidth(nn.Module):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from tessera.shapes import Float
+from tessera.base.shapes import Float
 
 
 class ComplexLinear(nn.Linear):

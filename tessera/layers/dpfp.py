@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from tessera.errors import expect
-from tessera.shapes import Float
+from tessera.base.errors import expect
+from tessera.base.shapes import Float
 
 
 def dpfp(x: Float[Tensor, "*rows K"], num_rolls: int = 3) -> Float[Tensor, "*rows P"]:

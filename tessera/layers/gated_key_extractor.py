@@ -2,9 +2,9 @@
 
 from torch import Tensor, nn
 
+from tessera.base.shapes import Float, Int
 from tessera.ops.gated_average import GatedAverageState, gated_average
 from tessera.ops.unit_norm import unit_norm
-from tessera.shapes import Float, Int
 
 
 class GatedKeyExtractor(nn.Module):

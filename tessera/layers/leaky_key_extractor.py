@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from tessera.base.shapes import Float, Int
 from tessera.ops.leaky_average import leaky_average
 from tessera.ops.unit_norm import unit_norm
-from tessera.shapes import Float, Int
 
 
 class LeakyKeyExtractor(nn.Module):

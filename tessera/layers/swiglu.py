@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from tessera.shapes import Float
+from tessera.base.shapes import Float
 
 
 class SwiGLU(nn.Module):

@@ -7,8 +7,8 @@ Both published forms are `v_T = Norm(now_T + next_{T+1})` with `now` and `next` 
 import torch
 from torch import Tensor, nn
 
-from tessera.registry import Registry
-from tessera.shapes import Float
+from tessera.base.registry import Registry
+from tessera.base.shapes import Float
 
 VALUE_EXTRACTORS: Registry[type[nn.Module]] = Registry("value extractor")
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tessera.errors import expect
+from tessera.base.errors import expect
+from tessera.base.shapes import Bool, Float
+from tessera.base.state import State
 from tessera.layers.dpfp import dpfp, dpfp_size
 from tessera.ops.association_matrix import read_association, write_association
-from tessera.shapes import Bool, Float
-from tessera.state import State
 
 TEMPERATURE = 2 / 3  # of the hard concrete gate's noise
 

@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tessera.base.shapes import Float, Int
 from tessera.ops.gated_average import GatedAverageState
-from tessera.shapes import Float, Int
 
 
 class InDocument(Protocol):

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu, layer_norm, logsigmoid, silu
 
-from tessera.errors import expect
+from tessera.base.errors import expect
+from tessera.base.shapes import Float, Int
+from tessera.base.state import State
 from tessera.ops.gated_linear_attention import LinearAttentionState, gated_linear_attention
-from tessera.shapes import Float, Int
-from tessera.state import State
 
 VARIANTS = ("linear_transformer", "retnet", "gla")
 GATE_RANK, GATE_TEMPERATURE = 16, 16.0  # of gated linear attention's decays, as published

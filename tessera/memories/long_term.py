@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
+from tessera.base.shapes import Float, Int
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.memories.gated import gated_layers
 from tessera.memories.pair_memory import PairMemory, PairMemoryState
 from tessera.ops.kernel_regression import Window
-from tessera.shapes import Float, Int
 
 
 class LongTermMemory(PairMemory):

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from tessera.errors import expect
+from tessera.base.errors import expect
+from tessera.base.shapes import Float, Int
+from tessera.base.state import State
 from tessera.kernels import Kernel
 from tessera.memories.documents import continued_carry, continued_documents, last_document
 from tessera.memories.pair_store import PairStore
 from tessera.memories.pending import completed_pairs
 from tessera.ops.gated_average import GatedAverageState
 from tessera.ops.kernel_regression import Window, kernel_regression
-from tessera.shapes import Float, Int
-from tessera.state import State
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tessera.shapes import Float, Int
-from tessera.state import State
+from tessera.base.shapes import Float, Int
+from tessera.base.state import State
 
 SMALLEST_CAPACITY = 64
 

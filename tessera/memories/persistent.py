@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tessera.errors import expect
+from tessera.base.errors import expect
+from tessera.base.shapes import Float, Int
+from tessera.base.state import State
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.layers.bandwidth import Bandwidth
 from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
 from tessera.layers.scaled_output import ScaledOutput
 from tessera.memories.documents import continued_carry, continued_documents
 from tessera.ops.kernel_regression import kernel_regression
-from tessera.shapes import Float, Int
-from tessera.state import State
 
 
 @dataclass(frozen=True)

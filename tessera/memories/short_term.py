@@ -1,6 +1,6 @@
 """Short-term memory: the last h steps."""
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.memories.gated import gated_layers
 from tessera.memories.pair_memory import PairMemory

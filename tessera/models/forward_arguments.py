@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from tessera.devices import is_readable
-from tessera.errors import TesseraError, did_you_mean, expect
+from tessera.base.devices import is_readable
+from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.ops.linear_cross_entropy import IGNORED
 
 # Arguments that describe packed documents to attention kernels; `position_ids` contain the same information.

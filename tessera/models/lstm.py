@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import CausalLMOutput
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.models.strict_config import StrictConfig
 
 

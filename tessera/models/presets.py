@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from transformers import LlamaConfig, PreTrainedConfig
 
+from tessera.base.registry import Registry
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
 from tessera.models.sizes import count_parameters, flops_per_token
-from tessera.registry import Registry
 
 PRESETS: Registry[Callable[[], PreTrainedConfig]] = Registry("preset")
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 
 
 def count_parameters(config: PreTrainedConfig) -> int:

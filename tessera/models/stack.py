@@ -12,8 +12,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from tessera.errors import TesseraError, expect
-from tessera.models.code_beside_weights import SavesWithCode
+from tessera.base.errors import TesseraError, expect
 from tessera.models.forward_arguments import (
     REASONS,
     check_labels,
@@ -25,6 +24,7 @@ from tessera.models.forward_arguments import (
     without_packing,
 )
 from tessera.models.recall_recording import averaged_banks, recalling_memories, recorded_weights
+from tessera.models.saving.code_beside_weights import SavesWithCode
 from tessera.models.stack_state import StackState, last_document, read_documents
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 

@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tessera.errors import expect
+from tessera.base.errors import expect
+from tessera.base.state import State
 from tessera.models.forward_arguments import demand
-from tessera.state import State
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import ClassVar, get_origin
 
 from transformers import GenerationConfig, PreTrainedConfig
 
-from tessera.errors import TesseraError, did_you_mean
-from tessera.typed import describe, fits, shown
+from tessera.base.dataclass_io import describe, fits, shown
+from tessera.base.errors import TesseraError, did_you_mean
 
 # What transformers and its companions write into a configuration, or pass with it, beyond its dataclass fields.
 _TRANSFORMERS_KEYS = {

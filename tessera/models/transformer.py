@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from transformers import BloomConfig, GPT2Config, GPTNeoXConfig, PreTrainedConfig
 
-from tessera.errors import TesseraError, expect
+from tessera.base.errors import TesseraError, expect
 
 
 def transformer_config(

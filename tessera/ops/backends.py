@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from tessera.errors import TesseraError
-from tessera.registry import Registry
+from tessera.base.errors import TesseraError
+from tessera.base.registry import Registry
 
 
 class Backend(Protocol):

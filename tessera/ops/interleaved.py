@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tessera.shapes import Float
+from tessera.base.shapes import Float
 
 
 def interleaved(like: Float[Tensor, "B H T _"], width: int) -> Float[Tensor, "B H T W"]:

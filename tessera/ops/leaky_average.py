@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from tessera.base.shapes import Float, Int
 from tessera.ops.linear_recurrence import linear_recurrence
 from tessera.ops.linear_recurrence.call import document_starts, expect_sequence, expect_shape
-from tessera.shapes import Float, Int
 
 
 def leaky_average(

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from tessera.devices import is_gpu, is_readable
-from tessera.shapes import Float, Int
+from tessera.base.devices import is_gpu, is_readable
+from tessera.base.shapes import Float, Int
 
 IGNORED = -100  # the label that Hugging Face leaves out of the loss
 # Tokens per block. On a CPU a block of float32 logits stays in cache for vocabularies of some ten thousand. A GPU needs

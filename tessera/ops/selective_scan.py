@@ -8,7 +8,7 @@ of a block again from the one before it.
 import torch
 from torch import Tensor
 
-from tessera.shapes import Float
+from tessera.base.shapes import Float
 
 BLOCK = 1 << 20  # states that are in memory at once: a few tensors of this size fit into a core's cache
 

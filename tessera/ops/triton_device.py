@@ -6,7 +6,7 @@ import os
 import torch
 from torch import Tensor
 
-from tessera.devices import is_gpu, is_imagined
+from tessera.base.devices import is_gpu, is_imagined
 
 INSTALLED = importlib.util.find_spec("triton") is not None
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tessera.shapes import Float
+from tessera.base.shapes import Float
 
 
 def unit_norm(x: Float[Tensor, "*shape"], eps: float = 0.0) -> Float[Tensor, "*shape"]:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from tessera.errors import expect
-from tessera.registry import Registry
+from tessera.base.errors import expect
+from tessera.base.registry import Registry
 
 SPLITS = ("train", "validation", "test")
 
@@ -87,7 +87,7 @@ class Task(ABC):
         return set()
 
 
-TASKS: Registry[type[Task]] = Registry("task", "tessera.tasks")
+TASKS: Registry[type[Task]] = Registry("task", "tessera.tasks", filled_by="tessera.papers.tasks")
 
 
 def generator_of(task: Task, seed: int, split: str) -> torch.Generator:

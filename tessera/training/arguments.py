@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from tessera.errors import TesseraError, did_you_mean
-from tessera.precision import resolve_precision
-from tessera.training.sections import Recipe, TrainingSection
+from tessera.base.errors import TesseraError, did_you_mean
+from tessera.base.precision import resolve_precision
+from tessera.recipes.sections import Recipe, TrainingSection
 
 
 def training_arguments(recipe: Recipe, run: Path) -> "TrainingArguments":

@@ -11,8 +11,8 @@ from torch.nn.utils import get_total_norm
 from tqdm import tqdm
 from transformers import TrainerCallback
 
-from tessera.errors import TesseraError
-from tessera.training.sections import TrainingSection
+from tessera.base.errors import TesseraError
+from tessera.recipes.sections import TrainingSection
 
 
 class NotFinite(TesseraError):

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer
 
-from tessera.checkpoints import publish, verify
+from tessera.base.checkpoints import publish, verify
+from tessera.base.errors import TesseraError, first_line
+from tessera.base.files import remove, writing
 from tessera.data.sources import TextSource, text_source
 from tessera.data.store import open_or_build, working_in
 from tessera.data.tokenizers import build_tokenizer
 from tessera.data.windows import Split
-from tessera.errors import TesseraError, first_line
-from tessera.files import remove, writing
-from tessera.training.sections import DataSection, Recipe
+from tessera.recipes.sections import DataSection, Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tessera.errors import expect
+from tessera.base.dataclass_io import from_json
+from tessera.base.errors import expect
+from tessera.base.yaml_files import read_yaml
+from tessera.training.distributed import ALONE, Processes
 from tessera.training.fit import FitOptions, Report, fit, unreported
 from tessera.training.fit_checkpoint import Fit
-from tessera.training.processes import ALONE, Processes
-from tessera.typed import from_json
-from tessera.yaml_files import read_yaml
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
+from tessera.base.dataclass_io import from_json
+from tessera.base.errors import TesseraError
+from tessera.base.yaml_files import read_yaml
 from tessera.data.sources import text_source
-from tessera.errors import TesseraError
 from tessera.evaluation.text import EvaluationText
+from tessera.recipes.sections import DataSection
 from tessera.training.saved_recipe import RECIPE
-from tessera.training.sections import DataSection
-from tessera.typed import from_json
-from tessera.yaml_files import read_yaml
 
 
 def evaluation_text(

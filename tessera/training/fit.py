@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tessera.errors import TesseraError, TrainingInterrupted, expect
+from tessera.base.errors import TesseraError, TrainingInterrupted, expect
+from tessera.training.distributed import ALONE, Processes
 from tessera.training.fit_checkpoint import Fit, load, save
 from tessera.training.optimizer import learning_rate_factor, parameter_groups, scalar_parameters
-from tessera.training.processes import ALONE, Processes
 
 Report = Callable[[float, str], None]
 Observe = Callable[[Fit, float], None]

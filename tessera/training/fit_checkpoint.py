@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tessera.files import write_atomically
+from tessera.base.files import write_atomically
 
 
 @dataclass

@@ -10,11 +10,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessera.checkpoints import MANIFEST, checkpoints
-from tessera.errors import TesseraError
-from tessera.files import remove, write_text_atomically, writing
-from tessera.locks import held, is_lock_file
-from tessera.training.inputs import (
+from tessera.base.checkpoints import MANIFEST, checkpoints
+from tessera.base.errors import TesseraError
+from tessera.base.files import remove, write_text_atomically, writing
+from tessera.base.locks import held, is_lock_file
+from tessera.recipes.model_section import base_folder
+from tessera.recipes.sections import Recipe
+from tessera.training.data_fingerprint import (
     TOKENIZER,
     TrainingData,
     require_same_inputs,
@@ -22,8 +24,7 @@ from tessera.training.inputs import (
     write_inputs,
     write_tokenizer,
 )
-from tessera.training.model_section import base_folder
-from tessera.training.replacing import (
+from tessera.training.overwrite import (
     LITTER,
     METRICS,
     OURS,
@@ -35,7 +36,6 @@ from tessera.training.replacing import (
     recover,
 )
 from tessera.training.saved_recipe import RECIPE, is_saved_recipe, is_untouched, require_same, saved_text, says
-from tessera.training.sections import Recipe
 
 LOCK = "run.lock"
 OUTPUT, ADVICE = "output folder", "Use --output."

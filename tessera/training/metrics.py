@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tessera.errors import TesseraError
-from tessera.files import write_text_atomically, writing
+from tessera.base.errors import TesseraError
+from tessera.base.files import write_text_atomically, writing
 
 
 def median_speed(records: Iterable[Mapping[str, Any]]) -> float | None:

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tessera.files import write_text_atomically
-from tessera.models.model_card import CARD, CAUSAL, TEMPLATE
-from tessera.training.sections import Recipe
+from tessera.base.files import write_text_atomically
+from tessera.models.saving.model_card import CARD, CAUSAL, TEMPLATE
+from tessera.recipes.sections import Recipe
 
 if TYPE_CHECKING:
     from tessera.training.summary import RunSummary

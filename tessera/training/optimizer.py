@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from tessera.errors import TesseraError, did_you_mean
+from tessera.base.errors import TesseraError, did_you_mean
 
 if TYPE_CHECKING:
-    from tessera.training.sections import TrainingSection
+    from tessera.recipes.sections import TrainingSection
 
 # How fast the published code's scalars move: it learns b and uses 10 b (leak rates, scales), exp(20 b) (inverse
 # bandwidths) and c itself (mixing weights).

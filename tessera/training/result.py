@@ -6,15 +6,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tessera.base.files import remove, sync, write_text_atomically, writing
 from tessera.evaluation.provenance import provenance
-from tessera.files import remove, sync, write_text_atomically, writing
-from tessera.models.model_card import CARD
+from tessera.models.saving.model_card import CARD
 from tessera.models.sizes import num_parameters
+from tessera.recipes.recipe import recipe_to_dict
+from tessera.recipes.sections import Recipe
 from tessera.training.metrics import median_speed
 from tessera.training.model_card import write_model_card
-from tessera.training.recipe import recipe_to_dict
-from tessera.training.replacing import RESULT
-from tessera.training.sections import Recipe
+from tessera.training.overwrite import RESULT
 from tessera.training.summary import RunSummary
 
 if TYPE_CHECKING:

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tessera.checkpoints import latest_complete, step_of
+from tessera.base.checkpoints import latest_complete, step_of
+from tessera.base.errors import TesseraError, TrainingInterrupted
 from tessera.data.windows import TrainingWindows, ValidationWindows
-from tessera.errors import TesseraError, TrainingInterrupted
+from tessera.recipes.sections import Recipe
 from tessera.training.arguments import training_arguments
 from tessera.training.corpus import Corpus, open_corpus
 from tessera.training.folder import claimed
+from tessera.training.initial_model import enable_checkpointing, require_document_ids, require_start, starting_model
 from tessera.training.optimizer import schedule_factor
-from tessera.training.reporting import reporters, require_reporters
 from tessera.training.result import publish_model
 from tessera.training.saved_recipe import saved_steps
-from tessera.training.sections import Recipe
 from tessera.training.sharding import ShardedTrainer
 from tessera.training.staged_run import train_in_stages
-from tessera.training.start import enable_checkpointing, require_document_ids, require_start, starting_model
 from tessera.training.summary import RunSummary
+from tessera.training.tracking import reporters, require_reporters
 from tessera.training.trainer import RecipeTrainer
 
 if TYPE_CHECKING:

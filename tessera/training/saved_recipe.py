@@ -5,11 +5,11 @@ from typing import Any
 
 import yaml
 
-from tessera.errors import TesseraError
-from tessera.training.recipe import recipe_to_dict
-from tessera.training.sections import Recipe
-from tessera.typed import read_dataclass
-from tessera.yaml_files import parse_yaml
+from tessera.base.dataclass_io import read_dataclass
+from tessera.base.errors import TesseraError
+from tessera.base.yaml_files import parse_yaml
+from tessera.recipes.recipe import recipe_to_dict
+from tessera.recipes.sections import Recipe
 
 RECIPE = "recipe.yaml"
 # What changes no weight: they may differ when a run goes on.

@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 from tqdm import tqdm
 
-from tessera.checkpoints import MANIFEST, latest_complete, verify
-from tessera.errors import TesseraError
-from tessera.files import expect_writable, remove, writing
+from tessera.base.checkpoints import MANIFEST, latest_complete, verify
+from tessera.base.errors import TesseraError
+from tessera.base.files import expect_writable, remove, writing
 
 SHARDS, NUMBERS = "shards", "optimizer.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -20,8 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from tessera.checkpoints import FOLDER, TEMPORARY
-from tessera.files import remove
+from tessera.base.checkpoints import FOLDER, TEMPORARY
+from tessera.base.files import remove
 from tessera.training.sharded_checkpoint import (
     SHARDS,
     ShardWriter,

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from tessera.base.dataclass_io import read_dataclass
+from tessera.base.errors import TesseraError, did_you_mean
 from tessera.data.windows import ValidationWindows
-from tessera.errors import TesseraError, did_you_mean
 from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_position
 from tessera.evaluation.questions import answer_loss, is_segmented, score_answers
 from tessera.memories.association import recorded_openings
-from tessera.tasks.babilong.sample import RESERVED
-from tessera.tasks.babilong.vocabulary import END, PAD, UNKNOWN
-from tessera.tasks.catalogue import TASKS
+from tessera.papers.babilong.sample import RESERVED
+from tessera.papers.babilong.vocabulary import END, PAD, UNKNOWN
+from tessera.recipes.sections import Recipe
 from tessera.tasks.question_answering import QuestionBatch, QuestionTask
+from tessera.tasks.task import TASKS
 from tessera.training.corpus import Corpus, open_corpus
 from tessera.training.curriculum import Stage
-from tessera.training.processes import ALONE, Processes
-from tessera.training.sections import Recipe
-from tessera.typed import read_dataclass
+from tessera.training.distributed import ALONE, Processes
 
 LOSS_SHARE = 1e-3  # of a score: between equal shares of right answers the loss decides
 CHECKED = 4  # contexts of each split that the checksum of a task covers
@@ -51,7 +51,7 @@ class StagedData(ABC):
 
     @abstractmethod
     def checksums(self) -> dict[str, dict[str, Any]]:
-        """See `tessera.training.inputs.TrainingData`."""
+        """See `tessera.training.data_fingerprint.TrainingData`."""
 
     @abstractmethod
     def require(self, stage: Stage) -> None:

@@ -1,6 +1,6 @@
 """A run whose recipe has a curriculum: stage after stage, one checkpoint file for each, a bar over all of them.
 
-Several processes share each batch (`tessera.training.processes`); the first of them writes and speaks.
+Several processes share each batch (`tessera.training.distributed`); the first of them writes and speaks.
 """
 
 import sys
@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 
-from tessera.checkpoints import FOLDER
-from tessera.errors import TesseraError, TrainingInterrupted
-from tessera.files import remove, writing
+from tessera.base.checkpoints import FOLDER
+from tessera.base.errors import TesseraError, TrainingInterrupted
+from tessera.base.files import remove, writing
+from tessera.base.precision import autocast, resolve_precision
 from tessera.models.sizes import num_parameters
-from tessera.precision import autocast, resolve_precision
+from tessera.recipes.sections import Recipe, TrainingSection
 from tessera.training.arguments import batch_shape
 from tessera.training.curriculum import Curriculum, Stage, train_stages
-from tessera.training.expectation import duration
+from tessera.training.distributed import joined
 from tessera.training.fit import FitOptions, Report
 from tessera.training.fit_checkpoint import Fit
 from tessera.training.folder import claimed
-from tessera.training.interruption import Interruption
+from tessera.training.initial_model import require_start, starting_model
 from tessera.training.metrics import MetricsFile, median_speed
-from tessera.training.processes import joined
-from tessera.training.replacing import METRICS, RESULT, discard_replaced
+from tessera.training.overwrite import METRICS, RESULT, discard_replaced
 from tessera.training.result import move_into_run
-from tessera.training.sections import Recipe, TrainingSection
+from tessera.training.signals import Interruption
 from tessera.training.staged_data import StagedData, open_staged_data
-from tessera.training.start import require_start, starting_model
 from tessera.training.summary import RunSummary
+from tessera.training.time_estimate import duration
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

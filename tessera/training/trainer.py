@@ -12,19 +12,19 @@ from transformers import Trainer
 from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_callback import PrinterCallback
 
-from tessera.checkpoints import FOLDER, TEMPORARY, latest_complete, prune, publish
+from tessera.base.checkpoints import FOLDER, TEMPORARY, latest_complete, prune, publish
+from tessera.base.files import remove, writing
+from tessera.base.precision import autocast
 from tessera.data.windows import TrainingWindows, ValidationWindows, stacked
 from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_position
-from tessera.files import remove, writing
-from tessera.precision import autocast
+from tessera.recipes.sections import Recipe
 from tessera.training.callbacks import NonFiniteGuard, ProgressBar, Schedule, StepClock
-from tessera.training.expectation import Expectation
-from tessera.training.interruption import Interruption
 from tessera.training.metrics import MetricsFile
 from tessera.training.optimizer import make_optimizer, make_scheduler
-from tessera.training.replacing import discard_replaced
-from tessera.training.sections import Recipe
+from tessera.training.overwrite import discard_replaced
 from tessera.training.sharded_checkpoint import is_sharded, read_optimizer, read_weights
+from tessera.training.signals import Interruption
+from tessera.training.time_estimate import Expectation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainerControl, TrainingArguments

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tessera.training import demo
-from tessera.training.demo_report import table
+from tessera.tools import demo
+from tessera.tools.demo_report import table
 
 SMALL = (
     "model.hidden_size=16",

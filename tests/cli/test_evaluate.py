@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tessera as library
-from tessera.models.loading import load_tokenizer
+from tessera.models.saving.loading import load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tessera.generation.prompts import markdown_table, read_prompts
-from tessera.models.loading import load_model
+from tessera.models.saving.loading import load_model
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 
 from tessera import armt
 from tessera.inspection import Trace
-from tessera.models.loading import load_model, load_tokenizer
+from tessera.models.saving.loading import load_model, load_tokenizer
 from tests.inspection.pages import data_of
 
 

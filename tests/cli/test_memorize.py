@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import save_file
 
 import tessera.armt as armt
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.generation.joined_text import JoinedText
 from tessera.generation.memory import PIECE, token_stream
-from tessera.generation.planting import PlantedText
 from tessera.models.armt import ARMTState
-from tessera.models.loading import load_model, load_tokenizer
+from tessera.models.saving.loading import load_model, load_tokenizer
+from tessera.papers.babilong.planting import PlantedText
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import time
 import pytest
 
 from tessera.cli.main import main
-from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import RunSelection
-from tessera.tasks.catalogue import TASKS
-from tests.experiments import toy
-from tests.experiments.toy import Toy
+from tessera.papers.catalogue import EXPERIMENTS
+from tessera.papers.experiment import RunSelection
+from tessera.tasks.task import TASKS
+from tests.papers import toy
+from tests.papers.toy import Toy
 
 
 def test_tasks_lists_all_of_them_one_line_each(capsys):
@@ -56,7 +56,7 @@ def test_refusals_are_one_line_and_status_2(arguments, message, capsys, tmp_path
 
 
 REGISTRATION = """
-from tessera.experiments.catalogue import EXPERIMENTS
+from tessera.papers.catalogue import EXPERIMENTS
 
 EXPERIMENTS.add("line_of_a_test", Toy())
 """

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tessera.cli.main import VERBS, main
-from tessera.models.loading import load_model
+from tessera.models.saving.loading import load_model
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -6,8 +6,8 @@ import re
 import datasets
 import pytest
 
+from tessera.base.errors import TesseraError
 from tessera.data.sources import STORIES, story_files, text_files, text_source
-from tessera.errors import TesseraError
 
 
 def texts(source):

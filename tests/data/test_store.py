@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tessera.base.errors import TesseraError
 from tessera.data.sources import text_source
 from tessera.data.store import open_or_build
 from tessera.data.tokenizers import byte_tokenizer
-from tessera.errors import TesseraError
 
 TOKENIZER = byte_tokenizer()
 BEGIN, END = TOKENIZER.bos_token_id, TOKENIZER.eos_token_id

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tessera.base.errors import TesseraError
 from tessera.data.text_files import documents_of_file, documents_of_json_lines
 from tessera.data.tokenizers import train_bpe
-from tessera.errors import TesseraError
 
 SAMPLE = "The king's daughter said:\r\n\n  'No.'\n\nThen 12 geese\tflew  away \nand\nnever came back, né? "
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import (
     BEGIN,
     END,
@@ -16,7 +17,6 @@ from tessera.data.tokenizers import (
     train_bpe,
     vocabulary_size,
 )
-from tessera.errors import TesseraError
 
 TEXT = "Once upon a time there was a king. " * 30
 

@@ -17,9 +17,9 @@ from torch import nn
 
 from benchmarks.pretend_gpu import PretendGPU, pretend_gpu
 from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
-from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.experiment import RunContext, RunSelection
 from tessera.models.recurrence import read_stream
+from tessera.papers.catalogue import EXPERIMENTS
+from tessera.papers.experiment import RunContext, RunSelection
 from tests.models.armt.bases import make
 
 STEPS = 40

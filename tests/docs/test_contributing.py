@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tessera.kernels import KERNELS, kernel_from_config
-from tessera.tasks.catalogue import TASKS
+from tessera.tasks.task import TASKS
 from tests.kernels import contract as kernels
 from tests.kernels import oracles
 from tests.tasks import contract as tasks

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from tessera.errors import TesseraError
-from tessera.experiments.catalogue import EXPERIMENTS
-from tessera.experiments.report import END, MARKED, report_text, with_tables
-from tessera.experiments.results import ResultsFile
+from tessera.base.errors import TesseraError
+from tessera.papers.catalogue import EXPERIMENTS
+from tessera.papers.report import END, MARKED, report_text, with_tables
+from tessera.papers.results import ResultsFile
 from tests.docs.test_code_blocks import ROOT
 
 PAGES = ROOT / "docs" / "experiments"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tessera.cli.main import make_parser
-from tessera.experiments.catalogue import EXPERIMENTS
 from tessera.models.presets import PRESETS
-from tessera.training.recipe import read_recipe
-from tessera.training.recipe_files import find_recipe
-from tessera.training.sweep import grid
+from tessera.papers.catalogue import EXPERIMENTS
+from tessera.recipes.files import find_recipe
+from tessera.recipes.recipe import read_recipe
+from tessera.tools.sweep import grid
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "papers.md").read_text()

@@ -11,7 +11,7 @@ import tessera
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 DIRECTIVE = re.compile(r"^\.\. auto(\w+):: (\S+)((?:\n   :.*)*)", re.MULTILINE)
-NO_ROOM = ("tessera.cli", "tessera.experiments", "tessera.training")  # used by the command line
+NO_ROOM = ("tessera.cli", "tessera.papers", "tessera.training")  # used by the command line
 
 
 def documented_names() -> set[str]:

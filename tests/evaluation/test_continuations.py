@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.evaluation import continuations
 from tessera.evaluation.continuations import Request, continuation_likelihoods
 from tessera.evaluation.prefix_tree import prefix_tree

@@ -10,12 +10,12 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
+from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
-from tessera.errors import TesseraError
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
-from tessera.models.loading import load_model, load_tokenizer
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
+from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.transformer import transformer_config
 
 pytest.importorskip("lm_eval")

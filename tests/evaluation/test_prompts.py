@@ -8,17 +8,17 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tessera.base.errors import TesseraError
 from tessera.cli.main import main
 from tessera.data.tokenizers import byte_tokenizer
-from tessera.errors import TesseraError
-from tessera.evaluation.document_questions import document_scores
-from tessera.evaluation.many_shot import LabelledTexts, _shares, many_shot_scores, request_of
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models.transformer import transformer_config
-from tessera.tasks.document_qa.files import DocumentQuestion, QuestionFile
-from tessera.tasks.many_shot.episodes import draw_episode
-from tessera.tasks.many_shot.files import Example
-from tessera.tasks.many_shot.prompts import DELIMITERS, TEMPLATES, Template
+from tessera.papers.document_qa.files import DocumentQuestion, QuestionFile
+from tessera.papers.document_qa.prompting import document_scores
+from tessera.papers.many_shot.episodes import draw_episode
+from tessera.papers.many_shot.files import Example
+from tessera.papers.many_shot.prompting import LabelledTexts, _shares, many_shot_scores, request_of
+from tessera.papers.many_shot.prompts import DELIMITERS, TEMPLATES, Template
 
 TOKENIZER = byte_tokenizer()
 GROUPS = {name: [Example(f"{name}{number}", name) for number in range(6)] for name in ("happy", "sad")}

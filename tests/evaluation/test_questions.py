@@ -9,15 +9,15 @@ from torch.nn.functional import cross_entropy, one_hot
 from transformers import GPTNeoXConfig
 from transformers.modeling_outputs import CausalLMOutput
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.evaluation.questions import answer_loss, right_answers, score_answers
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.tasks.babilong import BABILong
-from tessera.tasks.babilong.solver import world_after
-from tessera.tasks.babilong.stories import PEOPLE
-from tessera.tasks.babilong.vocabulary import decode
+from tessera.papers.babilong import BABILong
+from tessera.papers.babilong.solver import world_after
+from tessera.papers.babilong.stories import PEOPLE
+from tessera.papers.babilong.vocabulary import decode
 from tessera.tasks.question_answering import QuestionBatch
 
 VOCABULARY, SEGMENT = 250, 32

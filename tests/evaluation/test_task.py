@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.evaluation.task import make_task, score_task, task_report
-from tessera.tasks.catalogue import TASKS
-from tessera.tasks.task import TokenExamples
+from tessera.tasks.task import TASKS, TokenExamples
 
 TOKEN_TASKS = [name for name, task in TASKS.items() if hasattr(task, "vocab_size")]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tessera.inspection.page as page_module
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.inspection.page import page_of, write_page
 from tests.inspection.pages import armt_trace, data_of, long_trace, mosaic_trace
 

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.inspection import recall_map, recalled_text, recency_profile
 from tests.inspection.pages import mosaic_trace
 

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 import tessera
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.inspection import Removal, find_sites, loss_of, reading, recall_weights, trace
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
 

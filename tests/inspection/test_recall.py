@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 import tessera
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.inspection import Removal, find_sites, loss_of
 from tessera.inspection.attention import returned_weights
 from tessera.inspection.recall import recall_weights

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import tessera
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.inspection import Removal, find_sites, loss_of, recall_weights, trace
 
 IDS = (torch.arange(1, 30)[None] ** 2) % 30

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 import tessera
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.inspection import Removal, Trace, find_sites, loss_of, recall_weights, trace, trace_memory
 from tessera.inspection.lens import Lens
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config

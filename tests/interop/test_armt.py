@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.interop import armt, from_reference
 from tests.golden_files import cases, load, part
 from tests.tolerances import GOLDEN_GRADIENT, GOLDEN_VALUE

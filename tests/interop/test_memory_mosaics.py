@@ -5,7 +5,7 @@ import torch
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.interop import from_reference, nano_mosaics, recognised_source
 from tessera.interop.memory_mosaics import SparseKernelImporter
 from tessera.interop.memory_mosaics_eft import SparseKernelTrainingImporter, TrainingScriptImporter

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.interop.three_moons import convert, three_moons
 from tessera.memories.pair_store import PairStore
 from tessera.ops.kernel_regression import Call, reference

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.kernels import KERNELS, Gaussian, Kernel, kernel_from_config
 from tests.kernels import contract
 from tests.kernels.oracles import ORACLES, oracle

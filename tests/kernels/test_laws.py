@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.kernels import Gaussian, RectifiedPolynomial, entmax, sparsemax
 from tests.kernels.contract import all_kernels, identifier
 

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
+from tessera.base.state import State
 from tessera.memories.contextual import ContextualMemory
 from tessera.memories.linear_attention import VARIANTS, LinearAttentionMemory
 from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.memories.long_term import LongTermMemory
 from tessera.memories.persistent import PersistentMemory
 from tessera.memories.short_term import ShortTermMemory
-from tessera.state import State
 from tests.tolerances import REORDERED_FLOAT64
 
 BATCH, STEPS, HIDDEN, HEADS = 3, 23, 12, 2

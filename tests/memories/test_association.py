@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.memories.association import AssociationMemory, WriteStrength, recorded_openings
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig

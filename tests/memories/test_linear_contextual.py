@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.kernels import Triweight
 from tessera.layers.complex_linear import ComplexLinear
 from tessera.memories.linear_contextual import LinearContextualMemory

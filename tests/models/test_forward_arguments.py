@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrize
 from transformers import DynamicCache, GPT2Config
 
+from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
-from tessera.errors import TesseraError
 from tessera.inspection import recall_weights
 from tessera.memories.pair_memory import PairMemory
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM

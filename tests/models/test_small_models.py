@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.kernels import kernel_from_config, kernel_names
 from tessera.models.small_models import SMALL_MODELS, ModelSize, build_small_model
 

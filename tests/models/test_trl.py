@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
-from tessera.errors import TesseraError
 from tests.models.test_forward_arguments import STACKS, close, make, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and its friends' own

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.kernels import Biweight, Gaussian, NearestNeighbours, NormalizedReLU, ReLUmax
 from tessera.ops.association_matrix import read_association, write_association
 from tessera.ops.association_matrix.triton_op import read_op, write_op

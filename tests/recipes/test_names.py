@@ -2,8 +2,8 @@
 
 import pytest
 
-from tessera.errors import TesseraError
-from tessera.training.recipe_files import SHIPPED, find_recipe
+from tessera.base.errors import TesseraError
+from tessera.recipes.files import SHIPPED, find_recipe
 
 
 @pytest.mark.parametrize("name", ["tiny", "recipes/tiny.yaml"])

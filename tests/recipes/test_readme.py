@@ -5,9 +5,9 @@ import re
 
 from tessera.data.tokenizers import vocabulary_size
 from tessera.evaluation.accounting import ModelAccount, account
-from tessera.training.model_section import model_config
-from tessera.training.recipe import read_recipe
-from tessera.training.recipe_files import SHIPPED
+from tessera.recipes.files import SHIPPED
+from tessera.recipes.model_section import model_config
+from tessera.recipes.recipe import read_recipe
 
 ROW = re.compile(r"^\| `([\w-]+)` \| .* \| ([^|]+ \| [^|]+ \| [^|]+) \|$", re.MULTILINE)
 COUNTED: dict[str, ModelAccount] = {}  # several recipes have one model

@@ -7,9 +7,9 @@ import pytest
 from tessera.data.tokenizers import vocabulary_size
 from tessera.evaluation.accounting import account
 from tessera.models.presets import PRESETS
-from tessera.training.model_section import model_config
-from tessera.training.recipe import read_recipe
-from tessera.training.recipe_files import SHIPPED
+from tessera.recipes.files import SHIPPED
+from tessera.recipes.model_section import model_config
+from tessera.recipes.recipe import read_recipe
 from tessera.training.run import train
 
 NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))

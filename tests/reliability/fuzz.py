@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from tessera.cli.main import VERBS, main, make_parser
-from tessera.models.loading import load_config, load_model
+from tessera.models.saving.loading import load_config, load_model
 from tests.reliability.hostile import TEXTS, VALUES, damaged, paths_of, put, spoiled
 from tests.reliability.verdict import Tally, cause_of
 from tests.reliability.workshop import Workshop
@@ -25,9 +25,9 @@ BOOK = "years of work\n"
 
 def fuzz_recipes(shop: Workshop, folder: Path, count: int, chance: Random) -> Tally:
     """Recipe files with bad values at every field of every section and stage, and as bytes that are no YAML."""
+    from tessera.recipes.recipe import read_recipe
+    from tessera.recipes.sections import Recipe
     from tessera.training.curriculum import Stage
-    from tessera.training.recipe import read_recipe
-    from tessera.training.sections import Recipe
 
     tally, good = Tally("recipes"), yaml.safe_load(shop.recipe.read_text())
     model = load_config(shop.run).to_dict()
@@ -49,10 +49,10 @@ def fuzz_recipes(shop: Workshop, folder: Path, count: int, chance: Random) -> Ta
 def fuzz_stages(shop: Workshop, folder: Path, count: int, chance: Random) -> Tally:
     """Stages of questions with bad values at their fields and at the task's settings, until their data are open."""
     from tessera.data.sources import BUNDLED
-    from tessera.tasks.babilong.task import BABILong
+    from tessera.papers.babilong.task import BABILong
+    from tessera.recipes.files import find_recipe
+    from tessera.recipes.recipe import read_recipe
     from tessera.training.curriculum import Stage
-    from tessera.training.recipe import read_recipe
-    from tessera.training.recipe_files import find_recipe
     from tessera.training.staged_data import open_staged_data
 
     tally, path, books = Tally("stages of questions"), folder / "stages.yaml", folder / "books"
@@ -130,7 +130,7 @@ def fuzz_memories(shop: Workshop, folder: Path, count: int, chance: Random) -> T
 
 def fuzz_samples(shop: Workshop, folder: Path, count: int, chance: Random) -> Tally:
     """Files of BABILong samples, with bad values in their rows and damaged."""
-    from tessera.tasks.babilong.public_files import FIELDS, read_samples
+    from tessera.papers.babilong.public_files import FIELDS, read_samples
 
     tally = Tally("files of samples")
     good = {"input": "Mary is here.", "question": "Where is Mary?", "target": "here"}

@@ -12,7 +12,7 @@ from random import Random
 import torch
 from safetensors.torch import load_file
 
-from tessera.checkpoints import latest_complete
+from tessera.base.checkpoints import latest_complete
 from tessera.cli.main import main
 from tests.reliability.faults import count_operations, full_disk_from, in_child, kill_at, small_files
 from tests.reliability.verdict import Tally

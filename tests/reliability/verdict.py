@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import tessera
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 
 LIBRARY = str(Path(tessera.__file__).parent)
 SECONDS = 20  # a machine may be busy

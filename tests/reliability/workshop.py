@@ -55,8 +55,8 @@ class Workshop:
 def make_workshop(folder: Path) -> Workshop:
     """Train, wrap, memorize: about a second."""
     import tessera.armt as armt
-    from tessera.models.loading import load_model, load_tokenizer
-    from tessera.training.recipe import read_recipe
+    from tessera.models.saving.loading import load_model, load_tokenizer
+    from tessera.recipes.recipe import read_recipe
     from tessera.training.run import train
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

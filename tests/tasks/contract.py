@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.papers.three_moons import ThreeMoons
 from tessera.tasks.task import SPLITS, Task, TokenExamples, estimate
-from tessera.tasks.three_moons import ThreeMoons
 
 COUNT = 24
 # Six standard errors: one check in a billion fails by chance.

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.tasks.catalogue import TASKS
-from tessera.tasks.task import Task, TokenExamples, generator_of
+from tessera.tasks.task import TASKS, Task, TokenExamples, generator_of
 from tests.tasks import contract
 
 CASES = [(name, variant) for name, task in TASKS.items() for variant in task.variants()]

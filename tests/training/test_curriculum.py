@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.training.curriculum import Curriculum, Stage, train_stages
 from tessera.training.fit import FitOptions
 

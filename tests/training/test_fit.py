@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.training.fit import FitOptions, fit
 
 OPTIONS = FitOptions(steps=30, learning_rate=0.05, weight_decay=0.1, evaluate_every=4, checkpoint_seconds=0.0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tessera.checkpoints import verify
+from tessera.base.checkpoints import verify
 
 # One process loads the library once and forks a child for every attempt. Each child but the last is killed with SIGKILL
 # a random moment after it has written some checkpoints (or right at its start), wherever it is by then: reading,
@@ -16,7 +16,7 @@ from tessera.checkpoints import verify
 DRIVER = """
 import os, random, signal, sys, time
 from pathlib import Path
-from tessera.training.recipe import read_recipe
+from tessera.recipes.recipe import read_recipe
 from tessera.training.run import train
 import tessera.training.trainer, transformers.models.gpt2.modeling_gpt2
 from transformers.utils import logging

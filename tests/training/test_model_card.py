@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import yaml
 
+from tessera.recipes.sections import DataSection, Recipe
 from tessera.training.model_card import model_card, write_model_card
-from tessera.training.sections import DataSection, Recipe
 from tessera.training.summary import RunSummary
 
 RECIPE = Recipe(name="tiny", model={"type": "memory_mosaic"})

@@ -15,8 +15,8 @@ from tessera import (
     TesseraError,
     wrap,
 )
+from tessera.recipes.sections import TrainingSection
 from tessera.training.optimizer import make_optimizer, make_scheduler, parameter_groups, scalar_parameters
-from tessera.training.sections import TrainingSection
 
 
 class Model(nn.Module):

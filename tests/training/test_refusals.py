@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tessera.errors import TesseraError
-from tessera.models.loading import load_model, load_tokenizer
-from tessera.training.recipe import read_recipe
+from tessera.base.errors import TesseraError
+from tessera.models.saving.loading import load_model, load_tokenizer
+from tessera.recipes.recipe import read_recipe
 from tessera.training.run import train
 from tessera.training.trainer import RecipeTrainer
 

@@ -8,11 +8,11 @@ import transformers
 import yaml
 from safetensors.torch import load_file
 
-from tessera.errors import TesseraError
-from tessera.models.loading import load_model, load_tokenizer
+from tessera.base.errors import TesseraError
+from tessera.models.saving.loading import load_model, load_tokenizer
+from tessera.recipes.recipe import read_recipe
 from tessera.training.metrics import MetricsFile
 from tessera.training.model_card import is_generated_card
-from tessera.training.recipe import read_recipe
 from tessera.training.run import train
 from tessera.training.trainer import RecipeTrainer
 

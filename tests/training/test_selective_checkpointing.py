@@ -4,10 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tessera.training.model_section import build_model, model_config
-from tessera.training.recipe import read_recipe
+from tessera.recipes.model_section import build_model, model_config
+from tessera.recipes.recipe import read_recipe
+from tessera.training.initial_model import enable_checkpointing
 from tessera.training.run import train
-from tessera.training.start import enable_checkpointing
 
 MODEL = (
     "model={type: memory_mosaic_v2, hidden_size: 16, num_layers: 4, num_heads: 2, intermediate_size: 24, "

@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tessera.checkpoints import latest_complete, verify
+from tessera.base.checkpoints import latest_complete, verify
+from tessera.base.errors import TesseraError
 from tessera.cli.main import main
-from tessera.errors import TesseraError
-from tessera.models.loading import model_folder
+from tessera.models.saving.loading import model_folder
+from tessera.recipes.recipe import read_recipe
 from tessera.training import sharded_checkpoint
-from tessera.training.recipe import read_recipe
 from tessera.training.run import train
 from tests.training.processes import interrupted, metrics, start, train_by
 

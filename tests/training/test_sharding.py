@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tessera.training.recipe import read_recipe
+from tessera.recipes.recipe import read_recipe
 from tessera.training.run import train
 from tessera.training.sharding import _spread
 from tests.training.processes import interrupted, metrics, train_by

@@ -8,15 +8,15 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tessera.checkpoints import FOLDER
-from tessera.errors import TesseraError, TrainingInterrupted
+from tessera.base.checkpoints import FOLDER
+from tessera.base.errors import TesseraError, TrainingInterrupted
 from tessera.memories.association import recorded_openings
+from tessera.recipes.recipe import read_recipe
 from tessera.training import staged_data, staged_run
-from tessera.training.interruption import Interruption
+from tessera.training.initial_model import starting_model
 from tessera.training.metrics import MetricsFile
-from tessera.training.recipe import read_recipe
 from tessera.training.run import train
-from tessera.training.start import starting_model
+from tessera.training.signals import Interruption
 
 BASE = {"type": "memory_mosaic", "hidden_size": 16, "num_layers": 2, "num_heads": 2, "num_persistent_slots": 8}
 STRETCH = "model.strength_stretch=0.1"

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.errors import TesseraError, expect
-from tessera.files import write_text_atomically
+from tessera.base.errors import TesseraError, expect
+from tessera.base.files import write_text_atomically
 from tessera.inspection.trace import MemoryTrace, SegmentTrace, StoredMemory, Trace
 
 HERE = Path(__file__).parent

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.armt.modeling import ARMTForCausalLM
 from tessera.models.armt.state import ARMTState

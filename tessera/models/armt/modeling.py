@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers import initialization as init
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.armt.configuration import ARMTConfig
 from tessera.models.armt.state import ARMTState

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.kernels import kernel_from_config
 from tessera.layers.value_extractors import VALUE_EXTRACTORS
 from tessera.models.strict_config import StrictConfig

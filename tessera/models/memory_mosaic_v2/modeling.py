@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.kernels import kernel_from_config
 from tessera.layers.adaptive_bandwidth import AdaptiveBandwidth
 from tessera.layers.swiglu import SwiGLU

@@ -5,7 +5,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import GELUTanh, NewGELUActivation
 
-from tessera.errors import TesseraError, expect
+from tessera.base.errors import TesseraError, expect
 
 # Where the layers of a family have the network that works on each position alone.
 FEED_FORWARD = {

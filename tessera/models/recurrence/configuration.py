@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.models.recurrence.segmented_input import ALIGNMENTS
 from tessera.models.strict_config import StrictConfig
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tessera.errors import expect
-from tessera.models.code_beside_weights import SavesWithCode
+from tessera.base.errors import expect
 from tessera.models.forward_arguments import REASONS, check_labels, checks_types, demand, kept_steps, refuse_keywords
 from tessera.models.recurrence.backbone import SegmentedBackbone
 from tessera.models.recurrence.base import expect_positions, feed_forward, fuse_activations, layer_list, widen_positions
@@ -20,6 +19,7 @@ from tessera.models.recurrence.reading import ReadOptions, SegmentedOutput, read
 from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory, SegmentRunner
 from tessera.models.recurrence.segmented_input import SegmentedInput
 from tessera.models.recurrence.state import GroupedCache, MemoryState, SegmentCache
+from tessera.models.saving.code_beside_weights import SavesWithCode
 from tessera.models.sizes import flops_per_token, num_parameters
 
 REFUSED = {

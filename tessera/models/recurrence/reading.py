@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers.utils import ModelOutput
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.models.recurrence.lm_head import LogitsWriter, ShiftedLoss, plain_lm_head
 from tessera.models.recurrence.segment_runner import Segment, SegmentRunner
 from tessera.models.recurrence.segmented_input import SegmentedInput, segment_borders

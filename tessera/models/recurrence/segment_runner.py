@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
+from tessera.base.state import State
 from tessera.models.recurrence.base import position_table
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import LayerHooks
 from tessera.models.recurrence.state import MemoryState
-from tessera.state import State
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tessera.errors import TesseraError, expect
+from tessera.base.errors import TesseraError, expect
 
 ALIGNMENTS = ("left", "right", "center")
 

@@ -13,9 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tessera.errors import TesseraError, expect
-from tessera.files import write_atomically
-from tessera.state import State
+from tessera.base.errors import TesseraError, expect
+from tessera.base.files import write_atomically
+from tessera.base.state import State
 
 CHECKSUM = "crc32"
 

@@ -7,12 +7,12 @@ from itertools import islice
 import torch
 from tqdm import tqdm
 
-from tessera.errors import expect
+from tessera.base.errors import expect
+from tessera.base.precision import autocast, resolve_precision
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
 from tessera.models.recurrence.reading import ReadOptions, read_text
 from tessera.models.recurrence.segmented_input import SegmentedInput
 from tessera.models.recurrence.state import MemoryState
-from tessera.precision import autocast, resolve_precision
 
 
 def read_stream(

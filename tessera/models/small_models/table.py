@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tessera.errors import expect
+from tessera.base.errors import expect
+from tessera.base.registry import Registry
 from tessera.kernels import kernel_from_config
-from tessera.registry import Registry
 
 # Fields of `ModelSize` that the models check.
 NO_COUNTS = (

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
+from tessera.base.shapes import Bool, Float
 from tessera.ops.association_matrix import reference, triton
 from tessera.ops.association_matrix.call import UPDATE_ORDERS, ReadCall, WriteCall
 from tessera.ops.backends import Backends
-from tessera.shapes import Bool, Float
 
 # In order of preference: the first that supports the call runs it.
 BACKENDS = Backends("association_matrix")

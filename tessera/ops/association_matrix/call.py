@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 
 UPDATE_ORDERS = ("parallel", "sequential")
 

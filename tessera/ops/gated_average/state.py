@@ -6,8 +6,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tessera.shapes import Bool, Float
-from tessera.state import State
+from tessera.base.shapes import Bool, Float
+from tessera.base.state import State
 
 
 @dataclass(frozen=True)

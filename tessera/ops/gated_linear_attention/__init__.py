@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from tessera.errors import expect
+from tessera.base.errors import expect
+from tessera.base.shapes import Float, Int
 from tessera.ops.gated_linear_attention.chunked import chunked
 from tessera.ops.gated_linear_attention.state import LinearAttentionState
-from tessera.shapes import Float, Int
 
 __all__ = ["LinearAttentionState", "gated_linear_attention"]
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tessera.shapes import Float, Int
-from tessera.state import State
+from tessera.base.shapes import Float, Int
+from tessera.base.state import State
 
 
 @dataclass(frozen=True)

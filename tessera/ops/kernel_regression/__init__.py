@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tessera.devices import device_type, is_gpu, is_readable
+from tessera.base.devices import device_type, is_gpu, is_readable
+from tessera.base.shapes import Float, Int
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.ops.backends import Backend, Backends
 from tessera.ops.kernel_regression import chunked, cpu_bfloat16, fused, interception, reference, shared_pairs, triton
@@ -13,7 +14,6 @@ from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.chosen_queries import QueryWeights, chosen_query_weights
 from tessera.ops.kernel_regression.interception import intercepted
 from tessera.ops.kernel_regression.window import Window
-from tessera.shapes import Float, Int
 
 # In order of preference: the first that supports the call runs it.
 BACKENDS = Backends("kernel_regression")

@@ -6,7 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tessera.errors import expect
+from tessera.base.errors import expect
 from tessera.kernels.base import Kernel
 from tessera.ops.kernel_regression.window import Window, visible_pairs
 

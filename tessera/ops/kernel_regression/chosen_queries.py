@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tessera.base.shapes import Float, Int
 from tessera.ops.kernel_regression import reference
 from tessera.ops.kernel_regression.call import Call
-from tessera.shapes import Float, Int
 
 
 class QueryWeights(NamedTuple):

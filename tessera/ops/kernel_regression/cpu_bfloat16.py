@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tessera.devices import device_type, is_readable
+from tessera.base.devices import device_type, is_readable
 from tessera.kernels.gaussian import Gaussian
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.query_blocks import QUERIES, QueryBlock, query_blocks

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tessera.devices import is_imagined
+from tessera.base.devices import is_imagined
 from tessera.ops.kernel_regression.call import Call
 
 # Queries per block. 128 keeps the matrix products efficient, and a block of 128 x 4,096 scores is 2 MB.

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tessera.devices import device_type, is_imagined
+from tessera.base.devices import device_type, is_imagined
 from tessera.ops.kernel_regression import fused
 from tessera.ops.kernel_regression.call import Call
 

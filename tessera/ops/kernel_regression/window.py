@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tessera.devices import is_readable
-from tessera.errors import expect
-from tessera.shapes import Bool, Int
+from tessera.base.devices import is_readable
+from tessera.base.errors import expect
+from tessera.base.shapes import Bool, Int
 
 LOOKS_AHEAD = "(a pair's value looks one step ahead)"
 

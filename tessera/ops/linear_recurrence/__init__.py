@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
+from tessera.base.shapes import Float
 from tessera.ops.backends import Backends
 from tessera.ops.linear_recurrence import chunked, reference, triton
 from tessera.ops.linear_recurrence.call import RecurrenceCall
-from tessera.shapes import Float
 
 # In order of preference: the first that supports the call runs it.
 BACKENDS = Backends("linear_recurrence")

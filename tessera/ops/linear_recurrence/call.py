@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tessera.errors import expect
-from tessera.shapes import Bool, Float, Int
+from tessera.base.errors import expect
+from tessera.base.shapes import Bool, Float, Int
 
 
 @dataclass(frozen=True)

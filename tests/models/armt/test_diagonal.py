@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.models.armt.diagonal import read_diagonally, read_stream_diagonally
 from tessera.models.recurrence import read_stream
 from tests.models.armt.bases import make, tokens

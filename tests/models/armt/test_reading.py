@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.memories import association
 from tessera.models.recurrence import random_segments, read_stream, read_streams
 from tessera.models.recurrence.base import layer_list
@@ -254,7 +254,7 @@ def test_a_reading_in_bfloat16_is_near_and_the_memory_stays_float32(monkeypatch)
     difference = (rounded.A - exact.A).norm() / exact.A.norm()
     assert 1e-5 < difference < 0.05
     for is_fast, expected in ((True, rounded), (False, exact)):
-        monkeypatch.setattr("tessera.precision.has_fast_bfloat16", lambda device, fast=is_fast: fast)
+        monkeypatch.setattr("tessera.base.precision.has_fast_bfloat16", lambda device, fast=is_fast: fast)
         assert torch.equal(read_stream(model, ids, precision="auto").A, expected.A)
 
 

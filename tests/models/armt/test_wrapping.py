@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2LMHeadModel
 
 import tessera.armt as armt
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM, ARMTState
 from tests.models.armt.bases import BASES, WRAPS, make, tokens
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.memories.linear_attention import VARIANTS, LinearAttentionMemory
 from tessera.models.linear_attention import LinearAttentionConfig
 from tests.tolerances import REORDERED_FLOAT64

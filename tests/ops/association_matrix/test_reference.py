@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.layers.dpfp import dpfp, dpfp_size
 from tessera.ops.association_matrix import BACKENDS, read_association, write_association
 from tests.tolerances import REORDERED_FLOAT64

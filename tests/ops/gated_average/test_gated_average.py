@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.ops.gated_average import GatedAverageState, gated_average
 from tessera.ops.unit_norm import unit_norm
 

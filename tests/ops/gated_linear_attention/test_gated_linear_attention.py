@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.ops.gated_linear_attention import LinearAttentionState, gated_linear_attention
 from tessera.ops.gated_linear_attention.chunked import CHUNK
 from tessera.ops.gated_linear_attention.reference import reference

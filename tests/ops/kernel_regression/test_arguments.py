@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tessera
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.kernels import Gaussian, NearestNeighbours, kernel_from_config
 from tessera.ops.kernel_regression import BACKENDS, Window, kernel_regression
 from tests.kernels.contract import all_kernels, identifier

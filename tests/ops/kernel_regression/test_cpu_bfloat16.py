@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.kernels import Gaussian
 from tessera.ops.kernel_regression import Window, choose_backend, cpu_bfloat16, kernel_regression
 from tessera.ops.kernel_regression.call import Call

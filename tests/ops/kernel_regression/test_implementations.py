@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.kernels import Biweight, Gaussian, NearestNeighbours, NormalizedReLU, ReLUmax, Triweight
 from tessera.ops.kernel_regression import BACKENDS, Call, Window, choose_backend, kernel_regression
 from tessera.ops.kernel_regression.query_blocks import QUERIES, query_blocks

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tessera import devices
-from tessera.errors import TesseraError
+from tessera.base import devices
+from tessera.base.errors import TesseraError
 from tessera.kernels import Gaussian, NormalizedReLU
 from tessera.ops.kernel_regression import Call, Window, intercepted, kernel_regression, shared_pairs
 from tests.kernels.contract import all_kernels, identifier

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.kernels import (
     Biweight,
     Epanechnikov,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.ops.leaky_average import leaky_average
 from tessera.ops.linear_recurrence import BACKENDS
 from tessera.ops.linear_recurrence.chunked import CHUNK

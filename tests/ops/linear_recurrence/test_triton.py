@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tessera.errors import TesseraError
+from tessera.base.errors import TesseraError
 from tessera.ops.leaky_average import leaky_average
 from tests.tolerances import assert_within
 

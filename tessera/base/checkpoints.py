@@ -1,0 +1,111 @@
+"""Checkpoints that are complete or do not exist.
+
+A checkpoint is written into a temporary folder, gets a manifest of its files (sizes and checksums), and is renamed. A
+kill at any moment leaves the earlier checkpoints and at most a temporary folder; damage done later is seen by the
+manifest. Checksums are CRC-32: they find flipped bits and truncation at about 1 GB/s, but people can forge them.
+"""
+
+import json
+import os
+import re
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+from tessera.base.files import remove, sync
+
+FOLDER, TEMPORARY, MANIFEST = "checkpoints", "draft.tmp", "complete.json"
+_NAME = re.compile(r"checkpoint-(\d+)$")
+
+
+def write_manifest(folder: Path) -> None:
+    """Write every file's size and checksum, after all of them have reached the disk."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in files:
+        sync(path)
+    (folder / MANIFEST).write_text(json.dumps(describe(folder, files), indent=1) + "\n")
+    sync(folder / MANIFEST)
+
+
+def describe(folder: Path, files: list[Path]) -> dict[str, list[int]]:
+    """`{name: [size, checksum]}` of `files`, which lie in `folder`."""
+    return {path.relative_to(folder).as_posix(): [path.stat().st_size, checksum(path)] for path in files}
+
+
+def verify(folder: Path) -> str | None:
+    """What is wrong with a folder that has a manifest, in a few words; None when it is complete."""
+    try:
+        record = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return f"no readable {MANIFEST}"
+    return differences(folder, record)
+
+
+def differences(folder: Path, record: Any) -> str | None:
+    """How the files in `folder` differ from what `describe` recorded, in a few words; None when they do not."""
+    if not isinstance(record, dict) or not record:
+        return f"no readable {MANIFEST}"
+    for name, entry in record.items():
+        path = folder / name
+        if not (isinstance(entry, list) and len(entry) == 2):
+            return f"no readable {MANIFEST}"
+        try:
+            size = path.stat().st_size
+            if size != entry[0]:
+                return f"{name} has {size} of {entry[0]} bytes"
+            if checksum(path) != entry[1]:
+                return f"{name} was changed"
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except (OSError, ValueError) as error:
+            return f"{name} cannot be read ({error})"
+    return None
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Add the manifest to `temporary` and give it its final name, replacing a damaged checkpoint of that name."""
+    write_manifest(temporary)
+    remove(final)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(temporary, final)
+    sync(final.parent)
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """All checkpoint folders of a run, the latest first, complete or not."""
+    folders = [path for path in (run / FOLDER).glob("checkpoint-*") if _NAME.search(path.name)]
+    return sorted(folders, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step after which a checkpoint was written."""
+    match = _NAME.search(checkpoint.name)
+    assert match is not None, f"{checkpoint.name} is no checkpoint's name"
+    return int(match[1])
+
+
+def latest_complete(run: Path) -> tuple[Path | None, list[str]]:
+    """The latest complete checkpoint of a run, and a line for each damaged one that was passed over."""
+    passed: list[str] = []
+    for checkpoint in checkpoints(run):
+        reason = verify(checkpoint)
+        if reason is None:
+            return checkpoint, passed
+        passed.append(f"{checkpoint}: passed over, {reason}")
+    return None, passed
+
+
+def prune(run: Path, keep: int) -> None:
+    """Delete all but the `keep` latest checkpoints."""
+    for checkpoint in checkpoints(run)[keep:]:
+        shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file's bytes."""
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            value = zlib.crc32(block, value)
+    return value

@@ -1,0 +1,38 @@
+"""Errors for users: one line that says where, what was expected, what came, and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class TesseraError(ValueError):
+    """A mistake the user can correct. The command line prints its message alone and exits with status 2."""
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """A run was stopped by Ctrl-C or SIGTERM after it had written a checkpoint. Its text names the run and the step."""
+
+
+def expect(condition: bool, where: str, argument: str, requirement: str, got: object, advice: str = "") -> None:
+    """Raise `TesseraError("{where}: {argument} must {requirement}; got {got}. {advice}")` unless `condition` holds.
+
+    >>> expect(False, "MemoryMosaicConfig", "num_heads", "divide hidden_size (384)", 5)
+    Traceback (most recent call last):
+        ...
+    tessera.base.errors.TesseraError: MemoryMosaicConfig: num_heads must divide hidden_size (384); got 5.
+    """
+    if not condition:
+        raise TesseraError(f"{where}: {argument} must {requirement}; got {got}." + (f" {advice}" if advice else ""))
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's exception says, in one line without its full stop; its name when it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`Did you mean 'x'?` when some known name is close to `name`, and the list of known names in any case."""
+    known = sorted(map(str, known))
+    close = difflib.get_close_matches(str(name), known, n=1)
+    guess = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{guess}Known: {', '.join(known)}."

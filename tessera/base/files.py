@@ -1,0 +1,124 @@
+"""Files that are complete or absent, and every failing write as one line."""
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tessera.base.errors import TesseraError
+
+# What safetensors, tokenizers and torch say of the system's errors; their exceptions share no class.
+_FOREIGN_WRITE_ERRORS = (
+    "os error",
+    "I/O error",
+    "inline_container",
+    "PytorchStreamWriter",
+    "cannot be opened",
+    "Parent directory",
+)
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """`write(temporary)`, wait for the disk, rename it to `path`: a reader, or a kill, never meets half a file."""
+    temporary = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
+    _clean_up_after_the_dead(path)
+    try:
+        write(temporary)
+        sync(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _clean_up_after_the_dead(path: Path) -> None:
+    """Delete what processes of this machine that were killed have left of `path`."""
+    start = f"{path.name}.{socket.gethostname()}-"
+    for name in os.listdir(path.parent):
+        process = name.removeprefix(start).removesuffix(".tmp")
+        if name.startswith(start) and name.endswith(".tmp") and process.isdecimal() and not _is_alive(int(process)):
+            path.with_name(name).unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """`text` in UTF-8, complete or not at all."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder has reached the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path | str, what: str = "", advice: str = "") -> Iterator[None]:
+    """Turn what a failing write inside raises (the system's, safetensors', tokenizers' or torch's) into one line.
+
+    Raises `TesseraError`: `{path}: {what} cannot be written ({reason}). {advice}`; every other exception passes.
+    """
+    try:
+        yield
+    except TesseraError:
+        raise
+    except Exception as error:
+        reason = _reason(error)
+        if reason is None:
+            raise
+        what = f"{what} " if what else ""
+        raise TesseraError(f"{path}: {what}cannot be written ({reason})." + (f" {advice}" if advice else "")) from error
+
+
+def expect_writable(path: Path, where: str, argument: str) -> None:
+    """Raise `TesseraError` unless the file `path` could be written: before hours of work, not after them.
+
+    Makes a nameless file in its folder, or in the nearest folder above that exists; nothing is left behind.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(21, "Is a directory")
+        os.fspath(path).encode()  # half of a surrogate pair is no name
+        if "\0" in os.fspath(path):
+            raise ValueError("its name has a null byte")
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise TesseraError(f"{where}: {argument} must be a file that can be written; got {path} ({reason}).") from None
+
+
+def _reason(error: Exception) -> str | None:
+    """Why a write failed, in a few words; None for an exception that is about something else."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, ValueError) and "null byte" in str(error):
+        return "its name has a null byte"
+    lines = str(error).strip().splitlines()
+    is_about_writing = lines and any(mark in lines[0] for mark in _FOREIGN_WRITE_ERRORS)
+    return lines[0].rstrip(".") if is_about_writing else None

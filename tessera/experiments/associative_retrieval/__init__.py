@@ -1,1 +1,0 @@
-"""Associative retrieval: ARMT, RMT, PRMT, Mamba and mosaics on remember and rewrite."""

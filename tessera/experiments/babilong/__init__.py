@@ -1,1 +1,0 @@
-"""BABILong: facts hidden in books of growing length, answered from a memory of fixed size."""

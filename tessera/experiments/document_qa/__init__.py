@@ -1,1 +1,0 @@
-"""Questions about one of many documents: v2, its twin and models that cannot hold all documents."""

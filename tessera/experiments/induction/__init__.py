@@ -1,1 +1,0 @@
-"""Induction as an experiment."""

@@ -1,1 +1,0 @@
-"""RegBench as an experiment."""

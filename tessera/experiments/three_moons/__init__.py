@@ -1,1 +1,0 @@
-"""Three moons: training, continuations from every context length, and which moon each head follows."""

@@ -1,0 +1,123 @@
+"""Models and tokenizers from run folders, checkpoints and model folders, with errors that name what is wrong."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from tessera.base.checkpoints import latest_complete
+from tessera.base.errors import TesseraError, first_line
+from tessera.base.foreign_code import require_no_code
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+def model_folder(path: str | Path) -> Path:
+    """The folder with weights that `path` means: itself, or the latest complete checkpoint of an unfinished run."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise TesseraError(f"model {path}: no such folder. Train one with: tessera train RECIPE.")
+    if any((folder / name).is_file() for name in WEIGHTS):
+        return folder
+    checkpoint, passed = latest_complete(folder)
+    parts = next((one for one in (folder, checkpoint) if one is not None and (one / "shards").is_dir()), None)
+    if parts is not None:
+        raise TesseraError(f"model {path}: {parts.name} is in parts. Merge them: tessera convert {parts} NEW_FOLDER.")
+    if checkpoint is not None:
+        return checkpoint
+    damaged = " Damaged: " + "; ".join(passed) + "." if passed else ""
+    pickled = " Pickled weights are not read: convert them to safetensors." if list(folder.glob("*.bin")) else ""
+    raise TesseraError(f"model {path}: must hold {WEIGHTS[0]} or a complete checkpoint; got neither.{damaged}{pickled}")
+
+
+def load_config(path: str | Path) -> "PreTrainedConfig":
+    """The configuration of the model in `path`."""
+
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        folder = model_folder(path)
+    require_no_code(folder, "model")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises anything for a damaged file
+        raise TesseraError(f"model {path}: configuration cannot be read ({first_line(error)}).") from error
+
+
+def load_model(
+    path: str | Path, config: "PreTrainedConfig | None" = None, *, long_term_memory: bool = True
+) -> "PreTrainedModel":
+    """The causal language model in `path`, in evaluation mode, float32.
+
+    With `config`, its weights in a model of that configuration. `long_term_memory=False` switches the long-term
+    memories of a v2 model off (`disable_long_term_memory`). Raises `TesseraError` when the folder is missing, the
+    files are truncated or belong to something else, the weights do not fit the model exactly or are not finite, the
+    folder brings code of its own, or there are no long-term memories that could be switched off.
+    """
+
+    folder = model_folder(path)
+    require_no_code(folder, "model")
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            output_loading_info=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+    except TesseraError as error:
+        raise TesseraError(f"model {path}: {error}") from error
+    except SafetensorError as error:
+        raise TesseraError(f"model {path}: weights are truncated or not safetensors ({error}).") from error
+    except Exception as error:  # transformers raises anything for damaged files
+        raise TesseraError(f"model {path}: cannot be loaded ({first_line(error)}).") from error
+    _require_fit(path, report)
+    _require_finite(path, model)
+    if not long_term_memory:
+        if not getattr(model.config, "long_term_memory", False):
+            kind = model.config.model_type
+            raise TesseraError(f"model {path}: must have long-term memories to switch off; this {kind} has none.")
+        model.disable_long_term_memory()
+    return model.eval()
+
+
+def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerFast":
+    """The tokenizer saved with the model in `path`."""
+
+    folder = model_folder(path)
+    if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
+        raise TesseraError(f"model {path}: must come with its tokenizer (tokenizer.json); got none.")
+    require_no_code(folder, "model")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers and tokenizers raise anything for damaged files
+        raise TesseraError(f"model {path}: tokenizer cannot be loaded ({first_line(error)}).") from error
+
+
+def _require_fit(path: str | Path, report: dict) -> None:
+    """Every weight of the model came from the file and none was left over."""
+    for key, what in (("missing_keys", "lacks"), ("unexpected_keys", "has unknown"), ("mismatched_keys", "misfits")):
+        names = sorted(str(name) for name in report.get(key) or ())
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise TesseraError(
+                f"model {path}: weights must fit the configuration; the file {what} {', '.join(names[:3])}{more}."
+            )
+
+
+def _require_finite(path: str | Path, model: "PreTrainedModel") -> None:
+    """One pass over the weights: everything that a diverged model says is NaN."""
+
+    names = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise TesseraError(
+            f"model {path}: weights must be finite; got NaN or infinity in {names[0]}{more}. Its training diverged: "
+            "use an earlier checkpoint."
+        )

@@ -1,0 +1,6 @@
+"""Associative retrieval (ARMT paper, section 3): remember all pairs, or rewrite values and recall the latest."""
+
+from tessera.papers.associative_retrieval.capacity import capacity, capacity_error
+from tessera.papers.associative_retrieval.task import RULES, AssociativeRetrieval
+
+__all__ = ["RULES", "AssociativeRetrieval", "capacity", "capacity_error"]

@@ -1,0 +1,134 @@
+"""Samples of associative retrieval: `k:v,` once per pair, then the query `k-` and its answer."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tessera.base.errors import expect
+from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.tasks.task import TASKS, Task, TokenExamples, generator_of
+
+RULES = ("remember", "rewrite")
+
+
+@TASKS.register("associative_retrieval")
+@dataclass(frozen=True)
+class AssociativeRetrieval(Task):
+    """Pairs of a key (`key_size` symbols) and a value (one symbol) of `num_symbols` (ARMT, section 3 and appendix A).
+
+    Attributes:
+        rule: "remember": all keys of a sample differ. "rewrite": keys are drawn with replacement, and the answer is
+            the latest value of the queried key. The queried key is uniform over the distinct keys that occur.
+        num_pairs: of each sample.
+    Symbols are 0..num_symbols - 1, then ":", ",", "-". One segment of `segment_size` tokens holds one pair.
+    Raises:
+        TesseraError: an unknown rule, or more pairs to remember than there are keys.
+    """
+
+    rule: str = "rewrite"
+    num_pairs: int = 10
+    key_size: int = 1
+    num_symbols: int = 16
+
+    summary = "the latest value of a key among pairs that were read once, some rewritten (remember, rewrite)"
+    source = "Associative Recurrent Memory Transformer, section 3"
+    main_score = "exact_match"
+    length_setting = "num_pairs"
+
+    def __post_init__(self) -> None:
+        where = type(self).__name__
+        expect(self.rule in RULES, where, "rule", f"be one of {', '.join(RULES)}", repr(self.rule))
+        for name in ("num_pairs", "key_size"):
+            expect(getattr(self, name) >= 1, where, name, "be at least 1", getattr(self, name))
+        expect(self.num_symbols >= 2, where, "num_symbols", "be at least 2", self.num_symbols)
+        if self.rule == "remember":
+            most = f"be at most the number of keys ({self.num_keys}, key_size {self.key_size})"
+            expect(self.num_pairs <= self.num_keys, where, "num_pairs", most, self.num_pairs, "Use a larger key_size.")
+
+    @classmethod
+    def variants(cls) -> list[Task]:
+        """Both rules, and keys of two symbols."""
+        return [cls("remember", 8), cls("rewrite", 12), cls("remember", 20, key_size=2), cls("rewrite", 6, 2, 3)]
+
+    @property
+    def vocab_size(self) -> int:
+        """Symbols and the three separators."""
+        return self.num_symbols + 3
+
+    @property
+    def segment_size(self) -> int:
+        """Tokens of one pair: key, ":", value, ","."""
+        return self.key_size + 3
+
+    @property
+    def num_keys(self) -> int:
+        """How many different keys there are."""
+        return self.num_symbols**self.key_size
+
+    def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
+        """One question to each context: T = num_pairs segment_size + key_size + 2, the answer last."""
+        context, questions = self.sample_questions(count, 1, generator_of(self, seed, split))
+        tokens = torch.cat([context, questions.squeeze(1)], 1)
+        labels = torch.full_like(tokens, IGNORED)
+        labels[:, -1] = tokens[:, -1]
+        return TokenExamples(tokens, labels)
+
+    def sample_questions(self, count: int, num_questions: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Contexts (B, num_pairs segment_size), and to each of them questions with answers (B, Q, key_size + 2).
+
+        A model with a memory reads the context once for all its questions, whose keys may repeat.
+        """
+        keys = self._keys(count, generator)
+        values = torch.randint(self.num_symbols, (count, self.num_pairs), generator=generator)
+        colon, comma = (torch.full((count, self.num_pairs, 1), self.num_symbols + i) for i in range(2))
+        context = torch.cat([self._digits(keys), colon, values[..., None], comma], -1).flatten(1)
+        queried = keys.gather(1, self._pick_distinct(keys, num_questions, generator))
+        latest = self.num_pairs - 1 - (keys[:, None] == queried[:, :, None]).flip(-1).int().argmax(-1)
+        answers = values.gather(1, latest)[..., None]
+        dash = torch.full_like(answers, self.num_symbols + 2)
+        return context, torch.cat([self._digits(queried), dash, answers], -1)
+
+    def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
+        """`exact_match` (B,): whether the largest logit before the answer is the answer's."""
+        right = predictions[:, -2].argmax(-1).cpu() == examples.tokens[:, -1].cpu()
+        return {"exact_match": right.double()}
+
+    def oracle(self, examples: TokenExamples) -> Tensor:
+        """Logits (B, T, V) of something that reads the tokens as a person would."""
+        tokens, size = examples.tokens, self.segment_size
+        pairs = tokens[:, : tokens.shape[1] // size * size].unflatten(1, (-1, size))[:, : self.num_pairs]
+        queried = tokens[:, None, -self.key_size - 2 : -2]
+        has_key = (pairs[..., : self.key_size] == queried).all(-1)
+        latest = self.num_pairs - 1 - has_key.flip(1).int().argmax(1)
+        answers = pairs[torch.arange(len(tokens)), latest, self.key_size + 1]
+        logits = torch.zeros(*tokens.shape, self.vocab_size)
+        logits[torch.arange(len(tokens)), -2, answers] = 1.0
+        return logits
+
+    def guess(self, examples: TokenExamples, seed: int) -> Tensor:
+        """Any symbol."""
+        shape = (*examples.tokens.shape, self.num_symbols)
+        logits = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+        return torch.nn.functional.pad(logits, (0, self.vocab_size - self.num_symbols), value=-1.0)
+
+    def chance(self, examples: TokenExamples) -> float:
+        """One over the number of symbols."""
+        return 1 / self.num_symbols
+
+    def _keys(self, count: int, generator: torch.Generator) -> Tensor:
+        if self.rule == "rewrite":
+            return torch.randint(self.num_keys, (count, self.num_pairs), generator=generator)
+        return torch.rand(count, self.num_keys, generator=generator).topk(self.num_pairs).indices
+
+    @staticmethod
+    def _pick_distinct(keys: Tensor, count: int, generator: torch.Generator) -> Tensor:
+        """Places of keys (B, count), each uniform over the distinct keys of its row: only first occurrences can win."""
+        seen_before = (keys[:, :, None] == keys[:, None, :]).tril(-1).any(-1)
+        draws = torch.rand(len(keys), count, keys.shape[1], generator=generator)
+        return draws.masked_fill(seen_before[:, None], -1.0).argmax(-1)
+
+    def _digits(self, keys: Tensor) -> Tensor:
+        """The symbols (..., key_size) of keys, most significant first."""
+        powers = self.num_symbols ** torch.arange(self.key_size - 1, -1, -1)
+        return keys[..., None] // powers % self.num_symbols

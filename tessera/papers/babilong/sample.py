@@ -1,0 +1,229 @@
+"""One sample: the facts of a story in their order, anywhere between the sentences of books."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from tessera.papers.babilong.noise import Book, Span, draw_noise
+from tessera.papers.babilong.stories import Question, Story
+
+RESERVED = 20  # tokens for question and answer, as published
+
+
+@dataclass(frozen=True)
+class Lookalikes:
+    """Puts words of stories, and sentences that are almost facts, into the noise of one context.
+
+    Attributes:
+        share: the probability of each word of the noise to be replaced. words: tokens, any of which replaces it.
+        near_facts: the probability of each word of the noise that a near fact begins there, in place of what follows: a
+            fact of which one name is a word of the noise, as in "the prince went to the garden".
+        facts: tokens of each that there is. names: tokens of people, places and things.
+        seed: of the context; the same places and words come each time.
+    """
+
+    share: float
+    words: np.ndarray
+    near_facts: float
+    facts: tuple[np.ndarray, ...]
+    names: np.ndarray
+    seed: int
+
+    def into(self, tokens: np.ndarray, place: int) -> np.ndarray:
+        """`tokens` of the noise, which begin with its sentence `place`, some of them replaced."""
+        random = np.random.default_rng([self.seed, place])
+        replaced = random.random(len(tokens)) < self.share
+        changed = np.where(replaced, random.choice(self.words, len(tokens)), tokens)
+        for start in np.flatnonzero(random.random(len(tokens)) < self.near_facts):
+            fact = self.facts[random.integers(len(self.facts))][: len(tokens) - start].copy()
+            names = np.flatnonzero(np.isin(fact, self.names))
+            if len(names):
+                fact[random.choice(names)] = random.choice(tokens)
+                changed[start : start + len(fact)] = fact
+        return changed
+
+
+@dataclass(frozen=True)
+class Context:
+    """What is read before the question: noise with facts in it, never held as one list.
+
+    Attributes:
+        spans: the noise. facts: tokens of each. positions: fact i comes before sentence `positions[i]` of the noise.
+        lookalikes: what replaces words of the noise; None: nothing.
+    """
+
+    spans: tuple[Span, ...]
+    facts: tuple[np.ndarray, ...]
+    positions: tuple[int, ...]
+    lookalikes: Lookalikes | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        noise = sum(len(span.tokens(0, span.num_sentences)) for span in self.spans)
+        return noise + sum(len(fact) for fact in self.facts)
+
+    def pieces(self) -> Iterator[np.ndarray]:
+        """The tokens from first to last, in pieces of at most a book."""
+        pending, before = list(zip(self.positions, self.facts)), 0
+        for span in self.spans:
+            begin = 0
+            while pending and pending[0][0] < before + span.num_sentences:
+                place, fact = pending.pop(0)
+                yield self._noise(span, begin, place - before, before)
+                yield fact
+                begin = place - before
+            yield self._noise(span, begin, span.num_sentences, before)
+            before += span.num_sentences
+        for _, fact in pending:
+            yield fact
+
+    def _noise(self, span: Span, begin: int, end: int, before: int) -> np.ndarray:
+        tokens = span.tokens(begin, end)
+        return tokens if self.lookalikes is None else self.lookalikes.into(tokens, before + begin)
+
+    def fact_ends(self) -> list[int]:
+        """How many tokens stand up to the end of each fact."""
+        ends: list[int] = []
+        place = 0
+        for piece in self.pieces():
+            place += len(piece)
+            if len(ends) < len(self.facts) and piece is self.facts[len(ends)]:
+                ends.append(place)
+        return ends
+
+    def is_fact(self) -> np.ndarray:
+        """(T,): whether each token belongs to a fact."""
+        marks = np.zeros(self.length, dtype=bool)
+        for end, fact in zip(self.fact_ends(), self.facts):
+            marks[end - len(fact) : end] = True
+        return marks
+
+    def tokens(self) -> np.ndarray:
+        """All of them."""
+        return np.concatenate([*self.pieces(), np.empty(0, dtype=np.int32)])
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A context, its story, and the question that is asked of it."""
+
+    context: Context
+    story: Story
+    question: Question
+
+
+def has_room(facts: Sequence[np.ndarray], length: int, share: float) -> bool:
+    """Whether the facts of a story take at most `share` of a sample of `length` tokens, and leave room to ask."""
+    return sum(len(fact) for fact in facts) <= min(share * length, length - RESERVED)
+
+
+@dataclass(frozen=True)
+class Borders:
+    """Where facts are to be cut in two: a `share` of them, by borders behind every `segment` tokens."""
+
+    segment: int
+    share: float
+
+    def across(
+        self, positions: Sequence[int], facts: Sequence[np.ndarray], spans: Sequence[Span], random: Random
+    ) -> list[int]:
+        """`positions` in the noise, a share of them moved to the nearest one at which a border cuts the fact.
+
+        Facts keep their order. The more of them there are for the borders, the fewer find a place, and the further
+        back they lie: with a share of a half, a quarter of QA1's facts are cut in eight segments, nearly half in 32.
+        """
+        moved: list[int] = []
+        starts = _sentence_starts(spans)
+        for position, fact in zip(positions, facts):
+            earliest = moved[-1] if moved else 0
+            place = max(position, earliest)
+            if random.random() < self.share:
+                rest = self.segment - starts[earliest:] % self.segment  # tokens up to the next border
+                cut = earliest + np.flatnonzero(rest < len(fact))
+                if len(cut):
+                    place = int(cut[np.abs(cut - position).argmin()])
+            moved.append(place)
+            starts = starts + len(fact)
+        return moved
+
+
+@dataclass(frozen=True)
+class HalfFacts:
+    """Puts ends of facts, such as "to the garden", at borders of segments: they hold one name of two and tell nothing.
+
+    Attributes:
+        segment: tokens of one. first: the probability of each segment but the first to begin so. last: of each whole
+            segment to end so, with up to two words of noise behind it. Beside facts none does.
+        facts: tokens of each that there is, with the stop. names: tokens of people, places and things.
+    """
+
+    segment: int
+    first: float
+    last: float
+    facts: tuple[np.ndarray, ...]
+    names: np.ndarray
+
+    def into(self, tokens: np.ndarray, is_fact: np.ndarray, random: Random) -> np.ndarray:
+        """`tokens` of a context, some of them replaced."""
+        changed = tokens.copy()
+        for border in range(self.segment, len(tokens), self.segment):
+            if self.first and random.random() < self.first:
+                self._put_behind(border, changed, is_fact, random)
+            if self.last and random.random() < self.last:
+                self._put_before(border, changed, is_fact, random)
+        return changed
+
+    def _put_behind(self, border: int, changed: np.ndarray, is_fact: np.ndarray, random: Random) -> None:
+        fact = random.choice(self.facts)
+        if is_fact[max(0, border - len(fact)) : border + len(fact)].any():
+            return
+        stop = random.randrange(2)  # half of the time without it: in books the sentence goes on
+        end = self._end_of(fact, len(fact) - stop, random)[: len(changed) - border]
+        changed[border : border + len(end)] = end
+
+    def _put_before(self, border: int, changed: np.ndarray, is_fact: np.ndarray, random: Random) -> None:
+        fact = random.choice(self.facts)
+        if is_fact[max(0, border - 2 * len(fact)) : border + len(fact)].any():
+            return
+        end = self._end_of(fact, len(fact) - 1, random)[-self.segment :]
+        begin = border - len(end) - random.randrange(1 + min(2, self.segment - len(end)))
+        changed[begin : begin + len(end)] = end
+
+    def _end_of(self, fact: np.ndarray, stop: int, random: Random) -> np.ndarray:
+        """From anywhere behind its last name but one to `stop`."""
+        last_but_one = int(np.flatnonzero(np.isin(fact, self.names))[-2])
+        return fact[random.randrange(last_but_one + 1, len(fact) - 1) : stop]
+
+
+def _sentence_starts(spans: Sequence[Span]) -> np.ndarray:
+    """How many tokens of noise stand before each of its sentences; the last entry is how many there are."""
+    starts = [np.zeros(1, dtype=np.int64)]
+    for span in spans:
+        ends = span.book.starts[span.first + 1 : span.last + 1] - span.book.starts[span.first]
+        starts.append(starts[-1][-1] + ends)
+        if span.cut:
+            starts[-1][-1] = starts[-2][-1] + len(span.tokens(0, span.num_sentences))
+    return np.concatenate(starts)
+
+
+def hide(
+    facts: Sequence[np.ndarray],
+    books: Sequence[Book],
+    length: int,
+    random: Random,
+    lookalikes: Lookalikes | None = None,
+    borders: Borders | None = None,
+) -> Context:
+    """Facts at random places of noise that fills `length - 20` tokens together with them.
+
+    Places are drawn with replacement from 0 to the number of sentences, and sorted; some then move to `borders`.
+    """
+    spans = draw_noise(books, length - RESERVED - sum(len(fact) for fact in facts), random)
+    sentences = sum(span.num_sentences for span in spans)
+    positions = sorted(random.randint(0, sentences) for _ in facts)
+    if borders is not None:
+        positions = borders.across(positions, facts, spans, random)
+    return Context(tuple(spans), tuple(facts), tuple(positions), lookalikes)

@@ -1,0 +1,208 @@
+"""Stories of bAbI's tasks 1 to 5: written by a small grammar, or read from files of the published format."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+from tessera.base.errors import TesseraError
+from tessera.papers.babilong.solver import OPPOSITE, World, answer, world_after
+
+PEOPLE = ("Mary", "John", "Sandra", "Daniel")
+GIVERS = ("Mary", "Fred", "Bill", "Jeff")
+PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
+THINGS = ("football", "apple", "milk")
+MOVES = ("went to", "travelled to", "journeyed to", "moved to")
+TAKES = ("got", "grabbed", "took")
+DROPS = ("dropped", "put down", "let go of")
+# Facts of a generated story, from and to; each task of bAbI asks about every second fact or so.
+LENGTHS = {"qa1": (2, 10), "qa2": (6, 24), "qa3": (8, 32), "qa4": (2, 2), "qa5": (6, 24)}
+FEWEST = {"qa1": 1, "qa2": 2, "qa3": 3, "qa4": 2, "qa5": 2}  # facts that answer a question
+
+MANY = 200  # stories, which hold nearly all facts that there are
+# Tokens of the shortest fact there is, and of a plain one (a move, or what lies beside what).
+SHORTEST_FACT = {"qa1": 6, "qa2": 5, "qa3": 5, "qa4": 8, "qa5": 5}
+PLAIN_FACT = {"qa1": 6, "qa2": 6, "qa3": 6, "qa4": 8, "qa5": 6}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, and its answer in one lower-case word."""
+
+    text: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Story:
+    """Facts in their order, and questions about what holds after the last of them."""
+
+    facts: tuple[str, ...]
+    questions: tuple[Question, ...]
+
+
+def labels(kind: str) -> tuple[str, ...]:
+    """The answers that questions of a task can have."""
+    if kind == "qa5":
+        return tuple(sorted(name.lower() for name in (*GIVERS, *THINGS)))
+    return PLACES
+
+
+def generate(kind: str, random: Random, most_facts: int | None = None, fewest_facts: int | None = None) -> Story:
+    """A story of task `kind` ("qa1" ... "qa5") with all questions that its facts answer, at least one.
+
+    The number of facts is drawn from `LENGTHS`, from `fewest_facts` on where given and up to `most_facts` where that is
+    less.
+    """
+    fewest, most = LENGTHS[kind]
+    fewest = fewest if fewest_facts is None else fewest_facts
+    most = most if most_facts is None else max(fewest, min(most, most_facts))
+    while True:
+        facts = tuple(_WRITERS[kind](random, random.randint(fewest, most)))
+        if questions := questions_after(kind, facts):
+            return Story(facts, questions)
+
+
+@lru_cache
+def facts_of(kind: str) -> tuple[str, ...]:
+    """Facts of many stories of a task, each once."""
+    stories = (generate(kind, Random(seed)) for seed in range(MANY))
+    return tuple(sorted({fact for story in stories for fact in story.facts}))
+
+
+def questions_after(kind: str, facts: Sequence[str]) -> tuple[Question, ...]:
+    """All questions of task `kind` that these facts answer."""
+    world = world_after(facts)
+    answers = ((text, answer(world, text)) for text in _QUESTIONS[kind](world))
+    return tuple(Question(text, word) for text, word in answers if word)
+
+
+def read_stories(path: Path) -> list[Story]:
+    """The stories of a file of bAbI, one for each question: the facts up to it, earlier questions dropped.
+
+    Raises:
+        TesseraError: a line that is neither `ID fact` nor `ID question<tab>answer<tab>IDs`.
+    """
+    stories: list[Story] = []
+    facts: list[str] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        identifier, space, text = line.partition(" ")
+        if not (space and identifier.isdigit()):
+            raise TesseraError(f"{path}: line {number} must be `ID text` as in bAbI; got {line[:60]!r}.")
+        if identifier == "1":
+            facts = []
+        question, tab, rest = text.partition("\t")
+        if tab:
+            story_question = Question(question.strip(), rest.split("\t")[0].strip().lower())
+            stories.append(Story(tuple(facts), (story_question,)))
+        else:
+            facts.append(text.strip())
+    if not stories:
+        raise TesseraError(f"{path}: must hold stories with questions; got none.")
+    return stories
+
+
+def _moves(random: Random, count: int) -> Iterator[str]:
+    for _ in range(count):
+        yield _move(random)
+
+
+def _move(random: Random) -> str:
+    return f"{random.choice(PEOPLE)} {random.choice(MOVES)} the {random.choice(PLACES)}."
+
+
+def _errands(random: Random, count: int) -> Iterator[str]:
+    """Moves, and things taken and put down: only free things are taken, where their place does not forbid it."""
+    world = World()
+    for _ in range(count):
+        fact = _move(random) if random.random() < 0.5 else _handle(random, world)
+        world.read(fact)
+        yield fact
+
+
+def _handle(random: Random, world: World) -> str:
+    person, thing = random.choice(PEOPLE), random.choice(THINGS)
+    holder = world.holder.get(thing)
+    if holder is not None:
+        return f"{holder.capitalize()} {random.choice(DROPS)} the {thing}."
+    lies = world.object_places.get(thing)
+    if lies and world.place.get(person.lower()) != lies[-1]:
+        return f"{person} {random.choice(MOVES)} the {lies[-1]}."
+    return f"{person} {random.choice(TAKES)} the {thing}."
+
+
+def _sides(random: Random, count: int) -> Iterator[str]:
+    """Two statements about three places, with the middle one in both."""
+    first, middle, last = random.sample(PLACES, 3)
+    for place, side in zip((first, last), random.sample(sorted(OPPOSITE), 2)):
+        if random.random() < 0.5:
+            yield f"The {place} is {side} of the {middle}."
+        else:
+            yield f"The {middle} is {OPPOSITE[side]} of the {place}."
+
+
+def _gifts(random: Random, count: int) -> Iterator[str]:
+    """Things are taken and given on, among moves; the last statement is a gift."""
+    world = World()
+    for index in range(count):
+        held = sorted(world.holder)
+        if held and (random.random() < 0.4 or index == count - 1):
+            thing = random.choice(held)
+            giver = world.holder[thing].capitalize()
+            receiver = random.choice([name for name in GIVERS if name != giver])
+            order = f"{receiver} the {thing}" if random.random() < 0.5 else f"the {thing} to {receiver}"
+            fact = f"{giver} gave {order}."
+        elif not held or random.random() < 0.3:
+            free = [thing for thing in THINGS if thing not in world.holder] or list(THINGS)
+            fact = f"{random.choice(GIVERS)} {random.choice(TAKES)} the {random.choice(free)}."
+        else:
+            fact = f"{random.choice(GIVERS)} {random.choice(MOVES)} the {random.choice(PLACES)}."
+        world.read(fact)
+        yield fact
+
+
+def _ask_people(world: World) -> list[str]:
+    return [f"Where is {name}?" for name in PEOPLE]
+
+
+def _ask_things(world: World) -> list[str]:
+    return [f"Where is the {thing}?" for thing in THINGS]
+
+
+def _ask_earlier(world: World) -> list[str]:
+    return [f"Where was the {thing} before the {place}?" for thing in THINGS for place in PLACES]
+
+
+def _ask_sides(world: World) -> list[str]:
+    questions = [f"What is {side} of the {place}?" for side in OPPOSITE for place in PLACES]
+    return questions + [f"What is the {place} {side} of?" for side in OPPOSITE for place in PLACES]
+
+
+def _ask_gifts(world: World) -> list[str]:
+    questions = []
+    for giver, receiver, thing in dict.fromkeys(world.gifts):
+        questions += [
+            f"What did {giver.capitalize()} give to {receiver.capitalize()}?",
+            f"Who did {giver.capitalize()} give the {thing} to?",
+            f"Who gave the {thing} to {receiver.capitalize()}?",
+            f"Who received the {thing}?",
+            f"Who gave the {thing}?",
+        ]
+    return list(dict.fromkeys(questions))
+
+
+_WRITERS: dict[str, Callable[[Random, int], Iterator[str]]] = {
+    "qa1": _moves,
+    "qa2": _errands,
+    "qa3": _errands,
+    "qa4": _sides,
+    "qa5": _gifts,
+}
+_QUESTIONS: dict[str, Callable[[World], list[str]]] = {
+    "qa1": _ask_people,
+    "qa2": _ask_things,
+    "qa3": _ask_earlier,
+    "qa4": _ask_sides,
+    "qa5": _ask_gifts,
+}

@@ -1,0 +1,327 @@
+"""BABILong: answer a question about facts that are hidden in books."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tessera.base.errors import expect
+from tessera.data.sources import text_files
+from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.papers.babilong.noise import Book, books_of
+from tessera.papers.babilong.sample import RESERVED, Borders, HalfFacts, Lookalikes, Sample, has_room, hide
+from tessera.papers.babilong.scorer import published_match
+from tessera.papers.babilong.solver import answer, world_after
+from tessera.papers.babilong.stories import (
+    FEWEST,
+    LENGTHS,
+    PLAIN_FACT,
+    SHORTEST_FACT,
+    Question,
+    Story,
+    facts_of,
+    generate,
+    labels,
+    questions_after,
+    read_stories,
+)
+from tessera.papers.babilong.vocabulary import (
+    END,
+    GENERATE,
+    NAMES,
+    PAD,
+    STORY_WORDS,
+    decode,
+    sentence_tokens,
+    token_of,
+    vocabulary_of,
+    word_of,
+)
+from tessera.tasks.question_answering import QuestionBatch
+from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples
+
+SPLIT_TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
+
+
+@TASKS.register("babilong")
+@dataclass(frozen=True)
+class BABILong(Task):
+    """A story's facts between sentences of books, then `question <generate> answer <end>` (Kuratov et al. 2024).
+
+    Attributes:
+        kind: "qa1" (where is somebody), "qa2" (where is a thing), "qa3" (where was it before), "qa4" (what lies beside
+            what), "qa5" (who gave what to whom).
+        length: tokens of a sample, questions and answer included.
+        noise: the books: "stories" (bundled), a file, a folder, a glob, or several of them. Splits share no book.
+        stories: None, to write them by a grammar, or a folder of bAbI's files `qa1_*_train.txt`, `qa1_*_test.txt`.
+            Splits share no story: the share of a generated one follows from its facts; of the files' training stories
+            a ninth is for validation.
+        vocab_size: words with a token of their own.
+        facts_share: stories whose facts take more than this share of a sample are left out (published: a fifth).
+            Samples of one segment, where a curriculum begins, need more.
+        lookalikes: share of the noise's words that words of the stories replace. For training: books seldom look like
+            facts, too seldom to learn the difference from.
+        near_facts: share of the noise's words at which a sentence begins that is a fact but for one name, in whose
+            place it has a word of the noise ("the prince went to the garden"). For training, too.
+        split_facts: share of the facts that move to the nearest place between sentences where the border of two
+            segments cuts them in two, as far as there is one behind the fact before. Few are cut by chance (of QA1's
+            in segments of 64 tokens one in thirteen), too few to learn to write both halves. For training alone, by
+            `question_batch` with a `segment`.
+        half_facts: share of the segments that begin with the end of a fact that has no beginning, such as "to the
+            garden", as those of a book may; none beside a fact. For training alone, like `split_facts`.
+        cut_facts: the same of those that end so, with up to two words of the noise behind it.
+        also_asked: other kinds whose questions the same facts answer; training asks them too. A thing is where its
+            holder is: "qa1" beside "qa2" teaches the first half of that.
+        fewest_facts: of a written story; None: as in bAbI's files (2, 6, 8, 2 and 6 by kind). Fewer are easier to learn
+            from.
+    Raises:
+        TesseraError: an unknown kind, a sample too short for a story, missing files.
+    """
+
+    kind: str = "qa1"
+    length: int = 256
+    noise: str | tuple[str, ...] = "stories"
+    stories: str | None = None
+    vocab_size: int = 2000
+    facts_share: float = 0.2
+    lookalikes: float = field(default=0.0, repr=False)  # not in the seed of samples, which are made of `self` as text
+    near_facts: float = field(default=0.0, repr=False)  # nor are these
+    split_facts: float = field(default=0.0, repr=False)
+    half_facts: float = field(default=0.0, repr=False)
+    cut_facts: float = field(default=0.0, repr=False)
+    also_asked: tuple[str, ...] = field(default=(), repr=False)
+    fewest_facts: int | None = field(default=None, repr=False)
+
+    summary = "a question about facts that lie anywhere between the sentences of a book (BABILong, QA1 to QA5)"
+    source = "Associative Recurrent Memory Transformer, section 4; BABILong, Kuratov et al. 2024"
+    main_score = "exact_match"
+
+    def __post_init__(self) -> None:
+        where = type(self).__name__
+        kinds = ", ".join(LENGTHS)
+        expect(self.kind in LENGTHS, where, "kind", f"be one of {kinds}", repr(self.kind))
+        others = set(LENGTHS) - {self.kind}
+        expect(others.issuperset(self.also_asked), where, "also_asked", f"be other kinds of {kinds}", self.also_asked)
+        expect(0 < self.facts_share < 1, where, "facts_share", "lie in (0, 1)", self.facts_share)
+        for name in ("lookalikes", "near_facts"):
+            expect(0 <= getattr(self, name) < 1, where, name, "lie in [0, 1)", getattr(self, name))
+        for name in ("split_facts", "half_facts", "cut_facts"):
+            expect(0 <= getattr(self, name) <= 1, where, name, "lie in [0, 1]", getattr(self, name))
+        least, most = FEWEST[self.kind], LENGTHS[self.kind][1]
+        is_possible = self.fewest_facts is None or least <= self.fewest_facts <= most
+        expect(is_possible, where, "fewest_facts", f"be from {least} to {most} for {self.kind}", self.fewest_facts)
+        self._require_room(self.length)
+
+    @classmethod
+    def variants(cls) -> "list[Task]":
+        """Every kind of question."""
+        return [cls(kind, length=128 if kind in ("qa1", "qa4") else 300, vocab_size=250) for kind in LENGTHS]
+
+    @property
+    def vocabulary(self) -> Tokenizer:
+        """Words to tokens."""
+        return vocabulary_of(self.noise, self.vocab_size)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The answers there are."""
+        return labels(self.kind)
+
+    def samples(self, seed: int, split: str = "train") -> Iterator[Sample]:
+        """Samples without end; the same seed and split give the same ones."""
+        expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
+        random = Random(f"{self} {seed} {split}")
+        books = books_of(self.noise, split, self.vocab_size)
+        while True:
+            yield self._sample(random, books, split, self.length)
+
+    def question_batch(
+        self, count: int, questions: int, context_tokens: int, seed: int, split: str, early: int = 0, segment: int = 0
+    ) -> QuestionBatch:
+        """See `QuestionTask`; the questions of a context differ, and come in random order."""
+        self._require_room(context_tokens + RESERVED)
+        random = Random(f"{self} {context_tokens} {seed} {split}")
+        books = books_of(self.noise, split, self.vocab_size)
+        contexts, questions_by_row, early_by_row = [], [], []
+        borders = range(segment, context_tokens + 1, segment) if early else ()
+        cuts = Borders(segment, self.split_facts) if segment and self.split_facts else None
+        halves = None
+        if segment and (self.half_facts or self.cut_facts):
+            halves = HalfFacts(segment, self.half_facts, self.cut_facts, self.possible_facts(), self._names())
+        for _ in range(count):
+            sample = self._sample(random, books, split, context_tokens + RESERVED, cuts)
+            tokens = sample.context.tokens()
+            contexts.append(tokens if halves is None else halves.into(tokens, sample.context.is_fact(), random))
+            possible: Sequence[Question] = sample.story.questions
+            if self.also_asked:
+                possible = self._questions_about(sample.story.facts, split)
+            questions_by_row.append(_some(possible, questions, random))
+            ends = sample.context.fact_ends() if borders else []
+            for border in borders:
+                facts = sample.story.facts[: bisect_right(ends, border)]
+                early_by_row.append(_some(self._questions_about(facts, split), early, random))
+        stacked = torch.from_numpy(np.stack(contexts).astype(np.int64))
+        batch = QuestionBatch(stacked, *self._in_rows(questions_by_row, questions))
+        if not borders:
+            return batch
+        shape = (count, len(borders), early, -1)
+        early_questions, early_labels = (rows.view(shape) for rows in self._in_rows(early_by_row, early))
+        return replace(batch, early_questions=early_questions, early_labels=early_labels)
+
+    def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
+        """`count` samples in a row each: context, question, `<generate>`, answer, `<end>`, padding; T = `length`."""
+        stream = self.samples(seed, split)
+        samples = [next(stream) for _ in range(count)]
+        tokens = torch.full((count, self.length), token_of(self.vocabulary, PAD))
+        target = torch.full((count, self.length), IGNORED)
+        for row, sample in enumerate(samples):
+            ids = np.concatenate([sample.context.tokens(), self.question_tokens(sample.question.text)])
+            ending = self.answer_tokens(sample.question.answer)
+            tokens[row, : len(ids) + 2] = torch.from_numpy(np.concatenate([ids, ending]).astype(np.int64))
+            target[row, len(ids) : len(ids) + 2] = torch.from_numpy(ending.astype(np.int64))
+        return TokenExamples(tokens, target, tuple(samples))
+
+    def question_tokens(self, question: str) -> np.ndarray:
+        """The question and `<generate>`: what comes behind the context."""
+        return np.append(self._tokens(question), np.int32(token_of(self.vocabulary, GENERATE)))
+
+    def answer_tokens(self, word: str) -> np.ndarray:
+        """The answer and `<end>`: what is to be generated."""
+        return np.array([token_of(self.vocabulary, word), token_of(self.vocabulary, END)], np.int32)
+
+    def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
+        """`exact_match` (B,): the answer is the likeliest word; `published_match`: the public benchmark's rule."""
+        place = (examples.labels != IGNORED).int().argmax(1)
+        rows = torch.arange(len(examples))
+        words = predictions[rows, place - 1].argmax(-1).cpu()
+        right = words == examples.tokens[rows, place]
+        texts = [word_of(self.vocabulary, int(word)) for word in words]
+        questions = [sample.question for sample in examples.details]
+        published = [published_match(text, one.text, one.answer, self.labels) for text, one in zip(texts, questions)]
+        return {"exact_match": right.double(), "published_match": torch.tensor(published, dtype=torch.double)}
+
+    def oracle(self, examples: TokenExamples) -> Tensor:
+        """Reads the tokens as words, finds the facts among the sentences, and follows the rules."""
+        logits = torch.zeros(*examples.tokens.shape, self.vocabulary.get_vocab_size())
+        for row, place in enumerate((examples.labels != IGNORED).int().argmax(1)):
+            sentences = decode(self.vocabulary, examples.tokens[row, : place - 1]).replace("?", ".").split(" . ")
+            *context, question = [sentence.strip(" .") for sentence in sentences]
+            world = world_after(_suffixes(context))
+            word = next(filter(None, (answer(world, suffix) for suffix in _suffixes([question]))))
+            logits[row, place - 1, token_of(self.vocabulary, word)] = 1.0
+        return logits
+
+    def guess(self, examples: TokenExamples, seed: int) -> Tensor:
+        """Any of the answers."""
+        logits = torch.zeros(*examples.tokens.shape, self.vocabulary.get_vocab_size())
+        random = torch.Generator().manual_seed(seed)
+        for row, place in enumerate((examples.labels != IGNORED).int().argmax(1)):
+            word = self.labels[int(torch.randint(len(self.labels), (), generator=random))]
+            logits[row, place - 1, token_of(self.vocabulary, word)] = 1.0
+        return logits
+
+    def chance(self, examples: TokenExamples) -> float:
+        """One over the number of answers."""
+        return 1 / len(self.labels)
+
+    def held_apart(self, examples: TokenExamples) -> set[Hashable]:
+        """Stories and books."""
+        stories = {sample.story.facts for sample in examples.details}
+        return stories | {span.book.name for sample in examples.details for span in sample.context.spans}
+
+    def _sample(
+        self, random: Random, books: Sequence[Book], split: str, length: int, borders: Borders | None = None
+    ) -> Sample:
+        most_facts = int(self.facts_share * length) // SHORTEST_FACT[self.kind]
+        while True:
+            story = self._story(random, split, most_facts)
+            facts = [self._tokens(fact) for fact in story.facts]
+            if has_room(facts, length, self.facts_share):
+                context = hide(facts, books, length, random, self._lookalikes(random), borders)
+                return Sample(context, story, random.choice(story.questions))
+
+    def _questions_about(self, facts: Sequence[str], split: str) -> list[Question]:
+        kinds = (self.kind, *(self.also_asked if split == "train" else ()))
+        return [question for kind in kinds for question in questions_after(kind, facts)]
+
+    def _lookalikes(self, random: Random) -> Lookalikes | None:
+        if not (self.lookalikes or self.near_facts):
+            return None
+        words = np.unique(self._tokens(STORY_WORDS))
+        facts = self.possible_facts() if self.near_facts else ()
+        return Lookalikes(self.lookalikes, words, self.near_facts, facts, self._names(), random.getrandbits(32))
+
+    def possible_facts(self) -> tuple[np.ndarray, ...]:
+        """Tokens of every fact that stories of this kind may have."""
+        return tuple(map(self._tokens, facts_of(self.kind)))
+
+    def _names(self) -> np.ndarray:
+        return np.unique(self._tokens(NAMES))
+
+    def _require_room(self, length: int) -> None:
+        """Raise unless the shortest stories fit into a sample of `length` tokens."""
+        fewest = LENGTHS[self.kind][0] if self.fewest_facts is None else self.fewest_facts
+        shortest = PLAIN_FACT[self.kind] * fewest
+        needed = max(shortest + RESERVED, math.ceil(shortest / self.facts_share))
+        hint = (
+            f"The shortest stories of {self.kind} take {shortest}; facts_share allows {self.facts_share} of a sample."
+        )
+        expect(length >= needed, type(self).__name__, "length", f"be at least {needed} tokens", length, hint)
+
+    def _in_rows(self, questions_by_row: Sequence[Sequence[Question]], questions: int) -> tuple[Tensor, Tensor]:
+        """Tokens and labels (rows, questions, t) of some questions per row; where there are fewer, some stand twice."""
+        pad = token_of(self.vocabulary, PAD)
+        texts = [[self.question_tokens(one.text) for one in row] for row in questions_by_row]
+        endings = [[self.answer_tokens(one.answer) for one in row] for row in questions_by_row]
+        width = max((len(text) + 2 for row in texts for text in row), default=1)
+        tokens = torch.full((len(questions_by_row), questions, width), pad)
+        labels = torch.full((len(questions_by_row), questions, width), IGNORED)
+        for row, row_questions in enumerate(questions_by_row):
+            for place in range(questions if row_questions else 0):
+                text, ending = (rows[row][place % len(row_questions)] for rows in (texts, endings))
+                both = torch.from_numpy(np.concatenate([text, ending]).astype(np.int64))
+                tokens[row, place, : len(both)] = both
+                if place < len(row_questions):
+                    labels[row, place, len(text) : len(both)] = both[len(text) :]
+        return tokens, labels
+
+    def _tokens(self, sentence: str) -> np.ndarray:
+        return sentence_tokens(self.noise, self.vocab_size, sentence)
+
+    def _story(self, random: Random, split: str, most_facts: int) -> Story:
+        if self.stories is not None:
+            return random.choice(_stories_of(self.stories, self.kind, split))
+        while True:
+            story = generate(self.kind, random, most_facts, self.fewest_facts)
+            if Random(" ".join(story.facts)).randrange(10) in SPLIT_TENTHS[split]:
+                return story
+
+
+def _some(questions: Sequence[Question], count: int, random: Random) -> list[Question]:
+    """`count` of them, or all, in random order."""
+    return random.sample(questions, min(count, len(questions)))
+
+
+def _suffixes(sentences: Sequence[str]) -> Iterator[str]:
+    """Each sentence from every word on: the noise before a fact or a question may have been cut without a stop."""
+    for sentence in sentences:
+        words = sentence.split()
+        yield from (" ".join(words[begin:]) for begin in range(len(words)))
+
+
+@lru_cache(maxsize=16)
+def _stories_of(folder: str, kind: str, split: str) -> tuple[Story, ...]:
+    files = text_files(str(Path(folder) / f"{kind}_*_{'test' if split == 'test' else 'train'}.txt"))
+    stories = [story for file in files for story in read_stories(file)]
+    if split == "test":
+        return tuple(stories)
+    validation = {story.facts[0:2] for story in stories if Random(" ".join(story.facts[:2])).randrange(9) == 0}
+    return tuple(story for story in stories if (story.facts[:2] in validation) == (split == "validation"))

@@ -1,0 +1,75 @@
+"""What an ARMT writes of a book without facts, and of single facts."""
+
+from random import Random
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tessera.models.armt.modeling import ARMTForCausalLM
+from tessera.models.armt.state import ARMTState
+from tessera.papers.babilong.noise import books_of
+from tessera.papers.babilong.sample import RESERVED, Borders, hide
+from tessera.papers.babilong.task import BABILong
+
+
+@torch.no_grad()
+def written_noise(
+    model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: int = 4, segments: int = 1024
+) -> dict[str, float]:
+    """The shares of segments of the test's books that change an association matrix.
+
+    Returns:
+        `in_text`: read after the text in front of them. `alone`: the same segments, each read with an empty memory. If
+        that is far more, gates stay shut because of what the memory holds, and open when it is overwritten.
+    """
+    segment, random = model.config.segment_size, Random(f"noise {seed}")
+    books = books_of(task.noise, "test", task.vocab_size)
+    contexts = [hide((), books, segments * segment + RESERVED, random).tokens() for _ in range(texts)]
+    tokens = torch.from_numpy(np.stack(contexts).astype(np.int64)).to(model.device)
+    empty = memory = cast("ARMTState", model.empty_memory(texts))
+    in_text = alone = 0.0
+    for one in tokens.split(segment, 1):
+        before, memory = memory, model(input_ids=one, memory_state=memory, skip_logits=True).memory_state
+        in_text += _changed(before, memory).sum().item()
+        alone += _changed(empty, model(input_ids=one, skip_logits=True).memory_state).sum().item()
+    return {"in_text": in_text / (texts * segments), "alone": alone / (texts * segments)}
+
+
+@torch.no_grad()
+def written_facts(model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: int = 1024) -> dict[str, float]:
+    """The shares of facts for which an association matrix changes: one fact in two segments of the test's books each.
+
+    Returns:
+        `whole`: of the facts that lie in one segment. Of those that lie across the border, `first_part`: in the first
+        segment, and `second_part`: in the second. A kind of which there was none is left out.
+    """
+    segment, random = model.config.segment_size, Random(f"facts {seed}")
+    books = books_of(task.noise, "test", task.vocab_size)
+    facts = task.possible_facts()
+    written: dict[str, list[bool]] = {"whole": [], "first_part": [], "second_part": []}
+    for share in (0.0, 1.0):  # by chance too few facts lie across the border
+        contexts = [
+            hide((random.choice(facts),), books, 2 * segment + RESERVED, random, borders=Borders(segment, share))
+            for _ in range(texts // 2)
+        ]
+        tokens = torch.from_numpy(np.stack([one.tokens() for one in contexts]).astype(np.int64)).to(model.device)
+        memory = cast("ARMTState", model.empty_memory(len(contexts)))
+        changes = []
+        for one in tokens.split(segment, 1):
+            before, memory = memory, model(input_ids=one, memory_state=memory, skip_logits=True).memory_state
+            changes.append(_changed(before, memory).tolist())
+        for context, first, second in zip(contexts, *changes):
+            in_first, in_second = (part.any() for part in np.split(context.is_fact(), 2))
+            if in_first and in_second:
+                written["first_part"].append(first)
+                written["second_part"].append(second)
+            else:
+                written["whole"].append(first if in_first else second)
+    return {part: float(np.mean(changed)) for part, changed in written.items() if changed}
+
+
+def _changed(before: ARMTState, after: ARMTState) -> Tensor:
+    """Booleans (B,): whether any layer's association matrix is another one."""
+    return (before.A != after.A).flatten(2).any(2).any(0)

@@ -1,0 +1,224 @@
+"""Document questions for models that are trained here: stories as documents, words as tokens."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from random import Random
+
+import torch
+from torch import Tensor
+
+from tessera.base.errors import expect
+from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.papers.babilong.stories import MOVES, PLACES
+from tessera.papers.document_qa.stories import NUM_NAMES, StoryDocument, names, write_document
+from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples
+
+PAD, DOCUMENT, QUESTION, ANSWER = "<pad>", "document", "question", "answer"
+# The words of a fact between person and place, and of a question around the person, from the plainest form to the full
+# one. In all but the last as many words stand behind the person in a question as in a fact.
+GAPS = ((), ("the",), ("to", "the"), ("went", "to", "the"))
+QUESTION_FORMS = ("question : {}", "question : {} ?", "question : {} ? answer", "question : where is {} ? answer :")
+FULL_WORDING = len(GAPS)
+SPLIT_TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
+
+
+@dataclass(frozen=True)
+class _Sample:
+    documents: tuple[StoryDocument, ...]
+    questions: tuple[tuple[str, str], ...]  # a person, and where that person is
+
+
+@TASKS.register("document_qa")
+@dataclass(frozen=True)
+class DocumentQA(Task):
+    """Many short stories, each about people of its own, then questions of the form "question: where is bado? answer:".
+
+    A sample holds as many documents as leave room for the questions in `length` tokens. The answer stands in one of
+    them; the others distract. Splits share no story. The layout is that of RULER's questions about documents (Hsieh et
+    al. 2024) without its instruction.
+
+    Attributes:
+        length: tokens of a sample, all questions and answers included. questions: asked one behind the other, of
+            different people. people, moves: of a document: each of its people goes so often to another place.
+        num_names: names that have a token; no name stands in two documents of a sample. known_names: documents take
+            theirs from the first so many of them; None: from all.
+        wording: 4 is the form above. Below, for models that do not learn it from the start, so many words stand between
+            a person and a place: "bado kitchen .", "bado the kitchen .", "bado to the kitchen ." or "bado went to the
+            kitchen .", and as many behind the person of a question: "question : bado", ...
+    Raises:
+        TesseraError: an impossible setting, or more documents than there are names for.
+    """
+
+    length: int = 128
+    questions: int = 4
+    people: int = 4
+    moves: int = 1
+    num_names: int = 1500
+    # Not in the representation, which samples are drawn by: a seed asks about the same stories in any wording.
+    known_names: int | None = field(default=None, repr=False)
+    wording: int = field(default=FULL_WORDING, repr=False)
+
+    summary = "questions about one of many documents: stories of bAbI's first kind, each about its own people"
+    source = "Memory Mosaics at scale (v2), section 5.2; RULER, Hsieh et al. 2024"
+    main_score = "exact_match"
+
+    def __post_init__(self) -> None:
+        where = type(self).__name__
+        for name in ("questions", "people", "moves"):
+            expect(getattr(self, name) >= 1, where, name, "be at least 1", getattr(self, name))
+        expect(0 <= self.wording <= FULL_WORDING, where, "wording", f"lie in [0, {FULL_WORDING}]", self.wording)
+        expect(self.num_documents >= 1, where, "length", f"be at least {self._least_length}", self.length)
+        needed = f"be at least the questions ({self.questions})"
+        expect(self.num_documents * self.people >= self.questions, where, "people in all documents", needed,
+               self.num_documents * self.people, "Ask fewer, or use longer samples.")  # fmt: skip
+        people = self.num_documents * self.people
+        expect(
+            people <= self.num_names <= NUM_NAMES, where, "num_names", f"lie in [{people}, {NUM_NAMES}]", self.num_names
+        )
+        known = self.num_names if self.known_names is None else self.known_names
+        expect(people <= known <= self.num_names, where, "known_names", f"lie in [{people}, {self.num_names}]", known)
+
+    @classmethod
+    def variants(cls) -> "list[Task]":
+        """One and several questions, one and several moves, all wordings."""
+        return [
+            cls(questions=1, num_names=100),
+            cls(length=160, people=2, moves=2, num_names=100),
+            *(cls(length=64, num_names=100, known_names=40, wording=wording) for wording in range(FULL_WORDING)),
+        ]
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """All words; a word's place is its token, and 0 is padding."""
+        return _vocabulary(self.num_names)
+
+    @property
+    def vocab_size(self) -> int:
+        """Words there are."""
+        return len(self.vocabulary)
+
+    @property
+    def num_documents(self) -> int:
+        """As many as fit beside the questions."""
+        return (self.length - self.questions * (len(self._question("x")) + 1)) // self._document_length
+
+    def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
+        """`count` samples in a row each; documents, then questions with their answers, then padding."""
+        expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
+        random = Random(f"{self} {seed} {split}")
+        samples = [self._sample(random, split) for _ in range(count)]
+        tokens, labels = torch.zeros(count, self.length, dtype=torch.long), torch.full((count, self.length), IGNORED)
+        for row, sample in enumerate(samples):
+            words, answers = self._words(sample)
+            ids = torch.tensor([_tokens(self.num_names)[word] for word in words])
+            tokens[row, : len(ids)] = ids
+            labels[row, answers] = ids[answers]
+        return TokenExamples(tokens, labels, tuple(samples))
+
+    def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
+        """`exact_match` (B,): the share of questions whose answer is the likeliest word."""
+        is_answer = (examples.labels != IGNORED)[:, 1:]
+        right = (predictions[:, :-1].argmax(-1).cpu() == examples.tokens[:, 1:]) & is_answer
+        return {"exact_match": right.sum(1) / is_answer.sum(1)}
+
+    def oracle(self, examples: TokenExamples) -> Tensor:
+        """Reads the tokens as words and follows everybody's moves."""
+        logits = torch.zeros(*examples.tokens.shape, self.vocab_size)
+        for row, ids in enumerate(examples.tokens.tolist()):
+            words = [self.vocabulary[token] for token in ids]
+            people, where = set(names()[: self.num_names]), dict[str, str]()
+            first_question = words.index(QUESTION)
+            for place, word in enumerate(words):
+                if word in people:
+                    person = word
+                    if place > first_question:
+                        asked = place + min(self.wording, FULL_WORDING - 1)
+                        logits[row, asked, _tokens(self.num_names)[where[person]]] = 1.0
+                elif word in PLACES:
+                    where[person] = word
+        return logits
+
+    def guess(self, examples: TokenExamples, seed: int) -> Tensor:
+        """Any of the places."""
+        logits = torch.zeros(*examples.tokens.shape, self.vocab_size)
+        places = torch.tensor([_tokens(self.num_names)[place] for place in PLACES])
+        drawn = torch.randint(len(PLACES), examples.tokens.shape, generator=torch.Generator().manual_seed(seed))
+        return logits.scatter(2, places[drawn].unsqueeze(2), 1.0)
+
+    def chance(self, examples: TokenExamples) -> float:
+        """One over the number of places."""
+        return 1 / len(PLACES)
+
+    def held_apart(self, examples: TokenExamples) -> set[Hashable]:
+        """Stories."""
+        return {document.facts for sample in examples.details for document in sample.documents}
+
+    def _sample(self, random: Random, split: str) -> _Sample:
+        known = self.num_names if self.known_names is None else self.known_names
+        drawn = random.sample(names()[:known], self.num_documents * self.people)
+        documents = tuple(
+            self._document(tuple(drawn[first : first + self.people]), random, split)
+            for first in range(0, len(drawn), self.people)
+        )
+        everybody = [pair for document in documents for pair in document.places]
+        return _Sample(documents, tuple(random.sample(everybody, self.questions)))
+
+    def _document(self, people: tuple[str, ...], random: Random, split: str) -> StoryDocument:
+        while True:
+            document = write_document(people, self.moves, random)
+            if Random(" ".join(document.facts)).randrange(10) in SPLIT_TENTHS[split]:
+                return document
+
+    def _words(self, sample: _Sample) -> tuple[list[str], list[int]]:
+        """The words of a sample and the places of its answers."""
+        words: list[str] = []
+        for document in sample.documents:
+            words += self._document_words(document.facts)
+        answers = []
+        for person, place in sample.questions:
+            words += self._question(person)
+            answers.append(len(words))
+            words.append(place)
+        return words, answers
+
+    def _document_words(self, facts: tuple[str, ...]) -> list[str]:
+        return [DOCUMENT, ":", *(word for fact in facts for word in [*self._fact(fact.split()), "."])]
+
+    def _fact(self, words: list[str]) -> list[str]:
+        return words if self.wording == FULL_WORDING else [words[0], *GAPS[self.wording], words[-1]]
+
+    def _question(self, person: str) -> list[str]:
+        return QUESTION_FORMS[min(self.wording, FULL_WORDING - 1)].format(person).split()
+
+    @property
+    def _document_length(self) -> int:
+        one, two = (len(self._document_words(("x went to the garden",) * count)) for count in (1, 2))
+        return one + (self.people * self.moves - 1) * (two - one)
+
+    @property
+    def _least_length(self) -> int:
+        return self._length_of(1)
+
+    def _length_of(self, documents: int) -> int:
+        return self.questions * (len(self._question("x")) + 1) + documents * self._document_length
+
+
+@lru_cache(maxsize=4)
+def _vocabulary(num_names: int) -> tuple[str, ...]:
+    words = [
+        PAD,
+        *QUESTION_FORMS[-1].format("?").split(),
+        DOCUMENT,
+        ":",
+        "the",
+        ".",
+        *(word for move in MOVES for word in move.split()),
+        *PLACES,
+    ]
+    return tuple(dict.fromkeys([*words, *names()[:num_names]]))
+
+
+@lru_cache(maxsize=4)
+def _tokens(num_names: int) -> dict[str, int]:
+    return {word: token for token, word in enumerate(_vocabulary(num_names))}

@@ -1,0 +1,135 @@
+"""A bigram language in which a few trigger characters have a successor of their own in each sequence."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
+
+from tessera.base.errors import expect
+from tessera.papers.induction.bigrams import shakespeare_bigrams
+from tessera.tasks.task import TASKS, Task, TokenExamples, generator_of
+
+
+@dataclass(frozen=True)
+class InductionDetails:
+    """Of each sequence: its `triggers` (B, K), and `successors` (B, K), the token that follows each of them."""
+
+    triggers: Tensor
+    successors: Tensor
+
+
+@TASKS.register("induction")
+@dataclass(frozen=True)
+class Induction(Task):
+    """Predict the successor of a trigger from its second occurrence on (Bietti et al. 2023, section 3).
+
+    A sequence of `length` tokens is drawn from the bigrams of the 65 characters of tiny Shakespeare, the first token
+    from their unigrams; but a trigger q_k is always followed by o_k, drawn for each sequence anew, uniformly from all
+    characters. `triggers`: "frequent", the `num_triggers` most frequent characters in all sequences, or "drawn", others
+    in each sequence, without replacement from the unigrams. Every token is a label.
+
+    Scores of each example, over the positions at which a trigger stands (NaN without any):
+
+        - accuracy: share of right successors, from the trigger's second occurrence on.
+        - first_accuracy: at its first occurrence, where nothing shows the successor.
+        - loss: nats per successor from the second occurrence on. other_loss: nats per token where no trigger stands.
+    """
+
+    summary = "the successor of a trigger character, which differs from sequence to sequence (induction heads)"
+    source = "Bietti et al. 2023, section 3; Memory Mosaics, section 3"
+    main_score = "accuracy"
+
+    length: int = 256
+    num_triggers: int = 5
+    triggers: str = "frequent"
+
+    def __post_init__(self) -> None:
+        most = self.vocab_size
+        expect(self.length >= 4, "Induction", "length", "be at least 4", self.length)
+        expect(1 <= self.num_triggers <= most, "Induction", "num_triggers", f"lie in 1..{most}", self.num_triggers)
+        expect(self.triggers in KINDS, "Induction", "triggers", f"be one of {', '.join(KINDS)}", repr(self.triggers))
+
+    @classmethod
+    def variants(cls) -> list[Task]:
+        """Triggers of both kinds."""
+        return [cls(), cls(64, 3, "drawn")]
+
+    @property
+    def vocab_size(self) -> int:
+        """The characters."""
+        return len(shakespeare_bigrams().characters)
+
+    def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
+        """`count` sequences."""
+        expect(count >= 1, "Induction", "count", "be at least 1", count)
+        return self.sample_with(count, generator_of(self, seed, split))
+
+    def sample_with(self, count: int, generator: torch.Generator) -> TokenExamples:
+        """`count` sequences, drawn with `generator`."""
+        bigrams = shakespeare_bigrams()
+        if self.triggers == "frequent":
+            triggers = bigrams.most_frequent(self.num_triggers).expand(count, -1)
+        else:
+            shares = bigrams.counts.sum(1).double().expand(count, -1)
+            triggers = torch.multinomial(shares, self.num_triggers, generator=generator)
+        successors = torch.randint(self.vocab_size, (count, self.num_triggers), generator=generator)
+        # What follows each token of each sequence: -1 where the bigrams say it.
+        fixed = torch.full((count, self.vocab_size), -1).scatter_(1, triggers, successors)
+        uniform = torch.rand(self.length, count, generator=generator, dtype=torch.float64)
+        steps = [bigrams.first(uniform[0])]
+        for draws in uniform[1:]:
+            successor = fixed.gather(1, steps[-1][:, None])[:, 0]
+            steps.append(torch.where(successor < 0, bigrams.next(steps[-1], draws), successor))
+        tokens = torch.stack(steps, 1)
+        labels = tokens.clone()
+        labels[:, 0] = -100
+        return TokenExamples(tokens, labels, InductionDetails(triggers, successors))
+
+    def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
+        """See the class."""
+        logits, targets = predictions[:, :-1].cpu().float(), examples.tokens[:, 1:]
+        losses = cross_entropy(logits.transpose(1, 2), targets, reduction="none").double()
+        right = (logits.argmax(-1) == targets).double()
+        occurrence = self.occurrences(examples)[:, :-1]
+        return {
+            "accuracy": _mean_where(occurrence >= 2, right),
+            "first_accuracy": _mean_where(occurrence == 1, right),
+            "loss": _mean_where(occurrence >= 2, losses),
+            "other_loss": _mean_where(occurrence == 0, losses),
+        }
+
+    def select(self, examples: TokenExamples, rows: Tensor) -> TokenExamples:
+        """Some of the examples."""
+        details = InductionDetails(examples.details.triggers[rows], examples.details.successors[rows])
+        return TokenExamples(examples.tokens[rows], examples.labels[rows], details)
+
+    def occurrences(self, examples: TokenExamples) -> Tensor:
+        """(B, T): n where a trigger stands for the n-th time in its sequence, 0 where none stands."""
+        stands = examples.tokens[:, None, :] == examples.details.triggers[:, :, None]
+        return (stands * stands.cumsum(-1)).sum(1)
+
+    def oracle(self, examples: TokenExamples) -> Tensor:
+        """One-hot: what followed the token last time, which for a trigger is its successor; nothing the first time."""
+        tokens, step = examples.tokens, torch.arange(examples.tokens.shape[1])
+        is_earlier = (tokens[:, :, None] == tokens[:, None, :]) & (step[:, None] > step)
+        # What came after the latest earlier step with the same token; 0: there is none.
+        follower = (is_earlier * (step + 1)).amax(-1)
+        return one_hot(tokens.gather(1, follower), self.vocab_size) * (follower > 0)[..., None].float()
+
+    def guess(self, examples: TokenExamples, seed: int) -> Tensor:
+        """Any character, at every position anew."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.rand(*examples.tokens.shape, self.vocab_size, generator=generator)
+
+    def chance(self, examples: TokenExamples) -> float:
+        """One of all characters."""
+        return 1 / self.vocab_size
+
+
+KINDS = ("frequent", "drawn")
+
+
+def _mean_where(chosen: Tensor, values: Tensor) -> Tensor:
+    """(B,): the mean of `values` (B, T) over the `chosen` steps; NaN where there are none."""
+    return (values * chosen).sum(1) / chosen.sum(1)

@@ -1,0 +1,223 @@
+"""Many-shot classification for models that are trained here: short texts, anonymous labels, one token each."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tessera.base.errors import expect
+from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.papers.many_shot.episodes import ORDERS, Episode, draw_episode
+from tessera.papers.many_shot.files import BANKING77, Example, by_label, read_banking77
+from tessera.papers.many_shot.prompts import ANONYMOUS, DELIMITERS, TEMPLATES
+from tessera.papers.many_shot.vocabulary import train_vocabulary
+from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples
+
+# Of the 77 classes, in an order of chance.
+SPLIT_CLASSES = {"train": slice(0, 52), "validation": slice(52, 60), "test": slice(60, 77)}
+TEMPLATE = TEMPLATES["banking77"]
+
+
+@TASKS.register("many_shot")
+@dataclass(frozen=True)
+class ManyShot(Task):
+    """`shots` examples of each of some Banking77 classes with the labels "class 1", ..., then a query.
+
+    A class gets another label in each context, so its label can only be learned from the examples. Splits share no
+    class; in the test split the examples are of the published training file and the queries of the test file.
+    The prompt is the published one (Memory Mosaics v2, appendix G) without its instruction, which never changes.
+
+    Attributes:
+        shots: examples of each class. num_classes: classes of a context. fewest_classes: if given, a context has
+            from so many to `num_classes` classes, drawn anew each time.
+        order: "fixed", "shuffled" (inside each shot) or "mixed" (all examples). delimiter: "newline" or "space".
+        dense: whether the labels of the examples are to be predicted too, from the second shot on.
+        max_characters: longer texts are left out. vocab_size: tokens.
+        distinct: easier contexts for models that do not learn the task from the start: so many different examples of
+            each class, in turn until there are `shots` of it, and queries that are among them. None: the task itself.
+    Raises:
+        TesseraError: an impossible setting.
+    """
+
+    shots: int = 4
+    num_classes: int = 8
+    fewest_classes: int | None = None
+    order: str = "mixed"
+    delimiter: str = "space"
+    dense: bool = False
+    max_characters: int = 70
+    vocab_size: int = 1024
+    # Not in the representation, which contexts are drawn by: the task itself stays what it was before this field.
+    distinct: int | None = field(default=None, repr=False)
+
+    summary = "new classes of customers' questions, from examples in the context (Banking77, anonymous labels)"
+    source = "Memory Mosaics at scale (v2), section 5.3 and appendix G; Banking77, Casanueva et al. 2020"
+    main_score = "exact_match"
+    length_setting = "shots"
+
+    def __post_init__(self) -> None:
+        where = type(self).__name__
+        expect(self.shots >= 1, where, "shots", "be at least 1", self.shots)
+        expect(2 <= self.num_classes <= 8, where, "num_classes", "be between 2 and 8", self.num_classes)
+        fewest = self.num_classes if self.fewest_classes is None else self.fewest_classes
+        needed = f"be between 2 and num_classes ({self.num_classes})"
+        expect(2 <= fewest <= self.num_classes, where, "fewest_classes", needed, self.fewest_classes)
+        expect(self.order in ORDERS, where, "order", "be one of " + ", ".join(ORDERS), repr(self.order))
+        expect(self.delimiter in DELIMITERS, where, "delimiter", "be newline or space", repr(self.delimiter))
+        expect(self.vocab_size >= 300, where, "vocab_size", "be at least 300", self.vocab_size)
+        if self.distinct is not None:
+            needed = f"be between 1 and shots ({self.shots})"
+            expect(1 <= self.distinct <= self.shots, where, "distinct", needed, self.distinct)
+        expect(self.max_characters >= 40, where, "max_characters", "be at least 40", self.max_characters)
+
+    @classmethod
+    def variants(cls) -> "list[Task]":
+        """Both delimiters, all orders, and a varying number of classes."""
+        small: dict[str, Any] = {"num_classes": 4, "vocab_size": 400}
+        return [
+            cls(shots=2, **small),
+            cls(shots=1, order="fixed", delimiter="newline", **small),
+            cls(shots=2, order="shuffled", fewest_classes=2, dense=True, **small),
+            cls(shots=3, distinct=2, **small),
+        ]
+
+    @property
+    def vocabulary(self) -> Tokenizer:
+        """Texts to tokens."""
+        return _vocabulary(self.max_characters, self.vocab_size)
+
+    @property
+    def label_tokens(self) -> list[int]:
+        """The token of "class 1", of "class 2", ..."""
+        labels = (ANONYMOUS.format(number=number) for number in range(1, self.num_classes + 1))
+        return [_token(self.vocabulary, label) for label in labels]
+
+    def episodes(self, count: int, seed: int, split: str = "train", num_queries: int = 1) -> list[Episode]:
+        """`count` contexts with so many queries each; the same seed and split give the same ones."""
+        expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
+        random = Random(f"{self} {seed} {split}")
+        return [self._episode(random, split, num_queries) for _ in range(count)]
+
+    def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
+        """`count` contexts in a row each, the query's label last, then padding."""
+        episodes = self.episodes(count, seed, split)
+        rows = [self.tokens(episode) for episode in episodes]
+        tokens = torch.full((count, max(map(len, rows))), 0)
+        labels = torch.full_like(tokens, IGNORED)
+        for place, (row, episode) in enumerate(zip(rows, episodes)):
+            tokens[place, : len(row)] = row
+            is_label = torch.isin(row, torch.tensor(self.label_tokens)).nonzero()[:, 0]
+            label_places = is_label[len(episode.classes) :] if self.dense else is_label[-1:]
+            labels[place, label_places] = row[label_places]
+        return TokenExamples(tokens, labels, tuple(episodes))
+
+    def tokens(self, episode: Episode) -> Tensor:
+        """The prompt of one context with its first query, and that query's label."""
+        query = episode.queries[0]
+        return torch.tensor([*self.prompt(episode, query), *self.label(query.label)])
+
+    def label(self, label: str) -> list[int]:
+        """The token of a label."""
+        return [_token(self.vocabulary, label)]
+
+    def prompt(self, episode: Episode, query: Example) -> list[int]:
+        """The tokens of one context with one of its queries, up to the query's label."""
+        full_prompt = TEMPLATE.prompt(episode.demonstrations, query, self.delimiter)
+        text = full_prompt.removeprefix(TEMPLATE.instruction).lstrip() + DELIMITERS[self.delimiter]
+        return self.vocabulary.encode(text).ids
+
+    def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
+        """`exact_match` (B,): the likeliest token is the query's label; `likeliest_label`: it is the likeliest label.
+
+        The second compares the labels of the context alone (the paper's comparison by likelihood).
+        """
+        rows, places = torch.arange(len(examples)), self._query_places(examples)
+        logits, target = predictions[rows, places - 1].cpu(), examples.tokens[rows, places]
+        shown = torch.full_like(logits, -torch.inf)
+        for row, episode in enumerate(examples.details):
+            tokens = [token for label in episode.labels for token in self.label(label)]
+            shown[row, tokens] = logits[row, tokens]
+        return {
+            "exact_match": (logits.argmax(-1) == target).double(),
+            "likeliest_label": (shown.argmax(-1) == target).double(),
+        }
+
+    def oracle(self, examples: TokenExamples) -> Tensor:
+        """Knows the class of every text, and reads its label off the examples."""
+        logits = torch.zeros(*examples.tokens.shape, self.vocabulary.get_vocab_size())
+        for row, (place, episode) in enumerate(zip(self._query_places(examples).tolist(), examples.details)):
+            name = _classes_by_text()[episode.queries[0].text]
+            shown = next(one.label for one in episode.demonstrations if _classes_by_text()[one.text] == name)
+            logits[row, place - 1, _token(self.vocabulary, shown)] = 1.0
+        return logits
+
+    def guess(self, examples: TokenExamples, seed: int) -> Tensor:
+        """Any of the context's labels."""
+        logits = torch.zeros(*examples.tokens.shape, self.vocabulary.get_vocab_size())
+        random = Random(seed)
+        for row, (place, episode) in enumerate(zip(self._query_places(examples).tolist(), examples.details)):
+            logits[row, place - 1, _token(self.vocabulary, random.choice(episode.labels))] = 1.0
+        return logits
+
+    def chance(self, examples: TokenExamples) -> float:
+        """The mean over contexts of one over the number of classes."""
+        return sum(1 / len(episode.classes) for episode in examples.details) / len(examples)
+
+    def held_apart(self, examples: TokenExamples) -> set[Hashable]:
+        """Classes and texts."""
+        queries = {episode.queries[0].text for episode in examples.details}
+        return queries | {name for episode in examples.details for name in episode.classes}
+
+    def _episode(self, random: Random, split: str, num_queries: int) -> Episode:
+        demonstrations = _texts("train", self.max_characters)
+        queries = _texts("test" if split == "test" else "train", self.max_characters)
+        fewest = self.num_classes if self.fewest_classes is None else self.fewest_classes
+        classes = random.sample(_class_names()[SPLIT_CLASSES[split]], random.randint(fewest, self.num_classes))
+        return draw_episode(
+            demonstrations, queries, classes, self.shots, self.order, True, random, num_queries, self.distinct
+        )
+
+    def _query_places(self, examples: TokenExamples) -> Tensor:
+        length = examples.labels.shape[1]
+        return length - 1 - (examples.labels != IGNORED).flip(1).int().argmax(1)
+
+
+@lru_cache(maxsize=4)
+def _texts(file: str, max_characters: int) -> dict[str, list[Example]]:
+    """Texts by class that are short enough; a text that stands in two classes has no right answer and is left out."""
+    short = [one for one in read_banking77(BANKING77 / f"{file}.csv") if len(one.text) <= max_characters]
+    return by_label([one for one in short if one.text in _classes_by_text()])
+
+
+@lru_cache(maxsize=1)
+def _classes_by_text() -> dict[str, str]:
+    classes: dict[str, set[str]] = {}
+    for file in ("train", "test"):
+        for one in read_banking77(BANKING77 / f"{file}.csv"):
+            classes.setdefault(one.text, set()).add(one.label)
+    return {text: names.pop() for text, names in classes.items() if len(names) == 1}
+
+
+@lru_cache(maxsize=1)
+def _class_names() -> list[str]:
+    names = sorted({one.label for one in read_banking77(BANKING77 / "test.csv")})
+    Random("banking77").shuffle(names)
+    return names
+
+
+@lru_cache(maxsize=4)
+def _vocabulary(max_characters: int, vocab_size: int) -> Tokenizer:
+    texts = _texts("train", max_characters)
+    names = _class_names()[SPLIT_CLASSES["train"]]
+    return train_vocabulary((one.text for name in names for one in texts[name]), TEMPLATE, 8, vocab_size)
+
+
+def _token(vocabulary: Tokenizer, text: str) -> int:
+    token = vocabulary.token_to_id(text)
+    assert token is not None, f"{text!r} is no token"
+    return token

@@ -1,0 +1,37 @@
+"""What settings have in common whose training is a recipe."""
+
+from dataclasses import replace
+from typing import Any
+
+from tessera.base.dataclass_io import from_json, read_dataclass, to_json
+from tessera.recipes.recipe import recipe_to_dict
+from tessera.recipes.sections import Recipe
+
+
+class RecipeSettings:
+    """Base of frozen dataclasses with a field `recipe`: of the training, complete, as `recipe_to_dict` writes it.
+
+    Keys of a later release take their defaults, so that a stored record is not done again when recipes learn one.
+    """
+
+    recipe: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        complete = read_dataclass(Recipe, self.recipe, lambda key, message: None)
+        if complete is not None:
+            object.__setattr__(self, "recipe", to_json(recipe_to_dict(complete)))
+
+    @property
+    def seed(self) -> int:
+        """Of the weights and of the order of the text."""
+        return self.recipe["seed"]
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence in training."""
+        return self.recipe["data"]["context"]
+
+    def read_recipe(self, data: str | None = None) -> Recipe:
+        """The recipe; `data` is where the text lies that the settings name."""
+        recipe = from_json(Recipe, self.recipe, "recipe")
+        return recipe if data is None else replace(recipe, data=replace(recipe.data, source=data))

@@ -1,0 +1,7 @@
+"""RegBench: in-context learning of random regular languages."""
+
+from tessera.papers.regbench.automaton import Automaton
+from tessera.papers.regbench.problems import Problems
+from tessera.papers.regbench.task import RegBench
+
+__all__ = ["Automaton", "Problems", "RegBench"]

@@ -1,0 +1,165 @@
+"""RegBench as a task: in-context learning of random regular languages."""
+
+import random
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tessera.base.errors import TesseraError, expect
+from tessera.papers.regbench.automaton import Automaton, random_automaton
+from tessera.papers.regbench.problems import Problems, allowed_next, draw_strings, padded
+from tessera.papers.regbench.scores import language_scores
+from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples, generator_of
+
+MAX_TRIES = 1000
+
+
+@TASKS.register("regbench")
+@dataclass(frozen=True)
+class RegBench(Task):
+    """Predict the next symbol of strings of an automaton never seen before (Akyurek et al. 2024).
+
+    A problem is `strings` strings of `length` symbols of one automaton with `states` states over `alphabet` of the
+    `num_symbols` symbols and up to `max_edges` edges per state; all bounds are inclusive. Tokens: symbols 0 to
+    num_symbols - 1, separator, padding. Which split an automaton belongs to is a function of the automaton, so that no
+    two splits share one, whatever the seeds; within a sample all differ.
+
+    Scores of each example, means over the positions whose next token is a symbol (not the separator):
+
+        - accuracy: the most likely token is allowed by the state reached in the current string.
+        - tvd: the total variation distance `1/2 sum_v |p_v - q_v|` of the model's distribution p and the uniform one q
+          over the allowed symbols, in [0, 1].
+        - last_accuracy, last_tvd: the same, at the last position alone.
+    """
+
+    summary = "next symbols of regular languages that only the context shows"
+    source = "Akyurek et al. 2024; Memory Mosaics, section 7; Sparse Attention as Compact Kernel Regression, table 1"
+    main_score = "accuracy"
+    length_setting = "strings"
+
+    states: tuple[int, int] = (4, 12)
+    alphabet: tuple[int, int] = (4, 18)
+    num_symbols: int = 18
+    max_edges: int = 3
+    strings: tuple[int, int] = (10, 19)
+    length: tuple[int, int] = (1, 49)
+
+    def __post_init__(self) -> None:
+        for name, least in (("states", 2), ("alphabet", 1), ("strings", 1), ("length", 1)):
+            low, high = getattr(self, name)
+            expect(least <= low <= high, "RegBench", name, f"be (lowest, highest), from {least} on", (low, high))
+        is_possible = self.alphabet[1] <= self.num_symbols
+        expect(is_possible, "RegBench", "alphabet", f"be at most num_symbols ({self.num_symbols})", self.alphabet)
+        most = min(self.states[0] - 1, self.alphabet[0])
+        expect(1 <= self.max_edges <= most, "RegBench", "max_edges", f"lie in 1..{most}", self.max_edges)
+        expect(self.strings[1] * self.length[0] > 1, "RegBench", "strings", "hold two symbols", self.strings)
+
+    @classmethod
+    def variants(cls) -> list["RegBench"]:
+        """The published setting, and a small one."""
+        return [cls(), cls(states=(3, 6), alphabet=(3, 6), num_symbols=8, max_edges=2, strings=(2, 4), length=(2, 8))]
+
+    def at_length(self, length: int) -> "RegBench":
+        """Problems of exactly `length` strings."""
+        return replace(self, strings=(length, length))
+
+    @property
+    def separator(self) -> int:
+        """The token between strings."""
+        return self.num_symbols
+
+    @property
+    def padding(self) -> int:
+        """The token after the end."""
+        return self.num_symbols + 1
+
+    @property
+    def vocab_size(self) -> int:
+        """Symbols, separator and padding."""
+        return self.num_symbols + 2
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest problem."""
+        return self.strings[1] * (self.length[1] + 1) - 1
+
+    def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
+        """`count` problems of as many automata; fewer are the first of more.
+
+        Raises:
+            TesseraError: there are not so many automata of these settings.
+        """
+        expect(count >= 1, "RegBench", "count", "be at least 1", count)
+        draws = _draws(self, seed, split)
+        automata: dict[Automaton, list[int]] = {}
+        for _ in range(count):
+            automaton = self._new_automaton(automata, split, draws)
+            automata[automaton] = self._strings(automaton, draws)
+        return self._examples(tuple(automata), list(automata.values()))
+
+    def fresh_strings(self, examples: TokenExamples, seed: int) -> TokenExamples:
+        """Other strings of the same automata: what a model of these languages should know without a context."""
+        draws = _draws(self, seed, "test")
+        automata = examples.details.automata
+        return self._examples(automata, [self._strings(automaton, draws) for automaton in automata])
+
+    def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
+        """See the class."""
+        return language_scores(predictions, self._allowed(examples), examples.labels)
+
+    def oracle(self, examples: TokenExamples) -> Tensor:
+        """Log-probabilities: uniform over the allowed symbols."""
+        return self._allowed(examples).double().log()
+
+    def guess(self, examples: TokenExamples, seed: int) -> Tensor:
+        """Any symbol, at every position anew."""
+        generator = torch.Generator().manual_seed(seed)
+        logits = torch.rand(*examples.tokens.shape, self.vocab_size, generator=generator)
+        logits[..., self.num_symbols :] = -torch.inf
+        return logits
+
+    def chance(self, examples: TokenExamples) -> float:
+        """The share of symbols that are allowed, over the positions that count."""
+        allowed = self._allowed(examples)[:, :-1].sum(-1) / self.num_symbols
+        scored = examples.labels[:, 1:] >= 0
+        return float(((allowed * scored).sum(1) / scored.sum(1)).mean())
+
+    def held_apart(self, examples: TokenExamples) -> set[Automaton]:
+        """The canonical automata."""
+        return set(examples.details.automata)
+
+    def select(self, examples: TokenExamples, rows: Tensor) -> TokenExamples:
+        """Some of the examples, without the columns that are padding in all of them."""
+        automata, lengths = examples.details.automata, examples.details.lengths[rows]
+        width = int(lengths.max())
+        details = Problems(tuple(automata[row] for row in rows.tolist()), lengths)
+        return TokenExamples(examples.tokens[rows, :width], examples.labels[rows, :width], details)
+
+    def _allowed(self, examples: TokenExamples) -> Tensor:
+        return allowed_next(examples.tokens, examples.details, self.num_symbols, self.vocab_size)
+
+    def _new_automaton(self, known: dict[Automaton, list[int]], split: str, draws: random.Random) -> Automaton:
+        for _ in range(MAX_TRIES):
+            automaton = random_automaton(draws, self.states, self.alphabet, self.num_symbols, self.max_edges)
+            if automaton.digest() % len(SPLITS) == SPLITS.index(split) and automaton not in known:
+                return automaton
+        raise TesseraError(
+            f"RegBench: count must be at most the number of automata that these settings give; "
+            f"got stuck after {len(known)}. Use more states or symbols."
+        )
+
+    def _strings(self, automaton: Automaton, draws: random.Random) -> list[int]:
+        while True:
+            tokens = draw_strings(automaton, self.strings, self.length, self.separator, draws)
+            if len(tokens) > 1:
+                return tokens
+
+    def _examples(self, automata: tuple[Automaton, ...], problems: list[list[int]]) -> TokenExamples:
+        tokens, labels, lengths = padded(problems, self.padding, self.separator)
+        return TokenExamples(tokens, labels, Problems(automata, lengths))
+
+
+def _draws(task: RegBench, seed: int, split: str) -> random.Random:
+    """Python's generator, seeded as every task's are: walking an automaton symbol by symbol is not tensor work."""
+    return random.Random(int(torch.randint(2**62, (), generator=generator_of(task, seed, split))))

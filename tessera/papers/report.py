@@ -1,0 +1,119 @@
+"""What people look at: figure and tables beside the results, and the tables in the pages of docs/experiments/."""
+
+import re
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tessera.base.errors import TesseraError
+from tessera.base.files import write_atomically, write_text_atomically
+from tessera.papers import long_term_memory
+from tessera.papers.catalogue import EXPERIMENTS
+from tessera.papers.experiment import Experiment, Record, RunSelection
+from tessera.papers.results import ResultsFile
+from tessera.papers.tables import markdown
+
+# What stands between these two lines of a page is generated; everything else is written by hand.
+BEGIN, END = r"<!-- table (?P<name>\w+)/(?P<budget>\w+): (?P<heading>.+?) -->\n", "<!-- end of table -->"
+MARKED = re.compile(f"(?P<begin>{BEGIN}).*?{END}", re.DOTALL)
+
+# Tables over several experiments: name in a marker -> (results, budget) -> tables by heading.
+SUMMARIES = {"long_term_memory": long_term_memory.tables}
+
+
+def write_report(results: ResultsFile) -> Path:
+    """Draw the figure and write the tables of all stored runs; returns the tables' path."""
+    records = results.read()
+    figure, tables = results.path.with_suffix(".png"), results.path.with_suffix(".md")
+    write_atomically(figure, lambda temporary: _plot(EXPERIMENTS[results.experiment], records, temporary))
+    write_text_atomically(tables, report_text(results))
+    return tables
+
+
+def _plot(experiment: Experiment, records: dict[str, Record], temporary: Path) -> None:
+    # matplotlib knows the format by the name. Beside the results a kill would leave a file that nothing deletes.
+    with TemporaryDirectory() as folder:
+        image = Path(folder) / "figure.png"
+        experiment.plot(records, image)
+        shutil.copyfile(image, temporary)
+
+
+def report_text(results: ResultsFile) -> str:
+    """The file of tables: title, paper, command, figure, and every table under its heading."""
+    experiment = EXPERIMENTS[results.experiment]
+    head = [
+        f"# {experiment.title}",
+        experiment.source,
+        f"`tessera reproduce {results.experiment} --budget {results.budget}`",
+        f"![{experiment.title}]({results.path.with_suffix('.png').name})",
+    ]
+    return "\n\n".join([*head, *(f"## {heading}\n\n{table}" for heading, table in tables_of(results).items())]) + "\n"
+
+
+def tables_of(results: ResultsFile) -> dict[str, str]:
+    """Every table of an experiment by its heading; `Runs` says how many of the command's runs there are."""
+    experiment, records = EXPERIMENTS[results.experiment], results.read()
+    configurations = {run.key: run.configuration for run in experiment.runs(RunSelection(results.budget))}
+    done = sum(configurations.get(key) == record.configuration for key, record in records.items())
+    minutes = sum(record.provenance["wall_seconds"] for record in records.values()) / 60
+    row = [f"{done} of {len(configurations)}", len(records) - done, f"{minutes:.0f}", *_machines(records)]
+    headings = ["runs of this command", "other runs", "minutes of all", "machine", "torch"]
+    return {**experiment.tables(records), "Runs": markdown(headings, [row])}
+
+
+def _machines(records: dict[str, Record]) -> tuple[str, str]:
+    """Processors or GPUs, and versions of torch."""
+    machines: set[str] = set()
+    versions: set[str] = set()
+    for record in records.values():
+        hardware = record.provenance["hardware"]
+        machines.update(hardware["gpus"] or [f"{hardware['cores']} cores of {hardware['processor']}"])
+        versions.add(record.provenance["versions"].get("torch", "unknown"))
+    return ", ".join(sorted(machines)), ", ".join(sorted(versions))
+
+
+def with_tables(page: str, results: Path) -> str:
+    """A page with what stands between its markers made anew from `results`.
+
+    Raises:
+        TesseraError: a marker names a table that there is not, or an experiment without results.
+    """
+
+    known: dict[tuple[str, str], dict[str, str]] = {}
+
+    def table(match: re.Match[str]) -> str:
+        """The markers of `match` with the table of their name, budget and heading between them."""
+        name, budget, heading = match.group("name", "budget", "heading")
+        if (name, budget) not in known:
+            known[name, budget] = (
+                SUMMARIES[name](results, budget)
+                if name in SUMMARIES
+                else _stored_tables(ResultsFile(results, name, budget))
+            )
+        tables = known[name, budget]
+        if heading not in tables:
+            raise TesseraError(f"{name}/{budget}: a table must be one of {', '.join(tables)}; got {heading!r}.")
+        return f"{match['begin']}\n{tables[heading]}\n\n{END}"
+
+    return MARKED.sub(table, page)
+
+
+def _stored_tables(results: ResultsFile) -> dict[str, str]:
+    if not results.path.exists():
+        command = f"tessera reproduce {results.experiment} --budget {results.budget}"
+        raise TesseraError(f"{results.path} must be there; it is not. `{command}` makes it.")
+    return tables_of(results)
+
+
+def main() -> None:
+    """Write figures and tables beside all results, and the tables into the pages."""
+    results, pages = Path("results"), Path("docs/experiments")
+    for name in EXPERIMENTS:
+        for path in sorted((results / name).glob("*.json")):
+            write_report(ResultsFile(results, name, path.stem))
+    for page in sorted(pages.glob("*.md")):
+        write_text_atomically(page, with_tables(page.read_text(encoding="utf-8"), results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Do the runs of an experiment that are not done yet, side by side, and show all of them."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from tessera.base.errors import TesseraError, expect
+from tessera.base.files import remove, writing
+from tessera.base.locks import held
+from tessera.papers.catalogue import EXPERIMENTS
+from tessera.papers.experiment import BUDGETS, Record, Run, RunSelection
+from tessera.papers.job import Job
+from tessera.papers.progress import Bar
+from tessera.papers.report import write_report
+from tessera.papers.results import ResultsFile
+from tessera.papers.worker_pool import run_in_pool
+
+LOCK = "run.lock"
+DRAWN_EVERY = 10.0  # seconds, at most: some runs are quicker than the figure
+CHECKPOINTS = Path("runs/reproduce")
+
+
+def reproduce(
+    name: str,
+    selection: RunSelection,
+    *,
+    output: Path = Path("results"),
+    checkpoints: Path = CHECKPOINTS,
+    workers: int | None = None,
+    only: str | None = None,
+    imports: tuple[str, ...] = (),
+) -> Path:
+    """Train and evaluate what `selection` asks for and is not in the results yet; returns the path of the table.
+
+    Interrupted at any moment and called again, it goes on: finished runs are in `output/<name>/<budget>.json`, started
+    ones have checkpoints. Figure and table are drawn again as runs finish, at most every ten seconds. `workers`
+    processes share the cores; None is one per core (with a GPU: one), 1 works in this process. `only` is a pattern for
+    the keys of runs, as in "biweight/1000/*". `imports` are plugins that the worker processes import too, as this
+    process has.
+
+    Raises:
+        TesseraError: an unknown experiment, budget, model or kernel; results of another version; a training that fails.
+    """
+    experiment = EXPERIMENTS[name]
+    expect(
+        selection.budget in BUDGETS,
+        f"reproduce {name}",
+        "--budget",
+        "be one of " + ", ".join(BUDGETS),
+        selection.budget,
+    )
+    expect(
+        experiment.takes_data or not selection.data,
+        f"reproduce {name}",
+        "--data",
+        "be left out: it makes its own examples",
+        selection.data,
+    )
+    for option, value in (("--seeds", selection.seeds), ("--workers", workers)):
+        expect(value is None or value >= 1, f"reproduce {name}", option, "be at least 1", value)
+    results = ResultsFile(output, name, selection.budget)
+    stored = results.read()
+    runs = _matching(name, experiment.runs(selection), only)
+    pending = [run for run in runs if not _is_done(run, stored)]
+    if pending:
+        results.prepare()
+        job = Job(name, checkpoints / name / selection.budget, imports)
+        try:
+            with _alone_in([job.folder(run) for run in pending]):
+                _do(job, runs, pending, results, workers)
+        except BaseException:
+            if results.path.exists():
+                write_report(results)  # what was finished since it was last drawn
+            raise
+    return write_report(results)
+
+
+@contextmanager
+def _alone_in(folders: list[Path]) -> Iterator[None]:
+    """Keep other processes out of the runs' folders, and delete what those that died have left half written."""
+    with ExitStack() as stack:
+        for folder in folders:
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(held(folder / LOCK, "Wait for it, or choose other runs with --only."))
+                for path in folder.glob("*.tmp"):
+                    remove(path)
+        yield
+
+
+def _matching(name: str, runs: list[Run], pattern: str | None) -> list[Run]:
+    matching = [run for run in runs if pattern is None or fnmatchcase(run.key, pattern)]
+    if not matching:
+        keys = ", ".join(run.key for run in runs[:3])
+        raise TesseraError(f"reproduce {name}: --only must match a run; got {pattern!r}. Runs are {keys}, ...")
+    return matching
+
+
+def _is_done(run: Run, stored: dict[str, Record]) -> bool:
+    return run.key in stored and stored[run.key].configuration == run.configuration
+
+
+def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, workers: int | None) -> None:
+    bar, drawn = Bar(runs, pending), time.monotonic()
+
+    def finish(run: Run, record: Record) -> None:
+        nonlocal drawn
+        results.add(run.key, record)
+        bar.finished(run, record.provenance["wall_seconds"])
+        if time.monotonic() - drawn > DRAWN_EVERY:
+            write_report(results)
+            drawn = time.monotonic()
+
+    def show(run: Run, share: float, note: str) -> None:
+        bar.show([(run, share, note)])
+
+    workers = min(workers or _workers(), len(pending))
+    try:
+        if workers == 1:
+            for run in pending:
+                finish(run, job.do(run, show=partial(show, run)))
+        else:
+            run_in_pool(job, pending, workers, max(1, _cores() // workers), finish, bar.show)
+    finally:
+        bar.close()
+
+
+def _workers() -> int:
+    return 1 if torch.cuda.is_available() else _cores()  # one GPU has one run's memory
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,80 @@
+"""A training on samples of a task that are new at every step, and easier forms of the task before it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from tessera.papers.experiment import RunContext
+from tessera.tasks.task import Task
+from tessera.training.fit import FitOptions, fit
+
+EARLY_SEED = 1_000_003  # apart from the seeds of the training's steps
+
+
+@dataclass(frozen=True)
+class TaskStage:
+    """One stage of training: `tasks` take turns step by step.
+
+    Attributes:
+        name: of its checkpoint. first_seed: of the samples of step 0; step n has this plus n.
+    """
+
+    name: str
+    tasks: tuple[Task, ...]
+    batch_size: int
+    fit: FitOptions
+    first_seed: int
+
+
+@dataclass(frozen=True)
+class EarlyStage:
+    """A stage before the training itself, for models that do not leave guessing on the task as it is.
+
+    Attributes:
+        tasks: what takes turns step by step, each as the settings of the task that differ from those of the training.
+        fit: of this stage. batch_size: None: of the training.
+    """
+
+    tasks: tuple[dict[str, Any], ...]
+    fit: FitOptions
+    batch_size: int | None = None
+
+    def as_stage(self, number: int, tasks: tuple[Task, ...], batch_size: int, seed: int) -> TaskStage:
+        """The early stage of this number on `tasks`; batch_size, seed: of the training that follows."""
+        seed += EARLY_SEED * number
+        batch_size = self.batch_size or batch_size
+        return TaskStage(f"stage-{number}", tasks, batch_size, self.fit, seed)
+
+
+def train_stages(
+    model: PreTrainedModel,
+    stages: Sequence[TaskStage],
+    context: RunContext,
+    test: Callable[[str], dict[str, Any]] = lambda name: {},
+) -> dict[str, dict[str, Any]]:
+    """Train `model` in place, stage by stage; returns by name what `fit` says of each and what `test(name)` adds."""
+    outcomes, done = {}, 0.0
+    total = sum(_cost(stage) for stage in stages)
+    for stage in stages:
+        report = partial(_report_part, context, done / total, _cost(stage) / total)
+        outcome = fit(model, partial(_loss, model, stage), stage.fit, context.folder, report=report, name=stage.name)
+        outcomes[stage.name] = outcome.outcome() | test(stage.name)
+        done += _cost(stage)
+    return outcomes
+
+
+def _cost(stage: TaskStage) -> float:
+    return stage.fit.steps * stage.batch_size
+
+
+def _loss(model: PreTrainedModel, stage: TaskStage, step: int) -> torch.Tensor:
+    examples = stage.tasks[step % len(stage.tasks)].sample(stage.batch_size, stage.first_seed + step)
+    return model(input_ids=examples.tokens.to(model.device), labels=examples.labels.to(model.device)).loss
+
+
+def _report_part(context: RunContext, before: float, part: float, share: float, note: str) -> None:
+    context.report(before + part * share, note)

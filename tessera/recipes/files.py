@@ -1,0 +1,87 @@
+"""Recipe files as mappings: where they lie, what they extend, `key=value` changes. Nothing heavy is imported here."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tessera
+from tessera.base.errors import TesseraError, did_you_mean
+from tessera.base.yaml_files import parse_yaml, read_yaml
+
+SHIPPED = Path(tessera.__file__).parent / "recipes"
+COMMAND_LINE = "command line"
+
+
+def find_recipe(path: str | Path) -> Path:
+    """The file that `path` names: itself, `recipes/<path>.yaml` here, or a shipped one by its name.
+
+    A shipped recipe is also named as `recipes/<name>.yaml`, unless the working directory has such a file of its own.
+    """
+    path = Path(path)
+    shipped_name = path.stem if path == Path("recipes") / f"{path.stem}.yaml" else path
+    for candidate in (path, Path("recipes") / f"{path}.yaml", SHIPPED / f"{shipped_name}.yaml"):
+        if candidate.is_file():
+            return candidate
+    names = (file.stem for file in SHIPPED.glob("*.yaml"))
+    raise TesseraError(f"recipe {path}: no such file. {did_you_mean(path.stem, names)}")
+
+
+def recipe_mapping(file: Path) -> dict[str, Any]:
+    """What `file` says over the recipe that it extends."""
+    return _with_base(file, _load(file), ())
+
+
+def apply_overrides(mapping: dict[str, Any], overrides: Sequence[str], problems: list[str]) -> list[str]:
+    """Write `key=value` overrides into `mapping`; returns the keys."""
+    keys = []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        *parents, last = key.split(".")
+        place: Any = mapping
+        for parent in parents:
+            place = place.setdefault(parent, {}) if isinstance(place, dict) else None
+        try:
+            value = parse_yaml(text, COMMAND_LINE, key)
+        except TesseraError:
+            value = text
+        if not (key and equals and isinstance(place, dict)):
+            problems.append(f"{COMMAND_LINE}: {override!r} must be an override key=value, such as training.steps=100.")
+            continue
+        place[last] = value
+        keys.append(key)
+    return keys
+
+
+def _with_base(file: Path, mapping: dict[str, Any], above: tuple[Path, ...]) -> dict[str, Any]:
+    """`mapping` over the recipe that its `extends` names; a file is looked for beside this one first."""
+    name = mapping.pop("extends", None)
+    if name is None:
+        return mapping
+    if not isinstance(name, str):
+        raise TesseraError(f"{file}: extends must name a recipe; got {name!r}.")
+    beside = file.parent / f"{name}.yaml"
+    base = beside if beside.is_file() else find_recipe(name)
+    if base.resolve() in (*above, file.resolve()):
+        raise TesseraError(f"{file}: extends must not lead back to a recipe that extends this one; got {name!r}.")
+    inherited = _with_base(base, _load(base), (*above, file.resolve()))
+    inherited.pop("name", None)
+    return _merged(inherited, mapping)
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes`, section by section; one of another `type` or `name` replaces the base's."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = base.get(key)
+        result[key] = value
+        if isinstance(old, dict) and isinstance(value, dict):
+            is_same = all(name not in value or value[name] == old.get(name) for name in ("type", "name"))
+            result[key] = _merged(old, value) if is_same else value
+    return result
+
+
+def _load(file: Path) -> dict[str, Any]:
+    mapping = read_yaml(file, "recipe")
+    if not isinstance(mapping, dict):
+        raise TesseraError(f"{file}: recipe must be a mapping of keys to values; got {mapping!r}.")
+    return mapping

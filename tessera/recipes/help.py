@@ -1,0 +1,65 @@
+"""Every key of a recipe, with its type, default and meaning, as text for people."""
+
+import inspect
+import textwrap
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, get_type_hints
+
+from tessera.base.dataclass_io import MEANING, describe
+from tessera.models.auto import MODELS
+from tessera.models.strict_config import StrictConfig
+from tessera.models.transformer import transformer_config
+from tessera.recipes.sections import Recipe
+
+WIDTH = 100
+
+
+def recipe_help() -> str:
+    """The keys of `Recipe` and its sections, then the fields of each model type of this library."""
+    lines = ["Keys of a recipe (YAML), with type, default and meaning. On the command line: key=value.", ""]
+    lines += _keys(Recipe, "")
+    for name, fields_of in _model_types().items():
+        lines += ["", f"model: {{type: {name}, ...}}", *fields_of]
+    return "\n".join([*lines, "", "Any other model type of transformers is written with its own fields."])
+
+
+def _keys(cls: type, prefix: str) -> list[str]:
+    hints, lines = get_type_hints(cls), []
+    for item in fields(cls):
+        if is_dataclass(hints[item.name]):
+            lines += ["", f"{prefix}{item.name}: {item.metadata[MEANING]}", *_keys(hints[item.name], f"{item.name}.")]
+        else:
+            lines.append(f"  {prefix}{item.name}: {describe(hints[item.name])}; {_default(item)}")
+            lines += textwrap.wrap(item.metadata[MEANING], WIDTH, initial_indent="      ", subsequent_indent="      ")
+    return lines
+
+
+def _default(item: Any) -> str:
+    if item.default is MISSING and item.default_factory is MISSING:
+        return "required" if item.name != "name" else "from the file"
+    return f"default {_shown(item.default_factory() if item.default is MISSING else item.default)}"
+
+
+def _shown(value: Any) -> str:
+    words = {None: "null", True: "true", False: "false"}
+    if value is None or isinstance(value, bool):
+        return words[value]
+    return repr(list(value) if isinstance(value, tuple) else value)
+
+
+def _model_types() -> dict[str, list[str]]:
+    """Lines by model type: the meanings from its docstring, then each field with type and default."""
+    result = {}
+    for config, *_ in MODELS:
+        own = [cls for cls in reversed(config.__mro__) if issubclass(cls, StrictConfig)]
+        hints = {name: hint for cls in own for name, hint in inspect.get_annotations(cls).items()}
+        defaults = {item.name: _default(item) for item in fields(config) if item.name in hints}
+        shown = [f"  model.{name}: {describe(hints[name])}; {default}" for name, default in defaults.items()]
+        result[config.model_type] = [*_indented(config), *shown]
+    parameters = inspect.signature(transformer_config).parameters.values()
+    shown = [f"  model.{one.name}: {describe(one.annotation)}; default {_shown(one.default)}" for one in parameters]
+    return {**result, "transformer": [*_indented(transformer_config), *shown]}
+
+
+def _indented(documented: Any) -> list[str]:
+    return textwrap.indent(inspect.getdoc(documented) or "", "  ").splitlines()

@@ -1,0 +1,285 @@
+"""The sections of a recipe: what there is to say about a training run, with types, defaults and rules."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tessera.base.dataclass_io import MEANING, option, shown
+from tessera.base.errors import did_you_mean
+from tessera.data.tokenizers import TokenizerSpec
+from tessera.training.curriculum import Stage
+
+FORMATS = ("text", "json_lines")
+PRECISIONS = ("auto", "bf16", "fp32")
+ON_NONFINITE = ("stop", "skip")
+REPORTERS = ("tensorboard", "wandb")
+# What `training.trainer` may set: resuming is tested with it, or does not depend on it.
+TRAINER_ARGUMENTS = frozenset(
+    "dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend "
+    "ddp_bucket_cap_mb ddp_find_unused_parameters ddp_timeout fsdp fsdp_config tf32 torch_compile_backend "
+    "torch_compile_mode torch_empty_cache_steps".split()
+)
+# What the recipe's own keys decide.
+OWN_TRAINER_ARGUMENTS = frozenset(
+    "output_dir max_steps num_train_epochs per_device_train_batch_size per_device_eval_batch_size learning_rate "
+    "gradient_accumulation_steps lr_scheduler_type lr_scheduler_kwargs warmup_steps optim optim_args weight_decay "
+    "adam_beta1 adam_beta2 max_grad_norm bf16 fp16 torch_compile activation_checkpointing gradient_checkpointing "
+    "logging_strategy logging_steps logging_first_step logging_nan_inf_filter disable_tqdm report_to eval_strategy "
+    "eval_steps save_strategy save_steps save_total_limit seed data_seed resume_from_checkpoint "
+    "remove_unused_columns".split()
+)
+
+Problems = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """Text and how it is cut."""
+
+    source: str | list[str] = option(
+        "stories",
+        "stories or novels (books that come with the library); a file, a folder or a pattern, or a list of them; a "
+        "Hugging Face dataset as owner/name or hf://NAME",
+    )
+    validation: str | list[str] | None = option(
+        None,
+        "text to validate on, named as `source` is; null: the validation split of stories and datasets, else the last "
+        "part of the text",
+    )
+    validation_fraction: float = option(0.05, "how much of the tokens of files is held out where `validation` is null")
+    context: int = option(512, "tokens per sequence")
+    begin_token: bool = option(False, "put the tokenizer's first token before each document")
+    end_token: bool = option(True, "put the tokenizer's end token after each document")
+    document_ids: bool = option(False, "tell the model which document each token belongs to (models that accept it)")
+    format: str = option("text", "of files: text or json_lines")
+    separator: str | None = option(None, "the mark between documents of a text file; null: a file is a document")
+    text_column: str = option("text", "column of a dataset, or key of json_lines, that holds the text")
+    subset: str | None = option(None, "configuration of a dataset")
+    split: str = option("train", "split of a dataset to train on")
+    validation_split: str = option("validation", "split of a dataset to validate on")
+    task: dict[str, Any] | None = option(
+        None,
+        "questions and answers in place of text: `name`, such as babilong, and the task's settings; the loss counts "
+        "the answers alone. Needs training.curriculum",
+    )
+    questions: int = option(4, "of `task`: questions about each context, which is read once for all of them")
+    early_questions: int = option(
+        0,
+        "of `task`: questions asked of the memory after each segment too, about what was read so far; they teach more "
+        "per text read, and cost a tenth of it each. Models that read no segments leave them out",
+    )
+
+    @property
+    def text_options(self) -> dict[str, Any]:
+        """The settings that `tessera.data.sources.text_source` takes."""
+        names = ("text_column", "subset", "separator", "format")
+        return {name: getattr(self, name) for name in names}
+
+    def problems(self) -> Problems:
+        """(field, what is wrong) for every rule this section breaks."""
+        problems = []
+        if self.early_questions < 0:
+            problems.append(("early_questions", f"must not be negative; got {self.early_questions}."))
+        if self.questions < 1:
+            problems.append(("questions", f"must be a positive integer; got {self.questions}."))
+        if self.task is not None and not isinstance(self.task.get("name"), str):
+            problems.append(("task.name", f"must name a task, such as babilong; got {self.task.get('name')!r}."))
+        if self.context < 2:
+            problems.append(("context", f"must be at least 2 (one token to read, one to predict); got {self.context}."))
+        if not 0 < self.validation_fraction < 1:
+            problems.append(("validation_fraction", f"must lie in (0, 1); got {self.validation_fraction}."))
+        if self.format not in FORMATS:
+            problems.append(("format", f"must be one of {', '.join(FORMATS)}; got {self.format!r}."))
+        if self.separator is not None and self.format != "text":
+            problems.append(("separator", f"must be left out for format {self.format}; got {self.separator!r}."))
+        if self.separator == "":
+            problems.append(("separator", "must not be empty; got ''. Leave it out for one document per file."))
+        if not self.source:
+            problems.append(("source", f"must name text; got {self.source!r}."))
+        return problems
+
+
+@dataclass(frozen=True)
+class TrainingSection:
+    """Optimisation, precision and bookkeeping of a run."""
+
+    steps: int = option(1000, "optimizer steps")
+    batch_size: int = option(32, "sequences per step, over all processes and accumulated micro-batches")
+    micro_batch_size: int | None = option(None, "sequences per process and forward pass; null: no accumulation")
+    learning_rate: float = option(1e-3, "its peak")
+    min_learning_rate: float = option(0.0, "where the cosine ends at the last step")
+    warmup_steps: int = option(100, "of the linear warm-up; where it exceeds `steps`, a tenth of them")
+    betas: tuple[float, float] = option((0.9, 0.95), "of AdamW")
+    weight_decay: float = option(0.1, "of AdamW, on matrices alone")
+    clip: float = option(1.0, "largest norm of the gradient; 0: no limit")
+    scalar_learning_rate_scale: float = option(1.0, "multiplies the learning rate of per-head scalars")
+    scalar_learning_rate_scales: dict[str, float] = option(
+        {}, "the same for scalars of some names (the last part of the parameter's name, such as mix)"
+    )
+    precision: str = option(
+        "auto", "bf16 (autocast, weights in float32), fp32, or auto: bf16 where the hardware computes in it"
+    )
+    compile: bool = option(False, "torch.compile the model")
+    gradient_checkpointing: bool = option(False, "compute the layers' activations again in the backward pass")
+    checkpoint_layers_every: int = option(1, "with gradient_checkpointing, of so many layers one is computed again")
+    shard: bool = option(
+        False,
+        "under torchrun, spread weights, gradients and optimizer state over the processes (FSDP2); checkpoints resume "
+        "on any number of processes",
+    )
+    on_nonfinite: str = option("stop", "stop, or skip and count the step, when a loss or gradient is not finite")
+    log_every: int = option(10, "steps between lines of metrics.jsonl")
+    evaluate_every: int = option(100, "steps between validations")
+    evaluate_sequences: int = option(64, "sequences of a validation")
+    checkpoint_every: int = option(500, "steps between checkpoints")
+    keep_checkpoints: int = option(2, "how many of the last checkpoints stay")
+    report_to: list[str] = option(
+        [],
+        "where metrics go beside metrics.jsonl: tensorboard (event files in the run's folder), wandb; these packages "
+        "must be installed",
+    )
+    initialize_from: str | None = option(None, "a run or model folder whose weights to start from")
+    curriculum: list[Stage] = option(
+        [],
+        "stages one after the other, in place of `steps` and `learning_rate`: each has `length` (segments of "
+        "model.segment_size tokens; of models that read no segments, of data.context), `min_length` (each step draws "
+        "its number between them), `steps`, `learning_rate`, `target` (the score at which the stage ends), `settings` "
+        "of the task, `from_memory` (the questions come in a segment of their own), `write_cost` (of ARMT with a "
+        "`strength_stretch`: this times the mean probability that a gate of writing opens is added to the loss and "
+        "taken off the score), `strength_threshold` (of ARMT: from here on strengths below it write nothing) and "
+        "`backprop_segments` (gradients flow through so many segments at the end of a text of questions); it begins "
+        "with the best weights of the one before",
+    )
+    patience: int | None = option(None, "a stage ends after so many validations without a better one; null: never")
+    freeze_base: bool = option(False, "of ARMT, RMT and PRMT: keep the base's weights, train the memory alone")
+    trainer: dict[str, Any] = option(
+        {}, f"further settings of the transformers Trainer: {', '.join(sorted(TRAINER_ARGUMENTS))}"
+    )
+
+    @property
+    def warmup(self) -> int:
+        """Steps of the warm-up: `warmup_steps`, or a tenth of `steps` where these are fewer."""
+        return self.warmup_steps if self.warmup_steps <= self.steps else self.steps // 10
+
+    def problems(self) -> Problems:
+        """(field, what is wrong) for every rule this section breaks."""
+        counts = (
+            "steps batch_size checkpoint_layers_every log_every evaluate_every evaluate_sequences checkpoint_every "
+            "keep_checkpoints"
+        )
+        problems = [
+            (name, f"must be a positive integer; got {getattr(self, name)}.")
+            for name in counts.split()
+            if getattr(self, name) < 1
+        ]
+        if self.warmup_steps < 0:
+            problems.append(("warmup_steps", f"must not be negative; got {self.warmup_steps}."))
+        if self.micro_batch_size is not None and (self.micro_batch_size < 1 or self.batch_size % self.micro_batch_size):
+            problems.append(
+                ("micro_batch_size", f"must divide batch_size ({self.batch_size}); got {self.micro_batch_size}.")
+            )
+        if not 0 < self.learning_rate <= 1e6:
+            problems.append(("learning_rate", f"must lie in (0, 1e6]; got {self.learning_rate}."))
+        elif not 0 <= self.min_learning_rate <= self.learning_rate:
+            problems.append(
+                (
+                    "min_learning_rate",
+                    f"must lie in 0..learning_rate ({self.learning_rate}); got {self.min_learning_rate}.",
+                )
+            )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            problems.append(("betas", f"must lie in [0, 1); got {list(self.betas)}."))
+        for name in ("weight_decay", "clip", "scalar_learning_rate_scale"):
+            if not getattr(self, name) >= 0:
+                problems.append((name, f"must not be negative; got {getattr(self, name)}."))
+        for name, scale in self.scalar_learning_rate_scales.items():
+            if not scale >= 0:
+                problems.append((f"scalar_learning_rate_scales.{name}", f"must not be negative; got {scale}."))
+        if self.patience is not None and self.patience < 1:
+            problems.append(("patience", f"must be a positive integer; got {self.patience}."))
+        for name, allowed in (("precision", PRECISIONS), ("on_nonfinite", ON_NONFINITE)):
+            if getattr(self, name) not in allowed:
+                problems.append((name, f"must be one of {', '.join(allowed)}; got {getattr(self, name)!r}."))
+        if set(self.report_to) - set(REPORTERS) or len(set(self.report_to)) < len(self.report_to):
+            problems.append(
+                ("report_to", f"must list {', '.join(REPORTERS)}, or some of them; got {self.report_to!r}.")
+            )
+        return problems + self._trainer_problems() + self._curriculum_problems()
+
+    @property
+    def curriculum_steps(self) -> int:
+        """The most that all stages take together."""
+        return sum(stage.steps for stage in self.curriculum)
+
+    def _curriculum_problems(self) -> Problems:
+        """Beside a curriculum: what its stages say, and what only the training without stages can do."""
+        if not self.curriculum:
+            return [] if self.patience is None else [("patience", "must be null without a curriculum.")]
+        defaults = TrainingSection()
+        own = {"steps": self.curriculum_steps}
+        names = (
+            "steps learning_rate min_learning_rate warmup_steps micro_batch_size compile shard on_nonfinite report_to "
+            "trainer keep_checkpoints scalar_learning_rate_scales gradient_checkpointing"
+        )
+        return [
+            (name, f"must be left out beside a curriculum; got {shown(getattr(self, name))}.")
+            for name in names.split()
+            if getattr(self, name) not in (getattr(defaults, name), own.get(name, getattr(defaults, name)))
+        ]
+
+    def _trainer_problems(self) -> Problems:
+        """Of what passes through to the Trainer: only what is tested with resuming."""
+        problems = []
+        for name in sorted(self.trainer, key=str):
+            if name in OWN_TRAINER_ARGUMENTS:
+                requirement = "set by the recipe's own keys"
+            elif name not in TRAINER_ARGUMENTS:
+                requirement = f"left out; {did_you_mean(name, TRAINER_ARGUMENTS)[:-1].replace('Known', 'possible')}"
+            else:
+                continue
+            problems.append((f"trainer.{name}", f"must be {requirement}; got {shown(self.trainer[name])}."))
+        workers = self.trainer.get("dataloader_num_workers", 0)
+        if not isinstance(workers, int) or isinstance(workers, bool) or not 0 <= workers <= 256:
+            problems.append(("trainer.dataloader_num_workers", f"must be an integer in 0..256; got {shown(workers)}."))
+        return problems
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run, complete: the same recipe on the same text gives the same model."""
+
+    name: str = field(metadata={MEANING: "of the run, and of its folder in runs/; by default that of the recipe file"})
+    model: dict[str, Any] = field(
+        metadata={
+            MEANING: "`type`: memory_mosaic, transformer, or any model type of transformers; beside it the fields of "
+            "its configuration. The vocabulary size is the tokenizer's unless it is given"
+        }
+    )
+    data: DataSection = option(DataSection(), "text and how it is cut")
+    tokenizer: TokenizerSpec = option(TokenizerSpec(), "how text becomes tokens")
+    training: TrainingSection = option(TrainingSection(), "optimisation, precision and bookkeeping")
+    seed: int = option(0, "of the initial weights and of the order of the text")
+
+    def problems(self) -> Problems:
+        """(field, what is wrong) for every rule that concerns the recipe as a whole."""
+        is_name = self.name.strip() not in ("", ".", "..") and not set(self.name) & set("/\\\0\n")
+        if not is_name or len(self.name.encode(errors="replace")) > 200 or not _is_unicode(self.name):
+            return [("name", f"must be a name, not a path, of at most 200 bytes; got {self.name!r}.")]
+        if not 0 <= self.seed < 2**32:
+            return [("seed", f"must lie in 0..2^32 - 1; got {shown(self.seed)}.")]
+        if self.data.task is not None:
+            if not self.training.curriculum:
+                return [("training.curriculum", "must name the stages of a task's training; got none.")]
+            if self.tokenizer != TokenizerSpec():
+                return [("tokenizer", "must be left out with data.task, which has its own; got another.")]
+        if not isinstance(self.model.get("type"), str):
+            return [("model.type", f"must name a model type, such as memory_mosaic; got {self.model.get('type')!r}.")]
+        return []
+
+
+def _is_unicode(text: str) -> bool:
+    """Can `text` be written as UTF-8? Half of a surrogate pair cannot."""
+    try:
+        text.encode()
+        return True
+    except UnicodeEncodeError:
+        return False

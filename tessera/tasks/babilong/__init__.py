@@ -1,5 +1,0 @@
-"""BABILong: facts of bAbI's stories hidden in books of any length, and questions about them."""
-
-from tessera.tasks.babilong.task import BABILong
-
-__all__ = ["BABILong"]

@@ -1,5 +1,0 @@
-"""Questions about one of many documents that have nothing to do with each other."""
-
-from tessera.tasks.document_qa.task import DocumentQA
-
-__all__ = ["DocumentQA"]

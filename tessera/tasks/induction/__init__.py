@@ -1,6 +1,0 @@
-"""Induction (Bietti et al. 2023): what followed a trigger earlier in the sequence follows it again."""
-
-from tessera.tasks.induction.bigrams import Bigrams, shakespeare_bigrams
-from tessera.tasks.induction.task import Induction, InductionDetails
-
-__all__ = ["Bigrams", "Induction", "InductionDetails", "shakespeare_bigrams"]

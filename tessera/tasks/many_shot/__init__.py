@@ -1,5 +1,0 @@
-"""Many-shot classification: learn classes that were never seen from examples in the context."""
-
-from tessera.tasks.many_shot.task import ManyShot
-
-__all__ = ["ManyShot"]

@@ -1,0 +1,1 @@
+"""What is built on trainings: sweeps, comparisons of runs, the demo, plans."""

@@ -1,0 +1,76 @@
+"""The model that a run begins with: new weights, those of another run, or a memory around a trained base."""
+
+import inspect
+from typing import TYPE_CHECKING
+
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from tessera.base.errors import TesseraError
+from tessera.models.recurrence import SegmentedForCausalLM
+from tessera.models.saving.loading import load_model, load_tokenizer, model_folder
+from tessera.recipes.model_section import base_folder, build_model, config_for
+from tessera.recipes.sections import Recipe, TrainingSection
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+
+def require_start(recipe: Recipe) -> None:
+    """Raise `TesseraError` for a missing folder of weights: before anything is tokenised."""
+    if recipe.training.initialize_from:
+        model_folder(recipe.training.initialize_from)
+
+
+def starting_model(
+    recipe: Recipe, tokenizer: "PreTrainedTokenizerFast", largest_token: int = -1, context: int | None = None
+) -> "PreTrainedModel":
+    """The model of the recipe, for sequences of `context` tokens (default: the recipe's).
+
+    Raises:
+        TesseraError: a model that cannot be built or loaded, or weights that were trained with other tokens.
+    """
+    config = config_for(recipe.model, tokenizer, context or recipe.data.context, largest_token)
+    start, base = recipe.training.initialize_from, base_folder(recipe.model)
+    for key, folder in (("training.initialize_from", start), ("model.base", base)):
+        if folder:
+            _require_same_tokens(key, folder, tokenizer)
+    model = load_model(start, config) if start else build_model(config, recipe.seed, base)
+    freeze_base(model, recipe)
+    return model
+
+
+def freeze_base(model: "PreTrainedModel", recipe: Recipe) -> None:
+    """Where the recipe says so, leave the base of ARMT, RMT and PRMT as it is. `TesseraError` for other models."""
+    if recipe.training.freeze_base:
+        if not isinstance(model, SegmentedForCausalLM):
+            kind = recipe.model["type"]
+            raise TesseraError(
+                f"training.freeze_base must be false for model type {kind}, which has no base; got true."
+            )
+        model.base.requires_grad_(False)
+
+
+def require_document_ids(model: "PreTrainedModel", recipe: Recipe) -> None:
+    """Raise `TesseraError` where the recipe gives document_ids to a model that takes none."""
+    if recipe.data.document_ids and "document_ids" not in inspect.signature(model.forward).parameters:
+        raise TesseraError(f"data.document_ids must be false for model type {recipe.model['type']}; got true.")
+
+
+def enable_checkpointing(model: "PreTrainedModel", section: TrainingSection) -> None:
+    """Have the layers' activations computed again in the backward pass, where and as often as the recipe says."""
+    if section.gradient_checkpointing:
+        # transformers 5.2x renames the method and warns about the older name
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable()
+        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        for index, layer in enumerate(layers):
+            layer.gradient_checkpointing = index % section.checkpoint_layers_every == 0
+
+
+def _require_same_tokens(key: str, start: str, tokenizer: "PreTrainedTokenizerFast") -> None:
+    """Weights mean nothing for a tokenizer that gives the same text other ids."""
+    if load_tokenizer(start).get_vocab() != tokenizer.get_vocab():
+        raise TesseraError(
+            f"{key} {start}: its tokenizer must be this recipe's; got other tokens. "
+            f"Use tokenizer: {{type: pretrained, path: {start}}}."
+        )

@@ -1,0 +1,87 @@
+"""Files are complete or absent; a write that fails is one line; outputs are tried beforehand without a trace."""
+
+import os
+import resource
+import signal
+import socket
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models
+
+from tessera.base.errors import TesseraError
+from tessera.base.files import expect_writable, write_atomically, write_text_atomically, writing
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text_atomically(path, "old")
+
+    def fail(temporary):
+        temporary.write_text("half")
+        raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError):
+        write_atomically(path, fail)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_what_dead_processes_left_of_a_file_is_deleted_and_the_rest_is_not(tmp_path):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    host = socket.gethostname()
+    keep = {
+        f"a.txt.{host}-{os.getppid()}.tmp",
+        f"a.txt.elsewhere-{child}.tmp",
+        f"b.txt.{host}-{child}.tmp",
+        "notes.tmp",
+    }
+    for name in (*keep, f"a.txt.{host}-{child}.tmp"):
+        (tmp_path / name).write_text("half")
+    write_text_atomically(tmp_path / "a.txt", "new")
+    assert set(os.listdir(tmp_path)) == keep | {"a.txt"}
+
+
+WRITERS = {
+    "python": lambda path: path.write_bytes(bytes(10_000)),
+    "safetensors": lambda path: save_file({"a": torch.zeros(5_000)}, path),
+    "torch": lambda path: torch.save(torch.zeros(5_000), path),
+    "tokenizers": lambda path: Tokenizer(models.BPE(vocab={str(n): n for n in range(3000)}, merges=[])).save(str(path)),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_librarys_failing_write_is_one_line(tmp_path, name):
+    """A limit on the size of files stands for a full disk."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with (
+            pytest.raises(TesseraError, match=r"big: the weights cannot be written \(.+\)\. Free some space\."),
+            writing(tmp_path / "big", "the weights", "Free some space."),
+        ):
+            WRITERS[name](tmp_path / "big")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    with pytest.raises(TesseraError, match="cannot be written"), writing(tmp_path / "no"):
+        WRITERS[name](tmp_path / "no" / "such" / "folder")
+
+
+def test_other_errors_pass(tmp_path):
+    with pytest.raises(ZeroDivisionError), writing(tmp_path):
+        raise ZeroDivisionError
+
+
+def test_outputs_are_tried_without_a_trace(tmp_path):
+    expect_writable(tmp_path / "new" / "deep" / "a.png", "eval", "--plot")
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path, tmp_path / "file" / "a.png", tmp_path / ("x" * 300), tmp_path / "a\0b"):
+        with pytest.raises(TesseraError, match="eval: --plot must be a file that can be written; got"):
+            expect_writable(path, "eval", "--plot")
+    assert os.listdir(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_text() == "x"

@@ -1,0 +1,136 @@
+"""Kernels, tasks and models from other packages and files."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tessera.base import plugins
+from tessera.base.errors import TesseraError
+from tessera.base.registry import Registry
+from tessera.cli.main import main
+from tessera.kernels import KERNELS, kernel_from_config
+
+KERNEL = """
+from dataclasses import dataclass
+from tessera.kernels import KERNELS, Gaussian
+
+@KERNELS.register("{name}")
+@dataclass(frozen=True)
+class Mine(Gaussian):
+    name = "{name}"
+"""
+MODEL = """
+import tessera
+
+class MyConfig(tessera.MemoryMosaicConfig):
+    model_type = "my_mosaic"
+
+class MyForCausalLM(tessera.MemoryMosaicForCausalLM):
+    config_class = MyConfig
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Install a package of one module with entry points: (module text, entry points text) -> its folder."""
+
+    def install(text, entry_points):
+        (tmp_path / "tessera_plugin_of_a_test.py").write_text(text)
+        information = tmp_path / "tessera_plugin_of_a_test-1.0.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text("Metadata-Version: 2.1\nName: tessera-plugin-of-a-test\nVersion: 1.0\n")
+        (information / "entry_points.txt").write_text(entry_points)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "tessera_plugin_of_a_test", raising=False)
+        return tmp_path
+
+    return install
+
+
+def test_a_table_reads_its_entry_points_when_it_is_first_read(package):
+    package(
+        "import sys\nsys.modules['table_of_a_test'].table.add('blue', 3)\n",
+        "[tessera.colours]\nblue = tessera_plugin_of_a_test\n",
+    )
+    sys.modules["table_of_a_test"] = module = type(sys)("table_of_a_test")
+    module.table = table = Registry("colour", "tessera.colours")
+    table.add("red", 1)
+    assert table["red"] == 1
+    assert "tessera_plugin_of_a_test" not in sys.modules  # not needed yet
+    assert table["blue"] == 3
+    assert list(table) == ["red", "blue"]
+
+
+def test_a_broken_package_is_named_and_stays_an_error(package):
+    package("1 / 0", "[tessera.colours]\nblue = tessera_plugin_of_a_test\n")
+    table = Registry("colour", "tessera.colours")
+    table.add("red", 1)
+    assert table["red"] == 1
+    for _ in range(2):
+        with pytest.raises(TesseraError, match=r"plugin 'blue' \(tessera.colours\): .* \(ZeroDivisionError: division"):
+            len(table)
+
+
+def test_a_model_of_another_package_is_known_to_the_auto_classes(package):
+    folder = package(MODEL, "[tessera.models]\nmy_mosaic = tessera_plugin_of_a_test:MyForCausalLM\n")
+    code = (
+        "import sys, tessera\nfrom transformers import AutoConfig, AutoModelForCausalLM\n"
+        "sizes = dict(vocab_size=20, hidden_size=8, num_layers=1, num_heads=2, num_persistent_slots=4)\n"
+        "assert 'tessera_plugin_of_a_test' not in sys.modules\n"
+        "config = AutoConfig.for_model('my_mosaic', **sizes)\n"
+        "print(type(AutoModelForCausalLM.from_config(config)).__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(folder)!r})\n{code}"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["MyForCausalLM"], done.stderr
+
+
+def test_import_makes_a_kernel_known_to_recipes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kernel_of_a_test.py").write_text(KERNEL.format(name="mine"))
+    options = ["info", "tiny", "model.kernel=mine"]
+    assert main(options) == 2
+    assert "unknown kernel 'mine'" in capsys.readouterr().err
+    try:
+        assert main([*options, "--import", "kernel_of_a_test.py"]) == 0
+        assert kernel_from_config("mine").name == "mine"
+        assert main([*options, "--import", "kernel_of_a_test.py"]) == 0  # a second time is no second registration
+    finally:
+        KERNELS._entries.pop("mine", None)
+        sys.modules.pop("kernel_of_a_test", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("nothing.py", None, "there is no such file"),
+        ("no_such_module_of_a_test", None, "ModuleNotFoundError"),
+        ("broken_of_a_test.py", "1 / 0", "ZeroDivisionError: division by zero."),
+        ("broken_of_a_test.py", "def", "SyntaxError"),
+        ("broken_of_a_test.py", "import sys; sys.exit(3)", "got SystemExit: 3."),
+        ("json.py", "", "must not be called like a module that is loaded already"),
+    ],
+)
+def test_what_cannot_be_imported_is_said(tmp_path, monkeypatch, name, text, message):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(TesseraError) as caught:
+        plugins.import_file(name)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "broken_of_a_test" not in sys.modules
+
+
+def test_kernels_have_one_list_of_names():
+    assert kernel_from_config({"name": "gaussian_knn", "k": 5}) == kernel_from_config(
+        {"name": "knn", "base": "gaussian", "k": 5}
+    )
+    assert kernel_from_config("sparsemax") == kernel_from_config("epanechnikov")
+    for spec in ("sparsmax", {"name": "sparsmax"}, {"name": "sparsemax", "a": 1}, {"name": 3}, ["gaussian"]):
+        with pytest.raises(TesseraError):
+            kernel_from_config(spec)

@@ -1,0 +1,68 @@
+"""YAML that a person would not write ends in one line, and soon."""
+
+import time
+
+import pytest
+import yaml
+
+from tessera.base.errors import TesseraError
+from tessera.base.yaml_files import parse_yaml, read_yaml
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BOMB, r"must be YAML of at most 20,000 values, aliases written out; see line 5"),
+        ("[" * 5000 + "]" * 5000, r"must be YAML nested at most 50 deep; see line 1"),
+        ("{a: " * 5000 + "1" + "}" * 5000, r"must be YAML nested at most 50 deep"),
+        ("- " * 5000, r"must be YAML nested at most 50 deep"),
+        ("a: " + "9" * 5000, r"must be YAML of integers of at most 30 digits; see line 1"),
+        ("a: 1\nb: 2\na: 3", r"must be YAML without double keys \('a' stands in lines 1 and 3\)"),
+        ("m: {x: 1, x: 1}", r"must be YAML without double keys \('x' stands in lines 1 and 1\)"),
+        ("a: 1\n2: b", r"must be YAML whose keys are text \(write quotes around 2\); see line 2"),
+        ("yes: b", r"must be YAML .*write quotes around yes"),
+        ("? [a, b]\n: c", r"must be YAML .*write quotes around a list or a mapping"),
+        ("a: &a [*a]", r"must be YAML that does not contain itself"),
+        ("a: !!python/name:os.system", r"must be YAML; could not determine a constructor"),
+        ("a: !!binary '*'", r"must be YAML; "),
+        ("a: !!int x", r"must be YAML; "),
+        ("a: !!timestamp 2001-99-99", r"must be YAML; "),
+        ("a: [", r"must be YAML; while parsing"),
+        ("a: \x07", r"must be YAML; unacceptable character"),
+    ],
+)
+def test_refused_in_one_line_within_a_second(text, message):
+    began = time.process_time()
+    with pytest.raises(TesseraError, match=f"^here: value {message}") as caught:
+        parse_yaml(text, "here")
+    assert "\n" not in str(caught.value)
+    assert time.process_time() - began < 1.0
+
+
+def test_ordinary_yaml_is_what_it_is_elsewhere():
+    text = "a: [1, 2.5, text, null, true]\nb: {c: 0x10, d: 'no', e: \"1\"}\nf: &f {g: 1}\nh: *f\ni: {<<: *f, j: 2}\n"
+    assert parse_yaml(text, "here") == yaml.safe_load(text)
+    assert parse_yaml("", "here") is None
+
+
+def test_numbers_with_exponents_and_dates_are_what_they_look_like():
+    expected = {"a": 5e-3, "b": 1e3, "c": "2024-01-01", "d": "1e", "e": -0.25}
+    assert parse_yaml("{a: 5e-3, b: 1e3, c: 2024-01-01, d: 1e, e: -2.5e-1}", "here") == expected
+
+
+def test_files(tmp_path):
+    path = tmp_path / "a.yaml"
+    with pytest.raises(TesseraError, match=r"a\.yaml: cannot be read \(No such file or directory\)"):
+        read_yaml(path)
+    path.write_bytes(b"a: \xff")
+    with pytest.raises(TesseraError, match="must be UTF-8 text; byte 3 is not"):
+        read_yaml(path, "recipe")
+    path.write_text("# " + "x" * 1_000_000)
+    with pytest.raises(TesseraError, match="recipe must be YAML of at most 1,000,000 bytes; got more"):
+        read_yaml(path, "recipe")
+    path.write_text("a: ü")
+    assert read_yaml(path) == {"a": "ü"}

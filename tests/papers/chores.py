@@ -1,0 +1,47 @@
+"""A job without a model, for processes of their own: its runs do what their keys say."""
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tessera.base.errors import TesseraError
+from tessera.papers.experiment import Record
+
+
+@dataclass(frozen=True)
+class Chores:
+    """`work`, `fail`, `fail late` (when another waits), `mistake`, `die`, `wait` (until there is `home / "go"`)."""
+
+    home: Path
+    experiment: str = "chores"
+    imports: tuple[str, ...] = ()
+
+    def folder(self, run):
+        return self.home / run.key
+
+    def do(self, run, threads):
+        word = run.key.split()[0]
+        if word == "wait":
+            (self.home / f"{os.getpid()}.process").touch()
+            while not (self.home / "go").exists():
+                time.sleep(0.01)
+        while word == "fail" and "late" in run.key and not list(self.home.glob("*.process")):
+            time.sleep(0.01)
+        if word == "fail":
+            raise TesseraError(f"{run.key}: failed")
+        if word == "mistake":
+            1 / 0  # noqa: B018
+        if word == "die":
+            os._exit(1)
+        return Record(run.configuration, {"threads": threads}, {"process": os.getpid()})
+
+
+if __name__ == "__main__":
+    from tessera.papers.experiment import Run
+    from tessera.papers.worker_pool import run_in_pool
+
+    home = Path(sys.argv[1])
+    runs = [Run("wait", {}), Run("wait too", {})]
+    run_in_pool(Chores(home), runs, 2, 1, lambda run, record: None, lambda shown: None)

@@ -1,0 +1,130 @@
+"""What the readings of ARMT on language are, and how they are compared; the smoke budget is in test_contract.py."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from transformers.modeling_outputs import CausalLMOutput
+
+from tessera.data.sources import text_source
+from tessera.data.tokenizers import build_tokenizer
+from tessera.data.windows import ValidationWindows
+from tessera.evaluation.text import EvaluationText
+from tessera.papers.armt_language import training
+from tessera.papers.armt_language.report import difference, tables
+from tessera.papers.armt_language.settings import BUDGETS, CONTINUED, MODELS
+from tessera.papers.armt_language.training import SegmentsAlone, bits_by_segment
+from tessera.papers.catalogue import EXPERIMENTS
+from tessera.papers.experiment import Record, RunContext, RunSelection
+from tessera.recipes.sections import TokenizerSpec
+
+RUNS = {run.key: run.configuration for run in EXPERIMENTS["armt_language"].runs(RunSelection("cpu"))}
+
+
+class Counting(nn.Module):
+    """The probability of a token is higher by a factor 2 for each token before it: logits of token 0 alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.parameter = nn.Parameter(torch.zeros(()))
+
+    def forward(self, input_ids, use_cache=False):
+        steps = torch.arange(1.0, input_ids.shape[1] + 1)
+        logits = torch.zeros(*input_ids.shape, 256)
+        logits[..., 0] = steps
+        return CausalLMOutput(logits=logits)
+
+
+def test_a_segment_alone_sees_nothing_before_it():
+    tokens = torch.arange(24).view(2, 12)
+    alone, at_once = SegmentsAlone(Counting(), 4)(tokens).logits, Counting()(tokens).logits
+    assert alone.shape == at_once.shape
+    assert alone[..., 0].tolist() == [[1, 2, 3, 4] * 3] * 2
+    assert at_once[1, :, 0].tolist() == list(range(1, 13))
+
+
+def test_bits_of_segments_are_those_of_their_tokens(tmp_path):
+    text = EvaluationText(text_source("novels"), context=12)
+    windows = text.windows(build_tokenizer(TokenizerSpec(type="byte")), 2, tmp_path)
+    assert isinstance(windows, ValidationWindows)
+    ratio = windows.split.tokens_per_byte
+    for reader, logits in ((Counting(), range(1, 12)), (SegmentsAlone(Counting(), 4), [1, 2, 3, 4] * 2 + [1, 2, 3])):
+        # no byte of the text is 0, so each costs log(255 + exp(logit of 0)); the text's first is predicted by nothing
+        nats = [math.log(255 + math.exp(logit)) for logit in logits]
+        parts = (nats[:3], nats[3:7], nats[7:])
+        expected = [sum(part) / len(part) / math.log(2) * ratio for part in parts]
+        for row in bits_by_segment(reader, windows, 4):
+            assert row == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_loss_of_segments_alone_is_that_of_their_logits():
+    tokens = torch.randint(3, (2, 12), generator=torch.Generator().manual_seed(0))
+    output = SegmentsAlone(Counting(), 4)(tokens, labels=tokens)
+    of_tokens = -output.logits.log_softmax(-1)[:, :-1].gather(2, tokens[:, 1:, None])
+    torch.testing.assert_close(output.loss, of_tokens.mean())
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_all_that_starts_from_a_base_sees_the_same_texts(budget, tmp_path):
+    for base in BUDGETS[budget].bases:
+        recipes = {
+            model: BUDGETS[budget].run(model, base, 0).configuration.read_recipe(tmp_path) for model in MODELS[1:]
+        }
+        for model, recipe in recipes.items():
+            assert recipe.training.curriculum == recipes["armt"].training.curriculum
+            assert recipe.training.batch_size == recipes["armt"].training.batch_size
+            assert (recipe.training.initialize_from == str(tmp_path)) == (model == CONTINUED)
+
+
+@pytest.mark.usefixtures("short_books")
+@pytest.mark.parametrize("model", MODELS[1:])
+def test_a_base_is_trained_on_with_each_segment_alone(model, tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(training, "train_stages_of", lambda model, *rest: trained.append((model, rest[1])) or [])
+    settings = BUDGETS["smoke"].run(model, "transformer", 0).configuration
+    training.train_and_measure(settings, RunContext(tmp_path / "run"))
+    ((reader, data),) = trained
+    assert isinstance(reader, SegmentsAlone) == (model == CONTINUED)
+    assert data.segment == settings.segment
+
+
+def test_runs_of_a_base_share_its_training():
+    recipes = {key.split("/")[0]: [] for key in RUNS}
+    for key, settings in RUNS.items():
+        recipes[key.split("/")[0]].append(settings.base_recipe)
+    for of_base in recipes.values():
+        assert all(one == of_base[0] for one in of_base)
+    assert len({one[0]["model"]["type"] for one in recipes.values()}) == len(recipes)
+
+
+def test_differences_are_taken_text_by_text():
+    ours = {0: torch.tensor([[3.0, 1.0, 2.0], [5.0, 2.0, 2.0]])}
+    base = {0: torch.tensor([[3.0, 2.0, 2.0], [5.0, 2.5, 3.0]])}
+    one = difference(ours, base, slice(1, 3))
+    assert one.mean == pytest.approx(-0.625)
+    assert one.standard_error == pytest.approx(0.125)
+    assert difference(ours, {1: base[0]}, slice(1, 3)) is None
+
+
+def test_tables_of_what_was_measured():
+    bits = {"base": {"one_segment": [[3.0] * 15] * 4, "whole_context": [[3.0] + [2.9] * 14] * 4}}
+    bits |= {CONTINUED: {CONTINUED: [[2.9] * 15] * 4}, "armt": {"armt": [[2.9] + [2.85] * 7 + [2.8] * 7] * 4}}
+    records = {
+        f"transformer/{model}/seed 0": Record(
+            RUNS[f"transformer/{model}/seed 0"],
+            {"parameters": 1000, "stages": [], "bits_per_byte": {"stories": readings}},
+            {},
+        )
+        for model, readings in bits.items()
+    }
+    made = tables(records)
+    rows = made["GPT-NeoX, held-out stories: differences"].splitlines()
+    assert rows[0] == "| reading | minus | segments 1 | segments 2 to 8 | segments 9 to 15 |"
+    assert rows[2:] == [
+        "| base, whole context | base, one segment | +0.0000 ± 0.0000 | -0.1000 ± 0.0000 | -0.1000 ± 0.0000 |",
+        "| base, trained on, one segment | base, one segment |" + " -0.1000 ± 0.0000 |" * 3,
+        "| ARMT | base, one segment | -0.1000 ± 0.0000 | -0.1500 ± 0.0000 | -0.2000 ± 0.0000 |",
+        "| ARMT | base, trained on, one segment | +0.0000 ± 0.0000 | -0.0500 ± 0.0000 | -0.1000 ± 0.0000 |",
+    ]
+    assert made["GPT-NeoX, held-out stories: bits per byte"].splitlines()[-1].startswith("| ARMT | 1 | 2.900 | 2.850 |")

@@ -1,0 +1,244 @@
+"""How models are trained and asked in associative retrieval, and what is shown of it."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tessera.base.errors import TesseraError
+from tessera.models.small_models import ModelSize
+from tessera.papers.associative_retrieval import AssociativeRetrieval, capacity, models
+from tessera.papers.associative_retrieval import questions as q
+from tessera.papers.associative_retrieval.experiment import AssociativeRetrievalExperiment
+from tessera.papers.associative_retrieval.figure import draw
+from tessera.papers.associative_retrieval.questions import exact_match, memory_norms
+from tessera.papers.associative_retrieval.report import curves, tables
+from tessera.papers.associative_retrieval.settings import BUDGETS, KEY_SIZE, VOCABULARY, stage
+from tessera.papers.experiment import Record, RunSelection
+from tessera.tasks.task import generator_of
+from tessera.training.curriculum import Curriculum, train_stages
+from tessera.training.fit import FitOptions
+from tests.papers.test_associative_retrieval_task import generator
+
+SIZES = ModelSize(
+    VOCABULARY, num_layers=1, hidden_size=16, num_heads=2, num_memory_tokens=2, memory_dim=4, max_positions=64
+)
+TASK = AssociativeRetrieval("rewrite", 3)
+
+
+def small(name, sizes=SIZES):
+    model = models.build(name, sizes, seed=0)
+    for memory in getattr(model, "memories", []):
+        torch.nn.init.normal_(memory.value.weight, generator=generator())  # a memory that says something
+    return model
+
+
+EXPERIMENT = AssociativeRetrievalExperiment()
+
+
+def record(model="armt", rule="rewrite", share=0.5, error=0.1, ablation=None, **more):
+    """A run of two lengths, with this share of right answers at 20 pairs."""
+    settings = EXPERIMENT.runs(RunSelection("cpu", models=(model,)))[rule == "remember"].configuration
+    outcome = {"trained_pairs": 2, "exact_match": {"1": [1.0, 0.0, 5], "20": [share, error, 5]}, "parameters": 7}
+    outcome["capacity"] = {"1": [1.0, 0.0], "20": [capacity(share, 20, 16), 0.5]}
+    outcome["stages"] = [
+        {"length": 2, "settings": {"key_size": 1}, "steps_done": 5, "steps": 9, "best": 0.987, "target": 1.0}
+        | {"seconds": 90.0}
+    ]
+    return Record(replace(settings, rule=rule, ablation=ablation), outcome | more, {})
+
+
+@pytest.mark.parametrize("name", ["armt", "rmt", "prmt"])
+def test_the_loss_of_a_memory_is_that_of_the_whole_samples(name):
+    model = small(name)
+    context, questions = TASK.sample_questions(4, 2, generator())
+    texts = torch.cat([context.repeat_interleave(2, 0), questions.flatten(0, 1)], 1)
+    labels = texts.clone()
+    labels[:, :-1] = -100
+    measured = q.loss(model, context, questions, TASK.segment_size)
+    torch.testing.assert_close(measured, model(texts, labels=labels).loss)
+
+
+@pytest.mark.parametrize("name", list(models.MODELS))
+def test_answers_are_those_to_each_question_alone(name):
+    model = small(name).eval()
+    context, questions = TASK.sample_questions(4, 3, generator())
+    measured = q.answers(model, context, questions, TASK.segment_size)
+    for i in range(3):
+        prompts = torch.cat([context, questions[:, i, :-1]], 1)
+        assert torch.equal(measured[:, i], model(input_ids=prompts).logits[:, -1].argmax(-1))
+
+
+class Adding(torch.nn.Module):
+    """Says the sum of all that it has read."""
+
+    device = torch.device("cpu")
+
+    def forward(self, input_ids, use_cache):
+        return SimpleNamespace(logits=torch.nn.functional.one_hot(input_ids.cumsum(1) % 97, 97).float())
+
+
+def test_every_question_follows_its_own_context():
+    context, questions = TASK.sample_questions(5, 3, generator())
+    measured = q.answers(Adding(), context, questions, TASK.segment_size)
+    assert torch.equal(measured, (context.sum(1, keepdim=True) + questions[..., :-1].sum(-1)) % 97)
+
+
+def test_a_whole_text_model_is_trained_on_the_answers_alone():
+    model = small("mosaic").eval()
+    context, questions = TASK.sample_questions(2, 3, generator())
+    row = torch.cat([context, questions.flatten(1)], 1)
+    logits = model(input_ids=row).logits
+    expected = torch.stack([torch.log_softmax(logits, -1)[:, p - 1].gather(1, row[:, p, None]) for p in (14, 17, 20)])
+    torch.testing.assert_close(q.loss(model, context, questions, TASK.segment_size), -expected.mean())
+
+
+@pytest.mark.parametrize("name", ["armt", "mosaic"])
+def test_an_end_token_behind_the_answer_counts_in_the_loss(name):
+    end = TASK.vocab_size
+    model = small(name, replace(SIZES, vocab_size=end + 1)).eval()
+    context, questions = TASK.sample_questions(2, 1, generator())
+    row = torch.cat([context, questions.flatten(1), torch.full((2, 1), end)], 1)
+    if q.is_segmented(model):
+        model.config.segment_size = TASK.segment_size
+    log_probabilities = torch.log_softmax(model(input_ids=row).logits, -1)
+    places = (row.shape[1] - 2, row.shape[1] - 1)  # the answer and the end token
+    expected = torch.stack([log_probabilities[:, p - 1].gather(1, row[:, p, None]) for p in places])
+    torch.testing.assert_close(q.loss(model, context, questions, TASK.segment_size, end), -expected.mean())
+
+
+def test_the_full_budget_is_as_published():
+    runs = {run.key: run.configuration for run in EXPERIMENT.runs(RunSelection("full"))}
+    settings = runs["armt/rewrite/seed 0"]
+    assert (settings.fit.schedule_ratio, settings.fit.warmup_ratio, settings.fit.decay) == (2.0, 0.1, "linear")
+    assert (settings.fit.weight_decay, settings.fit.clip_value, settings.batch_size) == (1e-3, 1.0, 512)
+    assert (settings.end_token, settings.sizes.vocab_size) == (True, VOCABULARY + 1)
+    mamba = models.build("mamba", settings.sizes, 0).config
+    assert (mamba.num_hidden_layers, mamba.hidden_size, mamba.state_size) == (4, 128, 32)
+    assert models.build("prmt", settings.sizes, 0).config.memory_initializer_range == 1.0
+    assert runs["armt/rewrite/seed 0"].sizes != BUDGETS["cpu"].sizes
+
+
+def test_models_start_from_their_seed_and_leave_the_global_state_alone():
+    before = torch.get_rng_state()
+    one, same, other = (models.build("armt", SIZES, seed) for seed in (0, 0, 1))
+    assert torch.equal(before, torch.get_rng_state())
+    weights = [model.get_input_embeddings().weight for model in (one, same, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_impossible_heads_are_refused():
+    with pytest.raises(TesseraError, match=r"num_heads must divide hidden_size \(16\); got 3"):
+        models.build("armt", ModelSize(VOCABULARY, hidden_size=16, num_heads=3), 0)
+
+
+def test_published_sizes_have_about_half_a_million_parameters():
+    for name in models.MODELS:
+        count = sum(p.numel() for p in models.build(name, BUDGETS["cpu"].sizes, 0).parameters())
+        assert 400_000 < count < 510_000, name
+
+
+def test_armt_learns_one_pair(tmp_path):
+    model = models.build("armt", SIZES, 0)
+    curriculum = Curriculum((stage(1, 300, 0.9, 1e-2),))
+    options = FitOptions(steps=1, learning_rate=1.0, evaluate_every=20)
+
+    def loss_at(stage, number, step):
+        return q.loss(model, *AssociativeRetrieval("rewrite", 1).sample_questions(16, 1, generator(step)), 4)
+
+    def score(stage):
+        task = AssociativeRetrieval("rewrite", stage.length, stage.settings[KEY_SIZE])
+        return exact_match(model, task, 64, 1, 0, "validation").mean().item()
+
+    (record,) = train_stages(model, curriculum, options, tmp_path, loss_at, score)
+    assert record["best"] >= 0.9  # a guess: 0.06
+    assert record["steps_done"] < 300
+
+
+def test_whole_runs_measure_to_ten_times_the_trained_length():
+    for name in ("cpu", "full"):
+        for rule, measured in BUDGETS[name].measured.items():
+            trained = BUDGETS[name].curricula[rule].stages[-1].length
+            assert trained in measured
+            assert rule == "remember" or 10 * trained in measured
+
+
+def test_the_norms_are_those_of_reading_each_length_from_the_start():
+    model, task = small("armt").eval(), AssociativeRetrieval("rewrite", 6)
+    measured = memory_norms(model, task, [2, 6, 9], seed=0)
+    context, _ = task.sample_questions(q.CONTEXTS_AT_ONCE, 1, generator_of(task, 0, "test"))
+    for n in (2, 6):
+        memory = model(input_ids=context[:, : 4 * n]).memory_state
+        assert measured["normaliser"][str(n)] == pytest.approx(memory.z.norm(dim=-1).mean().item())
+        assert measured["matrix"][str(n)] == pytest.approx(memory.A.square().sum((2, 3)).sqrt().mean().item())
+    assert "9" not in measured["matrix"]
+    assert memory_norms(small("rmt"), task, [2], 0) == {}
+
+
+@pytest.mark.parametrize(("name", "kept"), [("armt", 99_072), ("mamba", 36_864), ("prmt", 2048), ("rmt", 512)])
+def test_the_published_models_keep_as_many_numbers_however_much_they_read(name, kept):
+    model = models.build(name, BUDGETS["full"].sizes, 0).eval()
+    for pairs in (1, 10):
+        assert q.numbers_kept(model, AssociativeRetrieval("rewrite", pairs), 0) == kept
+
+
+def test_a_model_that_reads_the_whole_text_keeps_more_of_more():
+    model = small("mosaic").eval()
+    one, two, three = (q.numbers_kept(model, AssociativeRetrieval("rewrite", pairs), 0) for pairs in (1, 2, 3))
+    assert three - two == two - one == 4 * 2 * 18  # tokens of a pair, keys and values, width (9/8 of 16)
+
+
+def test_choices():
+    keys = [one.key for one in EXPERIMENT.runs(RunSelection("smoke", models=("rmt",), seeds=2))]
+    assert keys == [f"rmt/{rule}/seed {seed}" for seed in (0, 1) for rule in ("rewrite", "remember")]
+
+
+def test_tables_by_number_of_pairs():
+    records = {}
+    for rule in ("rewrite", "remember"):
+        for name, share in (("armt", 0.97), ("rmt", 0.5)):
+            norms = {"norms": {"normaliser": {"1": 4.0}, "matrix": {"1": 9.0}} if name == "armt" else {}}
+            records[f"{name}/{rule}/seed 0"] = record(name, rule, share, **norms)
+    parts = tables(records)
+    rewrite, remember = parts["Rewrite, exact match in per cent"], parts["Remember, estimated pairs in memory"]
+    assert "| pairs | numbers kept | trained to | 1 | 20 |" in rewrite
+    assert "| ARMT | 99,072 | 2 | 100.0 ± 0.0 | 97.0 ± 10.0 |" in rewrite
+    assert "| RMT | 512 | 2 | 1.0 ± 0.0 | 9.3 ± 0.5 |" in remember  # 20 (16 a - 1) / 15
+    assert "| armt/rewrite/seed 0 | 4 (9) |" in parts["Rewrite, norm of the normaliser (of the matrix)"]
+    assert "| armt/rewrite/seed 0 | 7 | 2 (1): 5 of 9 | 0.987 (1) | 1.5 |" in parts["Trainings"]
+    assert "| batch | 16 | 512 |" in parts["Settings"]
+    assert "| peak learning rate | 0.0005 to 0.001 | 0.0003 |" in parts["Settings"]
+
+
+@pytest.mark.parametrize("budget", list(BUDGETS))
+def test_every_measured_length_exists(budget):
+    """Remembered keys are all different: a model that stops at short keys cannot be asked for more pairs than those."""
+    for settings in [one.configuration for one in EXPERIMENT.runs(RunSelection(budget))]:
+        assert settings.measured
+        for pairs in settings.measured:
+            assert settings.task(pairs).num_pairs == pairs
+
+
+def test_of_a_state_that_grows_the_table_has_the_growth():
+    (table,) = (part for head, part in tables({"a": record("mosaic")}).items() if head.startswith("Rewrite, exact"))
+    assert f"| Memory Mosaic | {2 * 4 * 2 * 144:,} for each pair |" in table  # layers, tokens, keys and values, width
+
+
+def test_curves_pool_seeds():
+    records = {"a": record(share=0.5), "b": record("rmt", share=0.2), "c": record("rmt", share=0.4)}
+    one, several = curves(records)
+    assert one.exact_match[20] == (0.5, 0.1, 1)  # of one seed: the error over contexts
+    # Two seeds, 0.2 apart: standard deviation 0.1 sqrt(2), standard error of their mean 0.1.
+    assert several.exact_match[20] == pytest.approx((0.3, 0.1, 2))
+
+
+def test_variants_are_curves_of_their_own():
+    labels = [one.label for one in curves({"a": record(ablation="1 token"), "b": record()})]
+    assert labels == ["ARMT", "ARMT, 1 token"]
+
+
+def test_the_figure_is_drawn_from_partial_results(tmp_path):
+    draw(curves({"a": record(rule="remember")}), tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000

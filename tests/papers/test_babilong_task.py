@@ -1,0 +1,364 @@
+"""BABILong: its stories against bAbI's own, where facts lie, what splits share, long samples, both scorers."""
+
+import json
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from tessera.base.errors import TesseraError
+from tessera.papers.babilong import BABILong
+from tessera.papers.babilong.noise import SHORTEST, books_of, draw_noise
+from tessera.papers.babilong.public_files import read_samples
+from tessera.papers.babilong.sample import RESERVED, HalfFacts
+from tessera.papers.babilong.scorer import exact_match, published_match
+from tessera.papers.babilong.solver import answer, world_after
+from tessera.papers.babilong.stories import FEWEST, LENGTHS, PEOPLE, THINGS, facts_of, generate, labels, read_stories
+from tessera.papers.babilong.vocabulary import NAMES, STORY_WORDS, decode
+
+BABI = Path(__file__).parent / "babilong_files"
+SMALL = {"length": 300, "vocab_size": 250}
+
+
+@pytest.mark.parametrize("file", sorted(BABI.glob("*.txt")), ids=lambda file: file.name[:8])
+def test_the_rules_are_those_of_the_public_generator(file):
+    stories = read_stories(file)
+    assert len(stories) >= 5
+    for story in stories:
+        (question,) = story.questions
+        assert answer(world_after(story.facts), question.text) == question.answer, story
+
+
+@pytest.mark.parametrize(
+    ("facts", "question", "expected"),
+    [
+        (["Mary picked up the milk there.", "Mary went back to the garden."], "Where is the milk?", "garden"),
+        (["Mary got the milk.", "Mary discarded the milk.", "Mary moved to the park."], "Where is the milk?", None),
+        (["Fred handed the milk to Bill.", "Bill passed Jeff the milk."], "Who gave the milk to Jeff?", "bill"),
+        (["The garden is north of the park."], "What is the garden south of?", None),
+        (["Mary moved to the park."], "How is Mary?", None),
+    ],
+)
+def test_published_wordings_and_questions_without_an_answer(facts, question, expected):
+    assert answer(world_after(facts), question) == expected
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_generated_stories(kind):
+    random = Random(0)
+    stories = [generate(kind, random) for _ in range(50)]
+    assert len({story.facts for story in stories}) > 40
+    answers = {question.answer for story in stories for question in story.questions}
+    assert len(answers) >= 6
+    assert answers <= set(labels(kind))
+
+
+def test_a_fact_comes_before_the_sentence_of_its_place():
+    task = BABILong("qa1", **SMALL)
+    for sample in islice(task.samples(3), 20):
+        context = sample.context
+        words = decode(task.vocabulary, context.tokens())
+        place = 0
+        for fact in sample.story.facts:
+            place = words.index(fact[:-1].lower() + " .", place) + 1
+        noise = np.concatenate([span.tokens(0, span.num_sentences) for span in context.spans])
+        assert len(noise) + sum(map(len, context.facts)) == len(context.tokens()) == task.length - RESERVED
+        ends = np.cumsum([len(piece) for piece in context.pieces()])
+        starts = {0, *ends.tolist()}
+        boundaries = np.cumsum(
+            [0, *(len(span.tokens(i, i + 1)) for span in context.spans for i in range(span.num_sentences))]
+        )
+        shifted = 0
+        for position, fact in zip(context.positions, context.facts):
+            assert int(boundaries[position]) + shifted in starts
+            shifted += len(fact)
+
+
+def test_lookalikes_are_words_of_stories_in_the_noise_alone():
+    plain = BABILong("qa1", length=2000, vocab_size=250)
+    task = replace(plain, lookalikes=0.1)
+    story_words = {*STORY_WORDS.lower().split()}
+    places = replaced = 0
+    for sample in islice(task.samples(3), 10):
+        context = sample.context
+        tokens = context.tokens()
+        assert len(tokens) == context.length == task.length - RESERVED
+        assert (tokens == context.tokens()).all(), "not the same each time"
+        facts = [piece for piece in context.pieces() if any(piece is fact for fact in context.facts)]
+        assert len(facts) == len(sample.story.facts)
+        before = replace(context, lookalikes=None).tokens()
+        changed = tokens[tokens != before]
+        assert {*decode(task.vocabulary, changed).split()} <= story_words
+        places += len(tokens) - sum(map(len, facts))
+        replaced += len(changed)
+    assert 0.09 < replaced / places < 0.105  # a word may be replaced by itself
+    without, with_words = (next(one.samples(3)) for one in (plain, task))
+    assert without.context.lookalikes is None
+    assert without.story == with_words.story, "the seed of samples names the share"
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_near_facts_are_facts_but_for_one_name(kind):
+    plain = BABILong(kind, length=4000, vocab_size=250)
+    task = replace(plain, near_facts=0.02)
+    names = {*NAMES.lower().split()}
+    facts = [fact.lower().replace(".", " .").split() for fact in facts_of(kind)]
+    sample = next(task.samples(3))
+    assert sample.story == next(plain.samples(3)).story, "the seed of samples names the share"
+    tokens, before = (one.tokens() for one in (sample.context, replace(sample.context, lookalikes=None)))
+    assert len(tokens) == len(before)
+    assert (tokens == sample.context.tokens()).all(), "not the same each time"
+    words = decode(task.vocabulary, tokens).split()
+
+    def replaced(fact: list[str], place: int) -> list[str]:
+        return [one for one, other in zip(fact, words[place : place + len(fact)]) if one != other]
+
+    begins = []
+    for place in range(len(words) - 12):
+        differing = [replaced(fact, place) for fact in facts]
+        begins.append([] not in differing and any(len(one) == 1 and one[0] in names for one in differing))
+    assert 0.01 < sum(begins) / len(begins) < 0.03  # some lie over others
+    noise = decode(task.vocabulary, before).split()
+    assert {word for word, old in zip(words, noise) if word != old} <= {*STORY_WORDS.lower().split(), *noise}
+
+
+def test_borders_of_segments_split_the_share_of_facts_that_is_asked_for_as_far_as_there_are_places():
+    segment, length = 64, 32 * 64 - 10
+    plain = BABILong("qa1", length=length, vocab_size=250)
+    facts = {fact.lower().rstrip(".") for fact in facts_of("qa1")}
+    split_share, first_halves = {}, set()
+    for share in (0.0, 0.3, 1.0):
+        task = replace(plain, split_facts=share)
+        contexts = task.question_batch(64, 3, length, 0, "train", segment=segment).contexts
+        assert contexts.shape == (64, length)
+        rests = []
+        for context in contexts:
+            words = decode(task.vocabulary, context).split()
+            begins = [place for place in range(length - 4) if " ".join(words[place : place + 5]) in facts]
+            rests += [segment - begin % segment for begin in begins]
+        split = [rest for rest in rests if rest <= 5]
+        split_share[share] = len(split) / len(rests)
+        first_halves |= set(split)
+    assert split_share[0.0] < 0.13
+    assert 0.25 < split_share[0.3] < 0.45
+    assert split_share[1.0] > 0.5
+    assert first_halves == {1, 2, 3, 4, 5}, "facts are cut behind any of their words"
+    without_borders = [replace(plain, split_facts=share).question_batch(4, 3, length, 0, "train") for share in (0, 1)]
+    assert torch.equal(without_borders[0].contexts, without_borders[1].contexts)
+
+
+def test_segments_begin_with_ends_of_facts_whose_beginnings_are_nowhere():
+    segment, length = 64, 16 * 64 - 10
+    plain = BABILong("qa1", length=length, vocab_size=250)
+    with_ends = replace(plain, half_facts=0.5)
+    facts = [f"{fact.lower().rstrip('.')} ." for fact in facts_of("qa1")]
+    ends = {" ".join(fact.split()[cut:]).removesuffix(" .") for fact in facts for cut in range(1, 5)}
+    shares = []
+    for task in (plain, with_ends):
+        contexts = task.question_batch(32, 3, length, 0, "train", segment=segment).contexts
+        rows = [decode(task.vocabulary, context).split() for context in contexts]
+        begins = [" ".join(row[begin : begin + 6]) for row in rows for begin in range(segment, length, segment)]
+        with_an_end = [text for text in begins if any(text.startswith(end) for end in ends)]
+        shares.append(len(with_an_end) / len(begins))
+    assert shares[0] < 0.1
+    assert 0.3 < shares[1] < 0.55, "half of the segments, but for those beside facts"
+    without, with_some = (
+        task.question_batch(1, 3, length, 0, "train", segment=segment).contexts[0] for task in (plain, with_ends)
+    )
+    changed = (without != with_some).nonzero().flatten()
+    assert len(changed) > 0
+    assert all(segment <= place and place % segment < 6 for place in changed.tolist()), "only where segments begin"
+    no_segments = [task.question_batch(4, 3, length, 0, "train").contexts for task in (plain, with_ends)]
+    assert torch.equal(*no_segments)
+
+
+@pytest.mark.parametrize("kind", sorted(LENGTHS))
+@pytest.mark.parametrize("segment", [4, 7, 64])
+@pytest.mark.parametrize(("first", "last"), [(1.0, 0.0), (0.0, 1.0)])
+def test_ends_of_facts_hold_one_name_and_leave_facts_as_they_are(kind, segment, first, last):
+    task = BABILong(kind, vocab_size=250)
+    names = np.unique(task._tokens(NAMES))
+    halves = HalfFacts(segment, first, last, tuple(map(task._tokens, facts_of(kind))), names)
+    random, planted = Random(0), 0
+    for sample in islice(task.samples(0), 20):
+        tokens, is_fact = sample.context.tokens(), sample.context.is_fact()
+        assert is_fact.sum() == sum(map(len, sample.context.facts))
+        bare = np.where(is_fact, tokens, -1)  # no names but those of facts
+        changed = halves.into(bare, is_fact, random)
+        assert (changed == bare)[is_fact].all()
+        for begin in range(segment, len(tokens), segment):
+            end = changed[begin : begin + segment][~is_fact[begin : begin + segment]]
+            assert np.isin(end, names).sum() <= 1
+            planted += (end >= 0).any()
+    assert planted > 20
+
+
+def test_segments_end_with_ends_of_facts_that_have_no_beginning():
+    segment, length = 64, 16 * 64 - 10
+    plain = BABILong("qa1", length=length, vocab_size=250)
+    cut = replace(plain, cut_facts=0.5)
+    without, with_some = (
+        torch.cat([task.question_batch(1, 3, length, seed, "train", segment=segment).contexts for seed in range(32)])
+        for task in (plain, cut)
+    )
+    whole = length - length % segment  # the last segment is still open
+    assert torch.equal(without[:, whole:], with_some[:, whole:])
+    places = set((without != with_some).nonzero()[:, 1].remainder(segment).tolist())
+    assert places == set(range(segment - 6, segment)), "four words, with up to two of the noise behind them"
+    facts = [fact.lower().rstrip(".").split() for fact in facts_of("qa1")]
+    ends = {tuple(fact[cut:]) for fact in facts for cut in range(1, 5)}
+    rows = [decode(plain.vocabulary, context[:whole]).split() for context in with_some]
+    last_words = [row[border - 6 : border] for row in rows for border in range(segment, whole + 1, segment)]
+    ended = sum(
+        any(tuple(words[-size - behind : len(words) - behind]) in ends for size in (1, 2, 3, 4) for behind in (0, 1, 2))
+        for words in last_words
+    )
+    assert 0.3 < ended / len(last_words) < 0.6, "half of the segments, but for those beside facts"
+
+
+def test_training_asks_other_kinds_too_and_tests_do_not():
+    plain = BABILong("qa2", length=256, vocab_size=250)
+    task = replace(plain, also_asked=("qa1",))
+
+    def questions_of(split: str, which: BABILong = task) -> list[set[str]]:
+        """Those behind the contexts, and the early ones."""
+        batch = which.question_batch(8, 6, 236, 0, split, early=4, segment=64)
+        early = batch.early_questions[(batch.early_labels >= 0).any(-1)]
+        parts = (batch.questions[batch.counts], early)
+        return [{decode(task.vocabulary, row).split(" ?")[0] for row in rows} for rows in parts]
+
+    people = {f"where is {name.lower()}" for name in PEOPLE}
+    things = {f"where is the {thing}" for thing in THINGS}
+    assert questions_of("train") == [people | things, people | things]
+    assert questions_of("validation") == questions_of("train", plain) == [things, things]
+
+
+@pytest.mark.parametrize("kind", FEWEST)
+def test_stories_can_be_as_short_as_a_question_allows(kind):
+    assert {len(generate(kind, Random(seed), FEWEST[kind], FEWEST[kind]).facts) for seed in range(20)} == {FEWEST[kind]}
+    published = BABILong(kind, length=400, vocab_size=250)
+    short = replace(published, fewest_facts=FEWEST[kind])
+    fewest = [min(len(one.story.facts) for one in islice(task.samples(0), 200)) for task in (published, short)]
+    assert fewest[0] == LENGTHS[kind][0]
+    assert (fewest[1] < fewest[0]) == (FEWEST[kind] < LENGTHS[kind][0])
+
+
+def test_noise_is_consecutive_and_cut_to_length():
+    books = books_of("stories", "train", 250)
+    random = Random(1)
+    for length in (1, 40, 333, 5000):
+        spans = draw_noise(books, length, random)
+        assert sum(len(span.tokens(0, span.num_sentences)) for span in spans) == length
+    assert min(np.diff(book.starts).min() for book in books) >= SHORTEST
+
+
+def test_a_book_that_ends_is_followed_by_another():
+    books = books_of("stories", "validation", 250)
+    length = int(3.5 * len(books[0].tokens))
+    spans = draw_noise(books, length, Random(0))
+    assert len(spans) > 3
+    assert sum(len(span.tokens(0, span.num_sentences)) for span in spans) == length
+
+
+def test_a_million_tokens_are_pieces_of_books():
+    task = BABILong("qa1", length=1_000_000, vocab_size=250)
+    context = next(task.samples(0, "test")).context
+    pieces = list(context.pieces())
+    assert sum(map(len, pieces)) == context.length == 1_000_000 - RESERVED
+    owned = sum(piece.nbytes for piece in pieces if piece.base is None)
+    assert owned < 10_000, "the noise is copied"
+
+
+def test_splits_share_no_book_and_no_story_of_files():
+    task = BABILong("qa1", stories=str(BABI), **SMALL)
+    parts = {split: task.sample(12, 0, split) for split in ("train", "validation", "test")}
+    shared = [
+        task.held_apart(one) & task.held_apart(other)
+        for one in parts.values()
+        for other in parts.values()
+        if one is not other
+    ]
+    assert not any(shared)
+
+
+def test_errors():
+    with pytest.raises(TesseraError, match="kind must be one of qa1"):
+        BABILong("qa6")
+    with pytest.raises(TesseraError, match=r"lookalikes must lie in \[0, 1\); got 1"):
+        BABILong(lookalikes=1.0)
+    with pytest.raises(TesseraError, match=r"near_facts must lie in \[0, 1\); got -0.1"):
+        BABILong(near_facts=-0.1)
+    with pytest.raises(TesseraError, match=r"split_facts must lie in \[0, 1\]; got 2"):
+        BABILong(split_facts=2)
+    with pytest.raises(TesseraError, match=r"half_facts must lie in \[0, 1\]; got -1"):
+        BABILong(half_facts=-1)
+    with pytest.raises(TesseraError, match=r"cut_facts must lie in \[0, 1\]; got 1.5"):
+        BABILong(cut_facts=1.5)
+    with pytest.raises(TesseraError, match="fewest_facts must be from 3 to 32 for qa3; got 2"):
+        BABILong("qa3", fewest_facts=2)
+    for other in ("qa1", "qa6"):
+        with pytest.raises(TesseraError, match=r"also_asked must be other kinds of qa1, .*; got \('qa2', 'qa"):
+            BABILong("qa1", also_asked=("qa2", other))
+    with pytest.raises(TesseraError, match="no such text file"):
+        BABILong(noise="nowhere.txt").sample(1, 0)
+    with pytest.raises(TesseraError, match="at least three books"):
+        BABILong(noise=str(BABI / "qa1_single-supporting-fact_train.txt"), vocab_size=250).sample(1, 0)
+
+
+def test_stories_of_the_wrong_format(tmp_path):
+    (tmp_path / "qa1_x_train.txt").write_text("Mary went home.\n")
+    with pytest.raises(TesseraError, match="line 1 must be"):
+        BABILong(stories=str(tmp_path), **SMALL).sample(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("output", "right", "published"),
+    [
+        (" Garden ", True, True),
+        ("garden. then the kitchen", False, True),
+        ("The garden or the kitchen", False, False),
+        ("the office", False, False),
+        ("between the hallway and the garden", False, True),
+    ],
+)
+def test_both_scorers(output, right, published):
+    question = "What is north of the hallway?"
+    assert exact_match(output, "garden") == right
+    assert published_match(output, question, "garden", labels("qa4")) == published
+
+
+def test_public_files(tmp_path):
+    rows = [{"input": "a b", "question": "q?", "target": "t"}] * 2
+    (tmp_path / "list.json").write_text(json.dumps(rows))
+    (tmp_path / "lines.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    for name in ("list.json", "lines.json"):
+        assert [(one.input, one.target) for one in read_samples(tmp_path / name)] == [("a b", "t")] * 2
+    (tmp_path / "bad.json").write_text('[{"input": "a"}]')
+    (tmp_path / "separator.json").write_text(
+        "\ufeff" + json.dumps({**rows[0], "input": "a\u2028b"}, ensure_ascii=False)
+    )
+    assert read_samples(tmp_path / "separator.json")[0].input == "a\u2028b"
+    for wrong in ({"input": "a"}, {**rows[0], "target": " "}, {**rows[0], "question": "\ud800"}, "a\nb", 3, None):
+        (tmp_path / "bad.json").write_text(json.dumps([wrong]))
+        with pytest.raises(TesseraError, match="row 1 must hold") as caught:
+            read_samples(tmp_path / "bad.json")
+        assert "\n" not in str(caught.value)
+    (tmp_path / "bad.json").write_text("[" * 200_000)
+    with pytest.raises(TesseraError, match="must be a JSON list"):
+        read_samples(tmp_path / "bad.json")
+
+
+def test_the_benchmarks_rule_takes_its_own_labels():
+    """Its files write names and lists of things as these."""
+    people = ["Bill", "Fred", "football "]
+    assert published_match("Bill", "Who gave the apple to Fred?", "Bill", people)
+    assert not published_match("Jeff", "Who gave the apple to Fred?", "Bill", people)
+    assert published_match(
+        "the milk, the apple. Bill", "What is Mary carrying?", "apple,milk", ["apple", "milk", "Bill"]
+    )
+    assert not published_match("the milk", "What is Mary carrying?", "apple,milk", ["apple", "milk"])
+    assert published_match("n,e", "How do you go there?", "n,e", ["n,e", "s,w"])

@@ -1,0 +1,78 @@
+"""Every registered experiment: its runs of all budgets, and its smoke budget from end to end."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tessera.base.dataclass_io import from_json, to_json
+from tessera.base.errors import TesseraError
+from tessera.papers import runner
+from tessera.papers.catalogue import EXPERIMENTS
+from tessera.papers.experiment import BUDGETS, RunSelection
+from tessera.papers.results import ResultsFile
+from tessera.papers.runner import reproduce
+
+NAMES = list(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_of_every_budget(name, budget):
+    experiment = EXPERIMENTS[name]
+    runs = experiment.runs(RunSelection(budget))
+    keys = [run.key for run in runs]
+    assert runs
+    assert len(set(keys)) == len(keys)
+    for run in runs:
+        written = json.dumps(to_json(run.configuration), allow_nan=False)
+        stored = from_json(experiment.settings, json.loads(written), run.key)
+        assert stored == run.configuration, f"{run.key} would be done again"
+        assert json.dumps(to_json(stored), allow_nan=False) == written
+        assert run.cost > 0
+    configurations = [json.dumps(to_json(run.configuration), sort_keys=True) for run in runs]
+    assert len(set(configurations)) == len(runs), "two runs are the same"
+    assert keys == [run.key for run in EXPERIMENTS[name].runs(RunSelection(budget))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_choices_narrow_the_runs(name):
+    experiment = EXPERIMENTS[name]
+    keys = {run.key for run in experiment.runs(RunSelection("cpu"))}
+    for word, known in (("models", experiment.models), ("kernels", experiment.kernels)):
+        for one in known:
+            some = {run.key for run in experiment.runs(replace(RunSelection("cpu"), **{word: (one,)}))}
+            assert some, f"--{word} {one} leaves nothing to do"
+        with pytest.raises(TesseraError, match=f"unknown {word[:-1]} 'nothing'" if known else "be left out"):
+            experiment.runs(replace(RunSelection("cpu"), **{word: ("nothing",)}))
+    fewer = {run.key for run in experiment.runs(RunSelection("cpu", seeds=1))}
+    assert fewer <= keys
+    assert len(fewer) < len(keys) or all("seed 0" in key for key in keys)
+
+
+@pytest.mark.usefixtures("short_books")
+@pytest.mark.parametrize("name", NAMES)
+def test_smoke_from_end_to_end(name, tmp_path, monkeypatch):
+    def go(**selection):
+        return reproduce(
+            name, RunSelection("smoke", **selection), output=tmp_path, checkpoints=tmp_path / "checkpoints", workers=1
+        )
+
+    experiment, table = EXPERIMENTS[name], go()
+    results = ResultsFile(tmp_path, name, "smoke")
+    records = results.read()
+    assert {run.key for run in EXPERIMENTS[name].runs(RunSelection("smoke"))} == set(records)
+    assert results.path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert "| --- |" in table.read_text()
+    written = results.path.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "write_report", lambda results: results.path)
+        go()
+    assert results.path.read_bytes() == written, "finished runs were done again"
+    # Interrupted after its first run, an experiment can still be shown.
+    first = next(iter(records))
+    results.path.unlink()
+    results.add(first, records[first])
+    assert all("| --- |" in table for table in experiment.tables(results.read()).values())
+    experiment.plot(results.read(), tmp_path / "partial.png")
+    assert (tmp_path / "partial.png").stat().st_size > 5000

@@ -1,0 +1,174 @@
+"""Language models by depth and kernel: runs, tables and shared models; and their loss on other text."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tessera.base.errors import TesseraError
+from tessera.papers.catalogue import EXPERIMENTS
+from tessera.papers.experiment import Record, RunSelection
+from tessera.papers.language_modeling.report import by_row, difference, tables
+from tessera.papers.language_modeling.settings import MAIN, POSITIONS, RATES, SEARCH, rate_of
+from tessera.papers.out_of_distribution import report as other_text
+from tessera.papers.results import ResultsFile
+
+RESULTS = Path(__file__).parents[2] / "results"
+LANGUAGE, OTHER = EXPERIMENTS["language_modeling"], EXPERIMENTS["out_of_distribution"]
+RUNS = {run.key: run for run in LANGUAGE.runs(RunSelection("cpu"))}
+
+
+def steps(settings):
+    return settings.recipe["training"]["steps"]
+
+
+def record(run, loss, curve=(3.0, 2.0)):
+    outcome = {
+        "loss": loss,
+        "precision": "fp32",
+        "parameters": 1000,
+        "tokens": 2000,
+        "training": [[10, 4.0]],
+        "validation": [[10, 4.0]],
+    }
+    return Record(run.configuration, {**outcome, "loss_by_position": list(curve)}, {})
+
+
+def test_models_of_a_depth_and_seed_differ_in_the_model_section_and_the_rate_alone():
+    for seed in (0, 1):
+        for depth in ("1 block", "8 blocks"):
+            mosaic = RUNS[f"mosaic gaussian/{depth}/seed {seed}"].configuration.recipe
+            transformer = RUNS[f"transformer/{depth}/seed {seed}"].configuration.recipe
+            for one in (mosaic, transformer):
+                assert one["seed"] == seed
+            # Batches are a function of data, tokenizer, seed and batch size.
+            assert {key for key in mosaic if mosaic[key] != transformer[key]} <= {"model", "name", "training"}
+            settings = mosaic["training"]
+            differing = {key for key in settings if settings[key] != transformer["training"][key]}
+            assert differing <= {"learning_rate"}
+
+
+def test_transformers_differ_in_their_positions_alone():
+    recipes = {name: RUNS[f"{name}/1 block/seed 0"].configuration.recipe for name in POSITIONS}
+    assert {name: recipe["model"].pop("positions") for name, recipe in recipes.items()} == POSITIONS
+    assert recipes["transformer"] == recipes["transformer_rope"] == recipes["transformer_alibi"]
+
+
+def test_kernels_differ_in_the_kernel_alone():
+    gaussian = RUNS["mosaic gaussian/4 blocks/seed 0"].configuration.recipe
+    biweight = RUNS["mosaic biweight/4 blocks/seed 0"].configuration.recipe
+    assert biweight["model"] == {**gaussian["model"], "kernel": "biweight"}
+    assert {key: biweight[key] for key in biweight if key != "model"} == {
+        key: gaussian[key] for key in gaussian if key != "model"
+    }
+
+
+def test_the_search_tries_every_rate_on_a_quarter_of_the_steps_and_of_one_block_on_all():
+    search = [run.configuration for run in RUNS.values() if run.configuration.part == SEARCH]
+    assert {settings.learning_rate for settings in search} == {1e-3, 3e-3, 1e-2, 3e-2}
+    for settings in search:
+        in_full = settings.name in (*POSITIONS, "mosaic gaussian") and settings.num_layers == 1
+        assert steps(settings) == 250 or (in_full and steps(settings) == 1000)
+    main = [run.configuration for run in RUNS.values() if run.configuration.part == MAIN]
+    for settings in main:
+        assert steps(settings) == 1000
+        assert settings.learning_rate == rate_of(settings.name, settings.num_layers)
+
+
+def test_the_chosen_rates_are_the_best_of_the_longest_stored_search():
+    losses = {}
+    for one in ResultsFile(RESULTS, "language_modeling", "cpu").read().values():
+        settings = one.configuration
+        if settings.part == SEARCH and not settings.text:
+            of_row = losses.setdefault((settings.name, settings.num_layers), {})
+            of_row.setdefault(steps(settings), {})[settings.learning_rate] = one.outcome["loss"]
+    for row, by_steps in losses.items():
+        tried = by_steps[max(by_steps)]
+        assert len(tried) == 4, row
+        assert RATES[row] == min(tried, key=tried.get), row
+
+
+def test_a_deeper_model_takes_the_rate_of_the_nearest_searched_depth_above():
+    assert rate_of("transformer", 2) == RATES["transformer", 1]
+    assert rate_of("transformer", 8) == RATES["transformer", 4]
+    assert rate_of("unheard of", 8) == 3e-3
+
+
+def test_differences_are_taken_seed_by_seed():
+    names = ("mosaic gaussian/1 block", "transformer/1 block")
+    losses = {names[0]: (3.0, 5.0), names[1]: (3.5, 5.25)}
+    records = {
+        f"{name}/seed {seed}": record(RUNS[f"{name}/seed {seed}"], losses[name][seed])
+        for name in names
+        for seed in (0, 1)
+    }
+    rows = by_row(records)
+    one = difference(rows["mosaic gaussian", 1], rows["transformer", 1])
+    assert one.mean == pytest.approx(-0.375)
+    assert one.standard_error == pytest.approx(0.125)
+    row = tables(records)["Validation loss by depth"].splitlines()[2]
+    assert row == "| 1 | 2 / 2 | 1,000 / 1,000 | 2 | 4.000 ± 1.000 | 4.375 ± 0.875 | -0.375 ± 0.125 |"
+    only_other_seed = {0: rows["mosaic gaussian", 1][0]}
+    assert difference(only_other_seed, {1: rows["transformer", 1][1]}) is None
+
+
+def test_the_lowest_rate_loss_is_bold_and_kernels_are_set_against_the_gaussian():
+    records = {
+        key: record(RUNS[key], loss)
+        for key, loss in {
+            "rates/transformer/1 block/rate 0.001, 250 steps": 3.0,
+            "rates/transformer/1 block/rate 0.003, 250 steps": 2.5,
+            "mosaic gaussian/1 block/seed 0": 2.0,
+            "mosaic biweight/1 block/seed 0": 1.75,
+        }.items()
+    }
+    made = tables(records)
+    assert made["Learning rates"].splitlines()[2] == "| Transformer, learned positions | 1 | 250 | 3.000 | **2.500** |"
+    assert made["Validation loss by kernel"].splitlines()[-1] == "| Mosaic, biweight | 1 | 1.750 | -0.250 |"
+
+
+def test_text_of_the_users_is_named_not_located(tmp_path):
+    (tmp_path / "a.txt").write_text("Once upon a time. " * 100)
+    selection = RunSelection("smoke", models=("transformer",), data=(f"mine={tmp_path}",))
+    run = LANGUAGE.runs(selection)[-1]
+    settings = run.configuration
+    assert run.key == "mine/transformer/1 block/seed 0"
+    assert settings.recipe["data"]["source"] == "mine"
+    assert settings.other_text == "mine"
+    assert str(tmp_path) not in json.dumps(settings.recipe)
+    assert settings.read_recipe(run.data["mine"]).data.source == str(tmp_path)
+    (tmp_path / "b.txt").write_text("There was a king. " * 100)
+    changed = LANGUAGE.runs(replace(selection, data=(f"mine={tmp_path}/*.txt",)))[-1].configuration
+    assert changed.text != settings.text, "another text under the same name is another run"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(("stories",), "be NAME=PATH"), (("a=/none",), "no such text file")],
+)
+def test_mistakes_in_data(data, message):
+    with pytest.raises(TesseraError, match=message):
+        OTHER.runs(RunSelection("smoke", data=data))
+
+
+def test_other_text_is_read_by_the_models_of_the_main_trainings():
+    main = [run.configuration for run in RUNS.values() if run.configuration.part == MAIN]
+    runs = OTHER.runs(RunSelection("cpu"))
+    assert [run.configuration.trained for run in runs] == main
+    assert {run.configuration.text for run in runs} == {"novels"}
+
+
+def test_losses_by_position_are_averaged_in_bins_and_compared_seed_by_seed():
+    runs = {run.key: run for run in OTHER.runs(RunSelection("cpu"))}
+    mosaic, transformer = (f"novels/{name}/1 block/seed 0" for name in ("mosaic gaussian", "transformer"))
+    curve = [4.0] * 16 + [3.0] * 34 + [2.0] * 50
+    records = {
+        mosaic: record(runs[mosaic], 2.5, curve),
+        transformer: record(runs[transformer], 3.0, [loss + 0.5 for loss in curve]),
+    }
+    assert other_text.binned(curve) == [4.0, 3.0, 2.0]
+    made = other_text.tables(records)
+    assert made["novels: loss by position"].splitlines()[0].endswith("| all | 1 to 16 | 17 to 50 | 51 to 100 |")
+    expected = "| Transformer, learned positions, 1 | 1 | -0.500 | -0.500 | -0.500 | -0.500 |"
+    assert made["novels: mosaic minus transformer"].splitlines()[2] == expected

@@ -1,0 +1,220 @@
+"""RegBench's runs, batches and table; and its smoke budget, end to end."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tessera.base.dataclass_io import to_json
+from tessera.base.errors import TesseraError
+from tessera.papers.experiment import EXPERIMENTS, Record, RunContext, RunSelection
+from tessera.papers.regbench import RegBench
+from tessera.papers.regbench.batches import Batches, loss_by_block, mean_loss, scores_of
+from tessera.papers.regbench.experiment import RegBenchExperiment
+from tessera.papers.regbench.figure import draw
+from tessera.papers.regbench.published import IN_DISTRIBUTION_100, SPARSE_SIZES, SPARSE_TABLE_1
+from tessera.papers.regbench.report import longest_trainings, rows_of, score, tables
+from tessera.papers.regbench.settings import KERNELS
+
+EXPERIMENT: RegBenchExperiment = EXPERIMENTS["regbench"]
+SMALL = RegBench.variants()[1]
+
+
+class Uniform:
+    """A model that predicts every token alike, with the loss that this has."""
+
+    device = "cpu"
+
+    def __call__(self, input_ids, labels=None):
+        class Output:
+            logits = torch.zeros(*input_ids.shape, SMALL.vocab_size)
+            loss = torch.tensor(float(SMALL.vocab_size)).log()
+
+        return Output
+
+
+def test_an_epoch_takes_every_problem_once_and_the_step_decides():
+    examples = SMALL.sample(21, 0)
+    batches = Batches(examples, 4, seed=5)
+    assert batches.per_epoch == 5
+    rows = {tuple(row.tolist()): index for index, row in enumerate(examples.tokens)}
+    width = examples.tokens.shape[1]
+    orders = []
+    for epoch in range(2):
+        seen = []
+        for step in range(epoch * 5, epoch * 5 + 5):
+            ids, labels = batches.at(step).values()
+            assert ((labels == ids) | (labels == -100)).all()
+            assert (ids[:, -1] != SMALL.padding).any()
+            filled = torch.nn.functional.pad(ids, (0, width - ids.shape[1]), value=SMALL.padding)
+            seen += [rows[tuple(row.tolist())] for row in filled]
+        assert len(set(seen)) == 20
+        orders.append(seen)
+    assert orders[0] != orders[1]
+    again = Batches(examples, 4, seed=5)
+    for step in (7, 2, 9):
+        assert torch.equal(again.at(step)["input_ids"], batches.at(step)["input_ids"])
+    assert not all(torch.equal(Batches(examples, 4, 6).at(0)[k], batches.at(0)[k]) for k in ("input_ids", "labels"))
+
+
+def test_batches_hold_problems_of_similar_length():
+    examples = RegBench().sample(64, 0)
+    batches = Batches(examples, 8, 0)
+    read = sum(batches.at(step)["input_ids"].numel() for step in range(8))
+    assert read < 1.2 * int(examples.details.lengths.sum())
+
+
+def test_scores_come_back_in_the_order_of_the_examples():
+    examples = SMALL.sample(21, 0)
+    scores = scores_of(Uniform(), SMALL, examples, size=4)
+    expected = SMALL.scores(Uniform()(examples.tokens).logits, examples)
+    for name, values in expected.items():
+        torch.testing.assert_close(scores[name], values)
+    assert mean_loss(Uniform(), examples) == pytest.approx(float(torch.tensor(10.0).log()))
+
+
+def test_the_most_telling_runs_come_first():
+    runs = EXPERIMENT.runs(RunSelection("cpu"))
+    assert len({run.key for run in runs}) == 4 + 18 + 36 + 1 + 12
+    baseline, short, longer = runs[:4], runs[4:22], [run.configuration for run in runs[22:58]]
+    assert runs[58].key == "transformer, 16 epochs/2500/seed 0"
+    fewest = [run.configuration for run in runs[59:]]
+    assert [one.name for one in fewest[:6]] == [
+        "mosaic gaussian", "transformer", "lstm", "linear_transformer", "retnet", "gla",
+    ]  # fmt: skip
+    assert {(one.num_problems, one.fit.steps) for one in fewest} == {(100, 2000)}
+    assert [run.configuration.symbols for run in baseline] == [0, 1, 2, 3]
+    assert {run.configuration.model for run in baseline} == {"ngram"}
+    assert {(run.configuration.num_problems, run.configuration.fit.steps) for run in short} == {(1000, 500)}
+    assert [run.configuration.seed for run in short] == [0] * 9 + [1] * 9
+    assert [(one.num_problems, one.seed) for one in longer[::9]] == [(1000, 0), (2500, 0), (1000, 1), (2500, 1)]
+    assert {one.fit.steps for one in longer} == {4000, 3750}
+    for first in range(0, 36, 9):
+        assert [one.kernel for one in longer[first : first + 9]] == [*KERNELS, ""]
+
+
+def test_full_is_the_published_search():
+    runs = {run.key: run.configuration for run in EXPERIMENT.runs(RunSelection("full"))}
+    grid = [one for one in runs.values() if one.model == "mosaic" and one.num_problems == 1000]
+    assert len([one for one in grid if one.kernel == "gaussian"]) == 2 * 3 * 3 * 4
+    few = [one for one in runs.values() if one.model == "mosaic" and one.num_problems == 100]
+    assert len([one for one in few if one.kernel == "gaussian"]) == 2 * 3 * 3 * 3
+    assert {one.hidden_size for one in grid} == {32, 128, 256}
+    assert {one.hidden_size for one in few} == {64, 128, 256}
+    assert {(one.dropout, one.initialization) for one in grid + few} == {(0.05, "fan_in")}
+    assert all(one.fit.scalar_learning_rate_scales["log_inverse_bandwidth"] == 20.0 for one in grid + few)
+    assert {one.dropout for one in runs.values() if one.model == "transformer"} == {0.0}
+    other = next(one for one in grid if one.kernel == "biweight")
+    assert (other.num_layers, other.num_heads, other.hidden_size, other.batch_size) == (2, 8, 128, 32)
+    assert (other.fit.weight_decay, other.fit.learning_rate, other.fit.steps) == (0.01, 5e-4, 200 * 31)
+    assert {one.num_problems for one in runs.values()} == {0, 100, 1000, 2500, 5000, 10000, 20000, 40000}
+
+
+def test_choices_are_obeyed_or_refused():
+    runs = EXPERIMENT.runs(RunSelection("cpu", ("mosaic_v2", "lstm"), ("biweight",), 1))
+    assert [run.key for run in runs] == [
+        "mosaic_v2 biweight/1000/seed 0", "lstm/1000/seed 0",
+        "mosaic_v2 biweight, 8 epochs/1000/seed 0", "lstm, 8 epochs/1000/seed 0",
+        "mosaic_v2 biweight, 3 epochs/2500/seed 0", "lstm, 3 epochs/2500/seed 0", "lstm, 40 epochs/100/seed 0",
+    ]  # fmt: skip
+    with pytest.raises(TesseraError, match="unknown model 'gru'"):
+        EXPERIMENT.runs(RunSelection("cpu", ("gru",)))
+    with pytest.raises(TesseraError, match="Did you mean 'biweight'"):
+        EXPERIMENT.runs(RunSelection("cpu", kernels=("biwight",)))
+
+
+def test_losses_by_block_are_means_over_their_labels():
+    examples = SMALL.sample(21, 0)
+    tokens = 8
+
+    class Even(torch.nn.Linear):
+        """A model whose logits favour the token that it reads."""
+
+        def forward(self, input_ids, use_cache):
+            logits = torch.nn.functional.one_hot(input_ids, SMALL.vocab_size).float()
+            return type("Output", (), {"logits": logits})
+
+    losses = loss_by_block(Even(1, 1), examples, block=3, tokens=tokens)
+    logits = torch.nn.functional.one_hot(examples.tokens, SMALL.vocab_size).float()
+    each = torch.nn.functional.cross_entropy(logits[:, :-1].mT, examples.labels[:, 1:], reduction="none")
+    scored = examples.labels[:, 1:] >= 0
+    for block, loss in enumerate(losses):
+        places = slice(3 * block, min(3 * block + 3, tokens - 1))
+        assert loss == pytest.approx(float(each[:, places].sum() / scored[:, places].sum()), abs=1e-5)
+    assert len(losses) == 3
+    assert len(set(losses)) == 3
+
+
+def test_a_run_trains_and_scores(tmp_path):
+    records = {}
+    for run in EXPERIMENT.runs(RunSelection("smoke", models=("mosaic", "transformer", "ngram"))):
+        outcome = to_json(EXPERIMENT.execute(run, RunContext(tmp_path / run.key.replace("/", "_"))))
+        json.dumps(outcome, allow_nan=False)
+        if run.configuration.fit:
+            assert outcome["training"]["steps"] == run.configuration.fit.steps
+            assert len(outcome["held_out_loss_by_block"]) == 20
+        assert outcome["held_out"]["accuracy"][2] == 4
+        records[run.key] = Record(run.configuration, outcome, {})
+    accuracies = [one.outcome["held_out"]["accuracy"][0] for key, one in records.items() if key.startswith("ngram")]
+    assert len(accuracies) == 4
+    assert accuracies[0] < accuracies[1] < accuracies[2]
+    parts = tables(records)
+    assert list(parts) == ["12 training problems", "Counting in the problem, without training", "Settings"]
+    assert "| Gaussian | 2 | 1 |" in parts["12 training problems"]
+    assert "| Transformer | 2 | 1 |" in parts["12 training problems"]
+    assert "| test problems | 4 | 1,000 |" in parts["Settings"]
+
+
+def record(kernel, seed, accuracy, best=1.0, problems=1000, **changes):
+    runs = EXPERIMENT.runs(RunSelection("cpu", ("mosaic",), (kernel,), seed + 1))
+    run = next(r for r in runs if f"seed {seed}" in r.key)
+    values = {"accuracy": accuracy, "tvd": 20.0, "last_accuracy": 97.0}
+    scores = {name: [value, 0.3, 500] for name, value in values.items()}
+    outcome = {"training": {"best": best}, "epochs": 4.0, "held_out": scores, "in_distribution": scores}
+    return Record(replace(run.configuration, num_problems=problems, **changes), outcome, {})
+
+
+def test_the_table_sets_the_papers_beside_ours():
+    runs = {"a": record("gaussian", 0, 93.0), "b": record("gaussian", 1, 94.0), "c": record("uniform_knn", 0, 80.0)}
+    one = score(rows_of(runs)["mosaic gaussian", 1000, ""], "held_out", "accuracy")
+    assert one == (93.5, pytest.approx(0.5), 2)
+    text = tables(runs)["1,000 training problems"]
+    assert "| Gaussian | 500 | 2 | 93.5 ± 0.5 | 93.9 | 20.0 ± 0.0 | 34.1 | 97.0 ± 0.0 |" in text
+    assert "| uniform kNN, k = 16 | 500 | 1 | 80.0 ± 0.3 | 84.6 | 20.0 ± 0.3 | 41.1 |" in text
+
+
+def test_a_longer_training_stands_on_its_own():
+    short = record("gaussian", 0, 92.0)
+    fit = replace(short.configuration.fit, steps=10**6)
+    longer = record("gaussian", 0, 93.5, best=0.9, label="8 epochs", fit=fit)
+    text = tables({"a": longer, "b": short})["1,000 training problems"]
+    assert "| Gaussian | 500 | 1 | 92.0 ± 0.3 | 93.9 |" in text
+    assert "| Gaussian | 1,000,000 | 1 | 93.5 ± 0.3 | 93.9 |" in text
+    for runs in ({"a": short, "b": longer}, {"b": longer, "a": short}):
+        assert longest_trainings(runs) == {"mosaic gaussian": {1000: [longer]}}
+
+
+def test_a_search_is_decided_by_the_validation_loss():
+    runs = {"a": record("gaussian", 0, 95.0, best=1.2), "b": record("gaussian", 0, 93.0, best=1.1)}
+    assert [r.outcome["training"]["best"] for r in rows_of(runs)["mosaic gaussian", 1000, ""]] == [1.1]
+
+
+def test_in_distribution_stands_beside_table_3():
+    text = tables({"a": record("gaussian", 0, 95.0, problems=100)})["100 training problems"]
+    assert text.endswith("| 95.0 ± 0.3 | 95.9 | 20.0 ± 0.3 | 41.7 |")
+    assert tables({}) == {}
+
+
+def test_published_rows_are_whole():
+    assert all(len(row) == len(SPARSE_SIZES) for row in SPARSE_TABLE_1.values())
+    assert SPARSE_TABLE_1["mosaic gaussian"][0] == (93.9, 34.1)
+    assert SPARSE_TABLE_1["transformer"][0] == (54.5, 62.6)
+    assert IN_DISTRIBUTION_100["mosaic gaussian"] == (95.9, 41.7)
+
+
+def test_the_figure_is_drawn_with_some_of_the_models(tmp_path):
+    few = record("gaussian", 0, 93.0, problems=100)
+    few.outcome["held_out_loss_by_block"] = [2.0, 1.5]
+    draw(longest_trainings({"a": record("gaussian", 0, 93.0), "b": few}), tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,158 @@
+"""Runs are done once, kept through failures and kills, and shown."""
+
+import json
+
+import pytest
+
+from tessera.base.errors import TesseraError
+from tessera.papers.catalogue import EXPERIMENTS
+from tessera.papers.experiment import RunSelection
+from tessera.papers.runner import reproduce
+from tests.papers.toy import Toy
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    experiment = Toy()
+    monkeypatch.setitem(EXPERIMENTS._entries, "toy", experiment)
+    return experiment
+
+
+@pytest.fixture
+def go(toy, tmp_path):
+    def call(budget="cpu", only=None, **selection):
+        places = {"output": tmp_path / "results", "checkpoints": tmp_path / "runs"}
+        return reproduce("toy", RunSelection(budget, **selection), workers=1, only=only, **places)
+
+    return call
+
+
+def test_it_writes_records_figure_and_table(go, tmp_path):
+    table = go()
+    stored = json.loads((tmp_path / "results/toy/cpu.json").read_text())
+    assert sorted(stored["runs"]) == ["steep/seed 0", "steep/seed 1", "straight/seed 0", "straight/seed 1"]
+    record = stored["runs"]["steep/seed 1"]
+    assert record["configuration"] == {"model": "steep", "seed": 1, "steps": 5}
+    assert record["outcome"]["steps"] == 5
+    assert record["provenance"]["seed"] == 1
+    assert {"versions", "hardware", "wall_seconds", "command"} <= record["provenance"].keys()
+    assert (tmp_path / "results/toy/cpu.png").read_bytes().startswith(b"\x89PNG")
+    assert "| steep/seed 1 |" in table.read_text()
+    assert "`tessera reproduce toy --budget cpu`" in table.read_text()
+    assert not list((tmp_path / "results/toy").glob("*.tmp*"))
+
+
+def test_finished_runs_are_not_done_again(go, toy):
+    go(models=("steep",))
+    go()
+    go()
+    assert sorted(toy.executed) == ["steep/seed 0", "steep/seed 1", "straight/seed 0", "straight/seed 1"]
+
+
+@pytest.mark.parametrize(("every", "times"), [(1000.0, 1), (-1.0, 5)])
+def test_quick_runs_are_drawn_together(go, toy, monkeypatch, every, times):
+    drawn, plot = [], toy.plot
+    monkeypatch.setattr(toy, "plot", lambda records, path: drawn.append(len(records)) or plot(records, path))
+    monkeypatch.setattr("tessera.papers.runner.DRAWN_EVERY", every)
+    go()
+    assert drawn == [1, 2, 3, 4, 4][-times:]
+
+
+def test_a_pattern_takes_some_runs(go, toy):
+    go(only="*/seed 1")
+    assert toy.executed == ["straight/seed 1", "steep/seed 1"]
+
+
+def test_a_changed_configuration_is_done_again_and_the_others_stay(go, toy, tmp_path):
+    go()
+    toy.steps = 6
+    go(models=("steep",), seeds=1)
+    assert toy.executed[4:] == ["steep/seed 0"]
+    stored = json.loads((tmp_path / "results/toy/cpu.json").read_text())["runs"]
+    assert {key: run["outcome"]["steps"] for key, run in stored.items()} == {
+        "steep/seed 0": 6, "steep/seed 1": 5, "straight/seed 0": 5, "straight/seed 1": 5,
+    }  # fmt: skip
+
+
+def test_a_failure_keeps_what_is_done(go, toy, tmp_path):
+    toy.failing = {"steep/seed 0"}
+    with pytest.raises(TesseraError, match="steep/seed 0: failed"):
+        go()
+    assert list(json.loads((tmp_path / "results/toy/cpu.json").read_text())["runs"]) == ["straight/seed 0"]
+    assert "| straight/seed 0 |" in (tmp_path / "results/toy/cpu.md").read_text()
+    toy.failing = set()
+    go()
+    assert toy.executed == ["straight/seed 0", "steep/seed 0", "steep/seed 0", "straight/seed 1", "steep/seed 1"]
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        ({"budget": "large"}, "reproduce toy: --budget must be one of smoke, cpu, full; got large."),
+        ({"models": ("stepe",)}, "unknown model 'stepe'. Did you mean 'steep'?"),
+        ({"kernels": ("gaussian",)}, "--kernels must be left out: there is no such choice; got gaussian."),
+        ({"seeds": 0}, "--seeds must be at least 1; got 0."),
+    ],
+)
+def test_refusals(go, toy, selection, message):
+    with pytest.raises(TesseraError) as error:
+        go(**selection)
+    assert message in str(error.value)
+    assert not toy.executed
+
+
+def test_unknown_experiment():
+    with pytest.raises(TesseraError, match="unknown experiment 'regbnech'"):
+        reproduce("regbnech", RunSelection("smoke"))
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"header": {"format": 0}, "runs": {}}', '{"runs": {}}', '{"header": {}, "runs": {"a": 1}}']
+)
+def test_results_of_another_version_are_kept(go, toy, tmp_path, text):
+    path = tmp_path / "results/toy/cpu.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(TesseraError, match=r"cpu\.json: must be .* Move it away, or choose another --output\."):
+        go()
+    assert path.read_text() == text
+    assert not toy.executed
+
+
+def test_a_version_of_the_experiment_separates_results(go, toy):
+    go()
+    toy.version = 2
+    with pytest.raises(TesseraError, match="'version': 2"):
+        go()
+
+
+def test_an_output_that_is_a_file_is_told_before_anything_is_trained(go, toy, tmp_path):
+    (tmp_path / "results").write_text("mine")
+    with pytest.raises(TesseraError, match="--output must be a folder that can be written; got"):
+        go()
+    assert not toy.executed
+    assert (tmp_path / "results").read_text() == "mine"
+
+
+def test_the_table_says_which_of_the_runs_it_has(go, toy):
+    def runs(table):
+        return table.read_text().split("## Runs")[1].split("\n")[4].split(" | ")[:2]
+
+    assert runs(go(only="steep/seed 1")) == ["| 1 of 4", "0"]
+    assert runs(go()) == ["| 4 of 4", "0"]
+    assert runs(go(seeds=3)) == ["| 4 of 4", "2"]
+    toy.steps = 6
+    assert runs(go(only="steep/seed 1")) == ["| 1 of 4", "5"]
+
+
+def test_a_record_of_other_settings_is_told_and_kept(go, toy, tmp_path):
+    go(only="steep/seed 1")
+    path = tmp_path / "results/toy/cpu.json"
+    text = path.read_text().replace('"steps": 5\n', '"step": 5\n')
+    path.write_text(text)
+    with pytest.raises(
+        TesseraError, match="steep/seed 1: step is not a known key; got 5. Did you mean 'steps'"
+    ) as error:
+        go()
+    assert "\n" not in str(error.value)
+    assert path.read_text() == text

@@ -1,0 +1,245 @@
+"""The three moons experiment: continuations are exact, the criteria mean what they say, the smoke budget runs."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tessera.base.dataclass_io import to_json
+from tessera.base.errors import TesseraError
+from tessera.kernels import Triweight
+from tessera.memories.linear_contextual import LinearContextualMemory
+from tessera.papers.experiment import Record, RunContext, RunSelection
+from tessera.papers.three_moons import ThreeMoons, continuations, deviation
+from tessera.papers.three_moons import experiment as module
+from tessera.papers.three_moons.disentangling import dedication, disentangled, gains, levels, weights
+from tessera.papers.three_moons.settings import BUDGETS, DEFAULT, VARIANTS
+from tests.tolerances import REORDERED_FLOAT64
+
+EXPERIMENT = module.ThreeMoonsExperiment()
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("kernel", [None, Triweight()], ids=["gaussian", "triweight"])
+def test_continuations_are_generations_from_every_context(heads, kernel, monkeypatch):
+    monkeypatch.setattr(continuations, "SEQUENCES", 2)
+    monkeypatch.setattr(continuations, "CONTEXTS", 7)
+    norm_eps = None if kernel is None else 1e-3
+    memory = LinearContextualMemory(
+        6, heads, 6 // heads, kernel=kernel or "gaussian", norm_eps=norm_eps, dtype=torch.float64
+    )
+    examples = ThreeMoons(context=30, horizon=5).sample(3, 0)
+    x = torch.cat([examples.observations, examples.future], 1).double()
+    slow = [deviation(memory.generate(x[:, :c], 5), x[:, c : c + 5]) for c in range(1, 31)]
+    errors = continuations.continuation_errors(memory, x, 5)
+    torch.testing.assert_close(errors, torch.stack(slow, 1), rtol=0, atol=REORDERED_FLOAT64)
+
+
+def test_repeating_the_last_observation_by_hand():
+    x = torch.arange(12.0).view(1, 6, 2).repeat(3, 1, 1)
+    # Two coordinates that grow by 2 at each step: 2, 4 and 6 away after one, two and three steps.
+    torch.testing.assert_close(continuations.repetition_errors(x, 3), torch.full((3, 3), 4.0))
+
+
+def test_continuations_refuse_another_delay():
+    with pytest.raises(TesseraError, match="must have delay 1"):
+        continuations.continuation_errors(LinearContextualMemory(delay=2), torch.zeros(1, 5, 6), 2)
+
+
+def test_rate_factor_takes_the_bias_correction_out_of_adamw():
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    optimizer = torch.optim.AdamW([weight], lr=1e-2, weight_decay=0.0, eps=0.0)
+    expected, first, second = weight.detach().clone(), 0.0, 0.0
+    for step in range(30):
+        weight.grad = torch.tensor([math.cos(step), 3.0 + step], dtype=torch.float64)
+        first, second = 0.9 * first + 0.1 * weight.grad, 0.999 * second + 0.001 * weight.grad**2
+        expected -= 1e-2 * first / second.sqrt()
+        optimizer.param_groups[0]["lr"] = 1e-2 * module.uncorrected((0.9, 0.999), step)
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), expected, rtol=0, atol=REORDERED_FLOAT64)
+
+
+def weights_with(phi, psi, z):
+    memory = LinearContextualMemory(6, 3, 2)
+    for layer, matrix in zip((memory.key_extractor, memory.value_extractor, memory.output), (phi, psi, z)):
+        layer.weight.data = torch.as_tensor(matrix, dtype=torch.complex64)
+    return weights(memory)
+
+
+def test_dedication_reads_heads_in_rows_and_in_the_columns_of_the_output():
+    permutation = torch.eye(3)[[1, 2, 0]]
+    turned = 1j * permutation + 0.1
+    assert dedication(weights_with(turned, permutation, permutation.T)) == [1, 2, 0]
+    assert dedication(weights_with(turned, permutation, permutation)) == [None, None, None]
+    mixed = torch.eye(3)
+    mixed[1] = torch.tensor([0.4, 1.0, 0.0])
+    assert dedication(weights_with(torch.eye(3), mixed, torch.eye(3))) == [0, None, 2]
+
+
+def test_gains_of_made_up_matrices():
+    """A prediction one step late or early shows as the angle that the moon moves in one step."""
+    step = torch.tensor(0.1)
+    ahead = torch.polar(torch.ones(3), -step.expand(3)).diag()
+    ahead[0, 2] = 0.25
+    measured = gains(weights_with(2 * torch.eye(3), torch.eye(3), ahead))
+    assert measured == pytest.approx({"turn": 0.1, "leak": 0.25, "width": 0.5 / 50**0.5})
+    moons = ThreeMoons(context=1, horizon=1, periods=(1.0, 2.0, 3.0)).sample(1, 0, "test")
+    now, then = (torch.view_as_complex(x[0, 0].view(3, 2)) for x in (moons.observations, moons.future))
+    assert ((then / now).angle() < 0).all(), "angles of observations fall with time"
+
+
+def test_disentangled_needs_three_moons():
+    assert disentangled([2, 0, 1])
+    assert not disentangled([0, 0, 1])
+    assert not disentangled([0, 1, None])
+
+
+def test_levels_of_a_made_up_curve():
+    # Periods of 400 / 9 observations each and twice that: 45 observations early, then 0.01, one relapse.
+    curve = [0.5] * 100 + [0.01] * 200
+    assert levels(curve, (1.0, 1.0, 2.0)) == {
+        "early": 0.5,
+        "after_slowest": 1.0,
+        "after_common": 1.0,
+        "accurate_from": 101,
+    }
+    curve[250] = 0.4
+    assert levels(curve, (1.0, 1.0, 2.0))["accurate_from"] == 252
+    assert levels(curve[:60] + [0.5], (1.0, 1.0, 2.0)) == {
+        "early": 0.5,
+        "after_slowest": None,
+        "after_common": None,
+        "accurate_from": None,
+    }
+
+
+def test_an_error_that_explodes_early_is_no_measure():
+    """Of a network whose continuations explode, what is a tenth of that is not accurate."""
+    curve = [200.0] * 70 + [18.0] * 230
+    measured = levels(curve, (1.5, 2.0, 3.0))
+    assert measured["early"] == pytest.approx(200.0)
+    assert measured["accurate_from"] is None
+    assert measured["after_slowest"] == pytest.approx(18.0 * math.pi / 2)
+
+
+def test_smoke(tmp_path):
+    runs = EXPERIMENT.runs(RunSelection("smoke"))
+    assert [run.key.split("/")[0] for run in runs] == list(DEFAULT)
+    records = {}
+    for run in runs:
+        outcome = to_json(EXPERIMENT.execute(run, RunContext(tmp_path / run.key)))
+        assert len(outcome["first_round"]["errors"]["held out"]["mean"]) == 60
+        if run.configuration.second_round:
+            assert outcome["first_round"]["steps"] == 6
+            assert outcome["second_round"]["steps"] == 3
+            assert outcome["real_parameters"] == 54
+        else:
+            assert outcome["real_parameters"] == 0
+        records[run.key] = Record(run.configuration, outcome, {})
+    tables = EXPERIMENT.tables(records)
+    held_out = tables["Errors, held out triple"]
+    assert held_out.count("| 3 heads | as published | 1 |") == held_out.count("| 3 heads | second round | 1 |") == 1
+    assert held_out.count("| no training | 1 |") == 3
+    assert tables["Heads of each seed"].count("| 3 heads | 0 |") == 2
+    EXPERIMENT.plot(records, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert EXPERIMENT.tables({}) == {}
+
+
+def settings_of(name="three_heads", **changes):
+    return replace(BUDGETS["smoke"].run(name, 2).configuration, **changes)
+
+
+def test_the_loss_is_clipped_and_counts_from_where_it_is_told():
+    settings = settings_of()
+    part = replace(settings.first_round, batch_size=3, first_step=40, loss_from=12)
+    memory, task = module.build(replace(settings, seed=0)), ThreeMoons(context=30, horizon=1)
+    loss = module.batch_loss(memory, task, settings, part, 5)
+    examples = task.sample(3, 2_000_045)
+    x = torch.cat([examples.observations, examples.future], 1)
+    raw = memory(x[:, :-1])[0] - x[:, 1:]
+    torch.testing.assert_close(loss, raw.clamp(-0.5, 0.5)[:, 12:].square().mean())
+    assert (raw.abs() > 0.5).any()
+    unclipped = module.batch_loss(memory, task, replace(settings, clip=None), part, 5)
+    torch.testing.assert_close(unclipped, raw[:, 12:].square().mean())
+
+
+@pytest.mark.parametrize("name", ["W_phi", "W_psi", "W_z"])
+def test_a_matrix_fixed_to_the_identity_is_not_trained(name, tmp_path):
+    (key,) = [key for key, variant in VARIANTS.items() if variant.identity == (name,)]
+    (run,) = EXPERIMENT.runs(RunSelection("smoke", models=(key,)))
+    outcome = EXPERIMENT.execute(run, RunContext(tmp_path))
+    assert outcome["real_parameters"] == 36
+    eye = torch.view_as_real(torch.eye(3, dtype=torch.complex64)).tolist()
+    assert [one for one, matrix in outcome["second_round"]["weights"].items() if matrix == eye] == [name]
+
+
+def test_real_matrices_have_twice_the_parameters_and_heads_all_the_same(tmp_path):
+    (run,) = EXPERIMENT.runs(RunSelection("smoke", models=("three_heads_real",)))
+    outcome = EXPERIMENT.execute(run, RunContext(tmp_path))
+    assert outcome["real_parameters"] == 108
+    assert len(dedication(outcome["first_round"]["weights"])) == 3
+    blocks = torch.block_diag(*[torch.tensor([[0.0, -2.0], [2.0, 0.0]])] * 3).tolist()
+    assert dedication(dict.fromkeys(("W_phi", "W_psi", "W_z"), blocks)) == [0, 1, 2]
+
+
+def test_identity_matrices_predict_once_everything_was_seen():
+    """The paper's analytic solution: after the common period every observation has been seen before."""
+    memory = module.build(settings_of("three_heads_identity", inverse_bandwidth=5e3))
+    task = ThreeMoons(context=300, horizon=5, periods=(1.5, 2.0, 3.0))
+    examples = task.sample(2, 0)
+    x = torch.cat([examples.observations, examples.future], 1)
+    errors = continuations.continuation_errors(memory, x, 5).mean(0)
+    slowest = math.ceil(3 * 400 / 9)
+    assert errors[slowest + 5 :].max() < 0.05
+    assert errors[: slowest // 3].mean() > 0.1
+
+
+def record(seed, loss, disentangled):
+    eye = torch.eye(3)
+    stored = weights_with(eye, eye, eye if disentangled else torch.ones(3, 3))
+    errors = {"training": {"periods": [1.5, 2.0, 3.0], "mean": [0.5] * 100 + [0.01] * 200}}
+    part = {"loss": loss, "weights": stored, "errors": errors}
+    settings = replace(EXPERIMENT.runs(RunSelection("cpu"))[0].configuration, seed=seed)
+    return Record(settings, {"first_round": part, "second_round": part}, {})
+
+
+def test_the_table_sets_the_seeds_that_disentangle_beside_all():
+    records = {
+        f"three_heads/seed {seed}": record(seed, loss, disentangled)
+        for seed, loss, disentangled in ((0, 1e-3, True), (1, 4e-2, False), (2, 2e-3, True))
+    }
+    tables = EXPERIMENT.tables(records)
+    errors, heads = tables["Errors, training triple"], tables["Heads of each seed"]
+    cells = "0.500 ± 0.000 | 2.0% ± 0.0% | 2.0% ± 0.0% | 133, 267 | 101, 101 |"
+    assert f"| 3 heads | as published, disentangled seeds | 2 | 0.001500 ± 0.000500 | {cells}" in errors
+    assert "| 3 heads | as published | 3 | 0.014333 ± 0.012837 |" in errors
+    assert "| 3 heads | 1 | as published | 0.040000 | none | none | none | no |" in heads
+    assert "| 3 heads | 2 | as published | 0.002000 | moon 1 | moon 2 | moon 3 | yes |" in heads
+    assert "| as published, disentangled seeds | 2 | 0.0000" in tables["Turn, leak and width"]
+
+
+def test_a_run_is_a_function_of_its_configuration(tmp_path):
+    budget = replace(BUDGETS["smoke"], steps=3, sequences=2, contexts=10, second_steps=2)
+    run = budget.run("one_head", 3)
+    torch.manual_seed(0)
+    first = EXPERIMENT.execute(run, RunContext(tmp_path / "a"))
+    torch.manual_seed(1)
+    second = EXPERIMENT.execute(run, RunContext(tmp_path / "b"))
+    for part in ("first_round", "second_round"):
+        assert first[part]["errors"] == second[part]["errors"]
+        assert first[part]["weights"] == second[part]["weights"]
+
+
+def test_choices():
+    runs = EXPERIMENT.runs(RunSelection("cpu", models=("one_head",), seeds=2))
+    assert [run.key for run in runs] == ["one_head/seed 0", "one_head/seed 1"]
+    assert len(EXPERIMENT.runs(RunSelection("cpu"))) == 13  # five seeds of two memories, and three without training
+    assert not any(run.configuration.bias_correction for run in EXPERIMENT.runs(RunSelection("cpu")))
+    corrected = EXPERIMENT.runs(RunSelection("cpu", models=("three_heads_corrected",)))
+    assert [run.configuration.bias_correction for run in corrected] == [True] * 5
+    with pytest.raises(TesseraError, match="unknown model 'two_heads'"):
+        EXPERIMENT.runs(RunSelection("cpu", models=("two_heads",)))
+    with pytest.raises(TesseraError, match="there is no such choice"):
+        EXPERIMENT.runs(RunSelection("cpu", kernels=("gaussian",)))

@@ -1,0 +1,186 @@
+"""Recipes are read exactly, and everything wrong with one is said at once."""
+
+import pytest
+import yaml
+
+from tessera.base.errors import TesseraError
+from tessera.recipes.recipe import read_recipe, recipe_to_dict
+from tessera.recipes.sections import Recipe
+
+MINIMAL = {"model": {"type": "memory_mosaic", "hidden_size": 16, "num_layers": 1, "num_heads": 2}}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """Write a recipe and read it."""
+
+    def read(content, overrides=()):
+        (tmp_path / "r.yaml").write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+        return read_recipe(tmp_path / "r.yaml", overrides)
+
+    return read
+
+
+def problems(recipe, content, overrides=()):
+    with pytest.raises(TesseraError) as caught:
+        recipe(content, overrides)
+    return str(caught.value).splitlines()
+
+
+def with_(**sections):
+    return {**MINIMAL, **sections}
+
+
+def test_values_defaults_and_name(recipe):
+    actual = recipe(with_(seed=3, training={"learning_rate": "5e-3", "betas": [0.8, 0.9], "steps": 200}))
+    assert (actual.name, actual.seed, actual.model) == ("r", 3, MINIMAL["model"])
+    assert actual.training.learning_rate == 5e-3
+    assert actual.training.betas == (0.8, 0.9)
+    assert actual.data == Recipe("x", {}).data
+
+
+def test_overrides_reach_every_depth(recipe):
+    actual = recipe(
+        MINIMAL, ["training.steps=300", "model.kernel={name: knn, k: 3}", "data.source=[a.txt, b.txt]", "seed=2"]
+    )
+    assert actual.training.steps == 300
+    assert actual.model["kernel"] == {"name": "knn", "k": 3}
+    assert actual.data.source == ["a.txt", "b.txt"]
+    assert actual.seed == 2
+
+
+def test_a_recipe_survives_being_written(recipe):
+    actual = recipe(with_(training={"betas": [0.8, 0.9]}, tokenizer={"type": "bpe", "vocab_size": 300}))
+    assert recipe(yaml.safe_dump(recipe_to_dict(actual))) == actual
+
+
+def test_all_problems_come_in_one_message_each_with_file_and_key(recipe, tmp_path):
+    lines = problems(
+        recipe,
+        {
+            "model": {**MINIMAL["model"], "num_heads": 3, "num_layerz": 2},
+            "data": {"context": 1},
+            "training": {"steps": "many", "learning_rat": 1.0},
+            "sed": 1,
+        },
+    )
+    keys = ["sed", "data.context", "training.learning_rat", "training.steps", "model.num_layerz", "model.num_heads"]
+    assert len(lines) == len(keys)
+    for key in keys:
+        (line,) = [line for line in lines if line.startswith(f"{tmp_path / 'r.yaml'}: {key} ")]
+        assert "got" in line
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("training", {"learning_rat": 1}, "Did you mean 'learning_rate'?"),
+        ("training", {"steps": 2.5}, "training.steps must be an integer; got 2.5."),
+        ("training", {"steps": True}, "training.steps must be an integer; got True."),
+        ("training", {"compile": "yes please"}, "training.compile must be true or false; got 'yes please'."),
+        ("training", {"learning_rate": "fast"}, "training.learning_rate must be a number; got 'fast'."),
+        ("training", {"learning_rate": True}, "training.learning_rate must be a number; got True."),
+        ("training", {"betas": [0.9]}, "training.betas must be a list of 2 values; got [0.9]."),
+        ("training", {"warmup_steps": -1}, "training.warmup_steps must not be negative; got -1."),
+        ("training", {"batch_size": 8, "micro_batch_size": 3}, "training.micro_batch_size must divide batch_size (8)"),
+        ("training", {"min_learning_rate": 1.0}, "training.min_learning_rate must lie in 0..learning_rate (0.001)"),
+        ("training", {"precision": "fp16"}, "training.precision must be one of auto, bf16, fp32; got 'fp16'."),
+        ("training", {"on_nonfinite": "pray"}, "training.on_nonfinite must be one of stop, skip"),
+        ("training", {"checkpoint_every": 0}, "training.checkpoint_every must be a positive integer; got 0."),
+        ("training", {"learning_rate": float("nan")}, "training.learning_rate must be a number; got nan."),
+        ("training", {"trainer": {"max_steps": 3}}, "training.trainer.max_steps must be set by the recipe's own keys"),
+        ("training", {"trainer": {"save_only_model": True}}, "training.trainer.save_only_model must be left out; "),
+        ("training", {"trainer": {"push_to_hub": True}}, "training.trainer.push_to_hub must be left out; "),
+        ("training", {"trainer": {"deepspeed": {}}}, "training.trainer.deepspeed must be left out; "),
+        (
+            "training",
+            {"trainer": {"dataloader_num_workers": -1}},
+            "dataloader_num_workers must be an integer in 0..256",
+        ),
+        ("training", 3, "training must be a mapping; got 3."),
+        ("data", {"source": 7}, "data.source must be text or a list of text; got 7."),
+        ("data", {"validation_fraction": 1.0}, "data.validation_fraction must lie in (0, 1); got 1.0."),
+        ("data", {"format": "csv"}, "data.format must be one of text, json_lines; got 'csv'."),
+        ("data", {"format": "json_lines", "separator": "x"}, "data.separator must be left out for format json_lines"),
+        ("tokenizer", {"type": "bytes"}, "tokenizer.type must be one of the known types; got 'bytes'. Did you mean"),
+        ("model", {}, "model.type must name a model type"),
+        ("model", {"type": "memory_mosac"}, "got 'memory_mosac'. Did you mean 'memory_mosaic'?"),
+        ("model", {"type": "transformer", "positions": "sine"}, "model.positions must be one of absolute, rope, alibi"),
+        (
+            "model",
+            {"type": "transformer", "hidden_size": 10, "num_heads": 4},
+            "model.num_heads must divide hidden_size (10)",
+        ),
+        ("model", {"type": "transformer", "kernel": "knn"}, "model.kernel is not a known key; got 'knn'."),
+        ("model", {"type": "gpt2", "n_embd": 10, "n_head": 4}, "model must be one that gpt2 accepts"),
+        ("model", {"type": "gpt2", "n_embd": "wide"}, "model must be one that gpt2 accepts"),
+    ],
+)
+def test_one_problem_one_line(recipe, section, values, message):
+    (line,) = problems(recipe, with_(**{section: values}))
+    assert message in line
+
+
+def test_problems_of_overrides_name_the_command_line(recipe):
+    lines = problems(recipe, MINIMAL, ["training.step=3", "model.num_heads=5", "nonsense", "seed.x=1"])
+    assert all(line.startswith("command line: ") for line in lines)
+    assert len(lines) == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("- a\n- b", "must be a mapping"),
+        ("a: [", "recipe must be YAML"),
+        ("", "must be a mapping"),
+        ("a: !!python/name:os.system", "recipe must be YAML"),
+    ],
+)
+def test_files_that_are_no_recipes(recipe, content, message):
+    (line,) = problems(recipe, content)
+    assert message in line
+
+
+def test_a_recipe_that_is_not_text(tmp_path):
+    (tmp_path / "r.yaml").write_bytes(b"name: \xff")
+    with pytest.raises(TesseraError, match="must be UTF-8 text; byte 6"):
+        read_recipe(tmp_path / "r.yaml")
+
+
+def test_a_missing_recipe_is_named():
+    with pytest.raises(TesseraError, match="recipe demo-mosiac: no such file. Did you mean 'demo-mosaic'"):
+        read_recipe("demo-mosiac")
+
+
+def test_a_recipe_may_extend_another(recipe, tmp_path):
+    kernel = {"name": "knn", "base": "gaussian", "k": 3}
+    base = with_(
+        seed=3, name="base", training={"steps": 200, "clip": 2.0}, tokenizer={"type": "bpe", "vocab_size": 300}
+    )
+    base["model"] = {**base["model"], "kernel": kernel}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
+    extended = recipe({"extends": "base", "model": {"num_layers": 2, "kernel": {"k": 4}}, "training": {"steps": 300}})
+    assert (extended.name, extended.seed) == ("r", 3)
+    assert extended.model == {**MINIMAL["model"], "num_layers": 2, "kernel": {**kernel, "k": 4}}
+    assert (extended.training.steps, extended.training.clip) == (300, 2.0)
+    # A section of another kind keeps nothing of the base's.
+    other = recipe({"extends": "base", "model": {"kernel": {"name": "relumax"}}, "tokenizer": {"type": "byte"}})
+    assert other.model["kernel"] == {"name": "relumax"}
+    assert other.tokenizer.type == "byte"
+    assert recipe({"extends": "base", "model": {"type": "transformer"}}).model == {"type": "transformer"}
+    assert recipe({"extends": "tiny"}, ["training.steps=7"]).training.steps == 7  # a shipped one
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"extends": "r"}, "extends must not lead back to a recipe that extends this one; got 'r'"),
+        ({"extends": "circle"}, "extends must not lead back to a recipe that extends this one; got 'r'"),
+        ({"extends": ["tiny"]}, r"extends must name a recipe; got \['tiny'\]"),
+        ({"extends": "tinny"}, "no such file. Did you mean 'tiny'"),
+    ],
+)
+def test_a_base_that_cannot_be(recipe, tmp_path, content, message):
+    (tmp_path / "circle.yaml").write_text("extends: r")
+    with pytest.raises(TesseraError, match=message):
+        recipe(content)

@@ -1,0 +1,180 @@
+"""`--overwrite` replaces runs of ours only, when nothing can be refused any more, and a kill leaves one of the two."""
+
+import json
+import os
+
+import pytest
+import yaml
+
+from tessera.base.errors import TesseraError
+from tessera.models.saving.loading import load_model
+from tessera.recipes.recipe import read_recipe
+from tessera.training import overwrite as replacing
+from tessera.training.run import train
+from tessera.training.trainer import RecipeTrainer
+
+REPLACED = "replaced-run"
+
+
+class Killed(BaseException):
+    """Where a process was killed; nothing in the library catches it."""
+
+
+@pytest.fixture
+def go(recipe_file, tmp_path):
+    def start(*overrides, output=tmp_path / "run", **options):
+        return train(read_recipe(recipe_file, ["training.steps=2", *overrides]), output, progress=False, **options)
+
+    return start
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.source=/typo", "no such text file"),
+        ("data.context=100000", "at least one context of 100000"),
+        ("data.context=900", "the validation text must hold"),
+        ("training.initialize_from=nowhere", "no such folder"),
+        ("training.initialize_from={run}", "training.initialize_from must lie outside the run"),
+        ("tokenizer={{type: pretrained, path: {run}}}", "tokenizer.path must lie outside the run"),
+        ("tokenizer={{type: pretrained, path: no/such/model}}", "which does not exist"),
+        (
+            "model={{type: transformer, hidden_size: 16, num_heads: 2, num_layers: 1}} data.document_ids=true",
+            "document",
+        ),
+    ],
+)
+def test_a_refused_command_deletes_nothing(go, tmp_path, override, message):
+    go()
+    before = contents(tmp_path / "run")
+    with pytest.raises(TesseraError, match=message):
+        go(*override.format(run=tmp_path / "run").split(" data."), overwrite=True)
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_refused_new_run_leaves_nothing(go, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    for override in ("data.source=/typo", "training.initialize_from=nowhere", "training.trainer={seed: 3}"):
+        with pytest.raises(TesseraError):
+            go(override, output=tmp_path / "a" / "b" / "run")
+        assert sorted(tmp_path.iterdir()) == before
+    go(output=tmp_path / "a" / "b" / "run")
+
+
+def test_a_persons_project_with_a_recipe_is_not_a_run(recipe_file, tmp_path):
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "recipe.yaml").write_text(recipe_file.read_text() + "seed: 0\n")
+    (project / "thesis.tex").write_text("years of work")
+    before = contents(project)
+    for options in ({"overwrite": True}, {"resume": True}, {}):
+        with pytest.raises(TesseraError, match="a folder with other files"):
+            train(read_recipe(project / "recipe.yaml"), project, progress=False, **options)
+        assert contents(project) == before
+
+
+def test_a_recipe_that_a_person_edited_is_not_replaced(go, tmp_path):
+    go()
+    path = tmp_path / "run" / "recipe.yaml"
+    path.write_text("# the run of my thesis\n" + path.read_text())
+    before = contents(tmp_path / "run")
+    with pytest.raises(TesseraError, match="a person has written or changed"):
+        go(overwrite=True)
+    assert contents(tmp_path / "run") == before
+
+
+def test_files_of_others_in_a_run_survive(go, tmp_path):
+    go()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    (tmp_path / "run" / "plots").mkdir()
+    go("training.learning_rate=0.5", overwrite=True)
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "run" / "plots").is_dir()
+    assert not (tmp_path / "run" / REPLACED).exists()
+    assert yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["training"]["learning_rate"] == 0.5
+
+
+def test_runs_of_earlier_releases_are_resumed_and_replaced(go, tmp_path):
+    """They have no lock, no record of their inputs, and recipes without the keys of today."""
+    go()
+    run = tmp_path / "run"
+    for name in ("run.lock", "inputs.json"):
+        (run / name).unlink()
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    del recipe["training"]["shard"]
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    (run / "recipe.yaml.tmp").write_text("half of a")
+    with pytest.raises(TesseraError, match="run of another recipe; seed is 0 there and 3 here"):
+        go("seed=3", resume=True)
+    go(resume=True)
+    (run / "run.lock").unlink()
+    go("seed=3", overwrite=True)
+    assert json.loads((run / "run.json").read_text())["provenance"]["seed"] == 3
+    assert not (run / "recipe.yaml.tmp").exists()
+
+
+@pytest.mark.parametrize("name", ["../victim", "a/b", "..", "", "a\\b", "x" * 300])
+def test_names_are_names_not_paths(recipe_file, name):
+    with pytest.raises(TesseraError, match="name must be a name, not a path"):
+        read_recipe(recipe_file, [f"name={json.dumps(name)}"])
+
+
+def test_the_old_run_is_kept_until_the_new_one_has_a_checkpoint(go, tmp_path, monkeypatch):
+    go()
+    old = contents(tmp_path / "run")
+
+    def killed(self, *arguments, **options):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecipeTrainer, "training_step", killed)
+        for _ in range(2):  # a second attempt must not take the first one's rest for the old run
+            with pytest.raises(Killed):
+                go("seed=3", overwrite=True)
+    kept = contents(tmp_path / "run" / REPLACED)
+    assert kept == {path: content for path, content in old.items() if path.name != "run.lock"}
+    load_model(tmp_path / "run" / REPLACED)
+    with pytest.raises(TesseraError, match=r"another recipe; seed is 3 there and 0 here.*is kept in .*replaced-run"):
+        go(resume=True)
+    go("seed=3", resume=True)
+    assert not (tmp_path / "run" / REPLACED).exists()
+
+
+def test_a_kill_at_any_file_operation_of_replacing_leaves_one_run(go, tmp_path, monkeypatch):
+    """Killed before the n-th rename or removal, for every n: the next command finds the old run or the new one."""
+    go("training.steps=1", "training.warmup_steps=0")
+    run = tmp_path / "run"
+    old = {path: content for path, content in contents(run).items() if path.name != "run.lock"}
+    operations, done = 0, False
+    while not done:
+        operations += 1
+        count = 0
+
+        def counted(real, limit=operations):
+            def call(*arguments, **options):
+                nonlocal count
+                count += 1
+                if count >= limit:
+                    raise Killed
+                return real(*arguments, **options)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", counted(os.replace))
+            patch.setattr(replacing, "remove", counted(replacing.remove))
+            try:
+                replacing.move_aside(run)
+                (run / "recipe.yaml").write_bytes(old[next(path for path in old if path.name == "recipe.yaml")])
+                done = True
+            except Killed:
+                pass
+        if not done:
+            replacing.recover(run)
+            assert {path: content for path, content in contents(run).items() if path.name != "run.lock"} == old
+    assert operations > 8
+    assert contents(run / REPLACED).keys() == old.keys()

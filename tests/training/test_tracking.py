@@ -1,0 +1,72 @@
+"""Metrics reach TensorBoard's event files; a package that is missing is one line before anything is written."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from tessera.base.errors import TesseraError
+from tessera.base.files import remove
+from tessera.recipes.recipe import read_recipe
+from tessera.training.run import train
+
+tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+
+@pytest.fixture
+def go(recipe_file, tmp_path, monkeypatch):
+    monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
+
+    def start(*overrides, reporter="tensorboard", **options):
+        recipe = read_recipe(recipe_file, [f"training.report_to=[{reporter}]", *overrides])
+        return train(recipe, tmp_path / "run", progress=False, **options)
+
+    return start
+
+
+def scalars(folder, tag):
+    """{step: value} of a curve as TensorBoard shows it, which must have no step twice."""
+    events = tensorboard.EventAccumulator(str(folder))
+    events.Reload()
+    curve = {event.step: event.value for event in events.Scalars(tag)}
+    assert len(curve) == len(events.Scalars(tag))
+    return curve
+
+
+def records(folder, key):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line[key] for line in lines if key in line}
+
+
+def test_event_files_hold_what_the_metrics_hold(go, tmp_path):
+    go()
+    run = tmp_path / "run"
+    for tag, key in (("train/loss", "loss"), ("eval/loss", "validation_loss"), ("train/tokens", "tokens")):
+        assert scalars(run / "tensorboard", tag) == pytest.approx(records(run, key))
+    assert len(records(run, "loss")) == 6
+
+
+def test_a_resumed_run_is_one_curve_and_a_replaced_one_leaves_none(go, tmp_path):
+    go()
+    run = tmp_path / "run"
+    remove(run / "checkpoints" / "checkpoint-6")  # steps 5 and 6 are done again
+    go(resume=True)
+    assert scalars(run / "tensorboard", "train/loss") == pytest.approx(records(run, "loss"))
+    go("training.steps=2", overwrite=True)
+    assert scalars(run / "tensorboard", "train/loss") == pytest.approx(records(run, "loss"))
+    assert len(os.listdir(run / "tensorboard")) == 1
+
+
+def test_a_missing_package_is_one_line_before_anything_is_written(go, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    with pytest.raises(TesseraError, match=r"^training\.report_to: wandb must be .* pip install wandb.*\.$"):
+        go(reporter="wandb")
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "stores").exists()
+
+
+@pytest.mark.parametrize("reporter", ["comet", "wandb, wandb"])
+def test_other_names_are_refused(go, reporter):
+    with pytest.raises(TesseraError, match="training.report_to must list tensorboard, wandb"):
+        go(reporter=reporter)
