@@ -9,10 +9,11 @@ import pytest
 from tessera.base.errors import TesseraError
 from tessera.papers.catalogue import EXPERIMENTS
 from tessera.papers.experiment import Record, RunSelection
-from tessera.papers.language_modeling.report import by_row, difference, tables
+from tessera.papers.language_modeling.report import by_row, loss, tables
 from tessera.papers.language_modeling.settings import MAIN, POSITIONS, RATES, SEARCH, rate_of
 from tessera.papers.out_of_distribution import report as other_text
 from tessera.papers.results import ResultsFile
+from tessera.papers.tables import difference
 
 RESULTS = Path(__file__).parents[2] / "results"
 LANGUAGE, OTHER = EXPERIMENTS["language_modeling"], EXPERIMENTS["out_of_distribution"]
@@ -89,12 +90,6 @@ def test_the_chosen_rates_are_the_best_of_the_longest_stored_search():
         assert RATES[row] == min(tried, key=tried.get), row
 
 
-def test_a_deeper_model_takes_the_rate_of_the_nearest_searched_depth_above():
-    assert rate_of("transformer", 2) == RATES["transformer", 1]
-    assert rate_of("transformer", 8) == RATES["transformer", 4]
-    assert rate_of("unheard of", 8) == 3e-3
-
-
 def test_differences_are_taken_seed_by_seed():
     names = ("mosaic gaussian/1 block", "transformer/1 block")
     losses = {names[0]: (3.0, 5.0), names[1]: (3.5, 5.25)}
@@ -104,13 +99,12 @@ def test_differences_are_taken_seed_by_seed():
         for seed in (0, 1)
     }
     rows = by_row(records)
-    one = difference(rows["mosaic gaussian", 1], rows["transformer", 1])
+    one = difference(rows["mosaic gaussian", 1], rows["transformer", 1], loss)
     assert one.mean == pytest.approx(-0.375)
     assert one.standard_error == pytest.approx(0.125)
     row = tables(records)["Validation loss by depth"].splitlines()[2]
     assert row == "| 1 | 2 / 2 | 1,000 / 1,000 | 2 | 4.000 ± 1.000 | 4.375 ± 0.875 | -0.375 ± 0.125 |"
-    only_other_seed = {0: rows["mosaic gaussian", 1][0]}
-    assert difference(only_other_seed, {1: rows["transformer", 1][1]}) is None
+    assert difference(rows["mosaic gaussian", 1][:1], rows["transformer", 1][1:], loss) is None
 
 
 def test_the_lowest_rate_loss_is_bold_and_kernels_are_set_against_the_gaussian():
