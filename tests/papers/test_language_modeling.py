@@ -1,6 +1,7 @@
 """Language models by depth and kernel: runs, tables and shared models; and their loss on other text."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def test_models_of_a_depth_and_seed_differ_in_the_model_section_and_the_rate_alo
 
 
 def test_transformers_differ_in_their_positions_alone():
-    recipes = {name: RUNS[f"{name}/1 block/seed 0"].configuration.recipe for name in POSITIONS}
+    recipes = {name: deepcopy(RUNS[f"{name}/1 block/seed 0"].configuration.recipe) for name in POSITIONS}
     assert {name: recipe["model"].pop("positions") for name, recipe in recipes.items()} == POSITIONS
     assert recipes["transformer"] == recipes["transformer_rope"] == recipes["transformer_alibi"]
 
