@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tessera.models.sizes import count_parameters
-from tessera.papers.babilong import experiment
-from tessera.papers.babilong.experiment import LastSegment
+from tessera.papers.babilong import run as module
 from tessera.papers.babilong.models import GATED, NAMES, THRESHOLD, WHOLE_TEXT
+from tessera.papers.babilong.run import LastSegment
 from tessera.papers.babilong.sample import RESERVED
 from tessera.papers.babilong.settings import BUDGETS, CPU
 from tessera.recipes.model_section import model_config, model_problems
@@ -52,8 +52,8 @@ def test_the_tested_stories_are_as_long_as_babis(monkeypatch):
     recipe = settings.plan()
     data = Seen(recipe, settings.segment, question_task(recipe.data.task))
     assert data.task.fewest_facts == 4
-    monkeypatch.setattr(experiment, "right_answers", lambda model, batch: torch.ones(2))
-    experiment._measure(torch.nn.Identity(), data, settings, 4)
+    monkeypatch.setattr(module, "right_answers", lambda model, batch: torch.ones(2))
+    module._measure(torch.nn.Identity(), data, settings, 4)
     assert fewest_facts == [None]
 
 
@@ -77,7 +77,7 @@ def test_tests_reach_a_million_tokens_but_for_models_that_read_the_whole_text():
 
 
 def test_all_models_are_tested_on_the_same_texts_however_many_they_read_at_once(monkeypatch):
-    monkeypatch.setattr(experiment, "WHOLE_AT_ONCE", 2 * 3 * 128)  # three texts of 128 tokens with two questions
+    monkeypatch.setattr(module, "WHOLE_AT_ONCE", 2 * 3 * 128)  # three texts of 128 tokens with two questions
     seen = {}
     for name in ("armt_mosaic", "mosaic"):
         settings = replace(BUDGETS["smoke"].run(name, "qa1", 0).configuration, test_tokens=1024, test_contexts=8)
@@ -87,9 +87,9 @@ def test_all_models_are_tested_on_the_same_texts_however_many_they_read_at_once(
             parts.append(batch)
             return torch.ones(len(batch.contexts), dtype=torch.float64)
 
-        monkeypatch.setattr(experiment, "right_answers", answered)
+        monkeypatch.setattr(module, "right_answers", answered)
         data = StagedQuestions(recipe, settings.segment, question_task(recipe.data.task))
-        estimate, _ = experiment._measure(None, data, settings, 2)
+        estimate, _ = module._measure(None, data, settings, 2)
         assert estimate == (1.0, 0.0, 8)
         seen[name] = parts
     assert [len(part.contexts) for part in seen["armt_mosaic"]] == [8]

@@ -81,8 +81,7 @@ class BABILong(Task):
         cut_facts: the same of those that end so, with up to two words of the noise behind it.
         also_asked: other kinds whose questions the same facts answer; training asks them too. A thing is where its
             holder is: "qa1" beside "qa2" teaches the first half of that.
-        fewest_facts: of a written story; None: as in bAbI's files (2, 6, 8, 2 and 6 by kind). Fewer are easier to learn
-            from.
+        fewest_facts: of a written story; None: 2, 6, 8, 2 and 6 by kind. Fewer are easier to learn from.
         from_memory: contexts end with a segment, and questions come in the next one, so that they can be answered from
             memory alone. Otherwise question and answer fit into the last segment, in validations as published; contexts
             of several segments end anywhere in it in training, which teaches to answer from memory alone too.
