@@ -17,11 +17,11 @@ from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.writes import written_facts, written_noise
 from tessera.papers.catalogue import LIBRARY
 from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
-from tessera.tasks.question_answering import QuestionBatch
+from tessera.tasks.question_answering import QuestionBatch, question_task
 from tessera.tasks.task import estimate
 from tessera.training.curriculum import Stage
 from tessera.training.initial_model import starting_model
-from tessera.training.staged_data import StagedQuestions, question_task
+from tessera.training.staged_data import StagedQuestions
 from tessera.training.staged_run import train_stages_of
 
 READ_AT_ONCE = 1 << 22  # tokens of the contexts that are read side by side, segment by segment or the last alone
@@ -97,7 +97,8 @@ def _measure(model: torch.nn.Module, data: StagedQuestions, settings: BabilongSe
         read = max(1, min(drawn, WHOLE_AT_ONCE // (settings.plan().data.questions * tokens)))
     shares, began = [], time.perf_counter()
     for first in range(0, count, drawn):
-        batch = data.batch(stage, min(drawn, count - first), tokens, 1_000_000 * settings.seed + first, "test")
+        texts, seed = min(drawn, count - first), 1_000_000 * settings.seed + first
+        batch = data.batch(stage, texts, tokens - RESERVED, seed, "test")
         shares += [right_answers(model, batch.rows(row, row + read)) for row in range(0, len(batch.contexts), read)]
     seconds = time.perf_counter() - began
     return estimate(torch.cat(shares)), seconds / (count * (tokens - RESERVED))

@@ -233,8 +233,8 @@ class Budget:
                 stage.setdefault("settings", {})["also_asked"] = []
             stages.append(stage)
             if length == 1 and memory_steps:
-                alone = {"steps": memory_steps, "learning_rate": first_rate / 2, "from_memory": True}
-                stages.append({**stage, **alone})
+                alone = {"steps": memory_steps, "learning_rate": first_rate / 2}
+                stages.append({**stage, **alone, "settings": {**stage.get("settings", {}), "from_memory": True}})
         stages[-1]["target"] = 2.0  # all of its steps
         if own.last_noise:
             stages[-1]["settings"] = {**stages[-1].get("settings", {}), **own.last_noise}
@@ -246,21 +246,24 @@ class Budget:
             gated += gated_stages
         if model == THRESHOLD:
             gated += threshold_stages
+        held: dict[str, Any] = {}
         for one in gated:
             stage = {
                 "length": one.segments,
                 "min_length": max(fewest, self.gated_backprop) if one.segments > self.gated_backprop else fewest,
-                "backprop_segments": min(one.segments, self.gated_backprop),
                 "steps": one.steps,
                 "learning_rate": first_rate * one.rate,
                 "target": 2.0,  # gates need all steps
-                "write_cost": one.cost,
                 "settings": {**noise, **one.noise},
             }
             if own.asked_alone is not None:
                 stage["settings"]["also_asked"] = []
+            adjusted = {"gate_penalty": one.cost, "backprop_segments": min(one.segments, self.gated_backprop)}
             if one.threshold is not None:
-                stage["strength_threshold"] = one.threshold
+                adjusted["strength_threshold"] = one.threshold
+            if changed := {name: value for name, value in adjusted.items() if held.get(name) != value}:
+                stage["model"] = changed
+            held |= adjusted
             stages.append(stage)
         return stages
 
