@@ -86,11 +86,11 @@ def test_models_start_from_their_seed_and_leave_the_global_state_alone():
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_published_sizes_have_about_half_a_million_parameters():
+def test_models_of_a_budget_have_about_half_a_million_parameters():
     for name in MODELS:
         sizes = BUDGETS["cpu"]["rewrite"].run(name, 0).configuration.sizes
         count = sum(p.numel() for p in build(name, sizes, 0).parameters())
-        assert 400_000 < count < 510_000, name
+        assert 400_000 < count < 520_000, name
 
 
 def test_armt_learns_one_pair(tmp_path):
