@@ -1,22 +1,27 @@
 """RegBench: which models learn regular languages from the context, and from how many examples they learn to."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
+from tessera.evaluation.loss import loss_by_position
 from tessera.models.sizes import num_parameters
 from tessera.models.small_models import build_small_model
 from tessera.papers.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
-from tessera.papers.regbench import RegBench, figure, report
-from tessera.papers.regbench.batches import Batches, loss_by_block, mean_loss, scores_of
+from tessera.papers.regbench import RegBench, report
 from tessera.papers.regbench.ngram_baseline import ngram_log_probabilities
 from tessera.papers.regbench.settings import KERNEL_NAMES, LOSS_BLOCK, MODELS, NGRAM, RegBenchSettings, runs_of
-from tessera.tasks.task import Estimate, estimate
+from tessera.tasks.task import Estimate, TokenExamples, estimate
 from tessera.training.fit import fit
+
+# Lengths are moved by up to this share before they are sorted, so that the batches of each epoch are others.
+JITTER = 0.1
+ROWS_AT_ONCE = 32
 
 
 class RegBenchExperiment(Experiment):
@@ -42,23 +47,23 @@ class RegBenchExperiment(Experiment):
         train = task.sample(settings.num_problems, settings.seed)
         validation = task.sample(settings.validation, 0, "validation")
         model = _model(settings, task).to(context.device)
-        batches = Batches(train, settings.batch_size, settings.seed, context.device)
+        batches = Batches(task, train, settings.batch_size, settings.seed)
         training = fit(
             model,
-            lambda step: model(**batches.at(step)).loss,
+            lambda step: _output(model, batches.at(step)).loss,
             settings.fit,
             context.folder,
             report=context.report,
-            validate=lambda: mean_loss(model, validation),
+            validate=lambda: mean_loss(model, task, validation),
         )
-        rows = torch.arange(min(settings.test // 2, len(train)))
+        fresh = task.fresh_strings(task.select(train, torch.arange(min(settings.test // 2, len(train)))), seed=1)
         return {
             "parameters": num_parameters(model),
             "epochs": round(training.steps / batches.per_epoch, 2),
             "training": training.outcome(),
             "held_out": _estimates(scores_of(model, task, held_out)),
             "held_out_loss_by_block": loss_by_block(model, held_out, LOSS_BLOCK),
-            "in_distribution": _estimates(scores_of(model, task, task.fresh_strings(task.select(train, rows), seed=1))),
+            "in_distribution": _estimates(scores_of(model, task, fresh)),
         }
 
     def tables(self, records: Mapping[str, Record]) -> dict[str, str]:
@@ -66,8 +71,8 @@ class RegBenchExperiment(Experiment):
         return report.tables(records)
 
     def plot(self, records: Mapping[str, Record], path: Path) -> None:
-        """See `figure.py`."""
-        figure.draw(report.longest_trainings(records), path)
+        """See `report.py`."""
+        report.draw(report.longest_trainings(records), path)
 
 
 def _model(settings: RegBenchSettings, task: RegBench) -> PreTrainedModel:
@@ -88,6 +93,71 @@ def _model(settings: RegBenchSettings, task: RegBench) -> PreTrainedModel:
 def _estimates(scores: dict[str, Tensor]) -> dict[str, Estimate]:
     """Mean, standard error and count of each score in per cent."""
     return {name: estimate(100 * values) for name, values in scores.items()}
+
+
+class Batches:
+    """Each epoch takes every problem once, in batches of `size` of similar length, in random order.
+
+    A batch is a function of `seed` and the step. Padding goes to the right, as far as the longest of the batch.
+    """
+
+    def __init__(self, task: RegBench, examples: TokenExamples, size: int, seed: int):
+        self.task, self.examples, self.size, self.seed = task, examples, min(size, len(examples)), seed
+        self.per_epoch = len(examples) // self.size
+        self._epoch, self._order = -1, torch.empty(0)
+
+    def at(self, step: int) -> TokenExamples:
+        """The problems of a step."""
+        epoch, index = divmod(step, self.per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._shuffled(epoch)
+        return self.task.select(self.examples, self._order[index])
+
+    def _shuffled(self, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        lengths = self.examples.details.lengths
+        noise = 1 + JITTER * (2 * torch.rand(len(lengths), generator=generator) - 1)
+        # What does not fill a batch is left out of an epoch: another part of the problems each time.
+        kept = torch.randperm(len(lengths), generator=generator)[: self.per_epoch * self.size]
+        order = kept[(lengths * noise)[kept].argsort()].view(self.per_epoch, self.size)
+        return order[torch.randperm(self.per_epoch, generator=generator)]
+
+
+def _output(model: PreTrainedModel, examples: TokenExamples) -> ModelOutput:
+    return model(input_ids=examples.tokens.to(model.device), labels=examples.labels.to(model.device))
+
+
+def _parts(task: RegBench, examples: TokenExamples) -> Iterator[tuple[Tensor, TokenExamples]]:
+    """All rows and the examples there, some at a time, shortest first."""
+    for rows in examples.details.lengths.argsort(stable=True).split(ROWS_AT_ONCE):
+        yield rows, task.select(examples, rows)
+
+
+@torch.no_grad()
+def mean_loss(model: PreTrainedModel, task: RegBench, examples: TokenExamples) -> float:
+    """Cross entropy in nats per symbol over all examples."""
+    parts = [part for _, part in _parts(task, examples)]
+    counts = [int((part.labels >= 0).sum()) for part in parts]
+    return sum(float(_output(model, part).loss) * count for part, count in zip(parts, counts)) / sum(counts)
+
+
+@torch.no_grad()
+def scores_of(model: PreTrainedModel, task: RegBench, examples: TokenExamples) -> dict[str, Tensor]:
+    """The task's scores of each example, in the order of the examples."""
+    scores: dict[str, Tensor] = {}
+    for rows, part in _parts(task, examples):
+        for name, values in task.scores(_output(model, part).logits.cpu(), part).items():
+            scores.setdefault(name, torch.empty(len(examples), dtype=values.dtype))[rows] = values
+    return scores
+
+
+def loss_by_block(model: PreTrainedModel, examples: TokenExamples, block: int, tokens: int = 400) -> list[float]:
+    """Cross entropy in nats per symbol over each `block` positions of the first `tokens`; later ones are in few
+    problems. As many blocks as hold a label."""
+    rows = zip(examples.tokens[:, :tokens], examples.labels[:, :tokens])
+    losses = loss_by_position(model, [{"input_ids": row, "labels": labels} for row, labels in rows], batch_size=32)
+    pairs = zip(losses.total.split(block), losses.count.split(block))
+    return [round(float(total.sum() / count.sum()), 5) for total, count in pairs if count.sum() > 0]
 
 
 EXPERIMENTS.add("regbench", RegBenchExperiment())
