@@ -137,7 +137,7 @@ def test_table_and_curves_over_seeds():
     row = "| Triweight | 1 | 1.00 ± 0.01 *1.00 (1.00)* | 0.50 ± 0.01 *0.98 (0.99)* |"
     assert row in parts["Sort, four times as long"]
     assert "| Sort | here | 2 | 64 | 4 | 0 | 2,000 | 32 | 0.003 | 8 to 16 | 8 | - | 16 |" in parts["Settings"]
-    assert "|  | paper | 2 | 512 | 8 | 1792 | 156,250 | 256 | 0.001 | 32 to 64 | 32 | - | 64 |" in parts["Settings"]
+    assert "|  | paper | 2 | 512 | 8 | 2688 | 156,250 | 256 | 0.001 | 32 to 64 | 32 | - | 64 |" in parts["Settings"]
 
 
 def test_what_sharper_memories_change_is_shown_where_there_is_something_to_see():
