@@ -7,14 +7,8 @@ import torch
 
 from tessera.models.small_models import ModelSize
 from tessera.papers.associative_retrieval import AssociativeRetrieval, capacity
-from tessera.papers.associative_retrieval.experiment import (
-    CONTEXTS_AT_ONCE,
-    AssociativeRetrievalExperiment,
-    exact_match,
-    mean_loss,
-    memory_norms,
-)
-from tessera.papers.associative_retrieval.report import curves, draw, numbers_kept, tables
+from tessera.papers.associative_retrieval.report import curves, numbers_kept, plot, tables
+from tessera.papers.associative_retrieval.run import CONTEXTS_AT_ONCE, EXPERIMENT, exact_match, mean_loss, memory_norms
 from tessera.papers.associative_retrieval.settings import BUDGETS, KEY_SIZE, MODELS, VOCABULARY, build, stage
 from tessera.papers.experiment import Record, RunSelection
 from tessera.tasks.task import generator_of
@@ -33,9 +27,6 @@ def small(name, sizes=SIZES):
     for memory in getattr(model, "memories", []):
         torch.nn.init.normal_(memory.value.weight, generator=generator())  # a memory that says something
     return model
-
-
-EXPERIMENT = AssociativeRetrievalExperiment()
 
 
 def record(model="armt", rule="rewrite", share=0.5, error=0.1, ablation=None, **more):
@@ -186,5 +177,5 @@ def test_variants_are_curves_of_their_own():
 
 
 def test_the_figure_is_drawn_from_partial_results(tmp_path):
-    draw(curves({"a": record(rule="remember")}), tmp_path / "figure.png")
+    plot({"a": record(rule="remember")}, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tessera.models.sizes import count_parameters
-from tessera.papers.babilong import experiment
-from tessera.papers.babilong.experiment import BabilongExperiment, LastSegment
+from tessera.papers.babilong import run as module
 from tessera.papers.babilong.models import GATED, NAMES, THRESHOLD, WHOLE_TEXT
+from tessera.papers.babilong.run import EXPERIMENT, LastSegment
 from tessera.papers.babilong.sample import RESERVED
 from tessera.papers.babilong.settings import BUDGETS, CPU, SPLIT_FACTS, SPLIT_QA2, GatedStage
 from tessera.papers.experiment import RunSelection
@@ -41,7 +41,7 @@ def test_the_recipes_that_ship_are_the_runs_of_qa1(recipe, model):
 
 
 def test_other_kinds_are_read_by_the_model_with_a_threshold_and_qa4_learns_longer_first():
-    runs = BabilongExperiment().runs(RunSelection("cpu", seeds=1))
+    runs = EXPERIMENT.runs(RunSelection("cpu", seeds=1))
     others = [run for run in runs if run.configuration.kind != "qa1"]
     assert {run.configuration.model for run in others} == {THRESHOLD}
     steps = {
@@ -137,8 +137,8 @@ def test_the_tested_stories_are_as_long_as_babis(monkeypatch):
     recipe = settings.plan()
     data = Seen(recipe, settings.segment, question_task(recipe.data.task))
     assert data.task.fewest_facts == 4
-    monkeypatch.setattr(experiment, "right_answers", lambda model, batch: torch.ones(2))
-    experiment._measure(torch.nn.Identity(), data, settings, 4)
+    monkeypatch.setattr(module, "right_answers", lambda model, batch: torch.ones(2))
+    module._measure(torch.nn.Identity(), data, settings, 4)
     assert fewest_facts == [None]
 
 
@@ -162,7 +162,7 @@ def test_tests_reach_a_million_tokens_but_for_models_that_read_the_whole_text():
 
 
 def test_all_models_are_tested_on_the_same_texts_however_many_they_read_at_once(monkeypatch):
-    monkeypatch.setattr(experiment, "WHOLE_AT_ONCE", 2 * 3 * 128)  # three texts of 128 tokens with two questions
+    monkeypatch.setattr(module, "WHOLE_AT_ONCE", 2 * 3 * 128)  # three texts of 128 tokens with two questions
     seen = {}
     for name in ("armt_mosaic", "mosaic"):
         settings = replace(BUDGETS["smoke"].run(name, "qa1", 0).configuration, test_tokens=1024, test_contexts=8)
@@ -172,9 +172,9 @@ def test_all_models_are_tested_on_the_same_texts_however_many_they_read_at_once(
             parts.append(batch)
             return torch.ones(len(batch.contexts), dtype=torch.float64)
 
-        monkeypatch.setattr(experiment, "right_answers", answered)
+        monkeypatch.setattr(module, "right_answers", answered)
         data = StagedQuestions(recipe, settings.segment, question_task(recipe.data.task))
-        estimate, _ = experiment._measure(None, data, settings, 2)
+        estimate, _ = module._measure(None, data, settings, 2)
         assert estimate == (1.0, 0.0, 8)
         seen[name] = parts
     assert [len(part.contexts) for part in seen["armt_mosaic"]] == [8]

@@ -7,11 +7,9 @@ import torch
 
 from tessera.papers.experiment import Record, RunSelection
 from tessera.papers.induction import Induction
-from tessera.papers.induction.experiment import SCORED_AT_ONCE, InductionExperiment, _model, scores_of
 from tessera.papers.induction.report import mean_accuracy, step_of, tables
+from tessera.papers.induction.run import EXPERIMENT, SCORED_AT_ONCE, _model, scores_of
 from tessera.training.fit import FitOptions, fit
-
-EXPERIMENT = InductionExperiment()
 
 
 def record(model="mosaic-1", seed=0, checks=((50, 0.8), (100, 0.05)), accuracy=0.95):

@@ -10,11 +10,9 @@ from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCaus
 from tessera.papers.experiment import Record, RunSelection
 from tessera.papers.length_generalization import published
 from tessera.papers.length_generalization.evaluate import evaluate, sharper
-from tessera.papers.length_generalization.experiment import LengthGeneralization, _model
 from tessera.papers.length_generalization.report import curves, half, tables
+from tessera.papers.length_generalization.run import EXPERIMENT, _model
 from tessera.papers.length_generalization.settings import KERNELS, SETTINGS
-
-EXPERIMENT = LengthGeneralization()
 
 
 def settings_of(budget, task):

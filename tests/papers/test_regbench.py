@@ -9,12 +9,11 @@ import torch
 from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.papers.experiment import EXPERIMENTS, PAPER_KERNELS, Record, RunContext, RunSelection
+from tessera.papers.experiment import PAPER_KERNELS, Record, RunContext, RunSelection
 from tessera.papers.regbench import RegBench
-from tessera.papers.regbench.experiment import Batches, RegBenchExperiment, loss_by_block, mean_loss, scores_of
-from tessera.papers.regbench.report import draw, longest_trainings, rows_of, score, tables
+from tessera.papers.regbench.report import longest_trainings, plot, rows_of, score, tables
+from tessera.papers.regbench.run import EXPERIMENT, Batches, loss_by_block, mean_loss, scores_of
 
-EXPERIMENT: RegBenchExperiment = EXPERIMENTS["regbench"]
 SMALL = RegBench.variants()[1]
 
 
@@ -184,5 +183,5 @@ def test_in_distribution_stands_beside_table_3():
 def test_the_figure_is_drawn_with_some_of_the_models(tmp_path):
     few = record("gaussian", 0, 93.0, problems=100)
     few.outcome["held_out_loss_by_block"] = [2.0, 1.5]
-    draw(longest_trainings({"a": record("gaussian", 0, 93.0), "b": few}), tmp_path / "figure.png")
+    plot({"a": record("gaussian", 0, 93.0), "b": few}, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

@@ -12,12 +12,11 @@ from tessera.kernels import Triweight
 from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.papers.experiment import Record, RunContext, RunSelection
 from tessera.papers.three_moons import ThreeMoons, continuations, deviation
-from tessera.papers.three_moons import experiment as module
+from tessera.papers.three_moons import run as module
 from tessera.papers.three_moons.disentangling import dedication, disentangled, gains, levels, weights
+from tessera.papers.three_moons.run import EXPERIMENT
 from tessera.papers.three_moons.settings import BUDGETS, DEFAULT, VARIANTS
 from tests.tolerances import REORDERED_FLOAT64
-
-EXPERIMENT = module.ThreeMoonsExperiment()
 
 
 @pytest.mark.parametrize("heads", [1, 3])

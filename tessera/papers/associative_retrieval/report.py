@@ -1,6 +1,6 @@
 """What is shown of associative retrieval: exact match and capacity by number of pairs, norms, trainings, settings."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,8 +10,9 @@ from tessera.evaluation.questions import is_segmented
 from tessera.models.forking import state_numbers
 from tessera.papers.associative_retrieval.published import NAMES, RECALLS_BEYOND_TRAINING, SETTING
 from tessera.papers.associative_retrieval.settings import KEY_SIZE, RetrievalSettings, build
+from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import Record
-from tessera.papers.tables import markdown, new_figure, over_seeds, settings_table, spread, with_error
+from tessera.papers.tables import grouped, markdown, points_of, scaled, settings_table, spread, table_of, with_error
 from tessera.tasks.task import Estimate, generator_of
 
 # Heading -> rule, quantity, factor.
@@ -19,14 +20,6 @@ BY_PAIRS = {
     "Rewrite, exact match in per cent": ("rewrite", "exact_match", 100.0),
     "Remember, exact match in per cent": ("remember", "exact_match", 100.0),
     "Remember, estimated pairs in memory": ("remember", "capacity", 1.0),
-}
-STYLES = {
-    "armt": ("o-", "tab:blue"),
-    "armt_no_correction": ("s--", "tab:cyan"),
-    "rmt": ("^-", "tab:orange"),
-    "prmt": ("v-", "tab:red"),
-    "mamba": ("D-", "tab:green"),
-    "mosaic": ("*-", "tab:purple"),
 }
 # Rule, quantity, label of the axis, title.
 PANELS = (
@@ -55,26 +48,16 @@ class Curve(NamedTuple):
 
 def curves(records: Mapping[str, Record]) -> list[Curve]:
     """One curve per model, variant and rule, in the order of `NAMES`, variants last."""
-    groups: dict[tuple[bool, int, str, str], list[Record]] = {}
-    for record in records.values():
-        settings, order = record.configuration, list(NAMES)
-        group = (bool(settings.ablation), order.index(settings.model), settings.ablation or "", settings.rule)
-        groups.setdefault(group, []).append(record)
+    groups = grouped(records, lambda settings: (settings.ablation or "", settings.model, settings.rule))
+    order = list(NAMES)
     return [
         Curve(
             of_group[-1].configuration,
             max(record.outcome["trained_pairs"] for record in of_group),
-            _by_pairs(of_group, "exact_match"),
-            _by_pairs(of_group, "capacity"),
+            *(points_of([record.outcome[name] for record in of_group]) for name in ("exact_match", "capacity")),
         )
-        for _, of_group in sorted(groups.items(), key=lambda item: item[0][:2])
+        for _, of_group in sorted(groups.items(), key=lambda item: (bool(item[0][0]), order.index(item[0][1])))
     ]
-
-
-def _by_pairs(records: list[Record], quantity: str) -> dict[int, Estimate]:
-    measured = [record.outcome[quantity] for record in records]
-    lengths = sorted({int(pairs) for values in measured for pairs in values})
-    return {pairs: over_seeds([one[str(pairs)] for one in measured if str(pairs) in one]) for pairs in lengths}
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
@@ -94,8 +77,8 @@ def _curves_table(chosen: list[Curve], quantity: str, factor: float) -> str:
     pairs = sorted({n for curve in chosen for n in getattr(curve, quantity)})
     rows = []
     for curve in chosen:
-        values = {n: Estimate(factor * e.mean, factor * e[1], e.count) for n, e in getattr(curve, quantity).items()}
-        cells = [with_error(values[n], ".1f") if n in values else "" for n in pairs]
+        values = getattr(curve, quantity)
+        cells = [with_error(scaled(values[n], factor), ".1f") if n in values else "" for n in pairs]
         rows.append([curve.label, _numbers_kept(curve.settings), curve.trained_pairs, *cells])
     return markdown(["pairs", "numbers kept", "trained to", *pairs], rows)
 
@@ -132,15 +115,16 @@ def _norms(records: Mapping[str, Record]) -> str:
 
 
 def _trainings(records: Mapping[str, Record]) -> str:
-    rows = []
-    for key, record in records.items():
-        stages = record.outcome["stages"]
-        steps = [f"{s['length']} ({s['settings'][KEY_SIZE]}): {s['steps_done']} of {s['steps']}" for s in stages]
-        best = [f"{s['best']:.3f} ({s['target']:g})" for s in stages]
-        minutes = sum(s["seconds"] for s in stages) / 60
-        rows.append([key, f"{record.outcome['parameters']:,}", "; ".join(steps), "; ".join(best), f"{minutes:.1f}"])
-    headings = ["run", "parameters", "stages: pairs (key size): steps", "best exact match (target)", "minutes"]
-    return markdown(headings, rows)
+    columns: dict[str, Callable[[tuple[str, Record, list[dict]]], str]] = {
+        "run": lambda row: row[0],
+        "parameters": lambda row: f"{row[1].outcome['parameters']:,}",
+        "stages: pairs (key size): steps": lambda row: "; ".join(
+            f"{s['length']} ({s['settings'][KEY_SIZE]}): {s['steps_done']} of {s['steps']}" for s in row[2]
+        ),
+        "best exact match (target)": lambda row: "; ".join(f"{s['best']:.3f} ({s['target']:g})" for s in row[2]),
+        "minutes": lambda row: f"{sum(s['seconds'] for s in row[2]) / 60:.1f}",
+    }
+    return table_of([(key, record, record.outcome["stages"]) for key, record in records.items()], columns)
 
 
 def _settings(configurations: list[RetrievalSettings]) -> dict[str, Any]:
@@ -164,26 +148,22 @@ def _settings(configurations: list[RetrievalSettings]) -> dict[str, Any]:
     return ours
 
 
-def draw(every_curve: list[Curve], path: Path) -> None:
+def plot(records: Mapping[str, Record], path: Path) -> None:
     """Draw three panels: rewrite, remember, and the capacity remember implies; variants are left to the tables."""
-    figure = new_figure(15, 4.6)
-    axes, labels = figure.subplots(1, 3), {curve.label: None for curve in every_curve}
-    for axis, (rule, quantity, label, title) in zip(axes, PANELS, strict=True):
-        chosen = [curve for curve in every_curve if curve.settings.rule == rule and curve.settings.ablation is None]
-        for curve in chosen:
-            marker, color = STYLES[curve.settings.model]
-            points = getattr(curve, quantity)
-            means, errors = [point.mean for point in points.values()], [2 * point[1] for point in points.values()]
-            style = {"color": color, "label": curve.label, "capsize": 2, "markersize": 4}
-            axis.errorbar(list(points), means, yerr=errors, fmt=marker, **style)
-        if chosen:
-            trained = max(curve.trained_pairs for curve in chosen)
-            axis.axvline(trained, color="black", lw=0.8, ls="--", label=f"longest in training: {trained}")
-            _draw_bounds(axis, rule, quantity, max(max(getattr(curve, quantity)) for curve in chosen), trained)
-        axis.set(xscale="log", xlabel="pairs read", ylabel=label, title=title)
-        axis.xaxis.set_major_formatter("{x:g}")
-    _legends(figure, axes, set(labels))
-    figure.savefig(path, dpi=130)
+    whole = [curve for curve in curves(records) if curve.settings.ablation is None]
+    with panels(path, 15, 4.6, columns=3, title="bars: 2 standard errors", legend="shared") as axes:
+        for axis, (rule, quantity, label, title) in zip(axes, PANELS, strict=True):
+            chosen = [curve for curve in whole if curve.settings.rule == rule]
+            for curve in chosen:
+                style = styles(NAMES)[curve.settings.model]
+                draw_curve(axis, getattr(curve, quantity), curve.label, bars=2, **style)
+            if chosen:
+                trained = max(curve.trained_pairs for curve in chosen)
+                axis.axvline(trained, color="black", lw=0.8, ls="--")
+                axis.annotate(f"longest in training: {trained}", (trained, 0.02), rotation=90, fontsize=7, ha="right")
+                _draw_bounds(axis, rule, quantity, max(max(getattr(curve, quantity)) for curve in chosen), trained)
+            axis.set(xscale="log", xlabel="pairs read", ylabel=label, title=title)
+            axis.xaxis.set_major_formatter("{x:g}")
 
 
 def _draw_bounds(axis, rule: str, quantity: str, longest: int, trained: int) -> None:
@@ -200,15 +180,3 @@ def _draw_bounds(axis, rule: str, quantity: str, longest: int, trained: int) -> 
         reach = [trained, RECALLS_BEYOND_TRAINING * trained]
         label = f"paper: ARMT recalls to {RECALLS_BEYOND_TRAINING} x"
         axis.plot(reach, [1.015, 1.015], color="tab:blue", linestyle="--", linewidth=2, label=label)
-
-
-def _legends(figure, axes, models: set[str]) -> None:
-    """One legend of the models under all panels, and in each panel what is its own."""
-    shared: dict[str, Any] = {}
-    for axis in axes:
-        named = dict(zip(*reversed(axis.get_legend_handles_labels())))
-        shared |= {label: handle for label, handle in named.items() if label in models}
-        own = {label: handle for label, handle in named.items() if label not in models}
-        axis.legend(own.values(), own.keys(), fontsize=8)
-    title = "bars: 2 standard errors"
-    figure.legend(shared.values(), shared.keys(), loc="outside lower center", ncols=len(models) or 1, title=title)

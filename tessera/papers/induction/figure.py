@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
 from tessera.papers.induction import Induction
 from tessera.papers.induction.report import by_model, mean_accuracy
 from tessera.papers.induction.settings import MODELS
-from tessera.papers.tables import new_figure
 
 STYLES = {
     "mosaic-1": ("-", "tab:purple"),

@@ -5,17 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
+from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import Record
 from tessera.papers.regbench.published import IN_DISTRIBUTION_100, NAMES, SETTING, SPARSE_SIZES, SPARSE_TABLE_1
 from tessera.papers.regbench.settings import LOSS_BLOCK, NGRAM
-from tessera.papers.tables import markdown, new_figure, over_seeds, settings_table, spread, with_error
+from tessera.papers.tables import grouped, markdown, over_seeds, settings_table, spread, with_error
 from tessera.tasks.task import Estimate
 
 # Name, training problems and label of a row.
 Row = tuple[str, int, str]
 Trainings = Mapping[str, Mapping[int, list[Record]]]
-MARKERS = "osv^<>DPX*hdpH8"
-COLORS = [f"C{place}" for place in range(10)] + ["black", "gold", "navy", "lime", "magenta"]
 # Score, column of the paper's table, title, limits of the axis.
 PANELS = (
     ("accuracy", 0, "Most likely next symbol is allowed, %", None),
@@ -26,10 +25,7 @@ PANELS = (
 
 def rows_of(records: Mapping[str, Record]) -> dict[Row, list[Record]]:
     """Of each row the records, one per seed, in the order of the tables."""
-    rows: dict[Row, list[Record]] = defaultdict(list)
-    for record in sorted(records.values(), key=lambda record: record.configuration.seed):
-        settings = record.configuration
-        rows[settings.name, settings.num_problems, settings.label].append(record)
+    rows = grouped(records, lambda settings: (settings.name, settings.num_problems, settings.label))
     order = [*NAMES, *sorted({name for name, _, _ in rows} - set(NAMES))]
     return {row: rows[row] for row in sorted(rows, key=lambda r: (r[1], order.index(r[0]), _steps(rows[r]), r[2]))}
 
@@ -105,53 +101,41 @@ def _settings(trained: list[Record]) -> str:
     return settings_table(ours, SETTING)
 
 
-def draw(trainings: Trainings, path: Path) -> None:
-    """Draw `trainings[model][training problems]`, the records of each seed, into `path`."""
-    figure = new_figure(13, 9.6)
-    *score_axes, loss_axis = figure.subplots(2, 2).flat
-    for axis, (quantity, column, title, limits) in zip(score_axes, PANELS, strict=True):
-        for symbols, seeds in trainings.get(NGRAM, {}).items():
-            height = score(seeds, "held_out", quantity).mean
-            axis.axhline(height, color="gray", lw=0.8, ls=":")
-            axis.annotate(f"counting, {symbols}", (SPARSE_SIZES[-1], height), fontsize=7, ha="right", va="bottom")
-        for place, name in enumerate(NAMES):
-            style = {"color": COLORS[place], "marker": MARKERS[place]}
-            _draw_model(axis, name, trainings.get(name, {}), quantity, column, style)
-        axis.set(xscale="log", xlabel="training problems, one automaton each", title=title)
-        axis.set_xticks((100, *SPARSE_SIZES), ["100", *(f"{size / 1000:g}k" for size in SPARSE_SIZES)])
-        axis.minorticks_off()
-        axis.grid(alpha=0.25)
-        if limits:
-            axis.set_ylim(*limits)
-    _draw_losses(loss_axis, trainings)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
-    figure.suptitle("RegBench, held-out automata. Filled: ours, longest training ± standard error. Hollow: the paper")
-    figure.savefig(path, dpi=120)
-
-
-def _draw_model(axis, name: str, ours: Mapping[int, list[Record]], quantity: str, column: int, style: dict) -> None:
-    if not ours:
-        return
-    if name in SPARSE_TABLE_1:
-        values = [row[column] for row in SPARSE_TABLE_1[name]]
-        axis.plot(SPARSE_SIZES, values, "--", markerfacecolor="none", alpha=0.6, lw=1, **style)
-    estimates = {problems: score(seeds, "held_out", quantity) for problems, seeds in sorted(ours.items())}
-    means, errors = ([point[field] for point in estimates.values()] for field in (0, 1))
-    axis.errorbar(list(estimates), means, yerr=errors, label=NAMES[name], lw=2, capsize=3, zorder=3, **style)
+def plot(records: Mapping[str, Record], path: Path) -> None:
+    """Draw the longest training of each model and number of problems, and losses by position."""
+    trainings = longest_trainings(records)
+    title = "RegBench, held-out automata. Filled: ours, longest training ± standard error. Hollow: the paper"
+    with panels(path, 13, 9.6, 2, 2, title, legend="shared") as (*score_axes, loss_axis):
+        for axis, (quantity, column, heading, limits) in zip(score_axes, PANELS, strict=True):
+            for symbols, seeds in trainings.get(NGRAM, {}).items():
+                height = score(seeds, "held_out", quantity).mean
+                axis.axhline(height, color="gray", lw=0.8, ls=":")
+                axis.annotate(f"counting, {symbols}", (SPARSE_SIZES[-1], height), fontsize=7, ha="right", va="bottom")
+            for name, style in styles(NAMES).items():
+                if name not in trainings:
+                    continue
+                if name in SPARSE_TABLE_1:
+                    values = [row[column] for row in SPARSE_TABLE_1[name]]
+                    axis.plot(SPARSE_SIZES, values, "--", markerfacecolor="none", alpha=0.6, lw=1, **style)
+                points = {n: score(seeds, "held_out", quantity) for n, seeds in sorted(trainings[name].items())}
+                draw_curve(axis, points, NAMES[name], lw=2, capsize=3, zorder=3, **style)
+            axis.set(xscale="log", xlabel="training problems, one automaton each", title=heading)
+            axis.set_xticks((100, *SPARSE_SIZES), ["100", *(f"{size / 1000:g}k" for size in SPARSE_SIZES)])
+            axis.minorticks_off()
+            if limits:
+                axis.set_ylim(*limits)
+        _draw_losses(loss_axis, trainings)
 
 
 def _draw_losses(axis, trainings: Trainings) -> None:
     """Of each model the training on the fewest problems of which the losses are known."""
-    for place, name in enumerate(NAMES):
+    for name, style in styles(NAMES).items():
         for problems, seeds in sorted(trainings.get(name, {}).items()):
             curves = [loss for seed in seeds if (loss := seed.outcome.get("held_out_loss_by_block"))]
             if curves:
                 means = [fmean(losses) for losses in zip(*curves)]
                 positions = [LOSS_BLOCK * block for block in range(len(means))]
-                axis.plot(positions, means, color=COLORS[place], lw=2, label=f"{NAMES[name]}, {problems:,} problems")
+                axis.plot(positions, means, color=style["color"], lw=2)
+                axis.annotate(f"{problems:,} problems", (positions[-1], means[-1]), fontsize=7, color=style["color"])
                 break
     axis.set(xlabel="tokens read before", title="Loss, nats per symbol, of the models trained on the fewest problems")
-    axis.grid(alpha=0.25)
-    if axis.lines:
-        axis.legend(fontsize=8, frameon=False)

@@ -6,7 +6,7 @@ from itertools import product
 from typing import NamedTuple
 
 from tessera.kernels import kernel_names
-from tessera.papers.experiment import PAPER_KERNELS, Run, RunSelection, select_names
+from tessera.papers.experiment import PAPER_KERNELS, Run, RunSelection
 from tessera.papers.regbench.published import SETTING, SPARSE_SIZES
 from tessera.training.fit import FitOptions
 from tessera.training.optimizer import PUBLISHED_SCALAR_SCALES
@@ -127,13 +127,11 @@ FEWEST_MODELS = (
 )  # fmt: skip
 
 
-def runs_of(selection: RunSelection) -> list[Run]:
-    """The runs of a selection, the most telling first."""
-    where, name = "reproduce regbench", selection.budget
-    default = (NGRAM, "mosaic", "transformer") if name == "cpu" else (NGRAM, *TRAINED)
-    models = select_names(where, "models", MODELS, selection.models, default)
-    kernels = select_names(where, "kernels", KERNEL_NAMES, selection.kernels, ())
-    pairs = [(model, kernel) for model in models if model != NGRAM for kernel in _kernels(model, kernels, name)]
+def plan(selection: RunSelection) -> list[Run]:
+    """The most telling first: all kernels and the transformer at 1,000 problems, other seeds, more problems."""
+    name = selection.budget
+    models = selection.models or ((NGRAM, "mosaic", "transformer") if name == "cpu" else (NGRAM, *TRAINED))
+    pairs = [(model, k) for model in models if model != NGRAM for k in _kernels(model, selection.kernels, name)]
     budget, seeds = BUDGETS[name], range(selection.seeds or SEEDS[name])
     runs = [budget.ngram_run(symbols) for symbols in NGRAM_ORDERS if NGRAM in models]
     runs += [budget.run(*pair, training, seed) for training, seed, pair in product(TRAININGS[name], seeds, pairs)]
@@ -146,7 +144,7 @@ def runs_of(selection: RunSelection) -> list[Run]:
     return runs + [budget.run(*pair, training, seed, f"{training.epochs} epochs") for seed, training, pair in longer]
 
 
-def _kernels(model: str, names: list[str], budget: str) -> Sequence[str]:
+def _kernels(model: str, names: Sequence[str] | None, budget: str) -> Sequence[str]:
     if model not in MOSAICS:
         return [""]
     return names or (PAPER_KERNELS if model == "mosaic" and budget != "smoke" else ["gaussian"])

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
-from tessera.papers.tables import new_figure
 from tessera.papers.three_moons import MEAN_MODULUS, common_period, in_observations
 from tessera.papers.three_moons.disentangling import moduli
 from tessera.papers.three_moons.report import ROUNDS, seeds_of

@@ -1,7 +1,6 @@
 """Associative retrieval, trained by a curriculum and measured far past its trained length (ARMT, section 3)."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,8 @@ from tessera.papers.associative_retrieval.settings import (
     RetrievalSettings,
     build,
 )
-from tessera.papers.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
+from tessera.papers.catalogue import LIBRARY
+from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
 from tessera.tasks.task import estimate, generator_of
 from tessera.training.curriculum import Stage, train_stages
 
@@ -28,49 +28,34 @@ from tessera.training.curriculum import Stage, train_stages
 CONTEXTS_AT_ONCE, PAIRS_AT_ONCE = 16, 2000
 
 
-class AssociativeRetrievalExperiment(Experiment):
-    """ARMT and its relatives on remember and rewrite."""
+def plan(selection: RunSelection) -> list[Run]:
+    """Rewrite first, seed by seed."""
+    by_rule, names = BUDGETS[selection.budget], selection.models or MODELS
+    variants = ABLATIONS[selection.budget] if "armt" in names else {}
+    runs = []
+    for seed in range(selection.seeds or SEEDS[selection.budget]):
+        runs += [by_rule[rule].run(name, seed) for rule in ("rewrite", "remember") for name in names]
+        runs += [by_rule["rewrite"].run("armt", seed, label, **sizes) for label, sizes in variants.items()]
+    return runs
 
-    title = "Associative retrieval: what a memory of fixed size recalls"
-    source = "Associative Recurrent Memory Transformer, section 3 and appendix A"
-    settings = RetrievalSettings
-    models = MODELS
 
-    def runs(self, selection: RunSelection) -> list[Run]:
-        """Rewrite first, seed by seed."""
-        by_rule, names = BUDGETS[selection.budget], self.select_models("reproduce associative_retrieval", selection)
-        variants = ABLATIONS[selection.budget] if "armt" in names else {}
-        runs = []
-        for seed in range(selection.seeds or SEEDS[selection.budget]):
-            runs += [by_rule[rule].run(name, seed) for rule in ("rewrite", "remember") for name in names]
-            runs += [by_rule["rewrite"].run("armt", seed, label, **sizes) for label, sizes in variants.items()]
-        return runs
+def execute(run: Run, context: RunContext) -> dict[str, Any]:
+    """Train through the curriculum, then measure."""
+    settings, seed = run.configuration, run.configuration.seed
+    model = build(settings.model, settings.sizes, seed).to(context.device)
 
-    def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
-        """Train through the curriculum, then measure."""
-        settings, seed = run.configuration, run.configuration.seed
-        model = build(settings.model, settings.sizes, seed).to(context.device)
+    def loss_at(stage: Stage, number: int, step: int) -> Tensor:
+        task = settings.task(stage.length_at(step, seed), stage.settings[KEY_SIZE])
+        generator = generator_of(task, (seed * 100 + number) * 1_000_000 + step, "train")
+        return mean_loss(model, task, settings.batch_size, settings.questions, generator, settings.end_token)
 
-        def loss_at(stage: Stage, number: int, step: int) -> Tensor:
-            task = settings.task(stage.length_at(step, seed), stage.settings[KEY_SIZE])
-            generator = generator_of(task, (seed * 100 + number) * 1_000_000 + step, "train")
-            return mean_loss(model, task, settings.batch_size, settings.questions, generator, settings.end_token)
+    def score(stage: Stage) -> float:
+        task = settings.task(stage.length, stage.settings[KEY_SIZE])
+        sizes = settings.validation_contexts, settings.test_questions
+        return exact_match(model, task, *sizes, seed, "validation").mean().item()
 
-        def score(stage: Stage) -> float:
-            task = settings.task(stage.length, stage.settings[KEY_SIZE])
-            sizes = settings.validation_contexts, settings.test_questions
-            return exact_match(model, task, *sizes, seed, "validation").mean().item()
-
-        stages = train_stages(model, settings.curriculum, settings.fit, context.folder, loss_at, score, context.report)
-        return {"parameters": num_parameters(model), "stages": stages} | _measure(model, settings, context)
-
-    def tables(self, records: Mapping[str, Record]) -> dict[str, str]:
-        """See `report.py`."""
-        return report.tables(records)
-
-    def plot(self, records: Mapping[str, Record], path: Path) -> None:
-        """See `report.py`."""
-        report.draw(report.curves(records), path)
+    stages = train_stages(model, settings.curriculum, settings.fit, context.folder, loss_at, score, context.report)
+    return {"parameters": num_parameters(model), "stages": stages} | _measure(model, settings, context)
 
 
 def _measure(model: PreTrainedModel, settings: RetrievalSettings, context: RunContext) -> dict[str, Any]:
@@ -142,4 +127,13 @@ def memory_norms(model: PreTrainedModel, task: AssociativeRetrieval, lengths: Se
     return norms
 
 
-EXPERIMENTS.add("associative_retrieval", AssociativeRetrievalExperiment())
+EXPERIMENT = Experiment(
+    LIBRARY["associative_retrieval"],
+    settings=RetrievalSettings,
+    plan=plan,
+    execute=execute,
+    tables=report.tables,
+    plot=report.plot,
+    models=MODELS,
+    budgets=("smoke", "cpu", "full"),
+)

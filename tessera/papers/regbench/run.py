@@ -1,7 +1,6 @@
 """RegBench: which models learn regular languages from the context, and from how many examples they learn to."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,10 +11,11 @@ from transformers.utils import ModelOutput
 from tessera.evaluation.loss import loss_by_position
 from tessera.models.sizes import num_parameters
 from tessera.models.small_models import build_small_model
-from tessera.papers.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
+from tessera.papers.catalogue import LIBRARY
+from tessera.papers.experiment import Experiment, Run, RunContext
 from tessera.papers.regbench import RegBench, report
 from tessera.papers.regbench.ngram_baseline import ngram_log_probabilities
-from tessera.papers.regbench.settings import KERNEL_NAMES, LOSS_BLOCK, MODELS, NGRAM, RegBenchSettings, runs_of
+from tessera.papers.regbench.settings import KERNEL_NAMES, LOSS_BLOCK, MODELS, NGRAM, RegBenchSettings, plan
 from tessera.tasks.task import Estimate, TokenExamples, estimate
 from tessera.training.fit import fit
 
@@ -24,55 +24,34 @@ JITTER = 0.1
 ROWS_AT_ONCE = 32
 
 
-class RegBenchExperiment(Experiment):
-    """Sparse Attention as Compact Kernel Regression, table 1; Memory Mosaics, figure 9 and table 3."""
-
-    title = "RegBench: in-context learning of regular languages"
-    source = "Sparse Attention as Compact Kernel Regression, table 1; Memory Mosaics, section 7 and table 3"
-    settings = RegBenchSettings
-    models = MODELS
-    kernels = KERNEL_NAMES
-
-    def runs(self, selection: RunSelection) -> list[Run]:
-        """All kernels and the transformer at 1,000 problems first, then other seeds, then more problems."""
-        return runs_of(selection)
-
-    def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
-        """Train on `num_problems` automata; score the best weights on held-out ones and on their fresh strings."""
-        settings, task = run.configuration, RegBench()
-        held_out = task.sample(settings.test, 0, "test")
-        if settings.model == NGRAM:
-            log_probabilities = ngram_log_probabilities(task, held_out, settings.symbols)
-            return {"parameters": 0, "held_out": _estimates(task.scores(log_probabilities, held_out))}
-        train = task.sample(settings.num_problems, settings.seed)
-        validation = task.sample(settings.validation, 0, "validation")
-        model = _model(settings, task).to(context.device)
-        batches = Batches(task, train, settings.batch_size, settings.seed)
-        training = fit(
-            model,
-            lambda step: _output(model, batches.at(step)).loss,
-            settings.fit,
-            context.folder,
-            report=context.report,
-            validate=lambda: mean_loss(model, task, validation),
-        )
-        fresh = task.fresh_strings(task.select(train, torch.arange(min(settings.test // 2, len(train)))), seed=1)
-        return {
-            "parameters": num_parameters(model),
-            "epochs": round(training.steps / batches.per_epoch, 2),
-            "training": training.outcome(),
-            "held_out": _estimates(scores_of(model, task, held_out)),
-            "held_out_loss_by_block": loss_by_block(model, held_out, LOSS_BLOCK),
-            "in_distribution": _estimates(scores_of(model, task, fresh)),
-        }
-
-    def tables(self, records: Mapping[str, Record]) -> dict[str, str]:
-        """See `report.py`."""
-        return report.tables(records)
-
-    def plot(self, records: Mapping[str, Record], path: Path) -> None:
-        """See `report.py`."""
-        report.draw(report.longest_trainings(records), path)
+def execute(run: Run, context: RunContext) -> dict[str, Any]:
+    """Train on `num_problems` automata; score the best weights on held-out ones and on their fresh strings."""
+    settings, task = run.configuration, RegBench()
+    held_out = task.sample(settings.test, 0, "test")
+    if settings.model == NGRAM:
+        log_probabilities = ngram_log_probabilities(task, held_out, settings.symbols)
+        return {"parameters": 0, "held_out": _estimates(task.scores(log_probabilities, held_out))}
+    train = task.sample(settings.num_problems, settings.seed)
+    validation = task.sample(settings.validation, 0, "validation")
+    model = _model(settings, task).to(context.device)
+    batches = Batches(task, train, settings.batch_size, settings.seed)
+    training = fit(
+        model,
+        lambda step: _output(model, batches.at(step)).loss,
+        settings.fit,
+        context.folder,
+        report=context.report,
+        validate=lambda: mean_loss(model, task, validation),
+    )
+    fresh = task.fresh_strings(task.select(train, torch.arange(min(settings.test // 2, len(train)))), seed=1)
+    return {
+        "parameters": num_parameters(model),
+        "epochs": round(training.steps / batches.per_epoch, 2),
+        "training": training.outcome(),
+        "held_out": _estimates(scores_of(model, task, held_out)),
+        "held_out_loss_by_block": loss_by_block(model, held_out, LOSS_BLOCK),
+        "in_distribution": _estimates(scores_of(model, task, fresh)),
+    }
 
 
 def _model(settings: RegBenchSettings, task: RegBench) -> PreTrainedModel:
@@ -160,4 +139,15 @@ def loss_by_block(model: PreTrainedModel, examples: TokenExamples, block: int, t
     return [round(float(total.sum() / count.sum()), 5) for total, count in pairs if count.sum() > 0]
 
 
-EXPERIMENTS.add("regbench", RegBenchExperiment())
+# Sparse Attention as Compact Kernel Regression, table 1; Memory Mosaics, figure 9 and table 3.
+EXPERIMENT = Experiment(
+    LIBRARY["regbench"],
+    settings=RegBenchSettings,
+    plan=plan,
+    execute=execute,
+    tables=report.tables,
+    plot=report.plot,
+    models=MODELS,
+    kernels=KERNEL_NAMES,
+    budgets=("smoke", "cpu", "full"),
+)

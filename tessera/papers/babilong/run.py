@@ -1,9 +1,7 @@
 """BABILong, trained by a curriculum and measured far past the trained length (ARMT, section 4)."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +15,8 @@ from tessera.papers.babilong.sample import RESERVED
 from tessera.papers.babilong.settings import BUDGETS, PUBLISHED_SHARE, SHORTEST_STORY, BabilongSettings
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.writes import written_facts, written_noise
-from tessera.papers.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
+from tessera.papers.catalogue import LIBRARY
+from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
 from tessera.tasks.question_answering import QuestionBatch
 from tessera.tasks.task import estimate
 from tessera.training.curriculum import Stage
@@ -30,59 +29,44 @@ NOISE_SEGMENTS = 1024
 WHOLE_AT_ONCE = 1 << 18  # by a model that reads the whole text, which it does for each question
 
 
-class BabilongExperiment(Experiment):
-    """ARMT around several bases, its relatives, and models that read the whole text or the last segment alone."""
+def plan(selection: RunSelection) -> list[Run]:
+    """QA1 of all models first; the other kinds for the model that is best in long texts, else the first."""
+    budget = BUDGETS[selection.budget]
+    names = selection.models or budget.models
+    runs = []
+    for seed in range(selection.seeds or budget.seeds):
+        runs += [budget.run(name, budget.kinds[0], seed) for name in names]
+        best = THRESHOLD if THRESHOLD in names else names[0]
+        runs += [budget.run(best, kind, seed) for kind in budget.kinds[1:]]
+    return runs
 
-    title = "BABILong: facts hidden in long texts"
-    source = "Associative Recurrent Memory Transformer, section 4"
-    settings = BabilongSettings
-    models = tuple(NAMES)
 
-    def runs(self, selection: RunSelection) -> list[Run]:
-        """QA1 of all models first; the other kinds for the model that is best in long texts, else the first."""
-        budget = BUDGETS[selection.budget]
-        names = self.select_models("reproduce babilong", selection, budget.models)
-        runs = []
-        for seed in range(selection.seeds or budget.seeds):
-            runs += [budget.run(name, budget.kinds[0], seed) for name in names]
-            best = THRESHOLD if THRESHOLD in names else names[0]
-            runs += [budget.run(best, kind, seed) for kind in budget.kinds[1:]]
-        return runs
-
-    def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
-        """Train through the curriculum, then measure."""
-        settings = run.configuration
-        recipe = settings.plan()
-        task = question_task(recipe.data.task or {})
-        questions = LastSegment if settings.model == LAST_SEGMENT else StagedQuestions
-        data = questions(recipe, settings.segment, task)
-        longest = max(stage.length for stage in recipe.training.curriculum) * settings.segment
-        model = starting_model(recipe, data.tokenizer, context=longest).to(context.device)
-        stages = train_stages_of(model, recipe, data, context.folder, context.report)
-        exact_match, seconds_per_token = {}, {}
-        for segments in settings.measured:
-            context.report(1.0, f"measuring {segments * settings.segment:,} tokens")
-            exact_match[str(segments)], seconds_per_token[str(segments)] = _measure(model, data, settings, segments)
-        outcome = {
-            "parameters": num_parameters(model),
-            "stages": stages,
-            "exact_match": exact_match,
-            "seconds_per_token": seconds_per_token,
-        }
-        if isinstance(model, ARMTForCausalLM) and isinstance(task, BABILong):
-            context.report(1.0, "measuring what is written")
-            segments = min(NOISE_SEGMENTS, max(settings.measured))
-            outcome["written_noise"] = written_noise(model, task, settings.seed, segments=segments)
-            outcome["written_facts"] = written_facts(model, task, settings.seed)
-        return outcome
-
-    def tables(self, records: Mapping[str, Record]) -> dict[str, str]:
-        """See `report.py`."""
-        return report.tables(records)
-
-    def plot(self, records: Mapping[str, Record], path: Path) -> None:
-        """See `report.py`."""
-        report.draw(records, path)
+def execute(run: Run, context: RunContext) -> dict[str, Any]:
+    """Train through the curriculum, then measure."""
+    settings = run.configuration
+    recipe = settings.plan()
+    task = question_task(recipe.data.task or {})
+    questions = LastSegment if settings.model == LAST_SEGMENT else StagedQuestions
+    data = questions(recipe, settings.segment, task)
+    longest = max(stage.length for stage in recipe.training.curriculum) * settings.segment
+    model = starting_model(recipe, data.tokenizer, context=longest).to(context.device)
+    stages = train_stages_of(model, recipe, data, context.folder, context.report)
+    exact_match, seconds_per_token = {}, {}
+    for segments in settings.measured:
+        context.report(1.0, f"measuring {segments * settings.segment:,} tokens")
+        exact_match[str(segments)], seconds_per_token[str(segments)] = _measure(model, data, settings, segments)
+    outcome = {
+        "parameters": num_parameters(model),
+        "stages": stages,
+        "exact_match": exact_match,
+        "seconds_per_token": seconds_per_token,
+    }
+    if isinstance(model, ARMTForCausalLM) and isinstance(task, BABILong):
+        context.report(1.0, "measuring what is written")
+        segments = min(NOISE_SEGMENTS, max(settings.measured))
+        outcome["written_noise"] = written_noise(model, task, settings.seed, segments=segments)
+        outcome["written_facts"] = written_facts(model, task, settings.seed)
+    return outcome
 
 
 @dataclass(frozen=True)
@@ -119,4 +103,14 @@ def _measure(model: torch.nn.Module, data: StagedQuestions, settings: BabilongSe
     return estimate(torch.cat(shares)), seconds / (count * (tokens - RESERVED))
 
 
-EXPERIMENTS.add("babilong", BabilongExperiment())
+# ARMT around several bases, its relatives, and models that read the whole text or the last segment alone.
+EXPERIMENT = Experiment(
+    LIBRARY["babilong"],
+    settings=BabilongSettings,
+    plan=plan,
+    execute=execute,
+    tables=report.tables,
+    plot=report.draw,
+    models=tuple(NAMES),
+    budgets=("smoke", "cpu", "full"),
+)
