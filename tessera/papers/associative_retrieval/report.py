@@ -160,9 +160,9 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             if chosen:
                 trained = max(curve.trained_pairs for curve in chosen)
                 axis.axvline(trained, color="black", lw=0.8, ls="--")
-                axis.annotate(f"longest in training: {trained}", (trained, 0.02), rotation=90, fontsize=7, ha="right")
+                axis.set_xlabel(f"pairs read (dashed: {trained}, the longest in training)")
                 _draw_bounds(axis, rule, quantity, max(max(getattr(curve, quantity)) for curve in chosen), trained)
-            axis.set(xscale="log", xlabel="pairs read", ylabel=label, title=title)
+            axis.set(xscale="log", ylabel=label, title=title)
             axis.xaxis.set_major_formatter("{x:g}")
 
 

@@ -130,12 +130,11 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
 def _draw_losses(axis, trainings: Trainings) -> None:
     """Of each model the training on the fewest problems of which the losses are known."""
     for name, style in styles(NAMES).items():
-        for problems, seeds in sorted(trainings.get(name, {}).items()):
+        for _, seeds in sorted(trainings.get(name, {}).items()):
             curves = [loss for seed in seeds if (loss := seed.outcome.get("held_out_loss_by_block"))]
             if curves:
                 means = [fmean(losses) for losses in zip(*curves)]
                 positions = [LOSS_BLOCK * block for block in range(len(means))]
                 axis.plot(positions, means, color=style["color"], lw=2)
-                axis.annotate(f"{problems:,} problems", (positions[-1], means[-1]), fontsize=7, color=style["color"])
                 break
     axis.set(xlabel="tokens read before", title="Loss, nats per symbol, of the models trained on the fewest problems")
