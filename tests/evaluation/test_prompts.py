@@ -13,12 +13,10 @@ from tessera.cli.main import main
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models.transformer import transformer_config
-from tessera.papers.document_qa.files import DocumentQuestion, QuestionFile
-from tessera.papers.document_qa.prompting import document_scores
-from tessera.papers.many_shot.episodes import draw_episode
+from tessera.papers.document_qa.prompting import DocumentQuestion, QuestionFile, document_scores
 from tessera.papers.many_shot.files import Example
 from tessera.papers.many_shot.prompting import LabelledTexts, _shares, many_shot_scores, request_of
-from tessera.papers.many_shot.prompts import DELIMITERS, TEMPLATES, Template
+from tessera.papers.many_shot.prompts import DELIMITERS, TEMPLATES, Template, draw_episode
 
 TOKENIZER = byte_tokenizer()
 GROUPS = {name: [Example(f"{name}{number}", name) for number in range(6)] for name in ("happy", "sad")}
@@ -70,7 +68,7 @@ def test_the_greedy_label_is_exact_up_to_the_end_of_its_line():
             loss.backward()
             optimizer.step()
         episode = draw_episode(GROUPS, GROUPS, list(GROUPS), 1, "fixed", False, Random(0))
-        queries = tuple(replace(GROUPS[name][5], text="x") for name in ("sad", "happy"))
+        queries = tuple(GROUPS[name][5]._replace(text="x") for name in ("sad", "happy"))
         shares = _shares(
             model,
             TOKENIZER,

@@ -11,15 +11,13 @@ from tqdm import tqdm
 from tessera.base.errors import expect
 from tessera.evaluation.continuations import Request, continuation_likelihoods
 from tessera.models.transformer import context_limit
-from tessera.papers.many_shot.episodes import Episode, draw_episode
 from tessera.papers.many_shot.files import Example
-from tessera.papers.many_shot.prompts import DELIMITERS, Template
+from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Template, draw_episode
 from tessera.tasks.task import estimate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-STRATEGIES = tuple((delimiter, order) for delimiter in DELIMITERS for order in ("fixed", "shuffled"))
 SCORES = ("exact_match", "likeliest_label")
 
 
@@ -59,7 +57,8 @@ def many_shot_scores(
     """
     outcome: dict[str, Any] = {}
     steps = [(count, strategy) for count in shots for strategy in STRATEGIES]
-    for count, (delimiter, order) in tqdm(steps, disable=not progress, unit=" strategies"):
+    for count, strategy in tqdm(steps, disable=not progress, unit=" strategies"):
+        delimiter, order = strategy.split(", ")
         random = Random(f"{seed} {count} {order}")
         episodes = [
             draw_episode(
@@ -69,7 +68,7 @@ def many_shot_scores(
         ]
         shares = [_shares(model, tokenizer, texts.template, one, delimiter, batch_size) for one in episodes]
         scores = {name: estimate(torch.tensor([share[name] for share in shares]))._asdict() for name in SCORES}
-        outcome.setdefault(str(count), {})[f"{delimiter}, {order}"] = scores
+        outcome.setdefault(str(count), {})[strategy] = scores
     for by_strategy in outcome.values():
         by_strategy["best"] = max(by_strategy.values(), key=lambda scores: scores["exact_match"]["mean"])
     return outcome
