@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tessera.models.small_models import build_small_model
 from tessera.papers.experiment import Record, RunSelection
 from tessera.papers.many_shot.prompts import STRATEGIES
 from tessera.papers.many_shot.report import best, tables
