@@ -125,7 +125,7 @@ def _print(report: dict[str, Any]) -> None:
     print(f"{report['model']}: {report['data']} (mean, standard error)")
     rows: dict[str, dict] = {}
     for number, scores in report["scores"].items():
-        if "exact_match" in scores:
+        if "documents" in scores:
             rows[f"{number} tokens, {scores['documents']:.1f} documents"] = scores
         else:
             rows |= {f"{number} shots, {strategy}": one for strategy, one in scores.items()}

@@ -1,7 +1,7 @@
 """Training on samples of a task that are new at every step, easier forms of it before, scores on held-out samples."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tessera.base.precision import autocast
+from tessera.models.small_models import ModelSize, build_small_model
 from tessera.papers.experiment import RunContext
 from tessera.tasks.task import Estimate, Task, estimate
 from tessera.training.fit import FitOptions, fit
@@ -69,6 +70,12 @@ def train_stages(
         outcomes[stage.name] = outcome.outcome() | test(stage.name)
         done += _cost(stage)
     return outcomes
+
+
+def small_model(settings: Any, name: str, **sizes: Any) -> PreTrainedModel:
+    """The small model called `name` from the seed of `settings`, with those of its fields that are sizes of models."""
+    known = {field.name for field in fields(ModelSize)} & {field.name for field in fields(settings)} - sizes.keys()
+    return build_small_model(name, settings.seed, **{field: getattr(settings, field) for field in known}, **sizes)
 
 
 @torch.no_grad()

@@ -46,7 +46,7 @@ def record(model="armt", rule="rewrite", share=0.5, error=0.1, ablation=None, **
 def test_the_loss_is_that_of_the_answers_in_whole_samples(name, end_token):
     """An end token behind the answer counts too."""
     model = small(name, replace(SIZES, vocab_size=TASK.vocab_size + 1)).eval()
-    batch = TASK.question_batch(4, 1, generator(), end_token)
+    batch = TASK.sample_questions(4, 1, generator(), end_token)
     row = torch.cat([batch.contexts, batch.questions.flatten(1)], 1)
     measured = mean_loss(model, TASK, 4, 1, generator(), end_token)
     log_probabilities = torch.log_softmax(model(input_ids=row).logits, -1)
@@ -60,7 +60,7 @@ def test_the_loss_is_that_of_the_answers_in_whole_samples(name, end_token):
 def test_exact_match_is_that_of_each_question_alone(name):
     model = small(name).eval()
     measured = exact_match(model, TASK, 4, 3, 0, "test")
-    batch = TASK.question_batch(4, 3, generator_of(TASK, 0, "test"))
+    batch = TASK.sample_questions(4, 3, generator_of(TASK, 0, "test"))
     right = []
     for i in range(3):
         prompts = torch.cat([batch.contexts, batch.questions[:, i, :-1]], 1)
@@ -104,7 +104,7 @@ def test_armt_learns_one_pair(tmp_path):
 def test_the_norms_are_those_of_reading_each_length_from_the_start():
     model, task = small("armt").eval(), AssociativeRetrieval("rewrite", 6)
     measured = memory_norms(model, task, [2, 6, 9], seed=0)
-    context = task.question_batch(CONTEXTS_AT_ONCE, 1, generator_of(task, 0, "test")).contexts
+    context = task.sample_questions(CONTEXTS_AT_ONCE, 1, generator_of(task, 0, "test")).contexts
     for n in (2, 6):
         memory = model(input_ids=context[:, : 4 * n]).memory_state
         assert measured["normaliser"][str(n)] == pytest.approx(memory.z.norm(dim=-1).mean().item())
@@ -165,14 +165,15 @@ def test_of_a_state_that_grows_the_table_has_the_growth():
 
 def test_curves_pool_seeds():
     records = {"a": record(share=0.5), "b": record("rmt", share=0.2), "c": record("rmt", share=0.4)}
-    one, several = curves(records)
-    assert one.exact_match[20] == (0.5, 0.1, 1)  # of one seed: the error over contexts
+    one, several = curves(records, "rewrite", "exact_match")
+    assert one.points[20] == (0.5, 0.1, 1)  # of one seed: the error over contexts
     # Two seeds, 0.2 apart: standard deviation 0.1 sqrt(2), standard error of their mean 0.1.
-    assert several.exact_match[20] == pytest.approx((0.3, 0.1, 2))
+    assert several.points[20] == pytest.approx((0.3, 0.1, 2))
 
 
 def test_variants_are_curves_of_their_own():
-    labels = [one.label for one in curves({"a": record(ablation="1 token"), "b": record()})]
+    records = {"a": record(ablation="1 token"), "b": record()}
+    labels = [one.label for one in curves(records, "rewrite", "exact_match")]
     assert labels == ["ARMT", "ARMT, 1 token"]
 
 

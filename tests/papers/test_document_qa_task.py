@@ -12,7 +12,6 @@ from tessera.papers.document_qa.prompting import (
     DocumentQuestion,
     QuestionFile,
     contains_answer,
-    exact_match,
     longest_prompt,
     read_questions,
     write_prompt,
@@ -116,12 +115,9 @@ def test_as_many_documents_as_fit():
         longest_prompt(FILE, question, fixed + 4, count, seed=1, answer_tokens=5)
 
 
-def test_both_scores():
+def test_an_answer_counts_wherever_it_stands():
     assert contains_answer("It was in FRANCE, long ago", ("France",))
     assert not contains_answer("Spain", ("France", "Gaul"))
-    assert exact_match(" The Eiffel-Tower.\nQuestion: more", ("eiffeltower",))
-    assert not exact_match("It is a gas", ("a gas",))
-    assert exact_match("Gas", ("a gas",))
 
 
 def test_stories():

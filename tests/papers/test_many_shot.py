@@ -3,28 +3,14 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
-from tessera.models.small_models import build_small_model
 from tessera.papers.experiment import Record, RunSelection
 from tessera.papers.many_shot.prompts import STRATEGIES
 from tessera.papers.many_shot.report import best, tables
-from tessera.papers.many_shot.run import EXPERIMENT, build, evaluate, next_logits
+from tessera.papers.many_shot.run import EXPERIMENT, build, evaluate
 from tessera.papers.many_shot.settings import BUDGETS
 
 SMOKE = BUDGETS["smoke"]
-
-
-@pytest.mark.parametrize("name", ["mosaic_v2", "llama"])
-def test_a_shared_context_is_read_once_without_a_difference(name):
-    sizes = {"vocab_size": 50, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_positions": 64}
-    model = build_small_model(name, **sizes).eval().double()  # in float32 the two ways round differently
-    ids = torch.randint(1, 50, (60,), generator=torch.Generator().manual_seed(0)).tolist()
-    prompts = [ids[:40] + ids[start : start + count] for start, count in ((41, 1), (45, 5), (50, 9))]
-    with torch.no_grad():
-        alone = torch.stack([model(torch.tensor([prompt])).logits[0, -1] for prompt in prompts])
-        assert torch.allclose(next_logits(model, prompts), alone)
-        assert torch.allclose(next_logits(model, [ids[:9], ids[9:14]])[0], model(torch.tensor([ids[:9]])).logits[0, -1])
 
 
 def test_every_number_of_shots_and_strategy_is_tested():

@@ -1,8 +1,9 @@
 """What is shown of associative retrieval: exact match and capacity by number of pairs, norms, trainings, settings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -12,7 +13,17 @@ from tessera.papers.associative_retrieval.published import NAMES, RECALLS_BEYOND
 from tessera.papers.associative_retrieval.settings import KEY_SIZE, RetrievalSettings, build
 from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import Record
-from tessera.papers.tables import grouped, markdown, points_of, scaled, settings_table, spread, table_of, with_error
+from tessera.papers.tables import (
+    Curve,
+    curves_table,
+    grouped,
+    markdown,
+    points_of,
+    scaled,
+    settings_table,
+    spread,
+    with_error,
+)
 from tessera.tasks.task import Estimate, generator_of
 
 # Heading -> rule, quantity, factor.
@@ -29,58 +40,51 @@ PANELS = (
 )
 
 
-class Curve(NamedTuple):
-    """One model (or a variant of one) on one rule; `exact_match` and `capacity` by number of pairs, over seeds.
+def curves(records: Mapping[str, Record], rule: str, quantity: str) -> list[Curve]:
+    """A quantity by number of pairs for each model and variant on a rule, variants last; of the records in `notes`.
 
-    Of one seed the standard error is over held-out contexts. settings: of one of its runs.
+    Of one seed the standard error is over held-out contexts.
     """
-
-    settings: RetrievalSettings
-    trained_pairs: int
-    exact_match: dict[int, Estimate]
-    capacity: dict[int, Estimate]
-
-    @property
-    def label(self) -> str:
-        """What tables and legends call it."""
-        return ", ".join(filter(None, (NAMES[self.settings.model], self.settings.ablation)))
-
-
-def curves(records: Mapping[str, Record]) -> list[Curve]:
-    """One curve per model, variant and rule, in the order of `NAMES`, variants last."""
-    groups = grouped(records, lambda settings: (settings.ablation or "", settings.model, settings.rule))
+    groups = grouped(of_rule(records, rule), lambda settings: (settings.ablation or "", settings.model))
     order = list(NAMES)
     return [
         Curve(
-            of_group[-1].configuration,
-            max(record.outcome["trained_pairs"] for record in of_group),
-            *(points_of([record.outcome[name] for record in of_group]) for name in ("exact_match", "capacity")),
+            ", ".join(filter(None, (NAMES[model], ablation))),
+            points_of([record.outcome[quantity] for record in seeds]),
+            tuple(seeds),
         )
-        for _, of_group in sorted(groups.items(), key=lambda item: (bool(item[0][0]), order.index(item[0][1])))
+        for (ablation, model), seeds in sorted(groups.items(), key=lambda item: (*item[0][:1], order.index(item[0][1])))
     ]
+
+
+def of_rule(records: Mapping[str, Record], rule: str) -> dict[str, Record]:
+    """The records of one rule."""
+    return {key: record for key, record in records.items() if record.configuration.rule == rule}
+
+
+def trained_pairs(records: Iterable[Record]) -> int:
+    """Pairs of the longest stage."""
+    return max(record.outcome["trained_pairs"] for record in records)
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """Every table; those without a row are left out."""
-    every_curve, parts = curves(records), {}
+    parts = {}
     for heading, (rule, quantity, factor) in BY_PAIRS.items():
-        chosen = [curve for curve in every_curve if curve.settings.rule == rule]
-        if chosen:
-            parts[heading] = _curves_table(chosen, quantity, factor)
-    parts["Rewrite, norm of the normaliser (of the matrix)"] = _norms(records)
+        rows = [
+            Curve(label, points, (_numbers_kept(seeds[0].configuration), trained_pairs(seeds)))
+            for label, points, seeds in curves(records, rule, quantity)
+        ]
+        cell = partial(_scaled_cell, factor)
+        parts[heading] = curves_table(["pairs", "numbers kept", "trained to"], rows, cell, length="{}")
+    parts["Rewrite, norm of the normaliser (of the matrix)"] = _norms(of_rule(records, "rewrite"))
     parts["Trainings"] = _trainings(records)
     parts["Settings"] = settings_table(_settings([record.configuration for record in records.values()]), SETTING)
     return {heading: table for heading, table in parts.items() if table}
 
 
-def _curves_table(chosen: list[Curve], quantity: str, factor: float) -> str:
-    pairs = sorted({n for curve in chosen for n in getattr(curve, quantity)})
-    rows = []
-    for curve in chosen:
-        values = getattr(curve, quantity)
-        cells = [with_error(scaled(values[n], factor), ".1f") if n in values else "" for n in pairs]
-        rows.append([curve.label, _numbers_kept(curve.settings), curve.trained_pairs, *cells])
-    return markdown(["pairs", "numbers kept", "trained to", *pairs], rows)
+def _scaled_cell(factor: float, point: Estimate) -> str:
+    return with_error(scaled(point, factor), ".1f")
 
 
 def _numbers_kept(settings: RetrievalSettings) -> str:
@@ -94,7 +98,7 @@ def _numbers_kept(settings: RetrievalSettings) -> str:
 def numbers_kept(model: Any, settings: RetrievalSettings, pairs: int) -> int:
     """How many numbers a model carries on after a context of so many pairs: its memory, or the cache of the text."""
     task = settings.task(pairs)
-    context = task.question_batch(1, 1, generator_of(task, settings.seed, "test")).contexts
+    context = task.sample_questions(1, 1, generator_of(task, settings.seed, "test")).contexts
     if is_segmented(model):
         model.config.segment_size = task.segment_size
         return state_numbers(model(input_ids=context, skip_logits=True).memory_state)
@@ -104,8 +108,7 @@ def numbers_kept(model: Any, settings: RetrievalSettings, pairs: int) -> int:
 
 def _norms(records: Mapping[str, Record]) -> str:
     """After so many rewritten pairs, of models with association matrices."""
-    norms = {key: record.outcome.get("norms") for key, record in records.items() if "/rewrite/" in key}
-    norms = {key: of_run for key, of_run in norms.items() if of_run}
+    norms = {key: of_run for key, record in records.items() if (of_run := record.outcome.get("norms"))}
     lengths = sorted({int(n) for of_run in norms.values() for n in of_run["normaliser"]})
     rows = [
         [key, *(f"{of_run['normaliser'][str(n)]:.0f} ({of_run['matrix'][str(n)]:.0f})" for n in lengths)]
@@ -115,16 +118,15 @@ def _norms(records: Mapping[str, Record]) -> str:
 
 
 def _trainings(records: Mapping[str, Record]) -> str:
-    columns: dict[str, Callable[[tuple[str, Record, list[dict]]], str]] = {
-        "run": lambda row: row[0],
-        "parameters": lambda row: f"{row[1].outcome['parameters']:,}",
-        "stages: pairs (key size): steps": lambda row: "; ".join(
-            f"{s['length']} ({s['settings'][KEY_SIZE]}): {s['steps_done']} of {s['steps']}" for s in row[2]
-        ),
-        "best exact match (target)": lambda row: "; ".join(f"{s['best']:.3f} ({s['target']:g})" for s in row[2]),
-        "minutes": lambda row: f"{sum(s['seconds'] for s in row[2]) / 60:.1f}",
-    }
-    return table_of([(key, record, record.outcome["stages"]) for key, record in records.items()], columns)
+    rows = []
+    for key, record in records.items():
+        stages = record.outcome["stages"]
+        steps = [f"{s['length']} ({s['settings'][KEY_SIZE]}): {s['steps_done']} of {s['steps']}" for s in stages]
+        best = [f"{s['best']:.3f} ({s['target']:g})" for s in stages]
+        minutes = sum(s["seconds"] for s in stages) / 60
+        rows.append([key, f"{record.outcome['parameters']:,}", "; ".join(steps), "; ".join(best), f"{minutes:.1f}"])
+    headings = ["run", "parameters", "stages: pairs (key size): steps", "best exact match (target)", "minutes"]
+    return markdown(headings, rows)
 
 
 def _settings(configurations: list[RetrievalSettings]) -> dict[str, Any]:
@@ -150,23 +152,22 @@ def _settings(configurations: list[RetrievalSettings]) -> dict[str, Any]:
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
     """Draw three panels: rewrite, remember, and the capacity remember implies; variants are left to the tables."""
-    whole = [curve for curve in curves(records) if curve.settings.ablation is None]
+    by_name = styles(NAMES.values())
     with panels(path, 15, 4.6, columns=3, title="bars: 2 standard errors", legend="shared") as axes:
         for axis, (rule, quantity, label, title) in zip(axes, PANELS, strict=True):
-            chosen = [curve for curve in whole if curve.settings.rule == rule]
+            chosen = [curve for curve in curves(records, rule, quantity) if curve.label in by_name]
             for curve in chosen:
-                style = styles(NAMES)[curve.settings.model]
-                draw_curve(axis, getattr(curve, quantity), curve.label, bars=2, **style)
+                draw_curve(axis, curve.points, curve.label, bars=2, **by_name[curve.label])
             if chosen:
-                trained = max(curve.trained_pairs for curve in chosen)
+                trained = max(trained_pairs(curve.notes) for curve in chosen)
                 axis.axvline(trained, color="black", lw=0.8, ls="--")
                 axis.set_xlabel(f"pairs read (dashed: {trained}, the longest in training)")
-                _draw_bounds(axis, rule, quantity, max(max(getattr(curve, quantity)) for curve in chosen), trained)
+                _draw_bounds(axis, rule, quantity, max(max(curve.points) for curve in chosen), trained)
             axis.set(xscale="log", ylabel=label, title=title)
             axis.xaxis.set_major_formatter("{x:g}")
 
 
-def _draw_bounds(axis, rule: str, quantity: str, longest: int, trained: int) -> None:
+def _draw_bounds(axis, rule: str, quantity: str, longest: float, trained: int) -> None:
     """The guess and how far the paper's ARMT recalls beyond its training; of a capacity all pairs that were read."""
     if quantity == "capacity":
         axis.plot([1, longest], [1, longest], ":", color="gray", label="all pairs")

@@ -87,7 +87,7 @@ def mean_loss(
     """Cross entropy in nats of the answers, and with `end_token` of the last token of the vocabulary behind each."""
     if is_segmented(model):
         model.config.segment_size = task.segment_size
-    total, count = answer_loss(model, task.question_batch(contexts, questions, generator, end_token))
+    total, count = answer_loss(model, task.sample_questions(contexts, questions, generator, end_token))
     return total / count
 
 
@@ -101,7 +101,7 @@ def exact_match(
     generator, shares = generator_of(task, seed, split), []
     together = max(1, min(CONTEXTS_AT_ONCE, PAIRS_AT_ONCE // task.num_pairs))
     for start in range(0, contexts, together):
-        batch = task.question_batch(min(together, contexts - start), num_questions, generator)
+        batch = task.sample_questions(min(together, contexts - start), num_questions, generator)
         shares.append(right_answers(model, batch))
     return torch.cat(shares)
 
@@ -116,7 +116,7 @@ def memory_norms(model: PreTrainedModel, task: AssociativeRetrieval, lengths: Se
     if not hasattr(model, "memories"):
         return {}
     model.config.segment_size = task.segment_size
-    context = task.question_batch(CONTEXTS_AT_ONCE, 1, generator_of(task, seed, "test")).contexts.to(model.device)
+    context = task.sample_questions(CONTEXTS_AT_ONCE, 1, generator_of(task, seed, "test")).contexts.to(model.device)
     norms: dict[str, dict[str, float]] = {"normaliser": {}, "matrix": {}}
     state, read = None, 0
     for length in sorted(n for n in lengths if n <= task.num_pairs):

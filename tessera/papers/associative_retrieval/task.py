@@ -69,12 +69,12 @@ class AssociativeRetrieval(Task):
 
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """One question to each context: T = num_pairs segment_size + key_size + 2, the answer last."""
-        batch = self.question_batch(count, 1, generator_of(self, seed, split))
+        batch = self.sample_questions(count, 1, generator_of(self, seed, split))
         tokens = torch.cat([batch.contexts, batch.questions.squeeze(1)], 1)
         labels = torch.cat([torch.full_like(batch.contexts, IGNORED), batch.labels.squeeze(1)], 1)
         return TokenExamples(tokens, labels)
 
-    def question_batch(
+    def sample_questions(
         self, count: int, questions: int, generator: torch.Generator, end_token: bool = False
     ) -> QuestionBatch:
         """Contexts (B, num_pairs segment_size), and to each of them questions with answers (B, Q, key_size + 2).

@@ -4,8 +4,6 @@ For the published files of SQuAD and HotpotQA as they lie on a disk; `tessera ev
 """
 
 import json
-import re
-import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -150,17 +148,6 @@ def contains_answer(output: str, answers: Sequence[str]) -> bool:
     return any(answer.lower() in output.lower() for answer in answers)
 
 
-def exact_match(output: str, answers: Sequence[str]) -> bool:
-    """SQuAD's score: the first line of the output is an answer, up to case, articles, punctuation and white space."""
-    first = output.strip().split("\n")[0]
-    return any(_normalized(first) == _normalized(answer) for answer in answers)
-
-
-def _normalized(text: str) -> str:
-    bare = "".join(character for character in text.lower() if character not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
-
-
 @torch.no_grad()
 def document_scores(
     model: "PreTrainedModel",
@@ -173,7 +160,7 @@ def document_scores(
     seed: int = 0,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Length -> `contains_answer`, `exact_match` (mean, standard error, count) and the mean number of `documents`.
+    """Length -> `contains_answer` (mean, standard error, count) and the mean number of `documents`.
 
     Prompts are as long as `length` tokens allow, the answer included; the answer is the greedy continuation. The same
     questions are asked at every length.
@@ -192,21 +179,15 @@ def document_scores(
 
     outcome: dict[str, Any] = {}
     for length in lengths:
-        contained, exact, documents = [], [], []
+        contained, documents = [], []
         for question in tqdm(chosen, disable=not progress, unit=" questions", desc=f"{length} tokens"):
             prompt, num_documents = longest_prompt(file, question, length, count_tokens, seed, answer_tokens)
             ids = torch.tensor([tokenizer(prompt)["input_ids"]], device=model.device)
-            tokens = model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=answer_tokens,
-                pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-            )  # fmt: skip
+            options = {"do_sample": False, "max_new_tokens": answer_tokens, "pad_token_id": tokenizer.pad_token_id or 0}
+            tokens = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
             output = tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)
             contained.append(contains_answer(output, question.answers))
-            exact.append(exact_match(output, question.answers))
             documents.append(num_documents)
-        outcome[str(length)] = {
-            "contains_answer": estimate(torch.tensor(contained).double())._asdict(),
-            "exact_match": estimate(torch.tensor(exact).double())._asdict(),
-            "documents": sum(documents) / len(documents),
-        }
+        score = estimate(torch.tensor(contained).double())._asdict()
+        outcome[str(length)] = {"contains_answer": score, "documents": sum(documents) / len(documents)}
     return outcome

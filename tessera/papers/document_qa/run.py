@@ -5,12 +5,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from tessera.models.sizes import num_parameters
-from tessera.models.small_models import build_small_model
 from tessera.papers.catalogue import LIBRARY
 from tessera.papers.document_qa import report
 from tessera.papers.document_qa.settings import BUDGETS, MODELS, SEEDS, DocumentSettings
 from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
-from tessera.papers.task_stage import held_out_scores, train_stages
+from tessera.papers.task_stage import held_out_scores, small_model, train_stages
 
 
 def plan(selection: RunSelection) -> list[Run]:
@@ -22,16 +21,9 @@ def plan(selection: RunSelection) -> list[Run]:
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
     """Train, test, tune and test; v2 each time once more with its long-term memories off."""
     settings = run.configuration
-    model: PreTrainedModel = build_small_model(
-        settings.model,
-        settings.seed,
-        vocab_size=settings.task_at(settings.length).vocab_size,
-        hidden_size=settings.hidden_size,
-        num_layers=settings.num_layers,
-        num_heads=settings.num_heads,
-        max_positions=16 * settings.span,
-        initialization=settings.initialization,
-    ).to(context.device)
+    vocab_size = settings.task_at(settings.length).vocab_size
+    model = small_model(settings, settings.model, vocab_size=vocab_size, max_positions=16 * settings.span)
+    model.to(context.device)
 
     def test(stage: str) -> dict[str, Any]:
         """The scores after a stage; none after the early ones."""

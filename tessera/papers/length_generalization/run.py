@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from tessera.base.precision import autocast
 from tessera.memories.contextual import ContextualMemory
 from tessera.models.sizes import num_parameters
-from tessera.models.small_models import build_small_model
 from tessera.papers.catalogue import LIBRARY
 from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
 from tessera.papers.length_generalization import report
 from tessera.papers.length_generalization.settings import KERNELS, MODELS, SEEDS, SETTINGS, LengthSettings
-from tessera.papers.task_stage import held_out_scores
+from tessera.papers.task_stage import held_out_scores, small_model
 from tessera.training.fit import fit
 
 SHARPER = 2.0
@@ -50,14 +49,8 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
 
 def build(settings: LengthSettings) -> nn.Module:
     """The mosaic with its kernel, or a transformer with rotary positions (learned ones end with training)."""
-    sizes = ("hidden_size", "num_layers", "num_heads", "num_persistent_slots")
-    return build_small_model(
-        "transformer_rope" if settings.kernel is None else "mosaic",
-        settings.seed,
-        vocab_size=settings.trained_task.vocab_size,
-        kernel=settings.kernel or "gaussian",
-        **{name: getattr(settings, name) for name in (*sizes, "dropout", "contextual_dropout", "initialization")},
-    )
+    name, vocab_size = "transformer_rope" if settings.kernel is None else "mosaic", settings.trained_task.vocab_size
+    return small_model(settings, name, vocab_size=vocab_size, kernel=settings.kernel or "gaussian")
 
 
 def evaluate(model: nn.Module, settings: LengthSettings, factor: float, device: str) -> dict[str, list[float]]:

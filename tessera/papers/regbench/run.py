@@ -10,12 +10,12 @@ from transformers.utils import ModelOutput
 
 from tessera.evaluation.loss import loss_by_position
 from tessera.models.sizes import num_parameters
-from tessera.models.small_models import build_small_model
 from tessera.papers.catalogue import LIBRARY
 from tessera.papers.experiment import Experiment, Run, RunContext
 from tessera.papers.regbench import RegBench, report
 from tessera.papers.regbench.ngram_baseline import ngram_log_probabilities
 from tessera.papers.regbench.settings import KERNEL_NAMES, LOSS_BLOCK, MODELS, NGRAM, RegBenchSettings, plan
+from tessera.papers.task_stage import small_model
 from tessera.tasks.task import Estimate, TokenExamples, estimate
 from tessera.training.fit import fit
 
@@ -33,7 +33,8 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
         return {"parameters": 0, "held_out": _estimates(task.scores(log_probabilities, held_out))}
     train = task.sample(settings.num_problems, settings.seed)
     validation = task.sample(settings.validation, 0, "validation")
-    model = _model(settings, task).to(context.device)
+    sizes = {"vocab_size": task.vocab_size, "max_positions": task.max_tokens, "kernel": settings.kernel or "gaussian"}
+    model = small_model(settings, settings.model, **sizes).to(context.device)
     batches = Batches(task, train, settings.batch_size, settings.seed)
     training = fit(
         model,
@@ -52,21 +53,6 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
         "held_out_loss_by_block": loss_by_block(model, held_out, LOSS_BLOCK),
         "in_distribution": _estimates(scores_of(model, task, fresh)),
     }
-
-
-def _model(settings: RegBenchSettings, task: RegBench) -> PreTrainedModel:
-    return build_small_model(
-        settings.model,
-        settings.seed,
-        vocab_size=task.vocab_size,
-        hidden_size=settings.hidden_size,
-        num_layers=settings.num_layers,
-        num_heads=settings.num_heads,
-        kernel=settings.kernel or "gaussian",
-        max_positions=task.max_tokens,
-        dropout=settings.dropout,
-        initialization=settings.initialization,
-    )
 
 
 def _estimates(scores: dict[str, Tensor]) -> dict[str, Estimate]:
