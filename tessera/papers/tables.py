@@ -1,6 +1,8 @@
 """What tables are made of: records in groups, means over seeds with standard errors, Markdown."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -44,6 +46,11 @@ def over_seeds(values: Sequence[Sequence[float]]) -> Estimate:
 def mean_of(values: Sequence[float]) -> Estimate:
     """The mean of numbers and its standard error; not a number for a single one."""
     return estimate(torch.tensor(values, dtype=torch.float64))
+
+
+def score(seeds: Sequence[Record], *keys: str) -> Estimate:
+    """`over_seeds` of what the outcomes have under these keys, each inside the one before."""
+    return over_seeds([reduce(getitem, keys, record.outcome) for record in seeds])
 
 
 def points_of(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[float, Estimate]:

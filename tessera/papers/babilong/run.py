@@ -83,8 +83,8 @@ class LastSegment(StagedQuestions):
 def _measure(model: torch.nn.Module, data: StagedQuestions, settings: BabilongSettings, segments: int):
     """Exact match of held-out samples (published form: `segments` segments with the question in the last), and time.
 
-    Stories are as long as bAbI's, whatever training had. Facts take at most a fifth of a sample where that holds the
-    shortest of them, else what training allows.
+    Stories have the lengths of `LENGTHS`, whatever training had. Facts take at most a fifth of a sample where that
+    holds the shortest of them, else what training allows.
     """
     tokens, count = segments * settings.segment, settings.contexts(segments)
     is_long = SHORTEST_STORY[settings.kind] <= PUBLISHED_SHARE * tokens

@@ -77,7 +77,7 @@ class Harder:
         also_asked: kinds whose questions training asks too, and questions: how many of all of them to each context.
             asked_alone: from stages of so many segments on only the kind itself is asked.
         short_share: of facts in contexts of one segment, where that is not the kind's share of facts.
-        fewest_facts: of a story in training, where bAbI's have more.
+        fewest_facts: of a story in training, where those of tests have more.
         gated_stages, threshold_stages, gated_noise: in place of the budget's; None: these.
         last_noise: what the task has besides in the last stage before these.
     """
@@ -347,7 +347,7 @@ CPU = Budget(
     memory_steps=300,
     harder={
         "qa4": Harder(1000, 600),
-        "qa5": Harder(600, 600, short_share=0.7, fewest_facts=3),  # a segment does not hold bAbI's six
+        "qa5": Harder(600, 600, short_share=0.7, fewest_facts=3),  # a segment does not hold six
         "qa2": replace(CHAINED, also_asked=("qa1",), fewest_facts=3),
         "qa3": replace(CHAINED, also_asked=("qa1", "qa2"), fewest_facts=4),
         f"{THRESHOLD}/qa1": SPLIT_QA1,
@@ -371,7 +371,8 @@ CPU = Budget(
     # The goal is a million tokens, where four contexts tell to ± 7 points.
     more_contexts={GATED: 16, THRESHOLD: 16},
 )
-# Sizes, stages and steps as published; but bases start from scratch, words are tokens, questions share a reading.
+# Stages and steps as published. Not as published: bases (a GPT-NeoX of 4 layers, or a mosaic of 2) start from random
+# weights, words are tokens, noise comes from the bundled tales, the first rate is 2e-4, questions share a reading.
 FULL = Budget(
     width=768,
     segment=512,

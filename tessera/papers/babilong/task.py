@@ -78,8 +78,7 @@ class BABILong(Task):
         cut_facts: the same of those that end so, with up to two words of the noise behind it.
         also_asked: other kinds whose questions the same facts answer; training asks them too. A thing is where its
             holder is: "qa1" beside "qa2" teaches the first half of that.
-        fewest_facts: of a written story; None: as in bAbI's files (2, 6, 8, 2 and 6 by kind). Fewer are easier to learn
-            from.
+        fewest_facts: of a written story; None: 2, 6, 8, 2 and 6 by kind. Fewer are easier to learn from.
     Raises:
         TesseraError: an unknown kind, a sample too short for a story, missing files.
     """

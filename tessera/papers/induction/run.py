@@ -1,6 +1,9 @@
-"""Induction: which models of one and two blocks say again what followed a trigger."""
+"""Induction: which models of one and two blocks say again what followed a trigger.
 
-from collections.abc import Iterator
+Memory Mosaics, section 3: one layer of memories is enough, a transformer needs two layers of attention.
+"""
+
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,26 +14,28 @@ from tessera.models.sizes import num_parameters
 from tessera.models.small_models import build_small_model
 from tessera.papers.catalogue import LIBRARY
 from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
-from tessera.papers.induction import Induction, figure, report
-from tessera.papers.induction.settings import BUDGETS, MODELS, InductionSettings
+from tessera.papers.induction import Induction, report
+from tessera.papers.induction.settings import BUDGETS, MODELS, SEEDS, InductionSettings
 from tessera.tasks.task import TokenExamples, estimate
 from tessera.training.fit import fit
 
-# Sequences that are scored at once.
-SCORED_AT_ONCE = 128
+SCORED_AT_ONCE = 128  # sequences
 
 
 def plan(selection: RunSelection) -> list[Run]:
     """Every model, seed by seed."""
-    budget = BUDGETS[selection.budget]
-    names = selection.models or MODELS
-    return [budget.run(name, seed) for seed in range(selection.seeds or budget.seeds) for name in names]
+    seeds = range(selection.seeds or SEEDS[selection.budget])
+    names = [(name, seed) for seed in seeds for name in selection.models or MODELS]
+    return [
+        Run(f"{name}/seed {seed}", replace(BUDGETS[selection.budget], model=name, seed=seed), 1.0 + MODELS[name][1])
+        for name, seed in names
+    ]
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
     """Train on sequences drawn for each step; test the best weights on others."""
     settings, task = run.configuration, run.configuration.task
-    model = _model(settings).to(context.device)
+    model = build(settings).to(context.device)
     validation = task.sample(settings.validation, 0, "validation")
 
     def loss_at(step: int) -> Tensor:
@@ -49,13 +54,15 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     }
 
 
-def _model(settings: InductionSettings) -> PreTrainedModel:
+def build(settings: InductionSettings) -> PreTrainedModel:
+    """The model before its training."""
+    kind, num_layers, _ = MODELS[settings.model]
     return build_small_model(
-        MODELS[settings.model][0],
+        kind,
         settings.seed,
         vocab_size=settings.task.vocab_size,
         hidden_size=settings.hidden_size,
-        num_layers=settings.num_layers,
+        num_layers=num_layers,
         num_heads=settings.num_heads,
         max_positions=settings.task.length,
     )
@@ -64,22 +71,16 @@ def _model(settings: InductionSettings) -> PreTrainedModel:
 @torch.no_grad()
 def scores_of(model: PreTrainedModel, task: Induction, examples: TokenExamples) -> dict[str, Tensor]:
     """The task's scores of each example (B,)."""
-    parts = [task.scores(model(input_ids=one.tokens.to(model.device)).logits, one) for one in _parts(task, examples)]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    rows = examples.tokens.to(model.device).split(SCORED_AT_ONCE)
+    return task.scores(torch.cat([model(input_ids=tokens).logits.cpu() for tokens in rows]), examples)
 
 
-def _parts(task: Induction, examples: TokenExamples) -> Iterator[TokenExamples]:
-    for rows in torch.arange(len(examples)).split(SCORED_AT_ONCE):
-        yield task.select(examples, rows)
-
-
-# Memory Mosaics, section 3: one layer of memories is enough, a transformer needs two layers of attention.
 EXPERIMENT = Experiment(
     LIBRARY["induction"],
     settings=InductionSettings,
     plan=plan,
     execute=execute,
     tables=report.tables,
-    plot=figure.draw,
+    plot=report.plot,
     models=tuple(MODELS),
 )

@@ -10,7 +10,7 @@ from tessera.papers.language_modeling.published import NAMES
 from tessera.papers.language_modeling.report import MOSAIC, TRANSFORMERS, Row, by_row, loss, texts
 
 COLORS = {MOSAIC: "#c2410c", **dict(zip(TRANSFORMERS, ("#1d4ed8", "#15803d", "#a16207")))}
-MARKERS = "osD^v<>pP"
+MARKERS = "osD^v<>pPXh"
 Rows = Mapping[Row, Mapping[int, Record]]
 
 

@@ -7,20 +7,20 @@ import torch
 from torch import Tensor
 
 from tessera.memories.linear_contextual import LinearContextualMemory
+from tessera.models.sizes import num_parameters
 from tessera.papers.catalogue import LIBRARY
 from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
-from tessera.papers.three_moons import TRAINING, ThreeMoons, figure, report
+from tessera.papers.three_moons import TRAINING, ThreeMoons, report
 from tessera.papers.three_moons.continuations import continuation_errors, repetition_errors
 from tessera.papers.three_moons.disentangling import layers, weights
-from tessera.papers.three_moons.settings import BUDGETS, DEFAULT, VARIANTS, Evaluation, MoonSettings, Round
+from tessera.papers.three_moons.settings import BUDGETS, DEFAULT, SEEDS, VARIANTS, Evaluation, MoonSettings, Round
 from tessera.training.fit import fit
 
 
 def plan(selection: RunSelection) -> list[Run]:
     """Seed by seed; what is not trained has one."""
-    budget = BUDGETS[selection.budget]
-    names = selection.models or DEFAULT
-    runs = [budget.run(name, seed) for seed in range(selection.seeds or budget.seeds) for name in names]
+    budget, seeds = BUDGETS[selection.budget], range(selection.seeds or SEEDS[selection.budget])
+    runs = [budget.run(name, seed) for seed in seeds for name in selection.models or DEFAULT]
     return [run for run in runs if run.configuration.seed == 0 or run.configuration.first_round.fit]
 
 
@@ -31,9 +31,8 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     outcome = {"first_round": _round(memory, settings, settings.first_round, "training", context)}
     if settings.second_round:
         outcome["second_round"] = _round(memory, settings, settings.second_round, "second round", context)
-    trained = [one for one in memory.parameters() if one.requires_grad] if memory else []
-    parameters = sum(one.numel() * (2 if one.is_complex() else 1) for one in trained)
-    return {**outcome, "real_parameters": parameters}
+    trained = [layer for layer in layers(memory).values() if layer.weight.requires_grad] if memory else []
+    return {**outcome, "real_parameters": sum(map(num_parameters, trained))}
 
 
 def _round(
@@ -118,17 +117,12 @@ def evaluate(
     return errors_of
 
 
-# Trains memories as published and continues sequences from every context length.
-#
-# The published loss counts the steps at which the memories are nearly empty, and they make most of what remains of
-# it. A second round of training (few sequences, a fresh optimizer, the loss from `second_from` observations on) shows
-# how much of the error after the first round is owed to them.
 EXPERIMENT = Experiment(
     LIBRARY["three_moons"],
     settings=MoonSettings,
     plan=plan,
     execute=execute,
     tables=report.tables,
-    plot=figure.draw,
+    plot=report.plot,
     models=tuple(VARIANTS),
 )
