@@ -65,8 +65,8 @@ IN_DISTRIBUTION_100: dict[str, tuple[float, float]] = {
     "retnet": (87.6, 29.6),
 }
 
-# The searched settings: Sparse Attention as Compact Kernel Regression, table 5; and Memory Mosaics, section 7, for its
-# 100 automata (table 3) and for what only that paper trained.
+# The searched settings, of which only the best (`SETTING`) can be started here. Sparse Attention as Compact Kernel
+# Regression, table 5; and Memory Mosaics, section 7, for its 100 automata and for what only that paper trained.
 SPARSE_GRID: dict[str, tuple] = {
     "weight_decay": (0.1, 0.01),
     "num_layers": (2, 4, 8),
