@@ -143,9 +143,9 @@ def _read(
     model: "SegmentedForCausalLM", tokenizer: "PreTrainedTokenizerFast", paths: list[Path], facts: list[str], seed: int
 ) -> "MemoryState":
     """The memory after the texts with the facts planted in them; says on standard error what was read."""
-    from tessera.generation.joined_text import JoinedText
     from tessera.generation.memory import token_stream
     from tessera.models.recurrence import read_stream
+    from tessera.papers.babilong.joined_text import JoinedText
     from tessera.papers.babilong.planting import PlantedText
 
     with JoinedText(paths) as joined:

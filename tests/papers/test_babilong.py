@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from tessera.models.sizes import count_parameters
-from tessera.papers.babilong import experiment
-from tessera.papers.babilong.experiment import BabilongExperiment, LastSegment
+from tessera.papers.babilong import run as module
 from tessera.papers.babilong.models import GATED, NAMES, THRESHOLD, WHOLE_TEXT
+from tessera.papers.babilong.run import LastSegment
 from tessera.papers.babilong.sample import RESERVED
-from tessera.papers.babilong.settings import BUDGETS, CPU, SPLIT_FACTS, SPLIT_QA2, GatedStage
-from tessera.papers.experiment import RunSelection
+from tessera.papers.babilong.settings import BUDGETS, CPU
 from tessera.recipes.model_section import model_config, model_problems
 from tessera.recipes.recipe import read_recipe
+from tessera.tasks.question_answering import question_task
 from tessera.training.curriculum import Stage
-from tessera.training.staged_data import StagedQuestions, question_task
+from tessera.training.staged_data import StagedQuestions
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -40,91 +40,6 @@ def test_the_recipes_that_ship_are_the_runs_of_qa1(recipe, model):
     assert replace(plan, name=recipe, training=training) == shipped
 
 
-def test_other_kinds_are_read_by_the_model_with_a_threshold_and_qa4_learns_longer_first():
-    runs = BabilongExperiment().runs(RunSelection("cpu", seeds=1))
-    others = [run for run in runs if run.configuration.kind != "qa1"]
-    assert {run.configuration.model for run in others} == {THRESHOLD}
-    steps = {
-        run.configuration.kind: [one["steps"] for one in run.configuration.recipe["training"]["curriculum"]][:2]
-        for run in runs
-        if run.configuration.model == THRESHOLD
-    }
-    assert steps["qa1"] == [CPU.stages[0][1], CPU.memory_steps]
-    assert steps["qa4"] == [1000, 600]
-    assert steps["qa5"] == [600, 600]
-
-
-def test_questions_that_chain_facts_have_deeper_bases_and_the_questions_about_one_fact():
-    plans = {kind: CPU.run(THRESHOLD, kind, 0).configuration.plan() for kind in CPU.kinds}
-    assert {kind: plan.model["base"]["num_layers"] for kind, plan in plans.items()} == {
-        "qa1": 2,
-        "qa2": 4,
-        "qa3": 4,
-        "qa4": 2,
-        "qa5": 2,
-    }
-    also = {kind: plan.data.task.get("also_asked", []) for kind, plan in plans.items()}
-    assert {kind: others for kind, others in also.items() if others} == {"qa2": ["qa1"], "qa3": ["qa1", "qa2"]}
-    first, memory, second = plans["qa2"].training.curriculum[:3]
-    assert (first.length, memory.from_memory, second.length) == (1, True, 2)
-    assert first.settings == memory.settings == {"facts_share": 0.7}, "a segment does not hold a story with less"
-    assert not second.settings
-    for kind in ("qa2", "qa3"):
-        longer = [stage for stage in plans[kind].training.curriculum if stage.length >= 4]
-        assert [stage.settings["also_asked"] for stage in longer] == 6 * [[]], "the kind itself alone"
-    fewest = {kind: plan.data.task.get("fewest_facts") for kind, plan in plans.items()}
-    assert fewest == {"qa1": None, "qa2": 3, "qa3": 4, "qa4": None, "qa5": 3}, "a segment holds at most seven facts"
-    for kind, plan in plans.items():
-        lengths = [stage.length for stage in plan.training.curriculum[:3]]
-        assert lengths == ([1, 1, 3] if kind == "qa3" else [1, 1, 2])
-
-
-def test_gates_close_in_further_stages_of_rising_cost():
-    published, gated = (
-        CPU.run(name, "qa1", 0).configuration.recipe["training"]["curriculum"] for name in ("armt_mosaic", GATED)
-    )
-    assert gated[: len(published)] == published
-    further = gated[len(published) :]
-    assert [(stage["length"], stage["steps"], stage["write_cost"]) for stage in further] == [
-        (one.segments, one.steps, one.cost) for one in CPU.gated_stages
-    ]
-    assert {(stage["min_length"], stage["backprop_segments"], stage["target"]) for stage in further} == {(8, 8, 2.0)}
-    assert all(stage["settings"] == CPU.gated_noise for stage in further)
-    assert not any("strength_threshold" in stage for stage in gated)
-
-
-def test_a_stage_with_a_threshold_follows_the_gated_ones_and_differs_in_what_it_says():
-    gated = CPU.run(GATED, "qa1", 0).configuration.recipe["training"]["curriculum"]
-    own = replace(CPU, harder={}, threshold_stages=(GatedStage(32, 100, 5.0, 0.6, rate=0.125),))
-    threshold = own.run(THRESHOLD, "qa1", 0).configuration.recipe["training"]["curriculum"]
-    assert threshold[: len(gated)] == gated
-    last = {"steps": 100, "write_cost": 5.0, "strength_threshold": 0.6, "learning_rate": CPU.rate / 8}
-    assert threshold[len(gated) :] == [{**gated[-1], **last}]
-
-
-@pytest.mark.parametrize("kind", CPU.kinds)
-def test_gradients_reach_every_write_that_the_model_with_a_threshold_pays_for(kind):
-    stages = CPU.run(THRESHOLD, kind, 0).configuration.recipe["training"]["curriculum"]
-    charged = [stage for stage in stages if "write_cost" in stage]
-    assert {(stage["min_length"], stage["length"], stage["backprop_segments"]) for stage in charged} == {(2, 8, 8)}
-
-
-@pytest.mark.parametrize("kind", CPU.kinds)
-def test_the_model_with_a_threshold_learns_with_facts_that_borders_split(kind):
-    stages = CPU.run(THRESHOLD, kind, 0).configuration.recipe["training"]["curriculum"]
-    own = SPLIT_QA2 if kind in ("qa2", "qa3") else SPLIT_FACTS
-    expected = [(one.cost, one.threshold, one.rate) for one in (*own.gated_stages, *own.threshold_stages)]
-    charged = [stage for stage in stages if "write_cost" in stage]
-    assert [
-        (stage["write_cost"], stage.get("strength_threshold"), stage["learning_rate"] / CPU.rate) for stage in charged
-    ] == expected
-    assert stages[-len(charged) :] == charged
-    assert all(stage["settings"]["split_facts"] == 0.5 for stage in charged)
-    *before, last = [stage.get("settings", {}) for stage in stages[: -len(charged)]]
-    assert last["split_facts"] == 0.5, "what halves are for is learned before gates shut"
-    assert not any("split_facts" in settings for settings in before)
-
-
 def test_the_tested_stories_are_as_long_as_babis(monkeypatch):
     settings = replace(CPU.run(THRESHOLD, "qa3", 0).configuration, test_contexts=2, fewest_contexts=2)
     fewest_facts = []
@@ -137,8 +52,8 @@ def test_the_tested_stories_are_as_long_as_babis(monkeypatch):
     recipe = settings.plan()
     data = Seen(recipe, settings.segment, question_task(recipe.data.task))
     assert data.task.fewest_facts == 4
-    monkeypatch.setattr(experiment, "right_answers", lambda model, batch: torch.ones(2))
-    experiment._measure(torch.nn.Identity(), data, settings, 4)
+    monkeypatch.setattr(module, "right_answers", lambda model, batch: torch.ones(2))
+    module._measure(torch.nn.Identity(), data, settings, 4)
     assert fewest_facts == [None]
 
 
@@ -162,7 +77,7 @@ def test_tests_reach_a_million_tokens_but_for_models_that_read_the_whole_text():
 
 
 def test_all_models_are_tested_on_the_same_texts_however_many_they_read_at_once(monkeypatch):
-    monkeypatch.setattr(experiment, "WHOLE_AT_ONCE", 2 * 3 * 128)  # three texts of 128 tokens with two questions
+    monkeypatch.setattr(module, "WHOLE_AT_ONCE", 2 * 3 * 128)  # three texts of 128 tokens with two questions
     seen = {}
     for name in ("armt_mosaic", "mosaic"):
         settings = replace(BUDGETS["smoke"].run(name, "qa1", 0).configuration, test_tokens=1024, test_contexts=8)
@@ -172,9 +87,9 @@ def test_all_models_are_tested_on_the_same_texts_however_many_they_read_at_once(
             parts.append(batch)
             return torch.ones(len(batch.contexts), dtype=torch.float64)
 
-        monkeypatch.setattr(experiment, "right_answers", answered)
+        monkeypatch.setattr(module, "right_answers", answered)
         data = StagedQuestions(recipe, settings.segment, question_task(recipe.data.task))
-        estimate, _ = experiment._measure(None, data, settings, 2)
+        estimate, _ = module._measure(None, data, settings, 2)
         assert estimate == (1.0, 0.0, 8)
         seen[name] = parts
     assert [len(part.contexts) for part in seen["armt_mosaic"]] == [8]
@@ -189,7 +104,7 @@ def test_the_last_segment_is_what_stands_behind_the_last_border():
     recipe = settings.plan()
     task = question_task(recipe.data.task)
     all_segments, last_segment = (kind(recipe, settings.segment, task) for kind in (StagedQuestions, LastSegment))
-    for tokens, expected in ((3 * 64, 64 - RESERVED), (2 * 64 + RESERVED, 64), (2 * 64 + RESERVED + 5, 5)):
+    for tokens, expected in ((3 * 64 - RESERVED, 64 - RESERVED), (2 * 64, 64), (2 * 64 + 5, 5)):
         batch, cut = (one.batch(Stage(3, 1), 2, tokens, 0, "test") for one in (all_segments, last_segment))
         assert cut.contexts.shape[1] == expected
         assert torch.equal(cut.contexts, batch.contexts[:, -expected:])

@@ -48,12 +48,13 @@ class SegmentedOutput(ModelOutput):
     """Output of `SegmentedForCausalLM.forward`.
 
     Attributes:
-        loss: mean cross entropy in nats, when labels were given.
+        loss: mean cross entropy in nats, when labels were given; in training with `penalty`.
         logits: (B, T, vocabulary) of the ordinary tokens, memory tokens left out; at padding anything.
         past_key_values: when `use_cache`: the memory and the open segment.
         memory_state: the memory after the last closed segment; while none is closed, the one that was given.
         segment_states: the memory after every segment, when `output_segment_states`.
         hidden_states: the base's, of the ordinary tokens, when `output_hidden_states`.
+        penalty: what the model charges beside the cross entropy, as it stands in the loss (`ARMTConfig.gate_penalty`).
     """
 
     loss: Tensor | None = None
@@ -62,6 +63,7 @@ class SegmentedOutput(ModelOutput):
     memory_state: MemoryState | None = None
     segment_states: tuple[MemoryState, ...] | None = None
     hidden_states: tuple[Tensor, ...] | None = None
+    penalty: Tensor | None = None
 
 
 class SegmentedPreTrainedModel(SavesWithCode, PreTrainedModel):
@@ -215,8 +217,9 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         loss = self._loss(labels, loss_mask, text)
         kept = None if skip else logits_to_keep
         collector = Collector(text, plain_lm_head(self.base), loss, kept, bool(hidden_states))
+        runner = self.segment_runner()
         reading = read(
-            self.segment_runner(),
+            runner,
             text,
             collector,
             state,
@@ -225,13 +228,16 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
             extend_segment=extend_segment,
             keep_states=output_segment_states,
         )
+        penalty = runner.memory.penalty()
+        value = None if loss is None else loss.value(num_items_in_batch)
         output = SegmentedOutput(
-            loss=None if loss is None else loss.value(num_items_in_batch),
+            loss=value if value is None or penalty is None or not self.training else value + penalty,
             logits=collector.logits.value(),
             past_key_values=reading.cache,
             memory_state=reading.memory,
             segment_states=reading.states if output_segment_states else None,
             hidden_states=tuple(writer.value() for writer in collector.hidden) if hidden_states else None,
+            penalty=penalty,
         )
         return output if return_dict is not False else output.to_tuple()
 

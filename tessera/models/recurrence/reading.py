@@ -51,17 +51,19 @@ def read(
     for spans in text.segments(cut):
         for span in spans:  # as a rule one
             before = opened.pop(span.rows, None)
-            segment = _segment(text, span, before, collector)
-            result = runner.run(segment, memories.take(span.rows))
+            segment, is_cut = _segment(text, span, before, collector), _is_cut(span, config.backprop_segments)
+            asks = segment.needed != "nothing" or segment.hidden_states
+            with torch.set_grad_enabled(torch.is_grad_enabled() and (asks or not all(is_cut))):
+                result = runner.run(segment, memories.take(span.rows))
             collector.add(span, result)
             if not span.close:
                 open_groups.append((span.rows, _open_segment(segment, result)))
-            memories.put(span.rows, _truncated(result.memory, span, config.backprop_segments))
+            memories.put(span.rows, result.memory and result.memory.detach_rows(is_cut))
         if keep_states and any(span.close for span in spans):  # all of them in memory at once
             states.append(memories.all(runner.memory.empty))
     total = text.shape[1] + (0 if cache is None else cache.total)
     after = SegmentCache(tuple(open_groups), total) if use_cache else None
-    return Reading(memories.all(runner.memory.empty), after, tuple(states))
+    return Reading(memories.all(runner.memory.empty), after, tuple(filter(None, states)))
 
 
 def _segment(text: SegmentedInput, span: Span, before: OpenSegment | None, collector: Collector) -> Segment:
@@ -90,8 +92,6 @@ def _open_segment(segment: Segment, result: SegmentResult) -> OpenSegment:
     return OpenSegment(result.memory, cache, cache.get_seq_length(), length, segment.visible, rows)
 
 
-def _truncated(memory: MemoryState | None, span: Span, backprop_segments: int | None) -> MemoryState | None:
-    """Let gradients through the memory of each row's last segments only."""
-    if memory is None or backprop_segments is None or not span.close:
-        return memory
-    return memory.detach_rows([following >= backprop_segments for following in span.following])
+def _is_cut(span: Span, backprop_segments: int | None) -> list[bool]:
+    """Whether each row's gradients stop behind this segment: more than its last `backprop_segments` follow."""
+    return [backprop_segments is not None and following >= backprop_segments for following in span.following]

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from tessera.papers.babilong.models import GATED, NAMES, THRESHOLD
 from tessera.papers.babilong.published import EXACT_MATCH, SETTING, TOKENS
+from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
-from tessera.papers.tables import markdown, new_figure, over_seeds, settings_table, spread, with_error
+from tessera.papers.tables import markdown, over_seeds, settings_table, spread, with_error
 from tessera.tasks.task import Estimate
 
 if TYPE_CHECKING:

@@ -39,6 +39,7 @@ from tessera.papers.babilong.vocabulary import (
     NAMES,
     PAD,
     STORY_WORDS,
+    UNKNOWN,
     decode,
     sentence_tokens,
     token_of,
@@ -80,8 +81,10 @@ class BABILong(Task):
         cut_facts: the same of those that end so, with up to two words of the noise behind it.
         also_asked: other kinds whose questions the same facts answer; training asks them too. A thing is where its
             holder is: "qa1" beside "qa2" teaches the first half of that.
-        fewest_facts: of a written story; None: as in bAbI's files (2, 6, 8, 2 and 6 by kind). Fewer are easier to learn
-            from.
+        fewest_facts: of a written story; None: 2, 6, 8, 2 and 6 by kind. Fewer are easier to learn from.
+        from_memory: contexts end with a segment, and questions come in the next one, so that they can be answered from
+            memory alone. Otherwise question and answer fit into the last segment, in validations as published; contexts
+            of several segments end anywhere in it in training, which teaches to answer from memory alone too.
     Raises:
         TesseraError: an unknown kind, a sample too short for a story, missing files.
     """
@@ -99,6 +102,7 @@ class BABILong(Task):
     cut_facts: float = field(default=0.0, repr=False)
     also_asked: tuple[str, ...] = field(default=(), repr=False)
     fewest_facts: int | None = field(default=None, repr=False)
+    from_memory: bool = field(default=False, repr=False)
 
     summary = "a question about facts that lie anywhere between the sentences of a book (BABILong, QA1 to QA5)"
     source = "Associative Recurrent Memory Transformer, section 4; BABILong, Kuratov et al. 2024"
@@ -129,6 +133,19 @@ class BABILong(Task):
     def vocabulary(self) -> Tokenizer:
         """Words to tokens."""
         return vocabulary_of(self.noise, self.vocab_size)
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """See `QuestionTask`."""
+        return {"unk_token": UNKNOWN, "pad_token": PAD, "eos_token": END, "answer_token": GENERATE}
+
+    def context_lengths(self, segments: int, segment: int) -> range:
+        """See `QuestionTask` and `from_memory`."""
+        end = segments * segment
+        if self.from_memory:
+            return range(end, end + 1)
+        last = end - RESERVED
+        return range(end - segment if segments > 1 else last, last + 1)
 
     @property
     def labels(self) -> tuple[str, ...]:
