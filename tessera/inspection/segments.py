@@ -91,12 +91,12 @@ def association_row(
     """The numbers of an association matrix."""
     strengths = outputs[memory.gate].unsqueeze(-1)
     keys = dpfp(outputs[memory.key], memory.num_rolls)
-    known = read_association(before.matrix, before.normaliser, keys, eps=memory.eps)
+    known = read_association(before.matrix, before.normaliser, keys, eps=memory.epsilon)
     written = keys.transpose(1, 2) @ (strengths * outputs[memory.value])
     # What the update took away is what it wrote less what came of it; so it holds in either order of writing.
     erased = (
         written - (after.matrix - before.matrix)
-        if memory.order == "sequential"
+        if memory.update_order == "sequential"
         else (keys.transpose(1, 2) @ (strengths * known))
     )
     gamma = float(_gamma(memory, before, keys).mean())
@@ -107,8 +107,8 @@ def _gamma(memory: AssociationMemory, before: AssociationState, keys: Tensor) ->
     """`clip(1 - (z . phi(k) + eps) / (|phi(k)|^2 + eps), 0, 1)`; 1 for an empty memory and without the correction."""
     if not memory.correction or bool(before.empty.all()):
         return torch.ones(keys.shape[:2])
-    known = (keys * before.normaliser[:, None]).sum(-1) + memory.eps
-    return (1 - known / (keys.square().sum(-1) + memory.eps)).clamp(0, 1)
+    known = (keys * before.normaliser[:, None]).sum(-1) + memory.epsilon
+    return (1 - known / (keys.square().sum(-1) + memory.epsilon)).clamp(0, 1)
 
 
 def _length(tensor: Tensor) -> float:

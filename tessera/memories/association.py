@@ -64,9 +64,9 @@ class AssociationMemory(nn.Module):
 
     Args:
         hidden_size: width of the layer, V. memory_dim: width of queries and keys before the feature map.
-        num_rolls: nu. correction: gamma-correction of the normaliser. order: see `write_association`. eps: of the
-            divisions. strength_stretch, strength_threshold: see `WriteStrength`; a token of strength 0 leaves A as it
-            is.
+        num_rolls: nu. correction: gamma-correction of the normaliser. update_order: `order` of `write_association`.
+        epsilon: of the divisions. strength_stretch, strength_threshold: see `WriteStrength`; a token of strength 0
+            leaves A as it is.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class AssociationMemory(nn.Module):
         memory_dim: int,
         num_rolls: int = 3,
         correction: bool = True,
-        order: str = "parallel",
-        eps: float = 1e-5,
+        update_order: str = "parallel",
+        epsilon: float = 1e-5,
         strength_stretch: float = 0.0,
         strength_threshold: float = 0.0,
     ):
@@ -86,7 +86,8 @@ class AssociationMemory(nn.Module):
         self.value = nn.Linear(hidden_size, hidden_size, bias=False)
         self.strength = nn.Linear(hidden_size, 1)
         self.gate = WriteStrength(strength_stretch, strength_threshold)
-        self.num_rolls, self.correction, self.order, self.eps = num_rolls, correction, order, eps
+        self.num_rolls, self.correction = num_rolls, correction
+        self.update_order, self.epsilon = update_order, epsilon
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -116,9 +117,9 @@ class AssociationMemory(nn.Module):
         query = dpfp(self.query(hidden), self.num_rolls)
         rows = state.matrix.shape[0]
         if rows == hidden.shape[0]:
-            return read_association(state.matrix, state.normaliser, query, eps=self.eps)
+            return read_association(state.matrix, state.normaliser, query, eps=self.epsilon)
         groups = query.unflatten(0, (rows, -1))
-        answers = read_association(state.matrix, state.normaliser, groups.flatten(1, 2), eps=self.eps)
+        answers = read_association(state.matrix, state.normaliser, groups.flatten(1, 2), eps=self.epsilon)
         return answers.unflatten(1, groups.shape[1:3]).flatten(0, 1)
 
     def write(
@@ -138,8 +139,8 @@ class AssociationMemory(nn.Module):
             strength,
             state.empty,
             correction=self.correction,
-            order=self.order,
-            eps=self.eps,
+            order=self.update_order,
+            eps=self.epsilon,
         )
         return AssociationState(matrix, normaliser, torch.zeros_like(state.empty))
 

@@ -113,7 +113,9 @@ def test_hidden_keys_of_the_relatives(source, case):
     if source == "prmt":
         arguments["compatibility"] = "published"
     idx = tensors["in/main/idx"]
-    output = model_of(source, tensors, arguments)(idx, tensors["in/masked/attention_mask"], labels=idx)
+    everything = torch.ones_like(idx)  # also what stands at padding, as published
+    mask = tensors["in/masked/attention_mask"]
+    output = model_of(source, tensors, arguments)(idx, mask, labels=idx, loss_mask=everything)
     close(output.logits[1:], tensors["f64/masked/logits_row1"])
     close(output.loss, tensors["f64/masked/loss"])
 

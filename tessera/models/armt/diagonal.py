@@ -21,7 +21,7 @@ from tessera.base.errors import expect
 from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.armt.modeling import ARMTForCausalLM
 from tessera.models.armt.state import ARMTState
-from tessera.models.recurrence.base import layer_list
+from tessera.models.recurrence.base_model import layer_list
 from tessera.models.recurrence.layer_hooks import LayerHooks, MemoryLayer
 from tessera.models.recurrence.segment_runner import Segment
 from tessera.models.recurrence.state import MemoryState
@@ -184,9 +184,9 @@ def _logits(model: ARMTForCausalLM, tokens: Tensor, hidden: Tensor) -> Tensor:
     return _call(model, tokens, _Inject(hidden, model.config.num_memory_tokens), "logits").logits
 
 
-def _call(model: ARMTForCausalLM, tokens: Tensor, hooks: LayerHooks, result: str) -> Any:
+def _call(model: ARMTForCausalLM, tokens: Tensor, hooks: LayerHooks, needed: str) -> Any:
     """The base model around skipped layers, over one segment with its memory tokens."""
     memory = model.memory_tokens(tokens.shape[0])
     embeddings = model.get_input_embeddings()(tokens)
-    segment = Segment(embeddings, result=result)
+    segment = Segment(embeddings, needed=needed)
     return model.segment_runner().call_base(torch.cat([embeddings, memory], 1), segment, hooks)

@@ -101,8 +101,8 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
         weight = self.get_input_embeddings().weight
         self.memory_tokens = MemoryTokens(config.num_memory_tokens, weight)
         sizes = (config.hidden_size, config.memory_dim, config.num_rolls)
-        update: dict[str, Any] = {"correction": config.correction, "order": config.update_order}
-        update |= {"eps": config.epsilon, "strength_stretch": config.strength_stretch}
+        update: dict[str, Any] = {"correction": config.correction, "update_order": config.update_order}
+        update |= {"epsilon": config.epsilon, "strength_stretch": config.strength_stretch}
         update |= {"strength_threshold": config.strength_threshold}
         with weight.device:
             memories = [AssociationMemory(*sizes, **update) for _ in range(config.num_hidden_layers)]

@@ -8,8 +8,8 @@ from torch import nn
 
 import tessera.armt as armt
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
-from tessera.models.recurrence import lm_head, reading
-from tessera.models.recurrence.lm_head import plain_lm_head
+from tessera.models.recurrence import modeling, segment_loss
+from tessera.models.recurrence.segment_loss import plain_lm_head
 from tests.models.armt.bases import BASES, make, tokens
 from tests.tolerances import REORDERED_FLOAT64
 
@@ -29,11 +29,11 @@ def test_the_head_is_the_bases_own(family, monkeypatch):
     model, ids = make("armt", family), tokens(2, 21)
     labels = torch.where(torch.rand(ids.shape) < 0.3, -100, ids)
     assert plain_lm_head(model.base) is model.base.get_output_embeddings()
-    monkeypatch.setattr(lm_head, "MANY", 0)  # also the small sizes of a test take the way of large ones
+    monkeypatch.setattr(segment_loss, "MANY", 0)  # also the small sizes of a test take the way of large ones
     with torch.no_grad():
         read = model(ids, labels=labels, logits_to_keep=15), model(ids[:1])
     step = trained(model, ids, labels)
-    monkeypatch.setattr(reading, "plain_lm_head", lambda base: None)
+    monkeypatch.setattr(modeling, "plain_lm_head", lambda base: None)
     at_once = model(ids, labels=labels)
     close(read[0].loss, at_once.loss)
     close(read[0].logits, at_once.logits[:, -15:])
@@ -53,7 +53,7 @@ def test_a_mosaic_of_v2_scales_its_logits(logit_scale, monkeypatch):
     model, ids = armt.wrap(base, segment_size=8, num_memory_tokens=3, memory_dim=4).double(), tokens(2, 21)
     assert (plain_lm_head(base) is None) == (logit_scale != 1.0)
     loss = model(ids, labels=ids, skip_logits=True).loss
-    monkeypatch.setattr(reading, "plain_lm_head", lambda base: None)
+    monkeypatch.setattr(modeling, "plain_lm_head", lambda base: None)
     close(loss, model(ids, labels=ids).loss)
 
 
