@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 from tessera import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.base.files import write_text_atomically
 from tessera.evaluation.provenance import provenance
-from tessera.memories.pair_store import PairStore
+from tessera.recall.pair_store import PairStore
 from tessera.models.presets import matching_llama_config
 from tessera.models.sizes import count_parameters
 
