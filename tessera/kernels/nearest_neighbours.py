@@ -53,7 +53,7 @@ class NearestNeighbours(RowKernel):
     def subset_floor(
         self, scores: Float[Tensor, "*rows n"], visible: Bool[Tensor, "*#rows #n"] | None = None
     ) -> Float[Tensor, "*rows"]:
-        """Just below the k-th largest of these scores, -inf while there are fewer: further pairs can only push it up."""
+        """Just below the k-th largest of these scores, -inf while there are fewer: others can only raise it."""
         masked = self.masked(scores, visible)
         if masked.shape[-1] < self.k:
             return masked.new_full(masked.shape[:-1], -torch.inf)
