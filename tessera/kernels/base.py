@@ -63,6 +63,16 @@ class Kernel(ABC):
         """The score at and below which no pair has weight, given the row's largest visible score; -inf: none."""
         return torch.full_like(largest, -torch.inf)
 
+    def subset_floor(
+        self, scores: Float[Tensor, "*rows n"], visible: Bool[Tensor, "*#rows #n"] | None = None
+    ) -> Float[Tensor, "*rows"]:
+        """A score at and below which no pair has weight, given the scores of some pairs of the row, (..., n) -> (...).
+
+        It must hold whatever the others score: more pairs can only raise it.
+        """
+        masked = self.masked(scores, visible)
+        return self.score_floor(masked.amax(-1)) if masked.shape[-1] else masked.new_full(masked.shape[:-1], -torch.inf)
+
     def bandwidth(
         self,
         scores: Float[Tensor, "*rows N"],

@@ -2,7 +2,7 @@
 
 import torch
 
-from tessera.memories.pair_store import SMALLEST_CAPACITY, PairStore
+from tessera.recall.pair_store import SMALLEST_CAPACITY, PairStore
 
 
 def pairs(count, value):
