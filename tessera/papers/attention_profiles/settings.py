@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.papers.experiment import Run, RunSelection
+from tessera.papers.language_modeling.settings import POSITIONS
 from tessera.papers.recipe_settings import RecipeSettings, recipe_mapping
 
 # Name: its name in tables and figures.
@@ -13,7 +14,6 @@ MODELS = {
     "transformer_alibi": "Transformer, ALiBi",
     "mosaic": "Memory Mosaic",
 }
-POSITIONS = {"transformer": "absolute", "transformer_rope": "rope", "transformer_alibi": "alibi"}
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,9 @@ def plan(selection: RunSelection) -> list[Run]:
     runs = []
     for seed in range(selection.seeds or SEEDS[budget]):
         for model in selection.models or MODELS:
-            own = [
-                f"model.positions={POSITIONS[model]}"
-                if model in POSITIONS
-                else f"model.num_persistent_slots={SLOTS[budget]}"
-            ]
-            name = "demo-transformer" if model in POSITIONS else "demo-mosaic"
-            recipe = recipe_mapping(name, [*OVERRIDES[budget], *own, "model.num_layers=1", f"seed={seed}"])
+            name, own = "demo-mosaic", f"model.num_persistent_slots={SLOTS[budget]}"
+            if model in POSITIONS:
+                name, own = "demo-transformer", f"model.positions={POSITIONS[model]}"
+            recipe = recipe_mapping(name, [*OVERRIDES[budget], own, "model.num_layers=1", f"seed={seed}"])
             runs.append(Run(f"{model}/seed {seed}", ProfileSettings(model, recipe, (1, 3), SEQUENCES[budget])))
     return runs
