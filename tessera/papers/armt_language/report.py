@@ -1,8 +1,9 @@
 """ARMT on language: bits per byte by segment, differences on the same texts, trainings, settings."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,24 +11,35 @@ from torch import Tensor
 from tessera.papers.armt_language.settings import CONTINUED
 from tessera.papers.curves import panels
 from tessera.papers.experiment import Record
-from tessera.papers.recipe_settings import spread_of
-from tessera.papers.tables import markdown, over_seeds, settings_table, spread, table_of, with_error
+from tessera.papers.tables import (
+    SettingsRows,
+    markdown,
+    num_seeds,
+    over_seeds,
+    settings_of,
+    spread,
+    table_of,
+    with_error,
+)
 from tessera.tasks.task import Estimate, estimate
 
-# Settings of the paper's figure on Wikitext-103, which draws the bits per byte of each segment; no number is printed.
-PUBLISHED = {
-    "base": "GPT-2, tuned on Wikitext-103",
-    "text": "Wikitext-103",
-    "tokens of a segment": 128,
-    "memory tokens": 16,
-    "memory width of ARMT": 96,
-    "segments in training": 8,
-    "segments in tests": 15,
-    "texts per step": 32,
-    "steps": 36_000,
-    "peak learning rate": 1e-4,
-    "weight decay": 0.01,
-    "seeds": 1,
+# Here, and in the paper's figure on Wikitext-103, which draws the bits per byte of each segment; no number is printed.
+SETTINGS: SettingsRows = {
+    "base": (lambda records: f"{_bases(records)}, trained on the same stories", "GPT-2, tuned on Wikitext-103"),
+    "text": (lambda records: "bundled fairy tales", "Wikitext-103"),
+    "tokens of a segment": ("segment", 128),
+    "memory tokens": ("recipe.model.num_memory_tokens", 16),
+    "memory width of ARMT": ("recipe.model.memory_dim", 96),
+    "segments in training": (lambda records: ", ".join(str(stage["length"]) for stage in _stages(records)) or None, 8),
+    "segments in tests": ("tested", 15),
+    "texts per step": ("recipe.training.batch_size", 32),
+    "steps": (lambda records: sum(stage["steps"] for stage in _stages(records)) or None, 36_000),
+    "peak learning rate": (lambda records: spread(stage["learning_rate"] for stage in _stages(records)), 1e-4),
+    "weight decay": ("recipe.training.weight_decay", 0.01),
+    "seeds": (num_seeds, 1),
+    "vocabulary": ("base_recipe.tokenizer.vocab_size", None),
+    "steps of the base": ("base_recipe.training.steps", None),
+    "tested texts of each kind": ("sequences", None),
 }
 # Names of rows, in the order of tables and figures. The first two are readings of one model, the base.
 READINGS = {
@@ -70,7 +82,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         heading = f"{BASES[base]}, {TEXTS[text]}"
         parts[f"{heading}: bits per byte"] = _by_segment(readings)
         parts[f"{heading}: differences"] = _differences(readings, trained)
-    parts |= {"Trainings": _trainings(records), "Settings": _settings(records) if records else ""}
+    parts |= {"Trainings": _trainings(records), "Settings": settings_of(records.values(), SETTINGS)}
     return {heading: table for heading, table in parts.items() if table}
 
 
@@ -124,29 +136,14 @@ def _trainings(records: Mapping[str, Record]) -> str:
     )
 
 
-def _settings(records: Mapping[str, Record]) -> str:
-    configurations = [record.configuration for record in records.values()]
-    base_recipes = [one.base_recipe for one in configurations]
-    recipes = [one.recipe for one in configurations if "num_memory_tokens" in one.recipe.get("model", {})]
-    curricula = [recipe["training"]["curriculum"] for recipe in recipes]
-    ours = {
-        "base": ", ".join(sorted({BASES[one.base] for one in configurations})) + ", trained on the same stories",
-        "text": "bundled fairy tales",
-        "tokens of a segment": spread(one.segment for one in configurations),
-        "memory tokens": spread_of(recipes, "model.num_memory_tokens"),
-        "memory width of ARMT": spread_of(recipes, "model.memory_dim"),
-        "segments in training": ", ".join(str(stage["length"]) for stage in curricula[0]) if curricula else None,
-        "segments in tests": spread(one.tested for one in configurations),
-        "texts per step": spread_of(recipes, "training.batch_size"),
-        "steps": spread(sum(stage["steps"] for stage in stages) for stages in curricula),
-        "peak learning rate": spread(stage["learning_rate"] for stages in curricula for stage in stages),
-        "weight decay": spread_of(recipes, "training.weight_decay"),
-        "seeds": len({one.seed for one in configurations}),
-        "vocabulary": spread_of(base_recipes, "tokenizer.vocab_size"),
-        "steps of the base": spread_of(base_recipes, "training.steps"),
-        "tested texts of each kind": spread(one.sequences for one in configurations),
-    }
-    return settings_table(ours, PUBLISHED)
+def _bases(records: Sequence[Record]) -> str:
+    return ", ".join(sorted({BASES[record.configuration.base] for record in records}))
+
+
+def _stages(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Those of all trainings that start from a base."""
+    recipes = [record.configuration.recipe for record in records if record.configuration.recipe]
+    return recipes[0]["training"]["curriculum"] if recipes else []
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
@@ -157,7 +154,13 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
         for above, below, ((base, text), readings) in zip(axes, axes[len(columns) :], columns.items()):
             means = {name: by_segment(seeds) for name, seeds in readings.items()}
             for name, bits in means.items():
-                style = {"color": COLORS[name], "marker": "o", "ms": 3, "lw": 1.4, "label": READINGS[name]}
+                style: dict[str, Any] = {
+                    "color": COLORS[name],
+                    "marker": "o",
+                    "ms": 3,
+                    "lw": 1.4,
+                    "label": READINGS[name],
+                }
                 above.plot(range(1, len(bits) + 1), bits, **style)
                 if "one_segment" in means:
                     changes = [ours - theirs for ours, theirs in zip(bits, means["one_segment"])]

@@ -62,17 +62,17 @@ class SegmentSettings:
 
 def _budget(
     segment: int, memory: dict[str, int], vocab_size: int, steps: int, stages: tuple[tuple[int, int], ...],
-    sequences: int, **training: int,
+    sequences: int, **sizes: int,
 ) -> SegmentSettings:  # fmt: skip
     """ARMT around the first base; `stages`: segments and steps of a memory's training; `steps`: of the base's."""
     trained = max(length for length, _ in stages)
-    training = {
+    training: dict[str, Any] = {
         "betas": [0.9, 0.999],
         "weight_decay": 0.01,
         "clip": 1.0,
         "scalar_learning_rate_scale": 10.0,
         "precision": "fp32",
-        **training,
+        **sizes,
     }
     base_training = {
         "steps": steps,

@@ -1,6 +1,6 @@
 """Attention profiles: the profiles and a few numbers of them, and peaks against leaks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,19 +9,19 @@ import torch
 from tessera.papers.attention_profiles.settings import MODELS
 from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
-from tessera.papers.recipe_settings import spread_of
-from tessera.papers.tables import grouped, markdown, mean_of, settings_table, table_of, with_error
+from tessera.papers.tables import SettingsRows, grid_table, grouped, markdown, mean_of, settings_of, with_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Memory Mosaics, section 7 and appendix D.
-PUBLISHED = {
-    "width": 768,
-    "heads": 12,
-    "tokens of a training sequence": 512,
-    "tokens seen in training": 80_000 * 512 * 512,
-    "texts of a profile": 5000,
+# Here, and in Memory Mosaics, section 7 and appendix D.
+SETTINGS: SettingsRows = {
+    "width": ("recipe.model.hidden_size", 768),
+    "heads": ("recipe.model.num_heads", 12),
+    "tokens of a training sequence": ("context", 512),
+    "tokens seen in training": ("tokens", 80_000 * 512 * 512),
+    "peak learning rate": ("recipe.training.learning_rate", None),
+    "texts of a profile": ("sequences", 5000),
 }
 LEAST = 1e-5  # smaller weights are drawn there
 
@@ -65,39 +65,39 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """The profiles, the heads, settings."""
-    made = {"Profiles": _profiles(records), "Recent peak and leak": _peaks(records), "Settings": _settings(records)}
+    made = {
+        "Profiles": _profiles(records),
+        "Recent peak and leak": _peaks(records),
+        "Settings": settings_of(records.values(), SETTINGS),
+    }
     return {heading: table for heading, table in made.items() if table}
 
 
 def _profiles(records: Mapping[str, Record]) -> str:
-    rows = [
-        (name, length, [one.outcome["lengths"][length] for one in seeds])
+    rows = {
+        (MODELS[name], length): [one.outcome["lengths"][length] for one in seeds]
         for name, seeds in by_model(records).items()
         for length in sorted(seeds[0].outcome["lengths"], key=int)
-    ]
+    }
+    columns = {
+        "loss at the end, nats": ("loss", ".3f"),
+        "first token, times the mean weight": ("first", ".2f"),
+        "share of the newest eighth of a context": ("newest", ".3f"),
+        "unevenness between": ("unevenness", ".2f"),
+        "share beyond the trained length": ("beyond", ".3f"),
+        "if even": ("even", ".3f"),
+    }
 
-    def cell(quantity: str, form: str) -> Callable[[tuple[str, str, list[dict]]], str]:
-        return lambda row: _mean([one["mean"][quantity] for one in row[2]], form)
+    def cell(row: tuple[str, str], column: tuple[str, str]) -> str:
+        quantity, form = column
+        seeds = rows[row][:1] if quantity == "even" else rows[row]  # which is the same for all seeds
+        values = [{"loss": one["loss"], **one["mean"]}[quantity] for one in seeds]
+        numbers = [value for value in values if value is not None]
+        return with_error(mean_of(numbers), form) if numbers else ""
 
-    return table_of(
-        rows,
-        {
-            "model": lambda row: MODELS[row[0]],
-            "tokens": lambda row: row[1],
-            "seeds": lambda row: len(row[2]),
-            "loss at the end, nats": lambda row: _mean([one["loss"] for one in row[2]], ".3f"),
-            "first token, times the mean weight": cell("first", ".2f"),
-            "share of the newest eighth of a context": cell("newest", ".3f"),
-            "unevenness between": cell("unevenness", ".2f"),
-            "share beyond the trained length": cell("beyond", ".3f"),
-            "if even": lambda row: _mean([row[2][0]["mean"]["even"]], ".3f"),
-        },
+    return grid_table(
+        ["model", "tokens", "seeds"], {row: (*row, len(rows[row])) for row in rows}, columns.items(), cell
     )
-
-
-def _mean(values: Sequence[float | None], form: str) -> str:
-    numbers = [value for value in values if value is not None]
-    return with_error(mean_of(numbers), form) if numbers else ""
 
 
 def _peaks(records: Mapping[str, Record]) -> str:
@@ -110,20 +110,6 @@ def _peaks(records: Mapping[str, Record]) -> str:
     correlation = rank_correlation([leak for leak, _ in with_peak], [width for _, width in with_peak])
     rows.append(["all", f"{len(with_peak)} with a peak", "rank correlation", f"{correlation:.2f}"])
     return markdown(["seed", "head", "leak rate λ", "width of the recent peak, tokens"], rows) if every else ""
-
-
-def _settings(records: Mapping[str, Record]) -> str:
-    first = next(iter(by_model(records).values()))[0]
-    recipes = [first.configuration.recipe]
-    ours = {
-        "width": spread_of(recipes, "model.hidden_size"),
-        "heads": spread_of(recipes, "model.num_heads"),
-        "tokens of a training sequence": first.configuration.context,
-        "tokens seen in training": first.configuration.tokens,
-        "peak learning rate": spread_of(recipes, "training.learning_rate"),
-        "texts of a profile": max(one["texts"] for one in first.outcome["lengths"].values()),
-    }
-    return settings_table(ours, PUBLISHED)
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
@@ -168,8 +154,8 @@ def _draw_peaks(axis: "Axes", every: Sequence[Head]) -> None:
     axis.set(xlabel="leak rate λ of the head", ylabel="width of its recent peak, tokens")
     axis.set_title("Memory Mosaic, every head of every seed", fontsize=9)
     for seed in sorted({row.seed for row in every}):
-        own = [row for row in every if row.seed == seed and row.width is not None]
-        axis.plot([row.leak for row in own], [row.width for row in own], "o", label=f"seed {seed}")
+        own = [(row.leak, row.width) for row in every if row.seed == seed and row.width is not None]
+        axis.plot([leak for leak, _ in own], [width for _, width in own], "o", label=f"seed {seed}")
     axis.grid(alpha=0.2)
     if axis.lines:
         axis.legend(fontsize=8)
