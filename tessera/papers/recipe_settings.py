@@ -1,12 +1,11 @@
 """What settings have in common whose training is a recipe."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from tessera.base.dataclass_io import from_json, read_dataclass, to_json
-from tessera.papers.tables import spread
 from tessera.recipes.recipe import read_recipe, recipe_to_dict
 from tessera.recipes.sections import Recipe
 
@@ -16,12 +15,6 @@ _read = cache(read_recipe)  # one process makes the list of runs several times
 def recipe_mapping(name: str, overrides: Sequence[str]) -> dict[str, Any]:
     """A shipped recipe with `key=value` overrides, complete, as plain values."""
     return to_json(recipe_to_dict(_read(name, tuple(overrides))))
-
-
-def spread_of(recipes: Iterable[dict[str, Any]], key: str) -> Any:
-    """The values of a dotted key over the recipes that have it (`spread`)."""
-    section, name = key.split(".")
-    return spread(recipe[section][name] for recipe in recipes if name in recipe[section])
 
 
 class RecipeSettings:

@@ -1,8 +1,8 @@
 """Language models by depth and by kernel, the rates that were tried, and the settings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tessera.papers.curves import doubling, draw_curve, panels, styles
 from tessera.papers.experiment import Record
@@ -16,32 +16,40 @@ from tessera.papers.language_modeling.settings import (
     SEARCH,
     blocks,
 )
-from tessera.papers.recipe_settings import spread_of
-from tessera.papers.tables import difference, grouped, markdown, mean_of, settings_table, spread, table_of, with_error
+from tessera.papers.tables import (
+    SettingsRows,
+    difference,
+    grid_table,
+    grouped,
+    mean_of,
+    num_seeds,
+    settings_of,
+    with_error,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLORS = dict(zip(MAIN_NAMES, ("#c2410c", "#1d4ed8", "#15803d", "#a16207")))
-# Settings of both papers; of the second (table 3), those of one and eight blocks. Heading: key of the recipe, value.
-PUBLISHED = {
-    "text": ("data.source", "BabiStories"),
-    "vocabulary": ("tokenizer.vocab_size", 50257),
-    "width": ("model.hidden_size", 768),
-    "heads": ("model.num_heads", 12),
-    "slots": ("model.num_persistent_slots", 2688),
-    "context": ("data.context", 512),
-    "batch": ("training.batch_size", 512),
-    "steps": ("training.steps", 80000),
-    "tokens": (None, 80000 * 512 * 512),
-    "warm-up": ("training.warmup_steps", 2000),
-    "peak rate": ("training.learning_rate", 5e-3),
-    "last rate": ("training.min_learning_rate", 1e-4),
-    "weight decay": ("training.weight_decay", 0.1),
-    "dropout": (None, 0.05),
-    "clip": ("training.clip", 1.0),
-    "precision": (None, "bf16"),
-    "seeds": (None, 1),
+# Here, and in both papers; of the second (table 3), those of one and eight blocks.
+SETTINGS: SettingsRows = {
+    "text": ("recipe.data.source", "BabiStories"),
+    "vocabulary": ("recipe.tokenizer.vocab_size", 50257),
+    "width": ("recipe.model.hidden_size", 768),
+    "heads": ("recipe.model.num_heads", 12),
+    "slots": ("recipe.model.num_persistent_slots", 2688),
+    "context": ("context", 512),
+    "batch": ("recipe.training.batch_size", 512),
+    "steps": ("recipe.training.steps", 80000),
+    "tokens": ("tokens", 80000 * 512 * 512),
+    "warm-up": ("recipe.training.warmup_steps", 2000),
+    "peak rate": ("learning_rate", 5e-3),
+    "last rate": ("recipe.training.min_learning_rate", 1e-4),
+    "weight decay": ("recipe.training.weight_decay", 0.1),
+    "dropout": ("dropout", 0.05),
+    "clip": ("recipe.training.clip", 1.0),
+    "precision": (lambda records: " and ".join(sorted({record.outcome["precision"] for record in records})), "bf16"),
+    "seeds": (num_seeds, 1),
 }
 Row = tuple[str, int]  # name and blocks
 Rows = Mapping[Row, Sequence[Record]]
@@ -85,7 +93,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
             "Validation loss by depth": _by_depth(rows),
             "Validation loss by kernel": _by_kernel(rows),
             "Learning rates": _rates(of_text),
-            "Settings": _settings(rows),
+            "Settings": settings_of([record for seeds in rows.values() for record in seeds], SETTINGS),
         }
         tables |= {f"{heading} ({text})" if text else heading: table for heading, table in made.items() if table}
     return tables
@@ -101,24 +109,24 @@ def _by_depth(rows: Rows) -> str:
     def outcomes(depth: int) -> list[dict[str, float]]:
         return [seeds(name, depth)[0].outcome for name in names if seeds(name, depth)]
 
-    def losses(name: str) -> Callable[[int], str]:
-        return lambda depth: _loss_cell(seeds(name, depth))
+    def cell(depth: int, column: tuple[str, bool]) -> str:
+        name, is_difference = column
+        theirs = seeds(name, depth)
+        return _difference_cell(seeds(MOSAIC, depth), theirs) if is_difference else _loss_cell(theirs)
 
-    def differences(name: str) -> Callable[[int], str]:
-        return lambda depth: _difference_cell(seeds(MOSAIC, depth), seeds(name, depth))
-
-    return table_of(
-        sorted({depth for name, depth in rows if name in names}),
-        {
-            "blocks": lambda depth: depth,
-            "seeds": lambda depth: " / ".join(str(len(seeds(name, depth))) for name in names),
-            "parameters": lambda depth: " / ".join(f"{one['parameters']:,}" for one in outcomes(depth)),
-            "tokens per parameter": lambda depth: f"{max(o['tokens'] / o['parameters'] for o in outcomes(depth)):.2g}",
-            "mosaic": losses(MOSAIC),
-            **{f"transformer, {position}": losses(name) for name, position in positions.items()},
-            **{f"mosaic - {position}": differences(name) for name, position in positions.items()},
-        },
-    )
+    rows_of = {
+        depth: (
+            depth,
+            " / ".join(str(len(seeds(name, depth))) for name in names),
+            " / ".join(f"{one['parameters']:,}" for one in outcomes(depth)),
+            f"{max(one['tokens'] / one['parameters'] for one in outcomes(depth)):.2g}",
+        )
+        for depth in sorted({depth for name, depth in rows if name in names})
+    }
+    columns = [("mosaic", (MOSAIC, False))]
+    columns += [(f"transformer, {position}", (name, False)) for name, position in positions.items()]
+    columns += [(f"mosaic - {position}", (name, True)) for name, position in positions.items()]
+    return grid_table(["blocks", "seeds", "parameters", "tokens per parameter"], rows_of, columns, cell)
 
 
 def _kernel_depths(rows: Rows) -> list[int]:
@@ -128,53 +136,31 @@ def _kernel_depths(rows: Rows) -> list[int]:
 def _by_kernel(rows: Rows) -> str:
     depths = _kernel_depths(rows)
     names = [name for name in (MOSAIC, *OTHER_KERNELS) if any((name, depth) in rows for depth in depths)]
-    lines = []
-    for name in names:
-        cells: list[str] = []
-        for depth in depths:
-            seeds, gaussian = rows.get((name, depth), ()), rows.get((MOSAIC, depth), ())
-            cells += [_loss_cell(seeds), "" if name == MOSAIC else _difference_cell(seeds, gaussian)]
-        lines.append([NAMES[name], max(len(rows.get((name, depth), ())) for depth in depths), *cells])
-    columns = [column for depth in depths for column in (blocks(depth), "minus Gaussian")]
-    return markdown(["kernel", "seeds", *columns], lines) if lines else ""
+
+    def cell(name: str, column: tuple[int, bool]) -> str:
+        depth, is_difference = column
+        seeds = rows.get((name, depth), ())
+        if not is_difference:
+            return _loss_cell(seeds)
+        return "" if name == MOSAIC else _difference_cell(seeds, rows.get((MOSAIC, depth), ()))
+
+    first = {name: (NAMES[name], max(len(rows.get((name, depth), ())) for depth in depths)) for name in names}
+    columns = [(word or blocks(depth), (depth, bool(word))) for depth in depths for word in ("", "minus Gaussian")]
+    return grid_table(["kernel", "seeds"], first, columns, cell)
 
 
 def _rates(records: Mapping[str, Record]) -> str:
-    tried = grouped(
-        {key: record for key, record in records.items() if record.configuration.part == SEARCH},
-        lambda settings: (settings.name, settings.num_layers, settings.recipe["training"]["steps"]),
-    )
-    losses = {row: {one.configuration.learning_rate: loss(one) for one in tried[row]} for row in tried}
+    search = {key: record for key, record in records.items() if record.configuration.part == SEARCH}
+    tried = grouped(search, lambda one: (list(NAMES).index(one.name), one.num_layers, one.recipe["training"]["steps"]))
+    losses = {row: {one.configuration.learning_rate: loss(one) for one in tried[row]} for row in sorted(tried)}
     rates = sorted({rate for of_row in losses.values() for rate in of_row})
 
-    def cell(rate: float) -> Callable[[tuple[str, int, int]], str]:
-        def of_row(row: tuple[str, int, int]) -> str:
-            text = f"{losses[row][rate]:.3f}" if rate in losses[row] else ""
-            return f"**{text}**" if rate == min(losses[row], key=losses[row].__getitem__) else text
+    def cell(row: tuple[int, int, int], rate: float) -> str:
+        text = f"{losses[row][rate]:.3f}" if rate in losses[row] else ""
+        return f"**{text}**" if rate == min(losses[row], key=losses[row].__getitem__) else text
 
-        return of_row
-
-    return table_of(
-        sorted(losses, key=lambda row: (list(NAMES).index(row[0]), *row[1:])),
-        {
-            "model": lambda row: NAMES[row[0]],
-            "blocks": lambda row: row[1],
-            "steps": lambda row: f"{row[2]:,}",
-            **{f"{rate:g}": cell(rate) for rate in rates},
-        },
-    )
-
-
-def _settings(rows: Rows) -> str:
-    trained = [record for seeds in rows.values() for record in seeds]
-    recipes = [record.configuration.recipe for record in trained]
-    dropout = [recipe["model"].get("residual_dropout", recipe["model"].get("dropout", 0.0)) for recipe in recipes]
-    ours = {heading: spread_of(recipes, key) if key else None for heading, (key, _) in PUBLISHED.items()}
-    ours["tokens"] = spread(record.configuration.tokens for record in trained)
-    ours["dropout"] = spread(dropout)
-    ours["precision"] = " and ".join(sorted({record.outcome["precision"] for record in trained}))
-    ours["seeds"] = len({record.configuration.seed for record in trained})
-    return settings_table(ours, {heading: value for heading, (_, value) in PUBLISHED.items()}) if trained else ""
+    first = {row: ([*NAMES.values()][row[0]], row[1], f"{row[2]:,}") for row in losses}
+    return grid_table(["model", "blocks", "steps"], first, [(f"{rate:g}", rate) for rate in rates], cell)
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
@@ -191,7 +177,7 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
         by_kernel.set(xlabel="blocks", ylabel="loss, nats per token", title="Validation loss by kernel")
 
 
-def _draw_losses(axis: "Axes", rows: Rows, name: str, depths: Sequence[int], style: Mapping[str, str]) -> None:
+def _draw_losses(axis: "Axes", rows: Rows, name: str, depths: Sequence[int], style: Mapping[str, Any]) -> None:
     points = {depth: mean_of(list(map(loss, rows[name, depth]))) for depth in depths if (name, depth) in rows}
     if points:
         draw_curve(axis, points, NAMES[name], **style)
@@ -202,7 +188,10 @@ def _draw_trainings(axis: "Axes", rows: Rows, depths: Sequence[int]) -> None:
     """The first seed of each row: darker is deeper."""
     for (name, depth), seeds in rows.items():
         if name in COLORS:
-            style = {"color": COLORS[name], "alpha": 0.3 + 0.7 * depths.index(depth) / max(1, len(depths) - 1)}
+            style: dict[str, Any] = {
+                "color": COLORS[name],
+                "alpha": 0.3 + 0.7 * depths.index(depth) / max(1, len(depths) - 1),
+            }
             for part, look in (("training", {"lw": 0.5, "ls": ":"}), ("validation", {"lw": 1.5})):
                 tokens, losses = zip(*seeds[0].outcome[part])
                 label = f"{NAMES[name]}, {depth}" if part == "validation" else None

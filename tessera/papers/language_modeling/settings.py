@@ -71,6 +71,12 @@ class LanguageSettings(RecipeSettings):
         return self.recipe["model"]["num_layers"]
 
     @property
+    def dropout(self) -> float:
+        """Of the residual stream."""
+        section = self.recipe["model"]
+        return section.get("residual_dropout", section.get("dropout", 0.0))
+
+    @property
     def learning_rate(self) -> float:
         """Its peak."""
         return self.recipe["training"]["learning_rate"]

@@ -12,7 +12,7 @@ from tessera.evaluation.figures import moving_average
 from tessera.papers.curves import panels
 from tessera.papers.experiment import Record
 from tessera.papers.language_modeling.settings import MAIN_NAMES, MOSAIC, NAMES, POSITIONS
-from tessera.papers.tables import difference, grouped, markdown, mean_of, table_of, with_error
+from tessera.papers.tables import difference, grid_table, grouped, markdown, mean_of, with_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,17 +68,12 @@ def _columns(rows: Rows) -> dict[str, Callable[[Record], float]]:
 
 
 def _losses(rows: Rows) -> str:
-    def mean(value: Callable[[Record], float]) -> Callable[[tuple[Row, Sequence[Record]]], str]:
-        return lambda row: with_error(mean_of(list(map(value, row[1]))), ".3f")
-
-    return table_of(
-        rows.items(),
-        {
-            "model": lambda row: NAMES[row[0][0]],
-            "blocks": lambda row: row[0][1],
-            "seeds": lambda row: len(row[1]),
-            **{heading: mean(value) for heading, value in _columns(rows).items()},
-        },
+    first = {row: (NAMES[row[0]], row[1], len(seeds)) for row, seeds in rows.items()}
+    return grid_table(
+        ["model", "blocks", "seeds"],
+        first,
+        _columns(rows).items(),
+        lambda row, value: with_error(mean_of(list(map(value, rows[row]))), ".3f"),
     )
 
 

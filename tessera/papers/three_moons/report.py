@@ -6,23 +6,23 @@ from typing import Any
 
 from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
-from tessera.papers.tables import mean_of, settings_table, spread, table_of, with_error
+from tessera.papers.tables import SettingsRows, mean_of, settings_of, table_of, with_error
 from tessera.papers.three_moons import MEAN_MODULUS, common_period, in_observations
 from tessera.papers.three_moons.disentangling import LATER, dedication, disentangled, gains, levels, moduli
 from tessera.papers.three_moons.settings import INVERSE_BANDWIDTH, VARIANTS
 
 ROUNDS = {"first_round": "as published", "second_round": "second round"}
-# The paper's setting. Its figures carry no numbers.
-PUBLISHED = {
-    "steps": 500,
-    "batch": 64,
-    "observations": 800,
-    "peak learning rate": 1e-2,
-    "last learning rate": 5e-6,
-    "sequences of an evaluation": 512,
-    "longest context": 775,
-    "predictions": 25,
-    "inverse bandwidth": INVERSE_BANDWIDTH,
+# Here, and in the paper, whose figures carry no numbers.
+SETTINGS: SettingsRows = {
+    "steps": ("first_round.fit.steps", 500),
+    "batch": ("first_round.batch_size", 64),
+    "observations": ("length", 800),
+    "peak learning rate": ("first_round.fit.learning_rate", 1e-2),
+    "last learning rate": ("first_round.fit.min_learning_rate", 5e-6),
+    "sequences of an evaluation": ("first_round.evaluation.sequences", 512),
+    "longest context": ("first_round.evaluation.contexts", 775),
+    "predictions": ("first_round.evaluation.horizon", 25),
+    "inverse bandwidth": ("inverse_bandwidth", INVERSE_BANDWIDTH),
 }
 SYMBOLS = {"W_phi": r"$W_\varphi$", "W_psi": r"$W_\psi$", "W_z": "$W_z$"}
 # Memory of each row of panels, and the one that is not trained beside it.
@@ -65,7 +65,8 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """Every table; those without a row are left out."""
     parts = {f"Errors, {triple} triple": _errors(records, triple) for triple in triples_of(records)}
     parts |= {"Heads of each seed": _heads(records), "Turn, leak and width": _gains(records)}
-    parts["Settings"] = _settings(records)
+    trained = [record for record in records.values() if record.configuration.first_round.fit]
+    parts["Settings"] = settings_of(trained, SETTINGS)
     return {heading: table for heading, table in parts.items() if table}
 
 
@@ -149,23 +150,6 @@ def _gains(records: Mapping[str, Record]) -> str:
             "width of the kernels (radians)": lambda row: _number([one["width"] for one in row[1]], ".4f"),
         },
     )
-
-
-def _settings(records: Mapping[str, Record]) -> str:
-    trained = [record.configuration for record in records.values() if record.configuration.first_round.fit]
-    rounds = [one.first_round for one in trained]
-    ours = {
-        "steps": spread(part.fit.steps for part in rounds),
-        "batch": spread(part.batch_size for part in rounds),
-        "observations": spread(one.length for one in trained),
-        "peak learning rate": spread(part.fit.learning_rate for part in rounds),
-        "last learning rate": spread(part.fit.min_learning_rate for part in rounds),
-        "sequences of an evaluation": spread(part.evaluation.sequences for part in rounds),
-        "longest context": spread(part.evaluation.contexts for part in rounds),
-        "predictions": spread(part.evaluation.horizon for part in rounds),
-        "inverse bandwidth": spread(one.inverse_bandwidth for one in trained),
-    }
-    return settings_table(ours, PUBLISHED) if trained else ""
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
