@@ -9,8 +9,7 @@ from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import Record
 from tessera.papers.regbench.published import IN_DISTRIBUTION_100, NAMES, SETTING, SPARSE_SIZES, SPARSE_TABLE_1
 from tessera.papers.regbench.settings import LOSS_BLOCK, NGRAM
-from tessera.papers.tables import grouped, markdown, over_seeds, settings_table, spread, with_error
-from tessera.tasks.task import Estimate
+from tessera.papers.tables import grouped, markdown, score, settings_table, spread, with_error
 
 # Name, training problems and label of a row.
 Row = tuple[str, int, str]
@@ -32,11 +31,6 @@ def rows_of(records: Mapping[str, Record]) -> dict[Row, list[Record]]:
 
 def _steps(records: list[Record]) -> int:
     return max(record.configuration.fit.steps if record.configuration.fit else 0 for record in records)
-
-
-def score(records: list[Record], place: str, name: str) -> Estimate:
-    """A score in per cent over seeds."""
-    return over_seeds([record.outcome[place][name] for record in records])
 
 
 def longest_trainings(records: Mapping[str, Record]) -> dict[str, dict[int, list[Record]]]:
