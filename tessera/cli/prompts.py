@@ -115,8 +115,8 @@ def _report(
     scores = measure(model, load_tokenizer(folder), **options, progress=not arguments.json)
     configuration = {"model": model.config.to_diff_dict(), "data": data, "options": options}
     made_with = provenance(configuration=configuration, seed=arguments.seed, wall_seconds=time.time() - began)
-    on = on if hasattr(model.config, "long_term_memory") else None
-    return {"model": folder, "data": data, "long_term_memory": on, "scores": scores, "provenance": made_with}
+    switched = on if hasattr(model.config, "long_term_memory") else None
+    return {"model": folder, "data": data, "long_term_memory": switched, "scores": scores, "provenance": made_with}
 
 
 def _print(report: dict[str, Any]) -> None:

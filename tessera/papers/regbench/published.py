@@ -1,5 +1,7 @@
 """RegBench in the papers: accuracy and total variation distance (half the L1 distance), both in per cent."""
 
+from typing import Any
+
 # Names of rows, in the order of tables and figures; the last ones are not in the papers' tables.
 NAMES = {
     "mosaic gaussian": "Gaussian",
@@ -19,7 +21,7 @@ NAMES = {
     "mosaic_v2 gaussian": "Memory Mosaic v2",
 }
 # Of the best setting of the kernels paper's search (table 5), which alone can be started here; table 1's test problems.
-SETTING = {
+SETTING: dict[str, Any] = {
     "width": 128,
     "layers": 2,
     "heads": 8,

@@ -10,6 +10,7 @@ from tessera.papers.experiment import Record
 from tessera.papers.regbench.published import IN_DISTRIBUTION_100, NAMES, SETTING, SPARSE_SIZES, SPARSE_TABLE_1
 from tessera.papers.regbench.settings import LOSS_BLOCK, NGRAM
 from tessera.papers.tables import grouped, markdown, score, settings_table, spread, with_error
+from tessera.tasks.task import Estimate
 
 # Name, training problems and label of a row.
 Row = tuple[str, int, str]
@@ -111,7 +112,9 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
                 if name in SPARSE_TABLE_1:
                     values = [row[column] for row in SPARSE_TABLE_1[name]]
                     axis.plot(SPARSE_SIZES, values, "--", markerfacecolor="none", alpha=0.6, lw=1, **style)
-                points = {n: score(seeds, "held_out", quantity) for n, seeds in sorted(trainings[name].items())}
+                points: dict[float, Estimate] = {
+                    n: score(seeds, "held_out", quantity) for n, seeds in sorted(trainings[name].items())
+                }
                 draw_curve(axis, points, NAMES[name], lw=2, capsize=3, zorder=3, **style)
             axis.set(xscale="log", xlabel="training problems, one automaton each", title=heading)
             axis.set_xticks((100, *SPARSE_SIZES), ["100", *(f"{size / 1000:g}k" for size in SPARSE_SIZES)])
