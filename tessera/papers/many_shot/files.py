@@ -53,8 +53,8 @@ def _goemotions(path: Path, text: str) -> list[Example]:
     Tab-separated without quoting: text, numbers of the labels (lines of `labels.txt` from 0, separated by commas), id;
     a header `text label id` is skipped (the original files have none, and call the labels `emotions.txt`).
     """
-    places = [path.parent / name for name in ("labels.txt", "emotions.txt")]
-    names = _text(next((place for place in places if place.exists()), places[0])).split()
+    paths = [path.parent / name for name in ("labels.txt", "emotions.txt")]
+    names = _text(next((labels for labels in paths if labels.exists()), paths[0])).split()
     examples = []
     for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
         fields = line.split("\t")

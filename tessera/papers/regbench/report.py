@@ -73,12 +73,12 @@ def _cells(name: str, problems: int, seeds: list[Record]) -> list[str]:
     papers = known[SPARSE_SIZES.index(problems)] if known else None
     papers_inside = IN_DISTRIBUTION_100.get(name) if problems == 100 else None
     cells = [NAMES.get(name, name), f"{_steps(seeds):,}", str(len(seeds))]
-    for place, published in (("held_out", papers), ("in_distribution", papers_inside)):
+    for strings, published in (("held_out", papers), ("in_distribution", papers_inside)):
         for column, quantity in enumerate(("accuracy", "tvd")):
-            cells.append(with_error(score(seeds, place, quantity), ".1f"))
-            if place == "held_out" or problems == 100:
+            cells.append(with_error(score(seeds, strings, quantity), ".1f"))
+            if strings == "held_out" or problems == 100:
                 cells.append(f"{published[column]:.1f}" if published else "-")
-        if place == "held_out":
+        if strings == "held_out":
             cells += _scores(seeds, "last_accuracy")
     return cells
 
@@ -86,12 +86,12 @@ def _cells(name: str, problems: int, seeds: list[Record]) -> list[str]:
 def _settings(trained: list[Record]) -> str:
     names = {"width": "hidden_size", "layers": "num_layers", "heads": "num_heads", "batch": "batch_size"}
     settings = [record.configuration for record in trained]
-    ours = {name: spread(getattr(one, field) for one in settings) for name, field in names.items()}
+    ours = {name: spread(getattr(of_run, field) for of_run in settings) for name, field in names.items()}
     ours |= {
         "epochs": spread(record.outcome["epochs"] for record in trained),
-        "peak learning rate": spread(one.fit.learning_rate for one in settings),
-        "weight decay": spread(one.fit.weight_decay for one in settings),
-        "test problems": spread(one.test for one in settings),
+        "peak learning rate": spread(of_run.fit.learning_rate for of_run in settings),
+        "weight decay": spread(of_run.fit.weight_decay for of_run in settings),
+        "test problems": spread(of_run.test for of_run in settings),
     }
     return settings_table(ours, SETTING)
 
