@@ -1,6 +1,7 @@
 """Labelled texts from the public files of Banking77, GoEmotions and TACRED."""
 
 import csv
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,7 @@ def read_examples(kind: str, path: Path) -> list[Example]:
 
 def _banking77(path: Path, text: str) -> list[Example]:
     """`train.csv` or `test.csv`: CSV with the header `text,category`."""
-    rows = csv.DictReader(text.splitlines(keepends=True))
+    rows = csv.DictReader(io.StringIO(text))
     expect(rows.fieldnames == ["text", "category"], str(path), "it", "be CSV with the header text,category",
            rows.fieldnames)  # fmt: skip
     examples = []
