@@ -115,8 +115,8 @@ def _report(
     scores = measure(model, load_tokenizer(folder), **options, progress=not arguments.json)
     configuration = {"model": model.config.to_diff_dict(), "data": data, "options": options}
     made_with = provenance(configuration=configuration, seed=arguments.seed, wall_seconds=time.time() - began)
-    on = on if hasattr(model.config, "long_term_memory") else None
-    return {"model": folder, "data": data, "long_term_memory": on, "scores": scores, "provenance": made_with}
+    switched = on if hasattr(model.config, "long_term_memory") else None
+    return {"model": folder, "data": data, "long_term_memory": switched, "scores": scores, "provenance": made_with}
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -124,11 +124,11 @@ def _print(report: dict[str, Any]) -> None:
 
     print(f"{report['model']}: {report['data']} (mean, standard error)")
     rows: dict[str, dict] = {}
-    for number, scores in report["scores"].items():
+    for length, scores in report["scores"].items():
         if "documents" in scores:
-            rows[f"{number} tokens, {scores['documents']:.1f} documents"] = scores
+            rows[f"{length} tokens, {scores['documents']:.1f} documents"] = scores
         else:
-            rows |= {f"{number} shots, {strategy}": one for strategy, one in scores.items()}
+            rows |= {f"{length} shots, {strategy}": of_strategy for strategy, of_strategy in scores.items()}
     columns = tuple(name for name in next(iter(rows.values())) if name != "documents")
     cells = [
         tuple(f"{scores[name]['mean']:.4f} {scores[name]['standard_error']:.4f}" for name in columns)

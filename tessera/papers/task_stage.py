@@ -10,9 +10,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tessera.base.precision import autocast
+from tessera.evaluation.task import score_batches
 from tessera.models.small_models import ModelSize, build_small_model
 from tessera.papers.experiment import RunContext
-from tessera.tasks.task import Estimate, Task, estimate
+from tessera.tasks.task import Estimate, Task, TokenExamples
 from tessera.training.fit import FitOptions, fit
 
 EARLY_SEED = 1_000_003  # apart from the seeds of the training's steps
@@ -83,15 +84,15 @@ def held_out_scores(
     model: nn.Module, task: Task, count: int, width: int, device: str, precision: str = "fp32"
 ) -> dict[str, Estimate]:
     """Each score of `task` on `count` examples of its test split, of `width` tokens: small batches of long rows."""
-    values: dict[str, list[torch.Tensor]] = {}
     at_once = max(1, TOKENS_AT_ONCE // width)
-    for batch, first in enumerate(range(0, count, at_once)):
-        examples = task.sample(min(at_once, count - first), TEST_SEED + batch, "test")
+    firsts = enumerate(range(0, count, at_once), TEST_SEED)
+    batches = (task.sample(min(at_once, count - first), seed, "test") for seed, first in firsts)
+
+    def predictions(examples: TokenExamples) -> torch.Tensor:
         with autocast(precision, device):
-            logits = model(input_ids=examples.tokens.to(device), use_cache=False).logits
-        for name, scores in task.scores(logits.float(), examples).items():
-            values.setdefault(name, []).append(scores)
-    return {name: estimate(torch.cat(scores)) for name, scores in values.items()}
+            return model(input_ids=examples.tokens.to(device), use_cache=False).logits.float()
+
+    return score_batches(task, batches, predictions)
 
 
 def _cost(stage: TaskStage) -> float:

@@ -165,7 +165,7 @@ def test_of_a_state_that_grows_the_table_has_the_growth():
 
 def test_curves_pool_seeds():
     records = {"a": record(share=0.5), "b": record("rmt", share=0.2), "c": record("rmt", share=0.4)}
-    one, several = curves(records, "rewrite", "exact_match")
+    (one, _), (several, _) = curves(records, "rewrite", "exact_match")
     assert one.points[20] == (0.5, 0.1, 1)  # of one seed: the error over contexts
     # Two seeds, 0.2 apart: standard deviation 0.1 sqrt(2), standard error of their mean 0.1.
     assert several.points[20] == pytest.approx((0.3, 0.1, 2))
@@ -173,7 +173,7 @@ def test_curves_pool_seeds():
 
 def test_variants_are_curves_of_their_own():
     records = {"a": record(ablation="1 token"), "b": record()}
-    labels = [one.label for one in curves(records, "rewrite", "exact_match")]
+    labels = [one.label for one, _ in curves(records, "rewrite", "exact_match")]
     assert labels == ["ARMT", "ARMT, 1 token"]
 
 

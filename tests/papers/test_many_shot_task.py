@@ -80,6 +80,12 @@ def test_tacred_names_the_two_entities(tmp_path):
         read_examples("tacred", path)
 
 
+def test_a_row_ends_at_a_line_feed_alone(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text('text,category\nOne\u2028text,a\n"Two\nlines",b\n', encoding="utf-8")
+    assert read_examples("banking77", path) == [Example("One text", "a"), Example("Two lines", "b")]
+
+
 def test_banking77_needs_its_header(tmp_path):
     path = tmp_path / "train.csv"
     path.write_text("question,intent\na,b\n")

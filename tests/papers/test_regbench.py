@@ -9,10 +9,11 @@ import torch
 from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.papers.experiment import PAPER_KERNELS, Record, RunContext, RunSelection
+from tessera.papers.experiment import Record, RunContext, RunSelection
 from tessera.papers.regbench import RegBench
-from tessera.papers.regbench.report import longest_trainings, plot, rows_of, score, tables
+from tessera.papers.regbench.report import longest_trainings, plot, rows_of, tables
 from tessera.papers.regbench.run import EXPERIMENT, Batches, loss_by_block, mean_loss, scores_of
+from tessera.papers.tables import score
 
 SMALL = RegBench.variants()[1]
 
@@ -68,26 +69,6 @@ def test_scores_come_back_in_the_order_of_the_examples():
     for name, values in expected.items():
         torch.testing.assert_close(scores[name], values)
     assert mean_loss(Uniform(), SMALL, examples) == pytest.approx(float(torch.tensor(10.0).log()))
-
-
-def test_the_most_telling_runs_come_first():
-    runs = EXPERIMENT.runs(RunSelection("cpu"))
-    assert len({run.key for run in runs}) == 4 + 18 + 36 + 1 + 12
-    baseline, short, longer = runs[:4], runs[4:22], [run.configuration for run in runs[22:58]]
-    assert runs[58].key == "transformer, 16 epochs/2500/seed 0"
-    fewest = [run.configuration for run in runs[59:]]
-    assert [one.name for one in fewest[:6]] == [
-        "mosaic gaussian", "transformer", "lstm", "linear_transformer", "retnet", "gla",
-    ]  # fmt: skip
-    assert {(one.num_problems, one.fit.steps) for one in fewest} == {(100, 2000)}
-    assert [run.configuration.symbols for run in baseline] == [0, 1, 2, 3]
-    assert {run.configuration.model for run in baseline} == {"ngram"}
-    assert {(run.configuration.num_problems, run.configuration.fit.steps) for run in short} == {(1000, 500)}
-    assert [run.configuration.seed for run in short] == [0] * 9 + [1] * 9
-    assert [(one.num_problems, one.seed) for one in longer[::9]] == [(1000, 0), (2500, 0), (1000, 1), (2500, 1)]
-    assert {one.fit.steps for one in longer} == {4000, 3750}
-    for first in range(0, 36, 9):
-        assert [one.kernel for one in longer[first : first + 9]] == [*PAPER_KERNELS, ""]
 
 
 def test_choices_are_obeyed_or_refused():

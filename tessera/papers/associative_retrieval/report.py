@@ -40,20 +40,22 @@ PANELS = (
 )
 
 
-def curves(records: Mapping[str, Record], rule: str, quantity: str) -> list[Curve]:
-    """A quantity by number of pairs for each model and variant on a rule, variants last; of the records in `notes`.
+def curves(records: Mapping[str, Record], rule: str, quantity: str) -> list[tuple[Curve, list[Record]]]:
+    """A quantity by number of pairs for each model and variant on a rule, and its records; variants last.
 
     Of one seed the standard error is over held-out contexts.
     """
     groups = grouped(of_rule(records, rule), lambda settings: (settings.ablation or "", settings.model))
     order = list(NAMES)
     return [
-        Curve(
-            ", ".join(filter(None, (NAMES[model], ablation))),
-            points_of([record.outcome[quantity] for record in seeds]),
-            tuple(seeds),
+        (
+            Curve(
+                ", ".join(filter(None, (NAMES[model], ablation))),
+                points_of([record.outcome[quantity] for record in seeds]),
+            ),
+            seeds,
         )
-        for (ablation, model), seeds in sorted(groups.items(), key=lambda item: (*item[0][:1], order.index(item[0][1])))
+        for (ablation, model), seeds in sorted(groups.items(), key=lambda item: (item[0][0], order.index(item[0][1])))
     ]
 
 
@@ -72,8 +74,8 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     parts = {}
     for heading, (rule, quantity, factor) in BY_PAIRS.items():
         rows = [
-            Curve(label, points, (_numbers_kept(seeds[0].configuration), trained_pairs(seeds)))
-            for label, points, seeds in curves(records, rule, quantity)
+            curve._replace(notes=(_numbers_kept(seeds[0].configuration), trained_pairs(seeds)))
+            for curve, seeds in curves(records, rule, quantity)
         ]
         cell = partial(_scaled_cell, factor)
         parts[heading] = curves_table(["pairs", "numbers kept", "trained to"], rows, cell, length="{}")
@@ -155,14 +157,14 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
     by_name = styles(NAMES.values())
     with panels(path, 15, 4.6, columns=3, title="bars: 2 standard errors", legend="shared") as axes:
         for axis, (rule, quantity, label, title) in zip(axes, PANELS, strict=True):
-            chosen = [curve for curve in curves(records, rule, quantity) if curve.label in by_name]
-            for curve in chosen:
+            chosen = [pair for pair in curves(records, rule, quantity) if pair[0].label in by_name]
+            for curve, _ in chosen:
                 draw_curve(axis, curve.points, curve.label, bars=2, **by_name[curve.label])
             if chosen:
-                trained = max(trained_pairs(curve.notes) for curve in chosen)
+                trained = max(trained_pairs(seeds) for _, seeds in chosen)
                 axis.axvline(trained, color="black", lw=0.8, ls="--")
                 axis.set_xlabel(f"pairs read (dashed: {trained}, the longest in training)")
-                _draw_bounds(axis, rule, quantity, max(max(curve.points) for curve in chosen), trained)
+                _draw_bounds(axis, rule, quantity, max(max(curve.points) for curve, _ in chosen), trained)
             axis.set(xscale="log", ylabel=label, title=title)
             axis.xaxis.set_major_formatter("{x:g}")
 

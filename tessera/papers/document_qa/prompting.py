@@ -27,7 +27,7 @@ ANSWER_TOKENS = 32
 
 
 class DocumentQuestion(NamedTuple):
-    """A question, the answers that count as right, and documents by their place in `QuestionFile.documents`.
+    """A question, the answers that count as right, and documents by their index in `QuestionFile.documents`.
 
     Attributes:
         golden: the documents that belong to the question. nearest: further documents of the same article, which
@@ -50,33 +50,33 @@ class QuestionFile(NamedTuple):
 def _squad(content: Any) -> QuestionFile:
     """SQuAD 1.1 or 2.0: a document is a paragraph; questions without an answer are left out."""
     articles = [article["paragraphs"] for article in content["data"]]
-    places = _places(paragraph["context"] for paragraphs in articles for paragraph in paragraphs)
+    index = _indices(paragraph["context"] for paragraphs in articles for paragraph in paragraphs)
     questions = []
     for paragraphs in articles:
-        of_article = dict.fromkeys(places[paragraph["context"]] for paragraph in paragraphs)
+        of_article = dict.fromkeys(index[paragraph["context"]] for paragraph in paragraphs)
         for paragraph in paragraphs:
-            own = places[paragraph["context"]]
-            nearest = tuple(place for place in of_article if place != own)
+            own = index[paragraph["context"]]
+            nearest = tuple(other for other in of_article if other != own)
             for entry in paragraph["qas"]:
                 answers = tuple(dict.fromkeys(answer["text"] for answer in entry["answers"]))
                 if answers and not entry.get("is_impossible", False):
                     questions.append(DocumentQuestion(entry["question"], answers, (own,), nearest))
-    return QuestionFile(tuple(places), tuple(questions))
+    return QuestionFile(tuple(index), tuple(questions))
 
 
 def _hotpotqa(content: Any) -> QuestionFile:
     """A document is a title and its sentences; the ten paragraphs given with a question belong to it."""
     contexts = [[f"{title}\n{''.join(sentences)}" for title, sentences in entry["context"]] for entry in content]
-    places = _places(document for documents in contexts for document in documents)
+    index = _indices(document for documents in contexts for document in documents)
     questions = (
-        DocumentQuestion(entry["question"], (entry["answer"],), tuple(dict.fromkeys(map(places.__getitem__, own))))
+        DocumentQuestion(entry["question"], (entry["answer"],), tuple(dict.fromkeys(map(index.__getitem__, own))))
         for entry, own in zip(content, contexts)
     )
-    return QuestionFile(tuple(places), tuple(questions))
+    return QuestionFile(tuple(index), tuple(questions))
 
 
-def _places(documents: Any) -> dict[str, int]:
-    return {document: place for place, document in enumerate(dict.fromkeys(documents))}
+def _indices(documents: Any) -> dict[str, int]:
+    return {document: index for index, document in enumerate(dict.fromkeys(documents))}
 
 
 READERS: dict[str, Callable[[Any], QuestionFile]] = {"squad": _squad, "hotpotqa": _hotpotqa}
@@ -111,7 +111,7 @@ def write_prompt(file: QuestionFile, question: DocumentQuestion, num_documents: 
     else:
         near = random.sample(near, num_others)
     chosen = random.sample(own + near, len(own + near))
-    numbered = (f"Document {n}:\n{file.documents[place]}" for n, place in enumerate(chosen, 1))
+    numbered = (f"Document {n}:\n{file.documents[index]}" for n, index in enumerate(chosen, 1))
     return TEMPLATE.format(documents="\n\n".join(numbered), question=question.question)
 
 

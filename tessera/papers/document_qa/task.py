@@ -136,16 +136,16 @@ class DocumentQA(Task):
         logits = torch.zeros(*examples.tokens.shape, self.vocab_size)
         for row, ids in enumerate(examples.tokens.tolist()):
             words = [self.vocabulary[token] for token in ids]
-            people, where = set(names()[: self.num_names]), dict[str, str]()
+            people, places = set(names()[: self.num_names]), dict[str, str]()
             first_question = words.index(QUESTION)
-            for place, word in enumerate(words):
+            for column, word in enumerate(words):
                 if word in people:
                     person = word
-                    if place > first_question:
-                        asked = place + min(self.wording, FULL_WORDING - 1)
-                        logits[row, asked, _tokens(self.num_names)[where[person]]] = 1.0
+                    if column > first_question:
+                        asked = column + min(self.wording, FULL_WORDING - 1)
+                        logits[row, asked, _tokens(self.num_names)[places[person]]] = 1.0
                 elif word in PLACES:
-                    where[person] = word
+                    places[person] = word
         return logits
 
     def guess(self, examples: TokenExamples, seed: int) -> Tensor:
@@ -238,9 +238,9 @@ def write_document(people: tuple[str, ...], moves: int, random: Random) -> Story
     """A story in which each of `people` goes `moves` times to another place, in an order of chance."""
     order = [person for person in people for _ in range(moves)]
     random.shuffle(order)
-    where: dict[str, str] = {}
+    places: dict[str, str] = {}
     facts = []
     for person in order:
-        where[person] = random.choice([place for place in PLACES if place != where.get(person)])
-        facts.append(f"{person} {random.choice(MOVES)} the {where[person]}")
-    return StoryDocument(tuple(facts), tuple((person, where[person]) for person in people))
+        places[person] = random.choice([place for place in PLACES if place != places.get(person)])
+        facts.append(f"{person} {random.choice(MOVES)} the {places[person]}")
+    return StoryDocument(tuple(facts), tuple((person, places[person]) for person in people))

@@ -118,9 +118,9 @@ class MultiQueryRecall(SourceTargetTask):
     def _parse(self, source: list[int]) -> tuple[dict[tuple[int, ...], tuple[int, ...]], list[tuple[int, ...]]]:
         """The stored values by key, and the queried keys."""
         context, queries = source[: -3 * self.num_queries], source[-3 * self.num_queries :]
-        separators = [place for place, token in enumerate(context) if token == PAIR_SEPARATOR]
+        separators = [column for column, token in enumerate(context) if token == PAIR_SEPARATOR]
         stored = {tuple(context[i - 2 : i]): tuple(context[i + 1 : i + 3]) for i in separators}
-        return stored, [tuple(queries[place + 1 : place + 3]) for place in range(0, len(queries), 3)]
+        return stored, [tuple(queries[start + 1 : start + 3]) for start in range(0, len(queries), 3)]
 
 
 def num_pairs(length):

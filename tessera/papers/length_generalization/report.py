@@ -102,15 +102,12 @@ def half(means: Mapping[float, float]) -> str:
 def _sharper(records: Mapping[str, Record]) -> str:
     """Scores at the longest length that still works, as trained and with sharper memories (see `run.sharper`)."""
     names, rows = ("exact_match", "token_accuracy", "first_symbol", "second_symbol"), []
-    for (task, name), seeds in _rows(records).items():
-        for record in seeds:
-            for factor, sharp in record.outcome.get("sharper", {}).items():
-                scores = record.outcome["scores"][factor]
-                if scores["exact_match"][0] + sharp["exact_match"][0] > 0:  # else there is nothing to see
-                    cells = [
-                        f"{scores[score][0]:.2f} -> {sharp[score][0]:.2f}" if score in sharp else "" for score in names
-                    ]
-                    rows.append([TITLES[task], published.NAMES[name], f"{factor}x", *cells])
+    for (task, name), record in _every_record(records):
+        for factor, sharp in record.outcome.get("sharper", {}).items():
+            scores = record.outcome["scores"][factor]
+            if scores["exact_match"][0] + sharp["exact_match"][0] > 0:  # else there is nothing to see
+                cells = [f"{scores[n][0]:.2f} -> {sharp[n][0]:.2f}" if n in sharp else "" for n in names]
+                rows.append([TITLES[task], published.NAMES[name], f"{factor}x", *cells])
     headings = ["task", "kernel", "length", "exact match", "all symbols", "first symbol", "second symbol"]
     return markdown(headings, rows) if rows else ""
 
@@ -118,14 +115,17 @@ def _sharper(records: Mapping[str, Record]) -> str:
 def _second_symbols(records: Mapping[str, Record]) -> str:
     """At the middle length: right second symbols, where the first says which value it is and where it does not."""
     names, rows = ("first_symbol", "second_alone", "second_shared"), []
-    for (_, name), seeds in _rows(records).items():
-        for record in seeds:
-            factor, scores = list(record.outcome["scores"].items())[len(record.outcome["scores"]) // 2]
-            if all(score in scores for score in names):
-                cells = [with_error(over_seeds([scores[score]])) for score in names]
-                rows.append([published.NAMES[name], f"{factor}x", *cells])
+    for (_, name), record in _every_record(records):
+        factor, scores = list(record.outcome["scores"].items())[len(record.outcome["scores"]) // 2]
+        if all(score in scores for score in names):
+            cells = [with_error(over_seeds([scores[score]])) for score in names]
+            rows.append([published.NAMES[name], f"{factor}x", *cells])
     headings = ["kernel", "length", "first symbol", "second, first occurs once", "second, first shared"]
     return markdown(headings, rows) if rows else ""
+
+
+def _every_record(records: Mapping[str, Record]) -> list[tuple[tuple[str, str], Record]]:
+    return [(row, record) for row, seeds in _rows(records).items() for record in seeds]
 
 
 def _settings(records: Mapping[str, Record]) -> str:

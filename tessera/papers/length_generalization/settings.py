@@ -96,10 +96,15 @@ def _full(settings: LengthSettings) -> LengthSettings:
     (it steps at every micro-step, on the same batch); all kernels see the newest pair (docs/kernels.md).
     """
     name, steps = settings.task, published.EXAMPLES[settings.task] // published.SETTING["batch_size"]
-    ratios = {"warmup_ratio": published.WARMUP_STEPS / steps, "schedule_ratio": published.SCHEDULE_STEPS / steps}
-    scales = {"scalar_learning_rate_scale": 10.0, "scalar_learning_rate_scales": dict(PUBLISHED_SCALAR_SCALES)}
-    fit = FitOptions(steps, **published.FIT, **ratios, **scales)
-    tests = {"test_length": published.TEST_LENGTH, "test_examples": (1000, 1000), "precision": "bf16"}
+    fit = FitOptions(
+        steps,
+        **published.FIT,
+        warmup_ratio=published.WARMUP_STEPS / steps,
+        schedule_ratio=published.SCHEDULE_STEPS / steps,
+        scalar_learning_rate_scale=10.0,
+        scalar_learning_rate_scales=dict(PUBLISHED_SCALAR_SCALES),
+    )
+    tests: dict[str, Any] = {"test_length": published.TEST_LENGTH, "test_examples": (1000, 1000), "precision": "bf16"}
     return replace(settings, task_fields=asdict(TASKS[name]()), fit=fit, **published.SETTING, **tests)
 
 

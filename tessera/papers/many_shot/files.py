@@ -1,6 +1,7 @@
 """Labelled texts from the public files of Banking77, GoEmotions and TACRED."""
 
 import csv
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,7 @@ def read_examples(kind: str, path: Path) -> list[Example]:
 
 def _banking77(path: Path, text: str) -> list[Example]:
     """`train.csv` or `test.csv`: CSV with the header `text,category`."""
-    rows = csv.DictReader(text.splitlines(keepends=True))
+    rows = csv.DictReader(io.StringIO(text))
     expect(rows.fieldnames == ["text", "category"], str(path), "it", "be CSV with the header text,category",
            rows.fieldnames)  # fmt: skip
     examples = []
@@ -53,8 +54,8 @@ def _goemotions(path: Path, text: str) -> list[Example]:
     Tab-separated without quoting: text, numbers of the labels (lines of `labels.txt` from 0, separated by commas), id;
     a header `text label id` is skipped (the original files have none, and call the labels `emotions.txt`).
     """
-    places = [path.parent / name for name in ("labels.txt", "emotions.txt")]
-    names = _text(next((place for place in places if place.exists()), places[0])).split()
+    paths = [path.parent / name for name in ("labels.txt", "emotions.txt")]
+    names = _text(next((labels for labels in paths if labels.exists()), paths[0])).split()
     examples = []
     for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
         fields = line.split("\t")

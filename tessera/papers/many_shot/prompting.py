@@ -62,7 +62,7 @@ def many_shot_scores(
             episode = draw_episode(
                 texts.demonstrations, texts.queries, classes, count, order, anonymous, random, queries
             )
-            ask = partial(_requests, model, tokenizer, texts.template, episode, delimiter)
+            ask = partial(requests_of, model, tokenizer, texts.template, episode, delimiter)
             shares.append(episode_shares(model, episode, ask, batch_size))
         scores = {name: estimate._asdict() for name, estimate in over_contexts(shares).items()}
         outcome.setdefault(str(count), {})[strategy] = scores
@@ -93,14 +93,11 @@ def over_contexts(shares: Sequence[Mapping[str, float]]) -> dict[str, Estimate]:
     return {name: estimate(torch.tensor([share[name] for share in shares], dtype=torch.float64)) for name in shares[0]}
 
 
-def _requests(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    template: Template,
-    episode: Episode,
-    delimiter: str,
-    query: Example,
-) -> list[Request]:
+def requests_of(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", template: Template, episode: Episode,
+    delimiter: str, query: Example,
+) -> list[Request]:  # fmt: skip
+    """What is asked about one query: see `episode_shares`."""
     prompt, between = template.prompt(episode.demonstrations, query, delimiter), DELIMITERS[delimiter]
     answers = [*(f"{between}{label}" for label in episode.labels), f"{between}{query.label}\n"]
     return [request_of(model, tokenizer, prompt, answer) for answer in answers]
@@ -117,9 +114,7 @@ def request_of(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", p
     if tokens[: len(context)] != context or len(tokens) == len(context):  # the tokenizer merges across the border
         tokens = [*context, *tokenizer(answer, add_special_tokens=False)["input_ids"]]
     longest = context_limit(model.config)
-    where, kind = "many_shot", model.config.model_type
-    needed = f"fit the {longest} positions that this {kind} has learned"
-    expect(
-        longest is None or len(tokens) <= longest, where, "the prompt", needed, f"{len(tokens)} tokens", "Fewer shots."
-    )
+    needed = f"fit the {longest} positions that this {model.config.model_type} has learned"
+    fits = longest is None or len(tokens) <= longest
+    expect(fits, "many_shot", "the prompt", needed, f"{len(tokens)} tokens", "Fewer shots.")
     return Request(context, tokens[len(context) :])

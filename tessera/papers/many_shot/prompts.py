@@ -36,7 +36,7 @@ class Template:
         """
         expect(delimiter in DELIMITERS, "many_shot", "delimiter", "be newline or space", repr(delimiter))
         between = DELIMITERS[delimiter]
-        lines = [f"{self.question(one, delimiter)}{between}{one.label}" for one in demonstrations]
+        lines = [f"{self.question(example, delimiter)}{between}{example.label}" for example in demonstrations]
         first = " " if delimiter == "newline" else "\n"
         return self.instruction + first + "\n".join([*lines, self.question(query, delimiter)])
 
@@ -123,7 +123,7 @@ def draw_episode(
     if order == "mixed":
         random.shuffle(examples)
     demonstrated, queried = (
-        tuple(one._replace(label=shown[one.label]) for one in group) for group in (examples, chosen_queries)
+        tuple(example._replace(label=shown[example.label]) for example in group) for group in (examples, chosen_queries)
     )
     return Episode(demonstrated, queried, tuple(names), tuple(labels))
 

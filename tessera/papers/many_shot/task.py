@@ -92,12 +92,6 @@ class ManyShot(Task):
         """Texts to tokens."""
         return _vocabulary(self.max_characters, self.vocab_size)
 
-    @property
-    def label_tokens(self) -> list[int]:
-        """The token of "class 1", of "class 2", ..."""
-        labels = (ANONYMOUS.format(number=number) for number in range(1, self.num_classes + 1))
-        return [self.label(label) for label in labels]
-
     def episodes(self, count: int, seed: int, split: str = "train", num_queries: int = 1) -> list[Episode]:
         """`count` contexts with so many queries each; the same seed and split give the same ones."""
         expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
@@ -107,20 +101,16 @@ class ManyShot(Task):
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """`count` contexts in a row each, the query's label last, then padding."""
         episodes = self.episodes(count, seed, split)
-        rows = [self.tokens(episode) for episode in episodes]
+        rows = [[*self.prompt(e, e.queries[0]), self.label(e.queries[0].label)] for e in episodes]
+        label_tokens = {self.label(ANONYMOUS.format(number=n)) for n in range(1, self.num_classes + 1)}
         tokens = torch.full((count, max(map(len, rows))), 0)
         labels = torch.full_like(tokens, IGNORED)
-        for place, (row, episode) in enumerate(zip(rows, episodes)):
-            tokens[place, : len(row)] = row
-            is_label = torch.isin(row, torch.tensor(self.label_tokens)).nonzero()[:, 0]
-            label_places = is_label[len(episode.classes) :] if self.dense else is_label[-1:]
-            labels[place, label_places] = row[label_places]
+        for row, (ids, episode) in enumerate(zip(rows, episodes)):
+            tokens[row, : len(ids)] = torch.tensor(ids)
+            columns = [column for column, token in enumerate(ids) if token in label_tokens]
+            columns = columns[len(episode.classes) :] if self.dense else columns[-1:]
+            labels[row, columns] = tokens[row, columns]
         return TokenExamples(tokens, labels, tuple(episodes))
-
-    def tokens(self, episode: Episode) -> Tensor:
-        """The prompt of one context with its first query, and that query's label."""
-        query = episode.queries[0]
-        return torch.tensor([*self.prompt(episode, query), self.label(query.label)])
 
     def label(self, label: str) -> int:
         """The token of a label."""
@@ -152,14 +142,11 @@ class ManyShot(Task):
 
     def oracle(self, examples: TokenExamples) -> Tensor:
         """Knows the class of every text, and reads its label off the examples."""
-        names = [_classes_by_text()[episode.queries[0].text] for episode in examples.details]
-        return self._logits(
-            examples,
-            [
-                next(one.label for one in episode.demonstrations if _classes_by_text()[one.text] == name)
-                for episode, name in zip(examples.details, names)
-            ],
-        )
+        class_of, shown = _classes_by_text(), []
+        for episode in examples.details:
+            labels = {class_of[example.text]: example.label for example in episode.demonstrations}
+            shown.append(labels[class_of[episode.queries[0].text]])
+        return self._logits(examples, shown)
 
     def guess(self, examples: TokenExamples, seed: int) -> Tensor:
         """Any of the context's labels."""
@@ -198,22 +185,22 @@ class ManyShot(Task):
 @lru_cache(maxsize=4)
 def _texts(file: str, max_characters: int) -> dict[str, list[Example]]:
     """Texts by class that are short enough; a text that stands in two classes has no right answer and is left out."""
-    short = [one for one in read_examples("banking77", BANKING77 / f"{file}.csv") if len(one.text) <= max_characters]
-    return by_label([one for one in short if one.text in _classes_by_text()])
+    examples = read_examples("banking77", BANKING77 / f"{file}.csv")
+    return by_label([e for e in examples if len(e.text) <= max_characters and e.text in _classes_by_text()])
 
 
 @lru_cache(maxsize=1)
 def _classes_by_text() -> dict[str, str]:
     classes: dict[str, set[str]] = {}
     for file in ("train", "test"):
-        for one in read_examples("banking77", BANKING77 / f"{file}.csv"):
-            classes.setdefault(one.text, set()).add(one.label)
+        for example in read_examples("banking77", BANKING77 / f"{file}.csv"):
+            classes.setdefault(example.text, set()).add(example.label)
     return {text: names.pop() for text, names in classes.items() if len(names) == 1}
 
 
 @lru_cache(maxsize=1)
 def _class_names() -> list[str]:
-    names = sorted({one.label for one in read_examples("banking77", BANKING77 / "test.csv")})
+    names = sorted({example.label for example in read_examples("banking77", BANKING77 / "test.csv")})
     Random("banking77").shuffle(names)
     return names
 
@@ -234,6 +221,6 @@ def _vocabulary(max_characters: int, vocab_size: int) -> Tokenizer:
         vocab_size=vocab_size - len(fixed), special_tokens=[PAD, UNKNOWN], show_progress=False
     )
     names = _class_names()[SPLIT_CLASSES["train"]]
-    tokenizer.train_from_iterator((one.text for name in names for one in texts[name]), trainer)
+    tokenizer.train_from_iterator((example.text for name in names for example in texts[name]), trainer)
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in fixed])
     return tokenizer

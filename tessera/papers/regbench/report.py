@@ -9,7 +9,7 @@ from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import Record
 from tessera.papers.regbench.published import IN_DISTRIBUTION_100, NAMES, SETTING, SPARSE_SIZES, SPARSE_TABLE_1
 from tessera.papers.regbench.settings import LOSS_BLOCK, NGRAM
-from tessera.papers.tables import grouped, markdown, over_seeds, settings_table, spread, with_error
+from tessera.papers.tables import grouped, markdown, score, settings_table, spread, with_error
 from tessera.tasks.task import Estimate
 
 # Name, training problems and label of a row.
@@ -32,11 +32,6 @@ def rows_of(records: Mapping[str, Record]) -> dict[Row, list[Record]]:
 
 def _steps(records: list[Record]) -> int:
     return max(record.configuration.fit.steps if record.configuration.fit else 0 for record in records)
-
-
-def score(records: list[Record], place: str, name: str) -> Estimate:
-    """A score in per cent over seeds."""
-    return over_seeds([record.outcome[place][name] for record in records])
 
 
 def longest_trainings(records: Mapping[str, Record]) -> dict[str, dict[int, list[Record]]]:
@@ -78,12 +73,12 @@ def _cells(name: str, problems: int, seeds: list[Record]) -> list[str]:
     papers = known[SPARSE_SIZES.index(problems)] if known else None
     papers_inside = IN_DISTRIBUTION_100.get(name) if problems == 100 else None
     cells = [NAMES.get(name, name), f"{_steps(seeds):,}", str(len(seeds))]
-    for place, published in (("held_out", papers), ("in_distribution", papers_inside)):
+    for strings, published in (("held_out", papers), ("in_distribution", papers_inside)):
         for column, quantity in enumerate(("accuracy", "tvd")):
-            cells.append(with_error(score(seeds, place, quantity), ".1f"))
-            if place == "held_out" or problems == 100:
+            cells.append(with_error(score(seeds, strings, quantity), ".1f"))
+            if strings == "held_out" or problems == 100:
                 cells.append(f"{published[column]:.1f}" if published else "-")
-        if place == "held_out":
+        if strings == "held_out":
             cells += _scores(seeds, "last_accuracy")
     return cells
 
@@ -91,12 +86,12 @@ def _cells(name: str, problems: int, seeds: list[Record]) -> list[str]:
 def _settings(trained: list[Record]) -> str:
     names = {"width": "hidden_size", "layers": "num_layers", "heads": "num_heads", "batch": "batch_size"}
     settings = [record.configuration for record in trained]
-    ours = {name: spread(getattr(one, field) for one in settings) for name, field in names.items()}
+    ours = {name: spread(getattr(of_run, field) for of_run in settings) for name, field in names.items()}
     ours |= {
         "epochs": spread(record.outcome["epochs"] for record in trained),
-        "peak learning rate": spread(one.fit.learning_rate for one in settings),
-        "weight decay": spread(one.fit.weight_decay for one in settings),
-        "test problems": spread(one.test for one in settings),
+        "peak learning rate": spread(of_run.fit.learning_rate for of_run in settings),
+        "weight decay": spread(of_run.fit.weight_decay for of_run in settings),
+        "test problems": spread(of_run.test for of_run in settings),
     }
     return settings_table(ours, SETTING)
 
@@ -117,7 +112,9 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
                 if name in SPARSE_TABLE_1:
                     values = [row[column] for row in SPARSE_TABLE_1[name]]
                     axis.plot(SPARSE_SIZES, values, "--", markerfacecolor="none", alpha=0.6, lw=1, **style)
-                points = {n: score(seeds, "held_out", quantity) for n, seeds in sorted(trainings[name].items())}
+                points: dict[float, Estimate] = {
+                    n: score(seeds, "held_out", quantity) for n, seeds in sorted(trainings[name].items())
+                }
                 draw_curve(axis, points, NAMES[name], lw=2, capsize=3, zorder=3, **style)
             axis.set(xscale="log", xlabel="training problems, one automaton each", title=heading)
             axis.set_xticks((100, *SPARSE_SIZES), ["100", *(f"{size / 1000:g}k" for size in SPARSE_SIZES)])

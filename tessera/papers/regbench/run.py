@@ -92,7 +92,7 @@ def _output(model: PreTrainedModel, examples: TokenExamples) -> ModelOutput:
     return model(input_ids=examples.tokens.to(model.device), labels=examples.labels.to(model.device))
 
 
-def _parts(task: RegBench, examples: TokenExamples) -> Iterator[tuple[Tensor, TokenExamples]]:
+def _batches(task: RegBench, examples: TokenExamples) -> Iterator[tuple[Tensor, TokenExamples]]:
     """All rows and the examples there, some at a time, shortest first."""
     for rows in examples.details.lengths.argsort(stable=True).split(ROWS_AT_ONCE):
         yield rows, task.select(examples, rows)
@@ -101,17 +101,17 @@ def _parts(task: RegBench, examples: TokenExamples) -> Iterator[tuple[Tensor, To
 @torch.no_grad()
 def mean_loss(model: PreTrainedModel, task: RegBench, examples: TokenExamples) -> float:
     """Cross entropy in nats per symbol over all examples."""
-    parts = [part for _, part in _parts(task, examples)]
-    counts = [int((part.labels >= 0).sum()) for part in parts]
-    return sum(float(_output(model, part).loss) * count for part, count in zip(parts, counts)) / sum(counts)
+    batches = [batch for _, batch in _batches(task, examples)]
+    counts = [int((batch.labels >= 0).sum()) for batch in batches]
+    return sum(float(_output(model, batch).loss) * count for batch, count in zip(batches, counts)) / sum(counts)
 
 
 @torch.no_grad()
 def scores_of(model: PreTrainedModel, task: RegBench, examples: TokenExamples) -> dict[str, Tensor]:
     """The task's scores of each example, in the order of the examples."""
     scores: dict[str, Tensor] = {}
-    for rows, part in _parts(task, examples):
-        for name, values in task.scores(_output(model, part).logits.cpu(), part).items():
+    for rows, batch in _batches(task, examples):
+        for name, values in task.scores(_output(model, batch).logits.cpu(), batch).items():
             scores.setdefault(name, torch.empty(len(examples), dtype=values.dtype))[rows] = values
     return scores
 

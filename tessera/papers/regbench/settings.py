@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tessera.kernels import kernel_names
 from tessera.papers.experiment import PAPER_KERNELS, Run, RunSelection
@@ -70,7 +70,7 @@ class RegBenchSettings:
         steps = epochs * (problems // min(self.batch_size, problems))
         fit = replace(self.fit, steps=steps, learning_rate=rate, min_learning_rate=0.1 * rate,
                       evaluate_every=max(1, steps // evaluations))  # fmt: skip
-        published = {"dropout": 0.0, "initialization": "normal"} if model != "mosaic" else {}
+        published: dict[str, Any] = {"dropout": 0.0, "initialization": "normal"} if model != "mosaic" else {}
         return replace(
             self, model=model, kernel=kernel, num_problems=problems, seed=seed, fit=fit, label=label, **published
         ).as_run()

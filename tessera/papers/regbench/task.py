@@ -123,9 +123,9 @@ class RegBench(Task):
         uniform = allowed / allowed.sum(-1, keepdim=True).clamp_min(1).double()
         distance = (torch.where(scored[..., None], logits, 0.0).double().softmax(-1) - uniform).abs().sum(-1) / 2
         last = scored & (scored.flip(1).cumsum(1).flip(1) == 1)
-        parts = (("", scored), ("last_", last))
+        masks = (("", scored), ("last_", last))
         values = (("accuracy", is_allowed.double()), ("tvd", distance))
-        return {part + name: (value * mask).sum(1) / mask.sum(1) for part, mask in parts for name, value in values}
+        return {prefix + name: (value * mask).sum(1) / mask.sum(1) for prefix, mask in masks for name, value in values}
 
     def oracle(self, examples: TokenExamples) -> Tensor:
         """Log-probabilities: uniform over the allowed symbols."""
