@@ -24,6 +24,7 @@ VERBS = {
     "eval": "tessera.cli.evaluate",
     "prompts": "tessera.cli.prompts",
     "info": "tessera.cli.info",
+    "check": "tessera.cli.check",
     "plan": "tessera.cli.plan",
     "compare": "tessera.cli.compare",
     "sweep": "tessera.cli.sweep",
