@@ -2,8 +2,9 @@
 
 import hashlib
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,38 +21,20 @@ from tessera.evaluation.questions import answer_loss, is_segmented, score_answer
 from tessera.memories.association import recorded_openings
 from tessera.papers.babilong.sample import RESERVED
 from tessera.papers.babilong.vocabulary import END, PAD, UNKNOWN
-from tessera.recipes.sections import Recipe
+from tessera.recipes.sections import Recipe, Stage
 from tessera.tasks.question_answering import QuestionBatch, QuestionTask
 from tessera.tasks.task import TASKS
 from tessera.training.corpus import Corpus, open_corpus
-from tessera.training.curriculum import Stage
-from tessera.training.distributed import ALONE, Processes
+from tessera.training.distributed import SINGLE_PROCESS, Processes
+from tessera.training.training_data import TrainingData
 
 LOSS_SHARE = 1e-3  # of a score: between equal shares of right answers the loss decides
 CHECKED = 4  # contexts of each split that the checksum of a task covers
 
 
 @dataclass(frozen=True)
-class StagedData(ABC):
-    """Batches that are a function of stage and step, and a validation of each stage.
-
-    Attributes:
-        segment: tokens that one unit of `Stage.length` stands for.
-        processes: that share each batch in equal parts, and each validation.
-    """
-
-    recipe: Recipe
-    segment: int
-    processes: Processes = field(default=ALONE, kw_only=True)
-
-    @property
-    @abstractmethod
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Of its text."""
-
-    @abstractmethod
-    def checksums(self) -> dict[str, dict[str, Any]]:
-        """See `tessera.training.data_fingerprint.TrainingData`."""
+class StagedData(TrainingData):
+    """Batches and validations of stages of growing length."""
 
     @abstractmethod
     def require(self, stage: Stage) -> None:
@@ -88,17 +71,20 @@ class StagedData(ABC):
     def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """The numbers of a line of metrics: `predictions`, whose score is lower by what the stage's writes cost."""
         if not stage.write_cost:
-            return self.predictions(model, stage)
-        with recorded_openings(model) as openings:
+            with self.autocast():
+                return self.predictions(model, stage)
+        with self.autocast(), recorded_openings(model) as openings:
             numbers = self.predictions(model, stage)
         total, count = (part.double() for part in _summed(openings))
         sums = self.processes.total(torch.stack([total, count]).cpu())
         mean = (sums[0] / sums[1]).item()
         return {**numbers, "score": numbers["score"] - stage.write_cost * mean, "validation_opening": mean}
 
-    def batch_tokens(self, stage: Stage, step: int) -> int:
-        """Tokens of the contexts of a step."""
-        return self.recipe.training.batch_size * self.segment * stage.length_at(step, self.recipe.seed)
+    def losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> Iterator[Tensor]:
+        """See `TrainingData`."""
+        with self.autocast():
+            loss = self.loss(model, stage, number, step)
+        yield loss
 
     def seed_of(self, number: int, step: int) -> int:
         """Of a step's batch."""
@@ -113,7 +99,9 @@ def _summed(openings: list[Tensor]) -> tuple[Tensor, Tensor]:
     return flat.sum(), flat.new_tensor(flat.numel())
 
 
-def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool, processes: Processes = ALONE) -> StagedData:
+def open_staged_data(
+    recipe: Recipe, run: Path, *, saved_tokenizer: bool, processes: Processes = SINGLE_PROCESS
+) -> StagedData:
     """The task of the recipe, else its text; `saved_tokenizer`: see `open_corpus`.
 
     Raises:
@@ -181,7 +169,7 @@ class StagedText(StagedData):
         split, context = self.corpus.training, stage.length_at(step, self.recipe.seed) * self.segment
         random = Random(self.seed_of(number, step))
         starts = [random.randint(split.start, split.stop - context) for _ in range(self.recipe.training.batch_size)]
-        mine = slice(*self.processes.part(len(starts)))
+        mine = slice(*self.processes.shard_rows(len(starts)))
         tokens = torch.stack([split.window(start, context)["input_ids"] for start in starts[mine]])
         tokens = tokens.to(next(model.parameters()).device)
         return model(input_ids=tokens, labels=tokens).loss / self.processes.count
@@ -256,7 +244,7 @@ class StagedQuestions(StagedData):
         tokens = self.tokens(stage, length, Random(seed).randint(0, self.most_left_out))
         count, early = self.recipe.training.batch_size, self.recipe.data.early_questions
         batch = self.batch(stage, count, tokens, seed, "train", early if is_segmented(model) else 0)
-        part = batch.rows(*self.processes.part(count))
+        part = batch.rows(*self.processes.shard_rows(count))
         total, answers = answer_loss(model, part, stage.backprop_segments)
         return total / self.processes.total(answers)
 
@@ -266,7 +254,7 @@ class StagedQuestions(StagedData):
         for first in range(0, training.evaluate_sequences, training.batch_size):
             count = min(training.batch_size, training.evaluate_sequences - first)
             batch = self.batch(stage, count, self.tokens(stage, stage.length), first, "validation")
-            start, stop = self.processes.part(count)
+            start, stop = self.processes.shard_rows(count)
             sums = torch.zeros(3, dtype=torch.double)  # of the loss, of its tokens, of shares of right answers
             if start < stop:
                 total, answers, right = score_answers(model, batch.rows(start, stop))

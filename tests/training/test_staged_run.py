@@ -8,11 +8,13 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tessera.base.checkpoints import FOLDER
+from tessera.base.checkpoints import FOLDER, verify
 from tessera.base.errors import TesseraError, TrainingInterrupted
+from tessera.base.files import remove
 from tessera.memories.association import recorded_openings
 from tessera.recipes.recipe import read_recipe
-from tessera.training import staged_data, staged_run
+from tessera.training import curriculum, staged_data
+from tessera.training import run as run_module
 from tessera.training.initial_model import starting_model
 from tessera.training.metrics import MetricsFile
 from tessera.training.run import train
@@ -97,10 +99,10 @@ def test_a_stop_inside_a_stage_names_the_run_and_the_step(recipe_of, tmp_path, m
             super().__init__()
             self.is_requested = True  # as a Ctrl-C during the first step does
 
-    monkeypatch.setattr(staged_run, "Interruption", Requested)
-    with pytest.raises(TrainingInterrupted, match=r"run: stage-0: stopped after step 1; a checkpoint holds it\.$"):
+    monkeypatch.setattr(run_module, "Interruption", Requested)
+    with pytest.raises(TrainingInterrupted, match=r"run: stage 1: stopped after step 1 of 4; a checkpoint holds it\.$"):
         train(recipe_of(QUESTIONS), tmp_path / "run", progress=False)
-    assert (tmp_path / "run" / staged_run.FOLDER / "stage-0.safetensors").exists()
+    assert verify(tmp_path / "run" / FOLDER / "checkpoint-1") is None
 
 
 def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_file):
@@ -139,7 +141,6 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
     [
         ("training.curriculum=[]", "training.curriculum must name the stages of a task's training"),
         ("training.steps=7", "training.steps must be left out beside a curriculum; got 7"),
-        ("training.compile=true", "training.compile must be left out beside a curriculum"),
         (
             "data.task.name=three_moons",
             "data.task.name must be a task of questions; got 'three_moons'. Known: babilong",
@@ -318,7 +319,7 @@ def test_a_threshold_holds_from_its_stage_on_also_after_a_stop(recipe_of, tmp_pa
 
     weights = (run / "model.safetensors").read_bytes()
     (run / "model.safetensors").unlink()
-    (run / FOLDER / "stage-2.safetensors").unlink()
+    remove(run / FOLDER / "checkpoint-3")
     thresholds.clear()
     train(recipe, run, resume=True, progress=False)
     assert thresholds == [([0.6, 0.6], 2)]
@@ -330,7 +331,7 @@ def test_a_threshold_holds_without_a_run_folder_too(recipe_of, tmp_path):
     recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]")
     data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
     model = starting_model(recipe, data.tokenizer, context=64)
-    staged_run.train_stages_of(model, recipe, data, tmp_path, lambda share, note: None)
+    curriculum.train_stages_of(model, recipe, data, tmp_path, lambda share, note: None)
     assert [memory.gate.threshold for memory in model.memories] == [0.6, 0.6]
 
 

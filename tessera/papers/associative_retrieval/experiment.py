@@ -11,8 +11,9 @@ from tessera.models.sizes import num_parameters
 from tessera.papers.associative_retrieval import RULES, capacity, capacity_error, figure, models, questions, report
 from tessera.papers.associative_retrieval.settings import BUDGETS, KEY_SIZE, RetrievalSettings
 from tessera.papers.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
+from tessera.recipes.sections import Stage
 from tessera.tasks.task import estimate, generator_of
-from tessera.training.curriculum import Stage, train_stages
+from tessera.training.curriculum import train_stages
 
 
 class AssociativeRetrievalExperiment(Experiment):

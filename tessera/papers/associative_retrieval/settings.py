@@ -7,7 +7,8 @@ from typing import Any
 from tessera.models.small_models import ModelSize
 from tessera.papers.associative_retrieval import AssociativeRetrieval
 from tessera.papers.experiment import Run
-from tessera.training.curriculum import Curriculum, Stage
+from tessera.recipes.curriculum import Curriculum
+from tessera.recipes.sections import Stage
 from tessera.training.fit import FitOptions
 
 VOCABULARY = AssociativeRetrieval().vocab_size

@@ -2,11 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from transformers import TrainerCallback
 
 from tessera.base.dataclass_io import to_json
 from tessera.base.precision import resolve_precision
@@ -22,17 +19,6 @@ from tessera.training.run import train
 MODELS = "language_models"
 
 
-class Share(TrainerCallback):
-    """Tells `report` after every step how much of the training is done."""
-
-    def __init__(self, report: Callable[[float, str], None]) -> None:
-        self.report = report
-
-    def on_step_end(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        self.report(state.global_step / state.max_steps, f"step {state.global_step}")
-
-
 def trained_model(settings: LanguageSettings, context: RunContext, data: str | None = None) -> Path:
     """The folder of the model that `settings` describe, trained unless it is there; a killed training goes on.
 
@@ -45,7 +31,7 @@ def trained_model(settings: LanguageSettings, context: RunContext, data: str | N
     name = f"{settings.name.replace(' ', '-')}-{settings.num_layers}"
     folder = models / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
     if not (folder / RESULT).is_file():
-        train(settings.read_recipe(data), folder, resume=True, progress=False, callbacks=[Share(context.report)])
+        train(settings.read_recipe(data), folder, resume=True, progress=False, report=context.report)
     return folder
 
 
