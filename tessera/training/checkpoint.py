@@ -205,9 +205,8 @@ class Checkpoints:
                 draft.mkdir(parents=True)
                 self.describe(draft)
                 self._write_numbers(draft, optimizer, progress)
-            if isinstance(self.model, FSDPModule):
+            if is_sharded:
                 self.processes.wait()
-                self.model.reshard()  # a validation leaves the outermost parameters whole
                 tensors = prefixed(WEIGHT, model_tensors(self.model)) | others
                 self._writer.start(draft / SHARDS, tensors, partial(self._publish, name))
                 self._writing = name

@@ -12,6 +12,7 @@ from typing import NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from tessera.base.errors import TesseraError, TrainingInterrupted
@@ -180,15 +181,15 @@ def _backward(
     """Leave the step's clipped gradients in the parameters; its loss and, where it is measured, their norm."""
     optimizer.zero_grad(set_to_none=True)
     total: Tensor | None = None
+    is_sharded = any(isinstance(parameter, DTensor) for parameter in parameters[:1])
     for loss in (losses,) if isinstance(losses, Tensor) else losses:
-        loss.backward()
+        # FSDP takes the mean over the processes of the gradients that it shards.
+        loss.backward(torch.full_like(loss, processes.count) if is_sharded else None)
         total = loss.detach() if total is None else total + loss.detach()
     assert total is not None, "a step has a loss"
     if processes.count > 1:
         total = total.clone()
-        # FSDP adds up the gradients that it shards.
-        whole = [p.grad for p in parameters if p.grad is not None and not isinstance(p.grad, DTensor)]
-        processes.all_reduce([total, *whole])
+        processes.all_reduce([total, *(p.grad for p in parameters if p.grad is not None and not is_sharded)])
     norm = None
     if options.clip is not None:
         length = nn.utils.clip_grad_norm_(parameters, options.clip)
@@ -214,6 +215,8 @@ def _validate(
     model.eval()
     with torch.no_grad():
         value = stage.validate()
+    if isinstance(model, FSDPModule):
+        model.reshard()  # a call without a backward pass leaves the outermost parameters whole
     model.train()
     if value is None:
         return None
