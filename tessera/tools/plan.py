@@ -12,7 +12,7 @@ from tessera.models.sizes import meta_model
 from tessera.recipes.model_section import untrained_config
 from tessera.recipes.sections import Recipe, TrainingSection
 from tessera.tools.step_memory import StepMemory, step_memory
-from tessera.training.arguments import batch_shape
+from tessera.training.distributed import batch_shape
 from tessera.training.initial_model import freeze_base
 from tessera.training.time_estimate import evaluation_in_steps
 
@@ -101,8 +101,6 @@ def plan(
             f"plan: training.curriculum must be empty; got {len(section.curriculum)} stages. "
             "Stages train on one device, on texts of growing length."
         )
-    if section.trainer.get("fsdp"):
-        raise TesseraError("plan: training.trainer.fsdp must be left out; got one. training.shard=true can be planned.")
     precision = _precision(section, device_type)
     config, context = untrained_config(recipe), recipe.data.context
     counted = account(config, context)

@@ -11,8 +11,9 @@ from tessera.papers.associative_retrieval.report import curves, numbers_kept, pl
 from tessera.papers.associative_retrieval.run import CONTEXTS_AT_ONCE, EXPERIMENT, exact_match, mean_loss, memory_norms
 from tessera.papers.associative_retrieval.settings import BUDGETS, KEY_SIZE, MODELS, VOCABULARY, build, stage
 from tessera.papers.experiment import Record, RunSelection
+from tessera.recipes.curriculum import Curriculum
 from tessera.tasks.task import generator_of
-from tessera.training.curriculum import Curriculum, train_stages
+from tessera.training.curriculum import train_stages
 from tessera.training.fit import FitOptions
 from tests.papers.test_associative_retrieval_task import generator
 

@@ -26,8 +26,7 @@ BOOK = "years of work\n"
 def fuzz_recipes(shop: Workshop, folder: Path, count: int, chance: Random) -> Tally:
     """Recipe files with bad values at every field of every section and stage, and as bytes that are no YAML."""
     from tessera.recipes.recipe import read_recipe
-    from tessera.recipes.sections import Recipe
-    from tessera.training.curriculum import Stage
+    from tessera.recipes.sections import Recipe, Stage
 
     tally, good = Tally("recipes"), yaml.safe_load(shop.recipe.read_text())
     model = load_config(shop.run).to_dict()
@@ -52,7 +51,7 @@ def fuzz_stages(shop: Workshop, folder: Path, count: int, chance: Random) -> Tal
     from tessera.papers.babilong.task import BABILong
     from tessera.recipes.files import find_recipe
     from tessera.recipes.recipe import read_recipe
-    from tessera.training.curriculum import Stage
+    from tessera.recipes.sections import Stage
     from tessera.training.staged_data import open_staged_data
 
     tally, path, books = Tally("stages of questions"), folder / "stages.yaml", folder / "books"

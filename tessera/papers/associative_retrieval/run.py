@@ -21,8 +21,9 @@ from tessera.papers.associative_retrieval.settings import (
 )
 from tessera.papers.catalogue import LIBRARY
 from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
+from tessera.recipes.sections import Stage
 from tessera.tasks.task import estimate, generator_of
-from tessera.training.curriculum import Stage, train_stages
+from tessera.training.curriculum import train_stages
 
 # Of held-out contexts that are read at once: at most so many, and at most so many pairs of all of them.
 CONTEXTS_AT_ONCE, PAIRS_AT_ONCE = 16, 2000

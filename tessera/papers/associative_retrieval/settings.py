@@ -9,7 +9,8 @@ from tessera.models.small_models import ModelSize, build_small_model
 from tessera.papers.associative_retrieval.published import NAMES, STAGES
 from tessera.papers.associative_retrieval.task import RULES, AssociativeRetrieval
 from tessera.papers.experiment import Run
-from tessera.training.curriculum import Curriculum, Stage
+from tessera.recipes.curriculum import Curriculum
+from tessera.recipes.sections import Stage
 from tessera.training.fit import FitOptions
 
 MODELS = tuple(NAMES)

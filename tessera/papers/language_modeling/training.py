@@ -2,10 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
-
-from transformers import TrainerCallback
 
 from tessera.base.dataclass_io import to_json
 from tessera.papers.experiment import RunContext
@@ -14,17 +11,6 @@ from tessera.training.overwrite import RESULT
 from tessera.training.run import train
 
 MODELS = "language_models"
-
-
-class Share(TrainerCallback):
-    """Tells `report` after every step how much of the training is done."""
-
-    def __init__(self, report: Callable[[float, str], None]) -> None:
-        self.report = report
-
-    def on_step_end(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        self.report(state.global_step / state.max_steps, f"step {state.global_step}")
 
 
 def trained_model(settings: LanguageSettings, context: RunContext, data: str | None = None) -> Path:
@@ -39,5 +25,5 @@ def trained_model(settings: LanguageSettings, context: RunContext, data: str | N
     name = f"{settings.name.replace(' ', '-')}-{settings.num_layers}"
     folder = models / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
     if not (folder / RESULT).is_file():
-        train(settings.read_recipe(data), folder, resume=True, progress=False, callbacks=[Share(context.report)])
+        train(settings.read_recipe(data), folder, resume=True, progress=False, report=context.report)
     return folder
