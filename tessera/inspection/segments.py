@@ -99,8 +99,10 @@ def association_row(
         if memory.update_order == "sequential"
         else (keys.transpose(1, 2) @ (strengths * known))
     )
-    gamma = float(_gamma(memory, before, keys).mean())
-    return _length(written), _length(erased), read, _length(after.matrix), gamma
+    gamma = _gamma(memory, before, keys)
+    if memory.gate_normalizer and memory.gate.can_close:
+        gamma = gamma * (strengths.squeeze(-1) > 0)
+    return _length(written), _length(erased), read, _length(after.matrix), float(gamma.mean())
 
 
 def _gamma(memory: AssociationMemory, before: AssociationState, keys: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
         sizes = (config.hidden_size, config.memory_dim, config.num_rolls)
         update: dict[str, Any] = {"correction": config.correction, "update_order": config.update_order}
         update |= {"epsilon": config.epsilon, "strength_stretch": config.strength_stretch}
-        update |= {"strength_threshold": config.strength_threshold}
+        update |= {"strength_threshold": config.strength_threshold, "gate_normalizer": config.gate_normalizer}
         with weight.device:
             memories = [AssociationMemory(*sizes, **update) for _ in range(config.num_hidden_layers)]
         self.memories = nn.ModuleList(memories)

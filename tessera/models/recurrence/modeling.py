@@ -26,7 +26,7 @@ from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import keep_last_hidden, leave_out_unneeded, wrap_layers
 from tessera.models.recurrence.reading import read
-from tessera.models.recurrence.segment_loss import SegmentLoss, plain_lm_head
+from tessera.models.recurrence.segment_loss import SegmentLoss, balancing_weight, plain_lm_head
 from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory, SegmentRunner
 from tessera.models.recurrence.segmented_input import SegmentedInput
 from tessera.models.recurrence.state import MemoryState
@@ -94,6 +94,10 @@ class SegmentedPreTrainedModel(SavesWithCode, PreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Set the base model's."""
         self.base.set_output_embeddings(new_embeddings)
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True  # of the base; transformers looks for experts in the source of this class
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -278,7 +282,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         if labels is None:
             return None
         check_labels(type(self).__name__, labels, text.shape, self.config.vocab_size)
-        return SegmentLoss(labels, loss_mask, text.real)
+        return SegmentLoss(labels, loss_mask, text.real, balancing_weight(self.base))
 
     def _fitting(self, state: MemoryState, batch: int) -> MemoryState:
         """`state`, checked to serve `batch` rows."""

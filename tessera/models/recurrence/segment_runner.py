@@ -47,12 +47,16 @@ class Segment:
 
 
 class SegmentResult(NamedTuple):
-    """What a segment's call gave: its `Segment.needed`, the memory after it, the base's cache (while it is open)."""
+    """What a segment's call gave: its `Segment.needed`, the memory after it, the base's cache (while it is open).
+
+    `balance`: the balancing loss of a base with experts, where its configuration asks for it.
+    """
 
     output: Tensor | None
     memory: MemoryState | None
     cache: Any = None
     hidden_states: tuple[Tensor, ...] = ()
+    balance: Tensor | None = None
 
 
 class MemoryTokens(nn.Module):
@@ -137,17 +141,18 @@ class SegmentRunner:
         needed = {"logits": output.get("logits"), "hidden": hooks.last_hidden, "nothing": None}[segment.needed]
         needed = None if needed is None else needed[:, ordinary]
         hidden = tuple(layer[:, ordinary] for layer in output.hidden_states) if segment.hidden_states else ()
+        balance = output.get("aux_loss")
         if segment.close:
             read = segment.before + segment.steps if segment.lengths is None else segment.lengths
             memory = state.after(self.memory.next_layers(hooks, state), read)
-            return SegmentResult(needed, memory, hidden_states=hidden)
+            return SegmentResult(needed, memory, hidden_states=hidden, balance=balance)
         if output.past_key_values is None:
             base = type(self.base).__name__
             message = f"use_cache=True needs a cache of the base, and this {base} gave none"
             if self.base.training and any(getattr(m, "gradient_checkpointing", False) for m in self.base.modules()):
                 message += ": in training with gradient checkpointing it keeps none. Turn one of the two off"
             raise TesseraError(f"forward: {message}.")
-        return SegmentResult(needed, None if is_empty else state, output.past_key_values, hidden)
+        return SegmentResult(needed, None if is_empty else state, output.past_key_values, hidden, balance)
 
     def call_base(self, embeddings: Tensor, segment: Segment, hooks: LayerHooks) -> Any:
         """The base model's output for `embeddings` (B, front + n + back, hidden) of `segment` and its memory tokens."""

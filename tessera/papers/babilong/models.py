@@ -57,7 +57,7 @@ def section(name: str, width: int, segment: int, memory_tokens: int, memory_dim:
     }
     memory = {"segment_size": segment, "num_memory_tokens": memory_tokens}
     armt = {"type": "armt", **memory, "memory_dim": memory_dim}
-    gated = {**armt, "base": mosaic, "strength_stretch": 0.1}
+    gated = {**armt, "base": mosaic, "strength_stretch": 0.1, "gate_normalizer": False}
     return {
         GATED: gated,
         THRESHOLD: gated,  # the threshold comes with a stage
