@@ -15,11 +15,13 @@ class ARMTConfig(SegmentedConfig):
         correction: gamma-correction of the normaliser. update_order: "parallel" (published) or "sequential" (paper).
         epsilon: of the divisions. strength_stretch: 0 as published; with 0.1 a memory token can also write exactly
             nothing, see `tessera.memories.association.WriteStrength`. strength_threshold: 0 as published; strengths
-            below it write nothing. gate_normalizer: whether a memory token of strength exactly 0 leaves the
-            normaliser as it is too, so that noise cannot fill it; without a stretch or threshold there is none. False
-            is what models had before this field: a stored configuration without it is read as False. gate_penalty: this times the mean probability that a memory token writes
-            (`WriteStrength.opening`, of writes that gradients flow through) is added to the loss in training, so that
-            text without use is not written; needs a `strength_stretch`. The others: see `SegmentedConfig`.
+            below it write nothing.
+        gate_normalizer: whether a memory token of strength exactly 0 leaves the normaliser as it is too, so that noise
+            cannot fill it; without a stretch or threshold there is none. False is what models had before this field: a
+            stored configuration without it is read as False.
+        gate_penalty: this times the mean probability that a memory token writes (`WriteStrength.opening`, of writes
+            that gradients flow through) is added to the loss in training, so that text without use is not written;
+            needs a `strength_stretch`. The others: see `SegmentedConfig`.
     Raises:
         TesseraError: naming every argument that is unknown or impossible.
     """

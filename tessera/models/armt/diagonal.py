@@ -61,7 +61,7 @@ class _Cell(nn.Module):
         """The hidden states after the layer, and the memory's tensors after the segment."""
         state = AssociationState(matrix, normaliser, empty)
         output = self.layer(hidden + self.memory(hidden, state), *args, **kwargs)
-        output = output[0] if isinstance(output, tuple) else output
+        output = output[0] if isinstance(output, (tuple, list)) else output
         new = self.memory.write(output[:, -self.written :], state)
         return output, new.matrix, new.normaliser, new.empty
 

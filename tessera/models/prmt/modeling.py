@@ -84,6 +84,7 @@ class PRMTMemory(SegmentMemory[PRMTState, ParallelHooks]):
     tokens: Sequence[MemoryTokens]
     recurrence: str
     at_front = True
+    is_carried = True
 
     def empty(self, batch: int) -> PRMTState:
         """Every layer's learned memory tokens."""

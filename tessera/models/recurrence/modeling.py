@@ -1,7 +1,6 @@
 """The common part of ARMT, RMT and PRMT as a Hugging Face model."""
 
 import copy
-import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +14,12 @@ from tessera.base.errors import expect
 from tessera.models.forward_arguments import REASONS, check_labels, checks_types, demand, kept_steps, refuse_keywords
 from tessera.models.recurrence.backbone import SegmentedBackbone
 from tessera.models.recurrence.base_model import (
+    expect_base,
     expect_positions,
     feed_forward,
     fuse_activations,
     layer_list,
+    takes_positions,
     widen_positions,
 )
 from tessera.models.recurrence.cache import SegmentCache
@@ -123,24 +124,31 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
     def __init__(self, config: SegmentedConfig, base: PreTrainedModel | None = None):
         super().__init__(config)
         expect(config.base_config is not None, type(self).__name__, "base_config", "be given", None)
+        is_new = base is None
         if base is None:
             base = AutoModelForCausalLM.from_config(config.base_config, trust_remote_code=False)
-        else:
+        # A base that is refused is left as it was.
+        back = config.num_memory_tokens
+        front, where = back if self.memory_class.at_front else 0, type(self).__name__
+        layers = layer_list(base, config.layers_path)
+        expect_positions(base, config.segment_size, front, back, config.own_memory_positions)
+        expect_base(base, layers, where)
+        embeddings = base.get_input_embeddings()
+        is_narrow = self.memory_class.is_carried and embeddings.weight.shape[1] != config.hidden_size
+        expect(not is_narrow, where, "the model", "have embeddings as wide as its layers", type(base).__name__)
+        if not is_new:
             for module in base.modules():  # post_init must not draw a trained base anew
                 module._is_hf_initialized = True
         self.base = base
-        front = config.num_memory_tokens if self.memory_class.at_front else 0
         if config.own_memory_positions:
-            widen_positions(base, front, config.num_memory_tokens)
-        expect_positions(base, front + config.segment_size + config.num_memory_tokens)
-        layers = layer_list(base, config.layers_path)
+            widen_positions(base, front, back)
         wrap_layers(layers)
         last = feed_forward(base, layers[-1])
         if last is not None:
             leave_out_unneeded(last)
         fuse_activations(base)
         base.base_model.register_forward_hook(keep_last_hidden)
-        self._takes_positions = "position_ids" in inspect.signature(base.forward).parameters
+        self._takes_positions = takes_positions(base)
         self._add_memory(config)
         self.post_init()
         self.generation_config = copy.deepcopy(base.generation_config)

@@ -48,7 +48,9 @@ class SegmentLoss:
             over all segments is added.
     """
 
-    def __init__(self, labels: Tensor, loss_mask: Tensor | None = None, real: Tensor | None = None, balancing: float = 0.0):
+    def __init__(
+        self, labels: Tensor, loss_mask: Tensor | None = None, real: Tensor | None = None, balancing: float = 0.0
+    ):
         self.targets = shifted_targets(labels, loss_mask, real)
         # Which positions count, known to the CPU: one look at the labels, not one for each segment.
         self.counted = (self.targets != IGNORED).cpu()

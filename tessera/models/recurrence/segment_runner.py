@@ -89,9 +89,11 @@ class SegmentMemory(ABC, Generic[MemoryT, HooksT]):
         at_front: whether memory tokens stand at the start of a segment too.
         is_shared: whether a segment that stays open can be read after a state of fewer rows than the text has, of
             which each serves as many consecutive rows.
+        is_carried: whether outputs of layers become memory tokens.
     """
 
     at_front: bool = False
+    is_carried: bool = False
     is_shared: bool = False
 
     @abstractmethod
@@ -146,7 +148,7 @@ class SegmentRunner:
             read = segment.before + segment.steps if segment.lengths is None else segment.lengths
             memory = state.after(self.memory.next_layers(hooks, state), read)
             return SegmentResult(needed, memory, hidden_states=hidden, balance=balance)
-        if output.past_key_values is None:
+        if output.get("past_key_values") is None:
             base = type(self.base).__name__
             message = f"use_cache=True needs a cache of the base, and this {base} gave none"
             if self.base.training and any(getattr(m, "gradient_checkpointing", False) for m in self.base.modules()):
