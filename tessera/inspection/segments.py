@@ -25,7 +25,8 @@ class SegmentObserver:
 
     def __init__(self, reading: Reading) -> None:
         self.reading, model = reading, reading.model
-        self.memories = getattr(model, "memories", None)
+        memories = getattr(model, "memories", None)
+        self.memories = None if memories is None else memories.in_order()
         self.state = model.empty_memory(1) if reading.memory is None else reading.memory
         self.rows: list[list[tuple[float, ...]]] = []
         self.reads = torch.full((reading.input_ids.shape[1], model.config.num_hidden_layers), torch.nan)

@@ -167,7 +167,7 @@ def _cells(model: ARMTForCausalLM) -> list[_Cell]:
     layers = layer_list(model.base, model.config.layers_path)
     written = model.config.num_memory_tokens
     cells = []
-    for wrapped, memory in zip(layers, model.memories):
+    for wrapped, memory in zip(layers, model.memories.in_order()):
         assert isinstance(wrapped, MemoryLayer)
         assert isinstance(memory, AssociationMemory)
         cells.append(_Cell(wrapped.layer, memory, written).train(model.training))

@@ -4,6 +4,7 @@ import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -120,6 +121,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
     """
 
     memory_class: type[SegmentMemory]
+    memory_modules: tuple[str, ...] = ("memory_tokens",)  # what an adapter of PEFT must train and save too
 
     def __init__(self, config: SegmentedConfig, base: PreTrainedModel | None = None):
         super().__init__(config)
@@ -148,7 +150,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
             leave_out_unneeded(last)
         fuse_activations(base)
         base.base_model.register_forward_hook(keep_last_hidden)
-        self._takes_positions = takes_positions(base)
+        self._takes_positions, self._is_tried = takes_positions(base), False
         self._add_memory(config)
         self.post_init()
         self.generation_config = copy.deepcopy(base.generation_config)
@@ -170,6 +172,30 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         """What tools of transformers call for hidden states; `base` is the base model itself."""
         # Tools that call it replace `forward` of the model with one that does.
         return SegmentedBackbone(self.base, partial(type(self).forward, self))
+
+    def add_adapter(self, adapter_config: Any, adapter_name: str | None = None) -> None:
+        """As in transformers; without `modules_to_save` the memory is trained and saved with the adapter."""
+        if getattr(adapter_config, "modules_to_save", self) is None:
+            adapter_config.modules_to_save = list(self.memory_modules)
+        super().add_adapter(adapter_config, adapter_name)
+
+    def adds_nothing(self) -> bool:
+        """Whether what the memory adds to the layers is 0."""
+        return False
+
+    def _expect_learning_memory(self) -> None:
+        """Refuse to train an adapter of PEFT around a memory that is frozen where it adds nothing."""
+        if self._is_tried or not (self.training and torch.is_grad_enabled()):
+            return
+        self._is_tried = True
+        trained = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+        has_adapter = any("lora_" in name or "adapter" in name for name in trained)
+        is_frozen = not any(name.startswith(self.memory_modules) for name in trained)
+        names = list(self.memory_modules)
+        advice = f"Adapters need modules_to_save={names}, which model.add_adapter says by itself."
+        got = "memory frozen at its start"
+        is_right = not (has_adapter and is_frozen and self.adds_nothing())
+        expect(is_right, type(self).__name__, "the memory", "learn with the adapter", got, advice)
 
     def segment_runner(self) -> SegmentRunner:
         """What reads segments with the present modules."""
@@ -222,6 +248,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         where, cache = type(self).__name__, past_key_values
         refuse_keywords(where, keywords, REFUSED, self.forward)
         _check_arguments(where, cache, logits_to_keep)
+        self._expect_learning_memory()
         text = self._text(input_ids, inputs_embeds, attention_mask, cache)
         state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
         skip = (self.training and labels is not None) if skip_logits is None else skip_logits

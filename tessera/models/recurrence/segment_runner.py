@@ -1,7 +1,7 @@
 """One call of the base model over (a part of) one segment, with its memory around the base's layers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -76,6 +76,25 @@ class MemoryTokens(nn.Module):
     def forward(self, batch: int) -> Tensor:
         """(B, M, hidden)."""
         return self.tokens.expand(batch, -1, -1)
+
+
+class LayerModules(nn.Module):
+    """A module for each layer of the base. Unlike a ModuleList it can be one of PEFT's `modules_to_save`."""
+
+    def __init__(self, modules: Iterable[nn.Module]):
+        super().__init__()
+        for index, module in enumerate(modules):
+            self.add_module(str(index), module)
+
+    def in_order(self) -> list[Any]:
+        """Those of the first layer, of the second, ...; those of the active adapter, where PEFT has copies."""
+        return list(self.children())
+
+    def __getitem__(self, index: int) -> Any:
+        return self.in_order()[index]
+
+    def __len__(self) -> int:
+        return len(self.in_order())
 
 
 MemoryT = TypeVar("MemoryT", bound=MemoryState)
