@@ -190,6 +190,16 @@ def _adjust_models(stages: list[dict[str, Any]]) -> None:
         held |= changed
 
 
+def keep_normalisers(stored: dict[str, Any]) -> None:
+    """ARMT with gates was trained before a closed gate left the normaliser as it is."""
+    if stored.get("header", {}).get("experiment") != "babilong":
+        return
+    for run in stored["runs"].values():
+        model = run["configuration"]["recipe"]["model"]
+        if "strength_stretch" in model:
+            model.setdefault("gate_normalizer", False)
+
+
 def strip_folders(stored: Any) -> None:
     """Commands name no folders of the machine that ran them."""
     for value in stored.values() if isinstance(stored, dict) else stored if isinstance(stored, list) else ():
@@ -209,6 +219,7 @@ RULES = (
     state_precision,
     charge_openings,
     adjust_models,
+    keep_normalisers,
     strip_folders,
 )
 

@@ -25,7 +25,8 @@ class SegmentObserver:
 
     def __init__(self, reading: Reading) -> None:
         self.reading, model = reading, reading.model
-        self.memories = getattr(model, "memories", None)
+        memories = getattr(model, "memories", None)
+        self.memories = None if memories is None else memories.in_order()
         self.state = model.empty_memory(1) if reading.memory is None else reading.memory
         self.rows: list[list[tuple[float, ...]]] = []
         self.reads = torch.full((reading.input_ids.shape[1], model.config.num_hidden_layers), torch.nan)
@@ -99,8 +100,10 @@ def association_row(
         if memory.update_order == "sequential"
         else (keys.transpose(1, 2) @ (strengths * known))
     )
-    gamma = float(_gamma(memory, before, keys).mean())
-    return _length(written), _length(erased), read, _length(after.matrix), gamma
+    gamma = _gamma(memory, before, keys)
+    if memory.gate_normalizer and memory.gate.can_close:
+        gamma = gamma * (strengths.squeeze(-1) > 0)
+    return _length(written), _length(erased), read, _length(after.matrix), float(gamma.mean())
 
 
 def _gamma(memory: AssociationMemory, before: AssociationState, keys: Tensor) -> Tensor:

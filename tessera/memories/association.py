@@ -36,10 +36,15 @@ class WriteStrength(nn.Module):
         super().__init__()
         self.stretch, self.threshold = stretch, threshold
 
+    @property
+    def can_close(self) -> bool:
+        """Whether a strength can be exactly 0."""
+        return bool(self.stretch or self.threshold)
+
     def forward(self, scores: Float[Tensor, "B M 1"]) -> Float[Tensor, "B M"]:
         """The strengths of `scores` = W_b m."""
         strength = torch.sigmoid(scores).squeeze(-1)
-        if not self.stretch and not self.threshold:
+        if not self.can_close:
             return strength
         stretched = ((1 + 2 * self.stretch) * strength - self.stretch).clamp(0, 1)
         written = stretched.masked_fill(stretched < self.threshold, 0.0)
@@ -66,7 +71,7 @@ class AssociationMemory(nn.Module):
         hidden_size: width of the layer, V. memory_dim: width of queries and keys before the feature map.
         num_rolls: nu. correction: gamma-correction of the normaliser. update_order: `order` of `write_association`.
         epsilon: of the divisions. strength_stretch, strength_threshold: see `WriteStrength`; a token of strength 0
-            leaves A as it is.
+            leaves A as it is, and with gate_normalizer z too: it writes nothing at all.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class AssociationMemory(nn.Module):
         epsilon: float = 1e-5,
         strength_stretch: float = 0.0,
         strength_threshold: float = 0.0,
+        gate_normalizer: bool = True,
     ):
         super().__init__()
         self.query = nn.Linear(hidden_size, memory_dim, bias=False)
@@ -88,6 +94,7 @@ class AssociationMemory(nn.Module):
         self.gate = WriteStrength(strength_stretch, strength_threshold)
         self.num_rolls, self.correction = num_rolls, correction
         self.update_order, self.epsilon = update_order, epsilon
+        self.gate_normalizer = gate_normalizer
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -128,7 +135,7 @@ class AssociationMemory(nn.Module):
         """The state after the memory tokens' outputs `tokens` (B, M, V) were written; `openings` counts them."""
         key, value = dpfp(self.key(tokens), self.num_rolls), self.value(tokens)
         scores = self.strength(tokens)
-        strength = self.gate(scores)
+        strength, gated = self.gate(scores), self.gate_normalizer and self.gate.can_close
         if openings is not None:
             openings.add(self.gate.opening(scores))
         matrix, normaliser = write_association(
@@ -141,8 +148,10 @@ class AssociationMemory(nn.Module):
             correction=self.correction,
             order=self.update_order,
             eps=self.epsilon,
+            gate_normaliser=gated,
         )
-        return AssociationState(matrix, normaliser, torch.zeros_like(state.empty))
+        empty = state.empty & (strength == 0).all(1) if gated else torch.zeros_like(state.empty)
+        return AssociationState(matrix, normaliser, empty)
 
 
 class Openings:

@@ -96,7 +96,8 @@ def config_for(
         )
     longest = context_limit(config)
     if longest is not None and longest < context:
-        raise TesseraError(f"model.n_positions must be at least data.context ({context}); got {longest}.")
+        name = "n_positions" if hasattr(config, "n_positions") else "max_position_embeddings"
+        raise TesseraError(f"model.{name} must be at least data.context ({context}); got {longest}.")
     return config
 
 

@@ -97,7 +97,7 @@ def test_association_matrix(triton_device):
     normaliser, strength = (torch.rand(2, n, device=triton_device).requires_grad_() for n in (6, 3))
     empty = torch.tensor([True, False], device=triton_device)
     opcheck(read_op, (matrix, normaliser, key, 1e-5))
-    opcheck(write_op, (matrix, normaliser, key, value, strength, empty, True, 1e-5))
+    opcheck(write_op, (matrix, normaliser, key, value, strength, empty, True, 1e-5, True))
 
 
 def operations(x, gates, strength):

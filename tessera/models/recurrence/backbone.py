@@ -19,7 +19,8 @@ class SegmentedBackbone:
 
     def __call__(self, *arguments: Any, **keywords: Any) -> BaseModelOutput:
         """Arguments as those of the model's `forward`, without labels."""
-        output = self._read(*arguments, **keywords, output_hidden_states=True, skip_logits=True)
+        keywords |= {"output_hidden_states": True, "skip_logits": True, "return_dict": True}
+        output = self._read(*arguments, **keywords)
         return BaseModelOutput(last_hidden_state=output.hidden_states[-1])
 
     def __getattr__(self, name: str) -> Any:

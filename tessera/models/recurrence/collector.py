@@ -35,6 +35,8 @@ class Collector:
     def needs(self, span: Span) -> str:
         """What the base must give: "logits", "hidden" (the input of its head), or "nothing"."""
         in_loss = self.loss is not None and self.loss.counts(span)
+        if self.loss is not None and self.loss.balancing:
+            return "logits"
         if not (in_loss or self._keeps(span)):
             return "nothing"
         return "logits" if self.head is None else "hidden"
@@ -48,6 +50,8 @@ class Collector:
         output = result.output
         if output is None:
             return
+        if self.loss is not None and self.loss.balancing and result.balance is not None:
+            self.loss.add_balance(result.balance, span)
         logits = self.logits.add(output, span, self.head) if self._keeps(span) else None
         if self.loss is not None and self.loss.counts(span):
             if logits is not None and logits.shape[1] == output.shape[1]:

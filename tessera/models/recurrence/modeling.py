@@ -1,10 +1,10 @@
 """The common part of ARMT, RMT and PRMT as a Hugging Face model."""
 
 import copy
-import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,12 @@ from tessera.base.errors import expect
 from tessera.models.forward_arguments import REASONS, check_labels, checks_types, demand, kept_steps, refuse_keywords
 from tessera.models.recurrence.backbone import SegmentedBackbone
 from tessera.models.recurrence.base_model import (
+    expect_base,
     expect_positions,
     feed_forward,
     fuse_activations,
     layer_list,
+    takes_positions,
     widen_positions,
 )
 from tessera.models.recurrence.cache import SegmentCache
@@ -26,7 +28,7 @@ from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import keep_last_hidden, leave_out_unneeded, wrap_layers
 from tessera.models.recurrence.reading import read
-from tessera.models.recurrence.segment_loss import SegmentLoss, plain_lm_head
+from tessera.models.recurrence.segment_loss import SegmentLoss, balancing_weight, plain_lm_head
 from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory, SegmentRunner
 from tessera.models.recurrence.segmented_input import SegmentedInput
 from tessera.models.recurrence.state import MemoryState
@@ -96,6 +98,10 @@ class SegmentedPreTrainedModel(SavesWithCode, PreTrainedModel):
         self.base.set_output_embeddings(new_embeddings)
 
     @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True  # of the base; transformers looks for experts in the source of this class
+
+    @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
@@ -115,28 +121,36 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
     """
 
     memory_class: type[SegmentMemory]
+    memory_modules: tuple[str, ...] = ("memory_tokens",)  # what an adapter of PEFT must train and save too
 
     def __init__(self, config: SegmentedConfig, base: PreTrainedModel | None = None):
         super().__init__(config)
         expect(config.base_config is not None, type(self).__name__, "base_config", "be given", None)
+        is_new = base is None
         if base is None:
             base = AutoModelForCausalLM.from_config(config.base_config, trust_remote_code=False)
-        else:
+        # A base that is refused is left as it was.
+        back = config.num_memory_tokens
+        front, where = back if self.memory_class.at_front else 0, type(self).__name__
+        layers = layer_list(base, config.layers_path)
+        expect_positions(base, config.segment_size, front, back, config.own_memory_positions)
+        expect_base(base, layers, where)
+        embeddings = base.get_input_embeddings()
+        is_narrow = self.memory_class.is_carried and embeddings.weight.shape[1] != config.hidden_size
+        expect(not is_narrow, where, "the model", "have embeddings as wide as its layers", type(base).__name__)
+        if not is_new:
             for module in base.modules():  # post_init must not draw a trained base anew
                 module._is_hf_initialized = True
         self.base = base
-        front = config.num_memory_tokens if self.memory_class.at_front else 0
         if config.own_memory_positions:
-            widen_positions(base, front, config.num_memory_tokens)
-        expect_positions(base, front + config.segment_size + config.num_memory_tokens)
-        layers = layer_list(base, config.layers_path)
+            widen_positions(base, front, back)
         wrap_layers(layers)
         last = feed_forward(base, layers[-1])
         if last is not None:
             leave_out_unneeded(last)
         fuse_activations(base)
         base.base_model.register_forward_hook(keep_last_hidden)
-        self._takes_positions = "position_ids" in inspect.signature(base.forward).parameters
+        self._takes_positions, self._is_tried = takes_positions(base), False
         self._add_memory(config)
         self.post_init()
         self.generation_config = copy.deepcopy(base.generation_config)
@@ -158,6 +172,30 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         """What tools of transformers call for hidden states; `base` is the base model itself."""
         # Tools that call it replace `forward` of the model with one that does.
         return SegmentedBackbone(self.base, partial(type(self).forward, self))
+
+    def add_adapter(self, adapter_config: Any, adapter_name: str | None = None) -> None:
+        """As in transformers; without `modules_to_save` the memory is trained and saved with the adapter."""
+        if getattr(adapter_config, "modules_to_save", self) is None:
+            adapter_config.modules_to_save = list(self.memory_modules)
+        super().add_adapter(adapter_config, adapter_name)
+
+    def adds_nothing(self) -> bool:
+        """Whether what the memory adds to the layers is 0."""
+        return False
+
+    def _expect_learning_memory(self) -> None:
+        """Refuse to train an adapter of PEFT around a memory that is frozen where it adds nothing."""
+        if self._is_tried or not (self.training and torch.is_grad_enabled()):
+            return
+        self._is_tried = True
+        trained = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+        has_adapter = any("lora_" in name or "adapter" in name for name in trained)
+        is_frozen = not any(name.startswith(self.memory_modules) for name in trained)
+        names = list(self.memory_modules)
+        advice = f"Adapters need modules_to_save={names}, which model.add_adapter says by itself."
+        got = "memory frozen at its start"
+        is_right = not (has_adapter and is_frozen and self.adds_nothing())
+        expect(is_right, type(self).__name__, "the memory", "learn with the adapter", got, advice)
 
     def segment_runner(self) -> SegmentRunner:
         """What reads segments with the present modules."""
@@ -210,6 +248,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         where, cache = type(self).__name__, past_key_values
         refuse_keywords(where, keywords, REFUSED, self.forward)
         _check_arguments(where, cache, logits_to_keep)
+        self._expect_learning_memory()
         text = self._text(input_ids, inputs_embeds, attention_mask, cache)
         state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
         skip = (self.training and labels is not None) if skip_logits is None else skip_logits
@@ -278,7 +317,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         if labels is None:
             return None
         check_labels(type(self).__name__, labels, text.shape, self.config.vocab_size)
-        return SegmentLoss(labels, loss_mask, text.real)
+        return SegmentLoss(labels, loss_mask, text.real, balancing_weight(self.base))
 
     def _fitting(self, state: MemoryState, batch: int) -> MemoryState:
         """`state`, checked to serve `batch` rows."""

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 from transformers import PreTrainedModel
 
+from tessera.base.errors import expect
 from tessera.models.forward_arguments import is_plain_linear
 from tessera.models.recurrence.segmented_input import Span, columns, scattered
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
@@ -13,6 +14,21 @@ from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 PLAIN = frozenset({"gpt2", "gpt_neo", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"})
 SCALED = frozenset({"memory_mosaic", "memory_mosaic_v2"})  # the same where their `logit_scale` is 1
 MANY = 1 << 18  # logits from which a loss without holding them is faster too
+
+
+def balancing_weight(base: PreTrainedModel) -> float:
+    """What the base multiplies its balancing loss with (mixtures of experts), 0 where it has none.
+
+    Raises:
+        TesseraError: a base that computes one without saying how much it counts.
+    """
+    config = base.config.get_text_config()
+    if not getattr(config, "output_router_logits", False):
+        return 0.0
+    names = ("router_aux_loss_coef", "aux_loss_coef")
+    weights = [getattr(holder, name) for holder in (base, config) for name in names if hasattr(holder, name)]
+    expect(bool(weights), type(base).__name__, "output_router_logits", "be False without router_aux_loss_coef", True)
+    return float(weights[0])
 
 
 def plain_lm_head(base: PreTrainedModel) -> nn.Linear | None:
@@ -28,14 +44,19 @@ class SegmentLoss:
     Args:
         labels: (B, T) token indices; -100 is left out. loss_mask: booleans (B, T), whether position t, which predicts
             label t + 1, counts; None: all do but padding, which neither predicts nor is predicted. real: booleans
-            (B, T), what is no padding, or None.
+            (B, T), what is no padding, or None. balancing: weight of the base's own balancing loss, of which the mean
+            over all segments is added.
     """
 
-    def __init__(self, labels: Tensor, loss_mask: Tensor | None = None, real: Tensor | None = None):
+    def __init__(
+        self, labels: Tensor, loss_mask: Tensor | None = None, real: Tensor | None = None, balancing: float = 0.0
+    ):
         self.targets = shifted_targets(labels, loss_mask, real)
         # Which positions count, known to the CPU: one look at the labels, not one for each segment.
         self.counted = (self.targets != IGNORED).cpu()
         self.total: Tensor | float = 0.0
+        self.balancing, self.tokens = balancing, 0
+        self.balance: Tensor | float = 0.0
         self.waiting: list[tuple[Tensor, Tensor, nn.Linear]] = []
 
     def counts(self, span: Span) -> bool:
@@ -57,6 +78,11 @@ class SegmentLoss:
             logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
         )
 
+    def add_balance(self, balance: Tensor, span: Span) -> None:
+        """Count the base's balancing loss of a span."""
+        self.balance = self.balance + balance * sum(span.lengths)
+        self.tokens += sum(span.lengths)
+
     def _targets(self, span: Span) -> Tensor:
         if span.is_all:
             return columns(self.targets, span)
@@ -74,7 +100,8 @@ class SegmentLoss:
         """The sum divided by `num_items` (gradient accumulation), else by the number of counted positions."""
         self._add_waiting()
         count = (self.targets != IGNORED).sum() if num_items is None else num_items
-        return torch.as_tensor(self.total, device=self.targets.device) / count
+        loss = torch.as_tensor(self.total, device=self.targets.device) / count
+        return loss + self.balancing * self.balance / self.tokens if self.tokens else loss
 
 
 def shifted_targets(labels: Tensor, loss_mask: Tensor | None = None, real: Tensor | None = None) -> Tensor:

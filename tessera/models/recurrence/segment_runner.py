@@ -1,7 +1,7 @@
 """One call of the base model over (a part of) one segment, with its memory around the base's layers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -47,12 +47,16 @@ class Segment:
 
 
 class SegmentResult(NamedTuple):
-    """What a segment's call gave: its `Segment.needed`, the memory after it, the base's cache (while it is open)."""
+    """What a segment's call gave: its `Segment.needed`, the memory after it, the base's cache (while it is open).
+
+    `balance`: the balancing loss of a base with experts, where its configuration asks for it.
+    """
 
     output: Tensor | None
     memory: MemoryState | None
     cache: Any = None
     hidden_states: tuple[Tensor, ...] = ()
+    balance: Tensor | None = None
 
 
 class MemoryTokens(nn.Module):
@@ -74,6 +78,25 @@ class MemoryTokens(nn.Module):
         return self.tokens.expand(batch, -1, -1)
 
 
+class LayerModules(nn.Module):
+    """A module for each layer of the base. Unlike a ModuleList it can be one of PEFT's `modules_to_save`."""
+
+    def __init__(self, modules: Iterable[nn.Module]):
+        super().__init__()
+        for index, module in enumerate(modules):
+            self.add_module(str(index), module)
+
+    def in_order(self) -> list[Any]:
+        """Those of the first layer, of the second, ...; those of the active adapter, where PEFT has copies."""
+        return list(self.children())
+
+    def __getitem__(self, index: int) -> Any:
+        return self.in_order()[index]
+
+    def __len__(self) -> int:
+        return len(self.in_order())
+
+
 MemoryT = TypeVar("MemoryT", bound=MemoryState)
 HooksT = TypeVar("HooksT", bound=LayerHooks)
 
@@ -85,9 +108,11 @@ class SegmentMemory(ABC, Generic[MemoryT, HooksT]):
         at_front: whether memory tokens stand at the start of a segment too.
         is_shared: whether a segment that stays open can be read after a state of fewer rows than the text has, of
             which each serves as many consecutive rows.
+        is_carried: whether outputs of layers become memory tokens.
     """
 
     at_front: bool = False
+    is_carried: bool = False
     is_shared: bool = False
 
     @abstractmethod
@@ -137,17 +162,18 @@ class SegmentRunner:
         needed = {"logits": output.get("logits"), "hidden": hooks.last_hidden, "nothing": None}[segment.needed]
         needed = None if needed is None else needed[:, ordinary]
         hidden = tuple(layer[:, ordinary] for layer in output.hidden_states) if segment.hidden_states else ()
+        balance = output.get("aux_loss")
         if segment.close:
             read = segment.before + segment.steps if segment.lengths is None else segment.lengths
             memory = state.after(self.memory.next_layers(hooks, state), read)
-            return SegmentResult(needed, memory, hidden_states=hidden)
-        if output.past_key_values is None:
+            return SegmentResult(needed, memory, hidden_states=hidden, balance=balance)
+        if output.get("past_key_values") is None:
             base = type(self.base).__name__
             message = f"use_cache=True needs a cache of the base, and this {base} gave none"
             if self.base.training and any(getattr(m, "gradient_checkpointing", False) for m in self.base.modules()):
                 message += ": in training with gradient checkpointing it keeps none. Turn one of the two off"
             raise TesseraError(f"forward: {message}.")
-        return SegmentResult(needed, None if is_empty else state, output.past_key_values, hidden)
+        return SegmentResult(needed, None if is_empty else state, output.past_key_values, hidden, balance)
 
     def call_base(self, embeddings: Tensor, segment: Segment, hooks: LayerHooks) -> Any:
         """The base model's output for `embeddings` (B, front + n + back, hidden) of `segment` and its memory tokens."""

@@ -171,9 +171,7 @@ def _of_rows(state: MemoryState | None, held: Sequence[int], rows: list[int]) ->
     return state.for_batch(len(held)).select_batch(torch.tensor([places[row] for row in rows]))
 
 
-def _together(
-    parts: Sequence[tuple[tuple[int, ...], MemoryState | None]], rows: tuple[int, ...]
-) -> MemoryState | None:
+def _together(parts: Sequence[tuple[tuple[int, ...], MemoryState | None]], rows: tuple[int, ...]) -> MemoryState | None:
     if parts[0][1] is None or (len(parts) == 1 and parts[0][0] == rows):
         return parts[0][1]
     places = {row: place for place, row in enumerate(row for held, _ in parts for row in held)}

@@ -47,6 +47,7 @@ def write_association(
     correction: bool = True,
     order: str = "parallel",
     eps: float = 1e-5,
+    gate_normaliser: bool = False,
     backend: str | None = None,
 ) -> tuple[Float[Tensor, "B P V"], Float[Tensor, "B P"]]:
     """The memory after `m` pairs were written by the delta rule with gamma-correction (ARMT, section 2 and B.1).
@@ -57,15 +58,17 @@ def write_association(
 
     Args:
         matrix: A (B, P, V). normaliser: z (B, P). key: features phi(k) (B, M, P). value: (B, M, V).
-        strength: b in (0, 1), (B, M). empty: booleans (B,), rows into which nothing was written yet.
+        strength: b in [0, 1], (B, M). empty: booleans (B,), rows into which nothing was written yet.
         order: "parallel": all pairs read the A and z from before the call (the published code); "sequential": pair i
             reads what pair i - 1 left (the paper's formula). They agree for M = 1.
+        gate_normaliser: whether a pair of strength exactly 0 leaves z as it is too. The published update has no such
+            pairs.
     Returns:
         The new A and z. Cost: 4 M P V multiplications.
     Raises:
         TesseraError: shapes that do not fit, an unknown order, or a `backend` that cannot run this call.
     """
-    call = WriteCall(matrix, normaliser, key, value, strength, empty, correction, order, eps)
+    call = WriteCall(matrix, normaliser, key, value, strength, empty, correction, order, eps, gate_normaliser)
     return BACKENDS.choose(call, backend).run(call)
 
 
