@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MARK = "<!-- written by tessera train; a README.md without this line is left alone -->"
 LOADING = """```python
-import tessera  # makes its model types known to transformers
+import tessera.models  # makes its model types known to transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("FOLDER")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tessera.cli.main import make_parser
-from tessera.models.presets import PRESETS
+from tessera.models import MODELS
 from tessera.papers.catalogue import EXPERIMENTS
 from tessera.recipes.files import find_recipe
 from tessera.recipes.recipe import read_recipe
@@ -67,7 +67,7 @@ def test_commands_parse(command):
     elif parsed.verb == "sweep":
         assert all(read_recipe(parsed.recipe, point.overrides) for point in grid(parsed.overrides))
     elif parsed.verb == "info":
-        assert parsed.what in PRESETS or find_recipe(parsed.what)
+        assert parsed.what in MODELS or find_recipe(parsed.what)
     elif parsed.verb == "reproduce":
         assert parsed.experiment in EXPERIMENTS
     elif parsed.verb in ("eval", "generate", "inspect"):  # the folders that `train` makes

@@ -60,7 +60,7 @@ class Case:
         build: the model in float64, in evaluation mode, always the same weights.
         state: the argument of `forward` that takes a state as a value, with its name in the output.
         continues: whether it reads in parts. packs: takes `document_ids`. pads_left: padding before tokens.
-        generates: has `generate`. checkpoints: has layers that may be computed twice. registered: with AutoModel.
+        generates: also behind padding. checkpoints: has layers that may be computed twice. registered: with AutoModel.
         plain: `forward` is transformers' own, or the baseline's: without `skip_logits` and `num_items_in_batch`.
     """
 
@@ -119,8 +119,7 @@ CASES = {
         for family in ("gpt2", "memory_mosaic")
     },
     "lstm": Case(
-        _lstm, None, continues=False, packs=False, pads_left=False, generates=False, checkpoints=False,
-        registered=False, plain=True,
+        _lstm, None, continues=False, packs=False, pads_left=False, generates=False, checkpoints=False, plain=True
     ),
     "transformer": Case(_transformer, None, packs=False, plain=True),
 }  # fmt: skip

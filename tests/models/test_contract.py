@@ -4,9 +4,10 @@ import random
 
 import pytest
 from torch import nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from tessera.models.auto import MODELS
 from tessera.models.memory_mosaic import MemoryMosaicForCausalLM
+from tessera.models.registry import strict_configs
 from tests.models.contract import CASES, LAWS, Case, v1
 
 
@@ -18,7 +19,7 @@ def test_a_model_keeps_the_laws(name, law):
 
 def test_every_registered_model_is_a_case():
     tested = {type(case.build()) for case in CASES.values()}
-    assert {causal for _, _, causal in MODELS} <= tested
+    assert {MODEL_FOR_CAUSAL_LM_MAPPING[config] for config in strict_configs()} <= tested
 
 
 class SeesTheFuture(MemoryMosaicForCausalLM):

@@ -42,7 +42,7 @@ code that reads them is under Apache-2.0.
 """
 CAUSAL = "causal language model"
 LOADING = """```python
-import tessera  # makes its model types known to transformers
+import tessera.models  # makes its model types known to transformers
 from transformers import {auto}
 
 model = {auto}.from_pretrained("FOLDER")
@@ -54,7 +54,7 @@ model = {auto}.from_pretrained("FOLDER", trust_remote_code=True)
 ```
 
 The package `tessera` must be installed: `modeling_tessera.py` in this folder imports the model's classes from it.
-A program that says `import tessera` needs no `trust_remote_code`."""
+A program that says `import tessera.models` needs no `trust_remote_code`."""
 UNKNOWN = {
     "Training": "Not recorded here: say which text the weights were trained on, for how long and with which settings.",
     "Evaluation": "Not recorded here: say on what the weights were measured, with which command, and what came out.",
