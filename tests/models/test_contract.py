@@ -8,7 +8,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tessera.models.memory_mosaic import MemoryMosaicForCausalLM
 from tessera.models.registry import strict_configs
-from tests.models.contract import CASES, LAWS, Case, v1
+from tessera.testing.models import LAWS
+from tests.models.contract import CASES, Case, v1
 
 
 @pytest.mark.parametrize("law", LAWS)

@@ -1,0 +1,15 @@
+"""What every kernel, memory, model and task must satisfy: the library's own tests, for those of a plugin.
+
+>>> from tessera.kernels import Gaussian
+>>> check_kernel(Gaussian())
+
+Each check raises AssertionError at the first law that is broken. The modules have the laws one by one (`LAWS`, for
+`pytest.mark.parametrize`), with what each says.
+"""
+
+from tessera.testing.kernels import check_kernel
+from tessera.testing.memories import MemoryCase, check_memory
+from tessera.testing.models import ModelCase, check_model
+from tessera.testing.tasks import check_task
+
+__all__ = ["MemoryCase", "ModelCase", "check_kernel", "check_memory", "check_model", "check_task"]
