@@ -18,7 +18,7 @@ _OFFERED = {
     "tessera.models.rmt": ("RMTConfig", "RMTForCausalLM", "RMTState"),
     "tessera.models.prmt": ("PRMTConfig", "PRMTForCausalLM", "PRMTState"),
     "tessera.models.recurrence": ("random_segments", "read_stream"),
-    "tessera.armt": ("wrap", "wrap_prmt", "wrap_rmt"),
+    "tessera.models.wrapping": ("wrap", "wrap_prmt", "wrap_rmt"),
     "tessera.interop": ("from_reference",),
     "tessera.kernels": (
         "KERNELS",
