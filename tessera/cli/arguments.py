@@ -113,6 +113,13 @@ def standard_input(where: str) -> IO[str]:
     return stream
 
 
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """The arguments of a verb that reads a recipe."""
+    parser.add_argument("recipe", help="recipe file, or the name of a shipped recipe")
+    text = "changes to the recipe, with dotted keys"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=text)
+
+
 def require_recipe(name: str) -> None:
     """Raise `TesseraError` unless there is a recipe of that name: before the seconds that importing models takes."""
     find_recipe(name)

@@ -249,9 +249,9 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self._loss(hidden, labels, document_ids, num_items_in_batch)
-        logits = None
-        if not (self.training and labels is not None if skip_logits is None else skip_logits):
-            logits = self._logits(hidden[:, kept])
+        if skip_logits is None:
+            skip_logits = self.training and labels is not None
+        logits = None if skip_logits else self._logits(hidden[:, kept])
         output = CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

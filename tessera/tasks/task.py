@@ -54,6 +54,7 @@ class Task(ABC):
     source: ClassVar[str]
     main_score: ClassVar[str]
     length_setting: ClassVar[str] = "length"
+    holds_out_twice: ClassVar[bool] = True  # not the same for validation and test
 
     @classmethod
     def variants(cls) -> "Sequence[Task]":

@@ -28,6 +28,8 @@ class MyConfig(tessera.MemoryMosaicConfig):
 
 class MyForCausalLM(tessera.MemoryMosaicForCausalLM):
     config_class = MyConfig
+
+tessera.models.register_model(MyConfig, MyForCausalLM)
 """
 
 
@@ -72,21 +74,22 @@ def test_a_broken_package_is_named_and_stays_an_error(package):
             len(table)
 
 
-def test_a_model_of_another_package_is_known_to_the_auto_classes(package):
-    folder = package(MODEL, "[tessera.models]\nmy_mosaic = tessera_plugin_of_a_test:MyForCausalLM\n")
+@pytest.mark.parametrize("first", ["tessera.models", "tessera_plugin_of_a_test"])
+def test_a_model_of_another_package_is_known_to_the_auto_classes(package, first):
+    folder = package(MODEL, "[tessera.models]\nmy_mosaic = tessera_plugin_of_a_test\n")
     code = (
-        "import sys, tessera\nfrom transformers import AutoConfig, AutoModelForCausalLM\n"
+        f"import sys; sys.path.insert(0, {str(folder)!r})\nimport {first}\n"
+        "from transformers import AutoConfig, AutoModelForCausalLM\n"
         "sizes = dict(vocab_size=20, hidden_size=8, num_layers=1, num_heads=2, num_persistent_slots=4)\n"
-        "assert 'tessera_plugin_of_a_test' not in sys.modules\n"
         "config = AutoConfig.for_model('my_mosaic', **sizes)\n"
-        "print(type(AutoModelForCausalLM.from_config(config)).__name__)"
+        "print(type(AutoModelForCausalLM.from_config(config)).__name__)\n"
+        "from tessera.recipes.model_section import model_problems\n"
+        "print(model_problems({'type': 'my_mosaic', 'num_heads': 0})[0])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(folder)!r})\n{code}"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.split() == ["MyForCausalLM"], done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    model, problem = done.stdout.splitlines()
+    assert model == "MyForCausalLM", done.stderr
+    assert problem.startswith("model.num_heads must be a positive integer")
 
 
 def test_import_makes_a_kernel_known_to_recipes(tmp_path, monkeypatch, capsys):

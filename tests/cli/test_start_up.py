@@ -7,8 +7,6 @@ import sys
 import pytest
 
 import tessera
-from tessera import auto_classes
-from tessera.models import auto
 
 HEAVY = "[name for name in ('torch', 'transformers', 'numpy', 'matplotlib') if name in sys.modules]"
 
@@ -77,20 +75,13 @@ def test_every_name_is_offered_by_one_module():
         _ = tessera.kernel_regresion
 
 
-def test_the_model_types_are_those_that_register():
-    assert tuple(config.model_type for config, _, _ in auto.MODELS) == auto_classes.MODEL_TYPES
-
-
-@pytest.mark.parametrize("order", ["import tessera, transformers", "import transformers, tessera"])
-def test_auto_classes_know_the_models_after_import_tessera(tmp_path, order):
+def test_auto_classes_know_the_models_after_import_tessera_models(tmp_path):
     config = tessera.MemoryMosaicConfig(vocab_size=20, hidden_size=8, num_layers=1, num_heads=2, num_persistent_slots=4)
     tessera.MemoryMosaicForCausalLM(config).save_pretrained(tmp_path)
     done = python(
-        f"{order}\nfrom transformers import AutoConfig, AutoModelForCausalLM, CONFIG_MAPPING\nimport pickle, sys\n"
-        "assert 'memory_mosaic' in CONFIG_MAPPING and 'tessera.models' not in sys.modules\n"
+        "import sys, tessera.models\nfrom transformers import AutoConfig, AutoModelForCausalLM\n"
         "config = AutoConfig.from_pretrained(sys.argv[1])\n"
         "model = AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
-        "pickle.loads(pickle.dumps(CONFIG_MAPPING))\n"
         "print(type(config).__name__, type(model).__name__, type(AutoModelForCausalLM.from_config(config)).__name__)",
         str(tmp_path),
     )

@@ -1,11 +1,25 @@
-"""What the harness works on: a text, a recipe of a second, a trained model, a model with a memory, a stored memory."""
+"""What the tests here work on, and how much: a sample with `make test`, everything with `make torture` (TORTURE=1)."""
 
 import os
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import yaml
+from hypothesis import HealthCheck, settings
 
+TORTURE = os.environ.get("TORTURE") == "1"
+# A sample is the same each time; a torture looks elsewhere each time, and hypothesis keeps what it found.
+settings.register_profile(
+    "reliability",
+    deadline=None,
+    derandomize=not TORTURE,
+    database=None if not TORTURE else settings.default.database,
+    suppress_health_check=list(HealthCheck),
+)
+if TORTURE:  # a huge number must not take the machine's memory
+    resource.setrlimit(resource.RLIMIT_AS, (16 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
 RECIPE = {
     "name": "tiny",
     "model": {"type": "memory_mosaic", "hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 4},
@@ -25,9 +39,14 @@ RECIPE = {
 }
 
 
+def examples(count: int):
+    """So many examples of a test, fifty times as many under torture."""
+    return settings(settings.get_profile("reliability"), max_examples=count * (50 if TORTURE else 1))
+
+
 @dataclass(frozen=True)
 class Workshop:
-    """Paths of everything; nothing in here is changed by the harness, which works on copies."""
+    """A text, a recipe of a second, a trained model, a model with a memory, a stored memory: tests work on copies."""
 
     folder: Path
 
@@ -52,21 +71,20 @@ class Workshop:
         return self.folder / "memory"
 
 
-def make_workshop(folder: Path) -> Workshop:
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory) -> Workshop:
     """Train, wrap, memorize: about a second."""
-    import tessera.armt as armt
+    import tessera
     from tessera.models.saving.loading import load_model, load_tokenizer
     from tessera.recipes.recipe import read_recipe
     from tessera.training.run import train
 
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    shop = Workshop(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    shop = Workshop(tmp_path_factory.mktemp("workshop"))
     shop.text.write_text("Once there were kings, and some of them were wise.\n" * 20)
     recipe = {**RECIPE, "data": {**RECIPE["data"], "source": str(shop.text)}}
     shop.recipe.write_text(yaml.safe_dump(recipe))
     train(read_recipe(shop.recipe), shop.run, progress=False)
-    model = armt.wrap(load_model(shop.run), segment_size=8, num_memory_tokens=2, memory_dim=4)
+    model = tessera.wrap(load_model(shop.run), segment_size=8, num_memory_tokens=2, memory_dim=4)
     model.save_pretrained(shop.segmented)
     load_tokenizer(shop.run).save_pretrained(shop.segmented)
     model.empty_memory(1).save(shop.memory)

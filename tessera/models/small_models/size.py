@@ -1,15 +1,14 @@
-"""The table of small models: a name, and what builds it at a given size."""
+"""The size that models are compared at, and the model of a name at that size."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
-from tessera.base.errors import expect
-from tessera.base.registry import Registry
+from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.kernels import kernel_from_config
+from tessera.models.registry import MODELS
 
 # Fields of `ModelSize` that the models check.
 NO_COUNTS = (
@@ -77,11 +76,8 @@ class ModelSize:
         return self.vocab_size * self.hidden_size + 12 * self.num_layers * self.hidden_size**2
 
 
-SMALL_MODELS: Registry[Callable[[ModelSize], nn.Module]] = Registry("model")
-
-
-def build_small_model(name: str, seed: int = 0, **size: Any) -> nn.Module:
-    """The model called `name` in `SMALL_MODELS`, in float32, initialised from `seed`; `size`: fields of `ModelSize`.
+def build_small_model(name: str, seed: int = 0, **size: Any) -> PreTrainedModel:
+    """The model called `name` in `MODELS`, in float32, initialised from `seed`; `size`: fields of `ModelSize`.
 
     The language models have about the parameters of a transformer of this width and depth
     (`ModelSize.num_parameters`, to within 3 % from width 64 on); the segmented ones have the published base, whose
@@ -90,7 +86,10 @@ def build_small_model(name: str, seed: int = 0, **size: Any) -> nn.Module:
     Raises:
         TesseraError: an unknown model or kernel, or impossible sizes.
     """
-    make, shape = SMALL_MODELS[name], ModelSize(**size)
+    entry, shape = MODELS[name], ModelSize(**size)
+    if entry.of_size is None:
+        known = [name for name, entry in MODELS.items() if entry.of_size is not None]
+        raise TesseraError(f"model {name!r} has no rule for its size. {did_you_mean(name, known)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return make(shape)
+        return entry.of_size(shape)
