@@ -4,8 +4,8 @@
 >>> check_kernel(Gaussian())
 
 Each check raises AssertionError at the first law that is broken. The modules have the laws one by one (`LAWS`, for
-`pytest.mark.parametrize`), with what each says. `check_state` is for any causal language model of transformers and reports
-instead of raising.
+`pytest.mark.parametrize`), with what each says. `check_state` is for any causal language model of transformers, and
+reports instead of raising.
 """
 
 from tessera.testing.kernels import check_kernel
