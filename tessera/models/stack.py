@@ -13,12 +13,12 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from tessera.base.errors import TesseraError, expect
+from tessera.layers.plain_linear import is_plain_linear
 from tessera.models.forward_arguments import (
     REASONS,
     check_labels,
     checks_types,
     demand,
-    is_plain_linear,
     kept_steps,
     refuse_keywords,
     without_packing,

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 from transformers import PreTrainedModel
 
-from tessera.models.forward_arguments import is_plain_linear
+from tessera.layers.plain_linear import is_plain_linear
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
 # Families whose logits are their output embedding of the last hidden state and nothing else (no cap, no scale).
