@@ -24,10 +24,10 @@ def model(request):
     return gpt2() if request.param == "gpt2" else CASES[request.param].build().float()
 
 
-def trainer_of(model, folder, **options):
+def trainer_of(model, folder, trainer_class=Trainer, **options):
     quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True}
     functions = {name: options.pop(name) for name in ("compute_loss_func", "train_dataset") if name in options}
-    return Trainer(model, TrainingArguments(str(folder), **quiet, **options), **functions)
+    return trainer_class(model, TrainingArguments(str(folder), **quiet, **options), **functions)
 
 
 def smoothed(logits, targets):
