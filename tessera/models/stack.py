@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from tessera.base.errors import TesseraError, expect
 from tessera.layers.plain_linear import is_plain_linear
@@ -215,7 +215,7 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **keywords: Any,
-    ) -> LazyOutput | tuple:
+    ) -> CausalLMOutputWithPast | tuple:
         """Logits (B, T, V) of the next token at each step, and with `labels` (B, T) the mean loss in nats per token.
 
         Labels are shifted inside; left out are -100, padding, and what would be predicted from padding or from another
@@ -258,11 +258,12 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         returns_dict = self._returns_dict(return_dict)
         is_lazy = skip_logits is None and self.training and labels is not None and returns_dict
         logits: Tensor | LazyLogits | None = None
+        output_class: type[CausalLMOutputWithPast] = CausalLMOutputWithPast
         if is_lazy and not torch.compiler.is_compiling():
-            logits = LazyLogits(self._logits, hidden[:, kept], self.lm_head)
+            output_class, logits = LazyOutput, LazyLogits(self._logits, hidden[:, kept], self.lm_head)
         elif not (is_lazy or skip_logits):
             logits = self._logits(hidden[:, kept])
-        output = LazyOutput(
+        output = output_class(
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from tessera.base.first_derivative import only_first_derivative
 from tessera.base.shapes import Float
 
 
@@ -49,6 +50,7 @@ class _UnitNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @only_first_derivative("unit_norm")
     def backward(ctx, grad):
         """`(g - y (g . y) (|x| + eps) / |x|) / (|x| + eps)`, from g, the gradient of y."""
         y, inverse, share = ctx.saved_tensors
