@@ -27,7 +27,8 @@ def selective_scan(
     `write` and `read` their B and C. States have the dtype of `rate`, y that of `x`.
     """
     inputs = (one.to(rate.dtype) for one in (x, step, rate, write, read))
-    return _SelectiveScan.apply(*inputs).to(x.dtype)
+    with torch.autocast(x.device.type, enabled=False):  # its backward pass runs outside of it
+        return _SelectiveScan.apply(*inputs).to(x.dtype)
 
 
 class _SelectiveScan(torch.autograd.Function):
