@@ -53,7 +53,7 @@ def register_model(
     if base is not None:
         AutoModel.register(config, base, exist_ok=True)
     AutoModelForCausalLM.register(config, causal, exist_ok=True)
-    # The Trainer shifts labels that it smooths for models of these names alone; lm-eval and pipelines choose by them too.
+    # The Trainer shifts labels that it smooths for these names alone; lm-eval and pipelines choose by them too.
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type] = causal.__name__
 
 

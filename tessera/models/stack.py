@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from tessera.base.errors import TesseraError, expect
 from tessera.layers.plain_linear import is_plain_linear
+from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.forward_arguments import (
     REASONS,
     check_labels,
@@ -186,7 +187,7 @@ class StackModel(StackPreTrainedModel):
             ) from None
 
 
-class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
+class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin):
     """A stack with a linear lm_head. Subclasses name their stack's class in `stack_class`."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
