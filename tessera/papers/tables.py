@@ -149,7 +149,7 @@ def settings_table(ours: Mapping[str, Any], published: Mapping[str, Any]) -> str
     )
 
 
-def settings_of(records: Iterable[Record], rows: Mapping[str, tuple[str | Callable[[list[Record]], Any], Any]]) -> str:
+def settings_of(records: Iterable[Record], rows: SettingsRows) -> str:
     """A `settings_table` of `rows`, heading -> (what it is here, the paper's value).
 
     What it is here is a dotted path of fields and keys in the configurations that have it (`spread`), or a function of

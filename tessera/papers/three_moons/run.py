@@ -125,4 +125,5 @@ EXPERIMENT = Experiment(
     tables=report.tables,
     plot=report.plot,
     models=tuple(VARIANTS),
+    published="The first round of --budget cpu is the published training.",
 )
