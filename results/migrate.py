@@ -190,6 +190,14 @@ def _adjust_models(stages: list[dict[str, Any]]) -> None:
         held |= changed
 
 
+def drop_trainer(stored: Any) -> None:
+    """Recipes have no settings for transformers' Trainer, which trains them no more; none were stored."""
+    for value in stored.values() if isinstance(stored, dict) else stored if isinstance(stored, list) else ():
+        drop_trainer(value)
+    if isinstance(stored, dict) and "batch_size" in stored and stored.get("trainer") == {}:
+        del stored["trainer"]
+
+
 def strip_folders(stored: Any) -> None:
     """Commands name no folders of the machine that ran them."""
     for value in stored.values() if isinstance(stored, dict) else stored if isinstance(stored, list) else ():
@@ -209,6 +217,7 @@ RULES = (
     state_precision,
     charge_openings,
     adjust_models,
+    drop_trainer,
     strip_folders,
 )
 
