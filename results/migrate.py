@@ -200,6 +200,14 @@ def keep_normalisers(stored: dict[str, Any]) -> None:
             model.setdefault("gate_normalizer", False)
 
 
+def drop_trainer(stored: Any) -> None:
+    """Recipes have no settings for transformers' Trainer, which trains them no more; none were stored."""
+    for value in stored.values() if isinstance(stored, dict) else stored if isinstance(stored, list) else ():
+        drop_trainer(value)
+    if isinstance(stored, dict) and "batch_size" in stored and stored.get("trainer") == {}:
+        del stored["trainer"]
+
+
 def strip_folders(stored: Any) -> None:
     """Commands name no folders of the machine that ran them."""
     for value in stored.values() if isinstance(stored, dict) else stored if isinstance(stored, list) else ():
@@ -220,6 +228,7 @@ RULES = (
     charge_openings,
     adjust_models,
     keep_normalisers,
+    drop_trainer,
     strip_folders,
 )
 

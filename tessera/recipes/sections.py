@@ -286,6 +286,8 @@ class Recipe:
                 return [("training.curriculum", "must name the stages of a task's training; got none.")]
             if self.tokenizer != TokenizerSpec():
                 return [("tokenizer", "must be left out with data.task, which has its own; got another.")]
+            if self.training.shard:  # a process without a row of a batch would leave the others waiting for its shards
+                return [("training.shard", "must be false with data.task; got true.")]
         if not isinstance(self.model.get("type"), str):
             return [("model.type", f"must name a model type, such as memory_mosaic; got {self.model.get('type')!r}.")]
         return []

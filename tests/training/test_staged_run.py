@@ -145,6 +145,7 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
     [
         ("training.curriculum=[]", "training.curriculum must name the stages of a task's training"),
         ("training.steps=7", "training.steps must be left out beside a curriculum; got 7"),
+        ("training.shard=true", "training.shard must be false with data.task; got true"),
         (
             "data.task.name=three_moons",
             "data.task.name must be a task of questions; got 'three_moons'. Known: babilong",
