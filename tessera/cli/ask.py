@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     if files:
         memory = _read(model, tokenizer, files, arguments.plant, arguments.seed)
     else:
-        memory = stored_memory(model, arguments.memory, "ask")
+        memory = stored_memory(model, tokenizer, arguments.memory, "ask")
     sampling = sampling_of(arguments)
     for question in _typed_questions() if arguments.interactive else arguments.questions:
         if len(arguments.questions) > 1:

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 from tessera.base.errors import TesseraError
-from tessera.base.files import writing
 from tessera.cli.arguments import standard_input
 
 
@@ -31,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, store, say what was read."""
-    from tessera.generation.memory import require_place, segmented_model, stored_memory, token_stream
+    from tessera.generation.memory import require_place, segmented_model, store_memory, stored_memory, token_stream
     from tessera.models.recurrence import read_stream
     from tessera.models.saving.loading import load_tokenizer
 
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise TesseraError(f"memorize: FILE must be a text file; got {arguments.file!r}, which {what}.")
     require_place(out, arguments.overwrite)
     model, tokenizer = segmented_model(arguments.model, "memorize"), load_tokenizer(arguments.model)
-    memory = None if arguments.memory is None else stored_memory(model, arguments.memory, "memorize")
+    memory = None if arguments.memory is None else stored_memory(model, tokenizer, arguments.memory, "memorize")
     with standard_input("memorize") if arguments.file == "-" else source.open(encoding="utf-8") as file:
         try:
             stream = token_stream(file, tokenizer)
@@ -50,8 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise TesseraError(
                 f"memorize: FILE must be text in UTF-8; got {arguments.file!r} ({error.reason})."
             ) from None
-    with writing(out):
-        state.save(out)
+    store_memory(state, model, tokenizer, out)
     tokens, segments, size = int(state.tokens_read), int(state.segments_read), out.stat().st_size / 1e6
     print(f"{out}: {tokens:,} tokens in {segments:,} segments, {size:.2f} MB")
     return 0
