@@ -7,7 +7,6 @@ import torch
 from tessera.base.errors import expect
 from tessera.generation.sampling import prompt_tokens
 from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
-from tessera.papers.babilong.vocabulary import GENERATE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -21,8 +20,8 @@ class Answer(NamedTuple):
 
 
 def answers_questions(tokenizer: "PreTrainedTokenizerFast") -> bool:
-    """Whether a model with this tokenizer was trained on `data.task`: it knows what stands before an answer."""
-    return GENERATE in tokenizer.get_vocab()
+    """Whether a model with this tokenizer was trained on `data.task`: it keeps the token that asks for an answer."""
+    return getattr(tokenizer, "answer_token", None) is not None
 
 
 def unknown_words(tokenizer: "PreTrainedTokenizerFast", question: str) -> list[str]:
@@ -49,7 +48,7 @@ def answer(
         TesseraError: a question without tokens, or logits that are not finite.
     """
     prompt_tokens(model, tokenizer, question, 1, where)  # an empty question is an error
-    tokens = prompt_tokens(model, tokenizer, f"{question} {GENERATE}", 1, where)
+    tokens = prompt_tokens(model, tokenizer, f"{question} {tokenizer.answer_token}", 1, where)
     state = memory if bool(memory.segments_read.any()) else None
     logits = model(input_ids=tokens, memory_state=state, use_cache=True, logits_to_keep=1).logits[0, -1].float()
     is_number = bool(logits.isfinite().all())

@@ -1,8 +1,6 @@
 """The associative memory of one ARMT layer: an association matrix with its learned keys, values and strengths."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -123,14 +121,21 @@ class AssociationMemory(nn.Module):
         answers = read_association(state.matrix, state.normaliser, groups.flatten(1, 2), eps=self.eps)
         return answers.unflatten(1, groups.shape[1:3]).flatten(0, 1)
 
-    def write(self, tokens: Float[Tensor, "B M V"], state: AssociationState) -> AssociationState:
-        """The state after the memory tokens' outputs `tokens` (B, M, V) were written."""
+    def write(
+        self, tokens: Float[Tensor, "B M V"], state: AssociationState, openings: "Openings | None" = None
+    ) -> AssociationState:
+        """The state after the memory tokens' outputs `tokens` (B, M, V) were written; `openings` counts them."""
+        key, value = dpfp(self.key(tokens), self.num_rolls), self.value(tokens)
+        scores = self.strength(tokens)
+        strength = self.gate(scores)
+        if openings is not None:
+            openings.add(self.gate.opening(scores))
         matrix, normaliser = write_association(
             state.matrix,
             state.normaliser,
-            dpfp(self.key(tokens), self.num_rolls),
-            self.value(tokens),
-            self.gate(self.strength(tokens)),
+            key,
+            value,
+            strength,
             state.empty,
             correction=self.correction,
             order=self.order,
@@ -139,21 +144,23 @@ class AssociationMemory(nn.Module):
         return AssociationState(matrix, normaliser, torch.zeros_like(state.empty))
 
 
-@contextmanager
-def recorded_openings(model: nn.Module) -> Iterator[list[Tensor]]:
-    """While it lasts, `WriteStrength.opening` (B, M) of all writes to association matrices of `model`, with gradient.
+class Openings:
+    """The mean of `WriteStrength.opening` over many writes, and what it costs.
 
-    A write by a gate without a stretch raises `TesseraError`.
+    Made while gradients are recorded, it counts only writes with a gradient: of the others nothing can be learned.
     """
-    openings: list[Tensor] = []
 
-    def record(gate: WriteStrength, scores: tuple[Tensor], strength: Tensor) -> None:
-        openings.append(gate.opening(*scores))
+    def __init__(self) -> None:
+        self.total: Tensor | float = 0.0
+        self.count = 0
+        self.needs_gradient = torch.is_grad_enabled()
 
-    gates = [module for module in model.modules() if isinstance(module, WriteStrength)]
-    hooks = [gate.register_forward_hook(record) for gate in gates]
-    try:
-        yield openings
-    finally:
-        for hook in hooks:
-            hook.remove()
+    def add(self, opening: Float[Tensor, "B M"]) -> None:
+        """Count every memory token of a write."""
+        if opening.requires_grad or not self.needs_gradient:
+            self.total = self.total + opening.float().sum()
+            self.count += opening.numel()
+
+    def charge(self, cost: float) -> Tensor | None:
+        """`cost` times the mean; None where nothing counts."""
+        return torch.as_tensor(cost * self.total / self.count) if self.count else None

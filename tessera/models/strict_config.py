@@ -51,7 +51,13 @@ class StrictConfig(PreTrainedConfig):
     """A `PreTrainedConfig` for which an unknown keyword is an error, and which checks itself (`problems`).
 
     Known are its fields and whatever transformers itself writes into a configuration.
+
+    Attributes:
+        adjustable: the fields that may change in a model that is built already, see
+            `tessera.models.adjusting.adjust_model`.
     """
+
+    adjustable: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self, **kwargs):
         known = {field.name for field in fields(self)}
@@ -62,6 +68,11 @@ class StrictConfig(PreTrainedConfig):
             super().__post_init__(**kwargs)
         except (AttributeError, TypeError, ValueError) as error:  # a setting of transformers' own has another type
             raise TesseraError(f"{where}: a setting must be one that transformers takes; got: {error}.") from None
+        self.check()
+
+    def check(self) -> None:
+        """Raise `TesseraError`, one line per problem, unless all values are possible."""
+        where = type(self).__name__
         mistyped = self._mistyped()
         try:
             problems = self.problems()

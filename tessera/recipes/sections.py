@@ -143,11 +143,10 @@ class TrainingSection:
         "stages one after the other, in place of `steps` and `learning_rate`: each has `length` (segments of "
         "model.segment_size tokens; of models that read no segments, of data.context), `min_length` (each step draws "
         "its number between them), `steps`, `learning_rate`, `target` (the score at which the stage ends), `settings` "
-        "of the task, `from_memory` (the questions come in a segment of their own), `write_cost` (of ARMT with a "
-        "`strength_stretch`: this times the mean probability that a gate of writing opens is added to the loss and "
-        "taken off the score), `strength_threshold` (of ARMT: from here on strengths below it write nothing) and "
-        "`backprop_segments` (gradients flow through so many segments at the end of a text of questions); it begins "
-        "with the best weights of the one before",
+        "of the task (of babilong, for example, `from_memory`: the questions come in a segment of their own), and "
+        "`model` (settings of the model's configuration that hold from this stage on: of ARMT, RMT and PRMT "
+        "`backprop_segments`, of ARMT also `gate_penalty` and `strength_threshold`); it begins with the best weights "
+        "of the one before",
     )
     patience: int | None = option(None, "a stage ends after so many validations without a better one; null: never")
     freeze_base: bool = option(False, "of ARMT, RMT and PRMT: keep the base's weights, train the memory alone")

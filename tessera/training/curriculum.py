@@ -24,16 +24,8 @@ class Stage:
     Attributes:
         steps: at most. target: the score, at most 1, at which the stage ends; above 1 it takes all its steps.
         learning_rate: its peak. settings: of the task in this stage, such as a key size.
-        from_memory: of questions: texts end with a segment and the questions come in the next one, so that they can be
-            answered from memory alone.
-        write_cost: of an ARMT with a `strength_stretch`: this times the mean probability that a write's gate opens
-            (`WriteStrength.opening`) is added to the loss (of writes that gradients flow through) and taken off the
-            score (of all), so that text without use is not written. Where texts are longer than `backprop_segments`
-            their first writes are free: end with a stage of shorter ones.
-        strength_threshold: of an ARMT: from this stage on strengths below it write nothing, and the trained model keeps
-            it (`ARMTConfig.strength_threshold`). None: as before.
-        backprop_segments: of questions to models that read segments: gradients flow through this many last segments,
-            and only they are asked `early_questions`; the rest is read without gradients. None: through all.
+        model: settings of the model's configuration that hold from this stage on, see
+            `tessera.models.adjusting.adjust_model`.
     """
 
     length: int
@@ -42,10 +34,7 @@ class Stage:
     target: float = 1.0
     learning_rate: float = 1e-3
     settings: dict = field(default_factory=dict)
-    from_memory: bool = False
-    write_cost: float = 0.0
-    strength_threshold: float | None = None
-    backprop_segments: int | None = None
+    model: dict = field(default_factory=dict)
 
     def problems(self) -> list[tuple[str, str]]:
         """(field, what is wrong) for every rule this stage breaks."""
@@ -55,12 +44,6 @@ class Stage:
                 invalid.append((name, f"must be at least 1; got {getattr(self, name)}."))
         if self.min_length > self.length:
             invalid.append(("min_length", f"must be at most length ({self.length}); got {self.min_length}."))
-        if self.backprop_segments is not None and self.backprop_segments < 1:
-            invalid.append(("backprop_segments", f"must be at least 1; got {self.backprop_segments}."))
-        if self.write_cost < 0:
-            invalid.append(("write_cost", f"must be at least 0; got {self.write_cost}."))
-        if self.strength_threshold is not None and not 0 <= self.strength_threshold < 1:
-            invalid.append(("strength_threshold", f"must be at least 0 and below 1; got {self.strength_threshold}."))
         for name in ("target", "learning_rate"):
             if not getattr(self, name) > 0:
                 invalid.append((name, f"must be positive; got {getattr(self, name)}."))

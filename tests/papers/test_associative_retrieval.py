@@ -10,10 +10,10 @@ from tessera.base.errors import TesseraError
 from tessera.models.small_models import ModelSize
 from tessera.papers.associative_retrieval import AssociativeRetrieval, capacity, models
 from tessera.papers.associative_retrieval import questions as q
-from tessera.papers.associative_retrieval.experiment import AssociativeRetrievalExperiment
 from tessera.papers.associative_retrieval.figure import draw
 from tessera.papers.associative_retrieval.questions import exact_match, memory_norms
 from tessera.papers.associative_retrieval.report import curves, tables
+from tessera.papers.associative_retrieval.run import EXPERIMENT
 from tessera.papers.associative_retrieval.settings import BUDGETS, KEY_SIZE, VOCABULARY, stage
 from tessera.papers.experiment import Record, RunSelection
 from tessera.tasks.task import generator_of
@@ -32,9 +32,6 @@ def small(name, sizes=SIZES):
     for memory in getattr(model, "memories", []):
         torch.nn.init.normal_(memory.value.weight, generator=generator())  # a memory that says something
     return model
-
-
-EXPERIMENT = AssociativeRetrievalExperiment()
 
 
 def record(model="armt", rule="rewrite", share=0.5, error=0.1, ablation=None, **more):

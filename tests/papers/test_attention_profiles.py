@@ -9,13 +9,11 @@ from torch.utils.data import Dataset
 
 import tessera
 from tessera.models.transformer import transformer_config
-from tessera.papers.attention_profiles.experiment import AttentionProfiles
 from tessera.papers.attention_profiles.profiles import by_distance, describe, mean_profile, recent_peak_width
 from tessera.papers.attention_profiles.report import heads, rank_correlation, tables
+from tessera.papers.attention_profiles.run import EXPERIMENT
 from tessera.papers.experiment import Record, RunSelection
 from tests.inspection.test_recall import build
-
-EXPERIMENT = AttentionProfiles()
 
 
 class Texts(Dataset):

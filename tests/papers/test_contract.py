@@ -9,15 +9,14 @@ from tessera.base.dataclass_io import from_json, to_json
 from tessera.base.errors import TesseraError
 from tessera.papers import runner
 from tessera.papers.catalogue import EXPERIMENTS
-from tessera.papers.experiment import BUDGETS, RunSelection
+from tessera.papers.experiment import RunSelection
 from tessera.papers.results import ResultsFile
 from tessera.papers.runner import reproduce
 
 NAMES = list(EXPERIMENTS)
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "budget"), [(name, budget) for name in NAMES for budget in EXPERIMENTS[name].budgets])
 def test_runs_of_every_budget(name, budget):
     experiment = EXPERIMENTS[name]
     runs = experiment.runs(RunSelection(budget))

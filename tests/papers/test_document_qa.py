@@ -6,8 +6,8 @@ from itertools import combinations
 import torch
 
 from tessera.models.small_models import build_small_model
-from tessera.papers.document_qa.experiment import DocumentQAExperiment
 from tessera.papers.document_qa.report import curves, tables
+from tessera.papers.document_qa.run import EXPERIMENT
 from tessera.papers.document_qa.settings import BUDGETS
 from tessera.papers.experiment import Record, RunContext
 
@@ -51,13 +51,12 @@ def test_early_steps_are_counted_as_they_were_done():
 
 
 def test_tuning_goes_on_from_training_and_long_term_memories_are_on_again(tmp_path):
-    experiment = DocumentQAExperiment()
     run = SMOKE.run("mosaic_v2", 0)
-    outcome = experiment.execute(run, RunContext(tmp_path))
+    outcome = EXPERIMENT.execute(run, RunContext(tmp_path))
     assert (outcome["training"]["steps"], outcome["tuning"]["steps"]) == (2, 2)
     assert list(outcome["training"]["scores"]) == ["64", "128"]
     assert outcome["training"].keys() == outcome["tuning"].keys()
-    again = experiment.execute(run, RunContext(tmp_path))  # both trainings are found finished
+    again = EXPERIMENT.execute(run, RunContext(tmp_path))  # both trainings are found finished
     assert again["tuning"]["scores"] == outcome["tuning"]["scores"]
     assert again["tuning"]["without_long_term_memory"] == outcome["tuning"]["without_long_term_memory"]
 

@@ -10,11 +10,9 @@ from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCaus
 from tessera.papers.experiment import Record, RunSelection
 from tessera.papers.length_generalization import published
 from tessera.papers.length_generalization.evaluate import evaluate, sharper
-from tessera.papers.length_generalization.experiment import LengthGeneralization, _model
 from tessera.papers.length_generalization.report import curves, half, tables
+from tessera.papers.length_generalization.run import EXPERIMENT, _model
 from tessera.papers.length_generalization.settings import KERNELS, SETTINGS
-
-EXPERIMENT = LengthGeneralization()
 
 
 def settings_of(budget, task):
@@ -137,7 +135,7 @@ def test_table_and_curves_over_seeds():
     row = "| Triweight | 1 | 1.00 ± 0.01 *1.00 (1.00)* | 0.50 ± 0.01 *0.98 (0.99)* |"
     assert row in parts["Sort, four times as long"]
     assert "| Sort | here | 2 | 64 | 4 | 0 | 2,000 | 32 | 0.003 | 8 to 16 | 8 | - | 16 |" in parts["Settings"]
-    assert "|  | paper | 2 | 512 | 8 | 1792 | 156,250 | 256 | 0.001 | 32 to 64 | 32 | - | 64 |" in parts["Settings"]
+    assert "|  | paper | 2 | 512 | 8 | 2688 | 156,250 | 256 | 0.001 | 32 to 64 | 32 | - | 64 |" in parts["Settings"]
 
 
 def test_what_sharper_memories_change_is_shown_where_there_is_something_to_see():

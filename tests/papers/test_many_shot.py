@@ -8,11 +8,10 @@ import torch
 from tessera.models.small_models import build_small_model
 from tessera.papers.experiment import Record, RunSelection
 from tessera.papers.many_shot.evaluate import evaluate, next_logits
-from tessera.papers.many_shot.experiment import ManyShotExperiment, _model
 from tessera.papers.many_shot.report import curves, tables
+from tessera.papers.many_shot.run import EXPERIMENT, _model
 from tessera.papers.many_shot.settings import BUDGETS, STRATEGIES
 
-EXPERIMENT = ManyShotExperiment()
 SMOKE = BUDGETS["smoke"]
 
 

@@ -8,16 +8,15 @@ import torch
 
 from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError
-from tessera.papers.experiment import EXPERIMENTS, Record, RunContext, RunSelection
+from tessera.papers.experiment import Record, RunContext, RunSelection
 from tessera.papers.regbench import RegBench
 from tessera.papers.regbench.batches import Batches, loss_by_block, mean_loss, scores_of
-from tessera.papers.regbench.experiment import RegBenchExperiment
 from tessera.papers.regbench.figure import draw
 from tessera.papers.regbench.published import IN_DISTRIBUTION_100, SPARSE_SIZES, SPARSE_TABLE_1
 from tessera.papers.regbench.report import longest_trainings, rows_of, score, tables
+from tessera.papers.regbench.run import EXPERIMENT
 from tessera.papers.regbench.settings import KERNELS
 
-EXPERIMENT: RegBenchExperiment = EXPERIMENTS["regbench"]
 SMALL = RegBench.variants()[1]
 
 

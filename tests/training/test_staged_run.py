@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tessera.base.checkpoints import FOLDER
 from tessera.base.errors import TesseraError, TrainingInterrupted
-from tessera.memories.association import recorded_openings
 from tessera.recipes.recipe import read_recipe
 from tessera.training import staged_data, staged_run
 from tessera.training.initial_model import starting_model
@@ -171,16 +170,27 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
         ("data.questions=0", "data.questions must be a positive integer"),
         ("data.early_questions=-1", "data.early_questions must not be negative"),
         (
-            "training.curriculum=[{length: 2, steps: 1, write_cost: -1.0}]",
-            r"training.curriculum\[0\].write_cost must be at least 0",
+            "training.curriculum=[{length: 2, min_length: 2, steps: 1, model: {strength_threshold: 1.0}}]",
+            r"training.curriculum\[0\].model: strength_threshold must be a number of at least 0 and below 1; got 1.0",
         ),
         (
-            "training.curriculum=[{length: 2, steps: 1, strength_threshold: 1.0}]",
-            r"training.curriculum\[0\].strength_threshold must be at least 0 and below 1",
+            "training.curriculum=[{length: 2, min_length: 2, steps: 1, model: {backprop_segments: 0}}]",
+            r"training.curriculum\[0\].model: backprop_segments must be a positive integer; got 0",
         ),
         (
-            "training.curriculum=[{length: 2, steps: 1, backprop_segments: 0}]",
-            r"training.curriculum\[0\].backprop_segments must be at least 1",
+            "training.curriculum=[{length: 2, min_length: 2, steps: 1, model: {gate_penalty: 0.5}}]",
+            r"training.curriculum\[0\].model: gate_penalty must be 0 without a strength_stretch above 0, by which "
+            "gates can close; got 0.5",
+        ),
+        (
+            "training.curriculum=[{length: 2, min_length: 2, steps: 1, model: {gate_penality: 0.5}}]",
+            r"training.curriculum\[0\].model: gate_penality must be a setting that a built armt can change; got 0.5. "
+            "Did you mean 'gate_penalty'. Known: backprop_segments, gate_penalty, strength_threshold",
+        ),
+        ("model.gate_penalty=0.5", "gate_penalty must be 0 without a strength_stretch above 0"),
+        (
+            "training.curriculum=[{length: 2, min_length: 2, steps: 1, write_cost: 0.5}]",
+            r"training.curriculum\[0\].write_cost is not a known key; got 0.5",
         ),
         ("training.curriculum=[{length: 1, steps: 0}]", r"training.curriculum\[0\].steps must be at least 1"),
         ("training.patience=0", "training.patience must be a positive integer"),
@@ -204,45 +214,19 @@ def test_stages_from_memory_end_with_a_segment(recipe_of, tmp_path, monkeypatch)
 
     for name in ("answer_loss", "score_answers"):
         monkeypatch.setattr(staged_data, name, seen(getattr(staged_data, name)))
-    stages = "{length: 2, steps: 2}, {length: 2, min_length: 2, steps: 2, from_memory: true}"
+    stages = "{length: 2, steps: 2}, {length: 2, min_length: 2, steps: 2, settings: {from_memory: true}}"
     train(recipe_of(QUESTIONS, f"training.curriculum=[{stages}]"), tmp_path / "run", progress=False)
     assert set(lengths[-3:]) == {64}  # a step, and a validation of two batches
     assert 64 - 20 in lengths
 
 
-@pytest.mark.parametrize(("name", "value"), [("from_memory", "true"), ("settings", "{facts_share: 0.3}")])
-def test_what_is_of_questions_is_refused_of_text(recipe_of, tmp_path, name, value):
+def test_settings_of_the_task_are_refused_of_text(recipe_of, tmp_path):
     plain = {**QUESTIONS, "data": {"source": "novels"}, "tokenizer": {"type": "byte"}}
-    with pytest.raises(TesseraError, match=f"{name} is of questions"):
-        train(recipe_of(plain, f"training.curriculum=[{{length: 2, steps: 1, {name}: {value}}}]"), tmp_path / "run")
-
-
-def test_a_stage_learns_from_its_last_segments(recipe_of, tmp_path, monkeypatch):
-    backprop = []
-    answer_loss = staged_data.answer_loss
-
-    def seen(model, batch, backprop_segments=None):
-        backprop.append(backprop_segments)
-        return answer_loss(model, batch, backprop_segments)
-
-    monkeypatch.setattr(staged_data, "answer_loss", seen)
-    stages = "{length: 2, min_length: 2, steps: 1}, {length: 4, min_length: 4, steps: 1, backprop_segments: 2}"
-    train(recipe_of(QUESTIONS, f"training.curriculum=[{stages}]"), tmp_path / "run", progress=False)
-    assert backprop == [None, 2]
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"data": {"source": "novels"}, "tokenizer": {"type": "byte"}}, "backprop_segments is of questions"),
-        ({"model": BASE}, "backprop_segments is of models with segments; got 'memory_mosaic'"),
-    ],
-    ids=["text", "whole text"],
-)
-def test_last_segments_are_those_of_questions_to_models_with_segments(recipe_of, tmp_path, section, message):
-    stage = "training.curriculum=[{length: 2, min_length: 2, steps: 1, backprop_segments: 1}]"
-    with pytest.raises(TesseraError, match=message):
-        train(recipe_of({**QUESTIONS, **section}, stage), tmp_path / "run", progress=False)
+    with pytest.raises(TesseraError, match="settings is of questions"):
+        train(
+            recipe_of(plain, "training.curriculum=[{length: 2, steps: 1, settings: {facts_share: 0.3}}]"),
+            tmp_path / "run",
+        )
 
 
 def test_writes_cost_how_probable_it_is_that_their_gates_open(recipe_of, tmp_path, monkeypatch):
@@ -253,46 +237,46 @@ def test_writes_cost_how_probable_it_is_that_their_gates_open(recipe_of, tmp_pat
         value = loss(self, model, stage, number, step)
         checked = self.validation(model, stage)
         scores.append(self.predictions(model, stage)["score"] - checked["score"])
-        assert scores[-1] == pytest.approx(10 * checked.get("validation_opening", 0))
+        assert scores[-1] == pytest.approx(checked.get("validation_penalty", 0))
         losses.append(value.item() - self.prediction_loss(model, stage, number, step).item())
         return value
 
     monkeypatch.setattr(staged_data.StagedQuestions, "loss", seen)
-    stages = "{length: 2, min_length: 2, steps: 1}, {length: 2, min_length: 2, steps: 1, write_cost: 10.0}"
+    stages = "{length: 2, min_length: 2, steps: 1}, {length: 2, min_length: 2, steps: 1, model: {gate_penalty: 10.0}}"
     train(recipe_of(QUESTIONS, f"training.curriculum=[{stages}]", STRETCH), tmp_path / "run", progress=False)
     assert losses[0] == 0
     assert losses[1] == pytest.approx(8.3, abs=1.0)  # a fresh gate opens with sigmoid(2/3 log(1.1 / 0.1))
     assert scores[0] == 0
     assert scores[1] == pytest.approx(8.3, abs=1.0)
     checks = [r for r in MetricsFile(tmp_path / "run" / "metrics.jsonl").read() if "validation_loss" in r]
-    assert [round(r.get("validation_opening", 0), 1) for r in checks] == [0, 0.8]
+    assert [round(r.get("validation_penalty", 0)) for r in checks] == [0, 8]
 
 
 def test_only_writes_with_a_gradient_cost(recipe_of, tmp_path):
-    stages = "{length: 4, min_length: 4, steps: 1, write_cost: 10.0, backprop_segments: 2}"
-    recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]", STRETCH)
+    stages = "{length: 4, min_length: 4, steps: 1}"
+    recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]", STRETCH, "model.gate_penalty=10.0")
     stage = recipe.training.curriculum[0]
     data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
     model = starting_model(recipe, data.tokenizer, context=4 * 32)
-    with recorded_openings(model) as openings:
-        loss = data.loss(model, stage, 0, 0)
+    openings = []
+    for memory in model.memories:
+        memory.gate.register_forward_hook(lambda gate, scores, strength: openings.append(gate.opening(*scores)))
+    loss = data.loss(model, stage, 0, 0)
+    torch.testing.assert_close(loss, data.prediction_loss(model, stage, 0, 0) + 10 * torch.cat(openings[:6]).mean())
+    openings.clear()
+    model.config.backprop_segments = 2
+    loss = data.loss(model, stage, 0, 0)
     with_gradient = [opening.requires_grad for opening in openings]
     assert with_gradient == [False, False, False, False, True, True]  # two layers; the last of four segments stays open
-    of_all, of_last = (10.0 * torch.cat(some).mean() for some in (openings, openings[4:]))
+    of_all, of_last = (10 * torch.cat(some).mean() for some in (openings, openings[4:]))
     assert not torch.isclose(of_all, of_last)
     torch.testing.assert_close(loss, data.prediction_loss(model, stage, 0, 0) + of_last)
 
 
-def test_a_cost_of_writes_needs_gates_that_can_close(recipe_of, tmp_path):
-    stages = "training.curriculum=[{length: 3, min_length: 3, steps: 1, write_cost: 10.0}]"
-    with pytest.raises(TesseraError, match="write_cost needs a model with a `strength_stretch` above 0"):
-        train(recipe_of(QUESTIONS, stages), tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists()
-
-
 def test_without_a_write_there_is_no_cost(recipe_of, tmp_path):
-    stages = "{length: 1, steps: 1, write_cost: 10.0}"
-    recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]", STRETCH, "model.segment_size=64")
+    penalty = "model.gate_penalty=10.0"
+    stages = "training.curriculum=[{length: 1, steps: 1}]"
+    recipe = recipe_of(QUESTIONS, stages, STRETCH, penalty, "model.segment_size=64")
     stage = recipe.training.curriculum[0]
     data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
     model = starting_model(recipe, data.tokenizer, context=64)
@@ -310,7 +294,7 @@ def test_a_threshold_holds_from_its_stage_on_also_after_a_stop(recipe_of, tmp_pa
     monkeypatch.setattr(staged_data.StagedQuestions, "loss", seen)
     run = tmp_path / "run"
     stage = "length: 2, min_length: 2, steps: 1"
-    stages = f"{{{stage}}}, {{{stage}, strength_threshold: 0.6}}, {{{stage}}}"
+    stages = f"{{{stage}}}, {{{stage}, model: {{strength_threshold: 0.6}}}}, {{{stage}}}"
     recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]")
     train(recipe, run, progress=False)
     assert thresholds == [([0.0, 0.0], 0), ([0.6, 0.6], 1), ([0.6, 0.6], 2)]
@@ -326,7 +310,7 @@ def test_a_threshold_holds_from_its_stage_on_also_after_a_stop(recipe_of, tmp_pa
 
 
 def test_a_threshold_holds_without_a_run_folder_too(recipe_of, tmp_path):
-    stages = "{length: 2, min_length: 2, steps: 1, strength_threshold: 0.6}"
+    stages = "{length: 2, min_length: 2, steps: 1, model: {strength_threshold: 0.6}}"
     recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]")
     data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
     model = starting_model(recipe, data.tokenizer, context=64)
@@ -334,12 +318,17 @@ def test_a_threshold_holds_without_a_run_folder_too(recipe_of, tmp_path):
     assert [memory.gate.threshold for memory in model.memories] == [0.6, 0.6]
 
 
-@pytest.mark.parametrize(("setting", "value"), [("write_cost", 0.5), ("strength_threshold", 0.0)])
-def test_only_an_armt_has_gates_of_writing(recipe_of, tmp_path, setting, value):
-    plain = {**QUESTIONS, "model": {"type": "rmt", "segment_size": 32, "num_memory_tokens": 2, "base": BASE}}
-    stage = f"training.curriculum=[{{length: 2, min_length: 2, steps: 1, {setting}: {value}}}]"
-    with pytest.raises(TesseraError, match=f"{setting} is of models of type 'armt'; got 'rmt'"):
-        train(recipe_of(plain, stage), tmp_path / "run", progress=False)
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"type": "rmt", "segment_size": 32, "num_memory_tokens": 2, "base": BASE}, "built rmt .* Known: backprop_seg"),
+        (BASE, "built memory_mosaic .* Known: none"),
+    ],
+)
+def test_only_an_armt_has_gates_of_writing(recipe_of, tmp_path, model, message):
+    stage = "training.curriculum=[{length: 2, min_length: 2, steps: 1, model: {gate_penalty: 0.0}}]"
+    with pytest.raises(TesseraError, match=f"gate_penalty must be a setting that a {message}"):
+        train(recipe_of({**QUESTIONS, "model": model}, stage), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 

@@ -183,8 +183,11 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         )
         state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
         loss = None if text.labels is None else ShiftedLoss(text.labels, text.loss_mask)
-        output = read(self.segment_runner(), text, state, cache, options, loss)
-        output.loss = None if loss is None else loss.value(num_items_in_batch)
+        runner = self.segment_runner()
+        output = read(runner, text, state, cache, options, loss)
+        output.loss, output.penalty = None if loss is None else loss.value(num_items_in_batch), runner.memory.penalty()
+        if self.training and output.loss is not None and output.penalty is not None:
+            output.loss = output.loss + output.penalty
         return output if return_dict is not False else output.to_tuple()
 
     def parameters_by_part(self) -> dict[str, int]:

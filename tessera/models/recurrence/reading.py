@@ -18,12 +18,13 @@ class SegmentedOutput(ModelOutput):
     """Output of `SegmentedForCausalLM.forward`.
 
     Attributes:
-        loss: mean cross entropy in nats, when labels were given.
+        loss: mean cross entropy in nats, when labels were given; in training with `penalty`.
         logits: (B, T, vocabulary) of the ordinary tokens, memory tokens left out.
         past_key_values: a `SegmentCache`, when `use_cache`: the memory and the open segment.
         memory_state: the memory after the last closed segment; while none is closed, the one that was given.
         segment_states: the memory after every segment, when `output_segment_states`.
         hidden_states: the base's, of the ordinary tokens, when `output_hidden_states`.
+        penalty: what the model charges beside the cross entropy, as it stands in the loss (`ARMTConfig.gate_penalty`).
     """
 
     loss: Tensor | None = None
@@ -32,6 +33,7 @@ class SegmentedOutput(ModelOutput):
     memory_state: MemoryState | None = None
     segment_states: tuple[MemoryState, ...] | None = None
     hidden_states: tuple[Tensor, ...] | None = None
+    penalty: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,10 @@ def read_text(
         in_loss = loss is not None and loss.counts(start, end)
         is_kept = not options.skip_logits and end > first_kept
         result = "nothing" if not (is_kept or in_loss) else "logits" if head is None else "hidden"
+        asks = result != "nothing" or options.hidden_states
         segment = _segment(text, start, end, cache, close, result, options.hidden_states)
-        output, new_state, attention, hidden = runner.run(segment, state)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (number >= truncated or asks)):
+            output, new_state, attention, hidden = runner.run(segment, state)
         hidden_states.append(hidden)
         scores = None
         if is_kept:

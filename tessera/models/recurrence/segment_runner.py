@@ -107,6 +107,10 @@ class SegmentMemory(ABC, Generic[MemoryT, HooksT]):
     def next_layers(self, hooks: HooksT, state: MemoryT) -> Sequence[State]:
         """The new `MemoryState.layers` after a call that closed a segment."""
 
+    def penalty(self) -> Tensor | None:
+        """What the model's own loss charges for what was written so far; None: nothing."""
+        return None
+
 
 class SegmentRunner:
     """Calls `base` with `memory`. It holds references alone and is made anew for each text."""

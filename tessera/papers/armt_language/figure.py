@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tessera.papers.armt_language.published import BASES, READINGS, TEXTS
 from tessera.papers.armt_language.report import by_segment, measured
+from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
-from tessera.papers.tables import new_figure
 
 COLORS = {
     "one_segment": "#6b7280",

@@ -169,7 +169,8 @@ CPU = Budget(
     sequences=64,
     seeds=1,
 )
-# Segments, memory, steps and rate as published; the base starts from scratch, on the bundled stories.
+# Segments, memory, steps and rate as published; the base starts from random weights, on the bundled stories, with 4
+# heads and a vocabulary of 8,192.
 FULL = Budget(
     bases={"transformer": _transformer(768, 12), "memory_mosaic": _mosaic(768, 12)},
     vocab_size=8192,

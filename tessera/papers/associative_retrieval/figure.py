@@ -5,7 +5,7 @@ from typing import Any
 
 from tessera.papers.associative_retrieval.published import RECALLS_BEYOND_TRAINING
 from tessera.papers.associative_retrieval.report import Curve
-from tessera.papers.tables import new_figure
+from tessera.papers.curves import new_figure
 
 STYLES = {
     "armt": ("o-", "tab:blue"),

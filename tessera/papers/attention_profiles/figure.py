@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tessera.papers.attention_profiles.report import by_model, heads
 from tessera.papers.attention_profiles.settings import MODELS
+from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
-from tessera.papers.tables import new_figure
 
 LEAST = 1e-5  # smaller weights are drawn there
 

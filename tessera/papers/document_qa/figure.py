@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from tessera.papers.curves import new_figure
 from tessera.papers.document_qa.published import NAMES
 from tessera.papers.document_qa.report import STAGES, Curve
-from tessera.papers.tables import new_figure
 
 COLORS = dict(zip(NAMES, ("tab:blue", "tab:red", "tab:orange", "tab:gray")))
 CHANCE = 100 / 6

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
 from tessera.papers.language_modeling.published import NAMES
 from tessera.papers.language_modeling.report import MOSAIC, TRANSFORMERS, Row, by_row, loss, texts
-from tessera.papers.tables import new_figure
 
 COLORS = {MOSAIC: "#c2410c", **dict(zip(TRANSFORMERS, ("#1d4ed8", "#15803d", "#a16207")))}
 MARKERS = "osD^v<>pPXh"

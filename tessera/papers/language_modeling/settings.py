@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, expect
 from tessera.data.sources import text_files
-from tessera.papers.experiment import PAPER_KERNELS, Run, RunSelection, select_names
+from tessera.papers.experiment import PAPER_KERNELS, Run, RunSelection
 from tessera.papers.recipe_settings import RecipeSettings
 from tessera.recipes.recipe import read_recipe, recipe_to_dict
 from tessera.tools.sweep import Point, grid
@@ -169,10 +169,9 @@ BUDGETS = {
 def runs_of(selection: RunSelection, experiment: str = "language_modeling") -> list[Run]:
     """The runs of a selection: learning rates, the first seed of depths and kernels, the others; the deepest late."""
     where, budget = f"reproduce {experiment}", BUDGETS[selection.budget]
-    models = select_names(where, "models", MODELS, selection.models, MODELS)
-    kernels = select_names(where, "kernels", KERNELS, selection.kernels, KERNELS)
+    models, kernels = selection.models or MODELS, selection.kernels or KERNELS
     if selection.kernels is not None and selection.models is None:
-        models = ["mosaic"]  # the only one that has kernels
+        models = ("mosaic",)  # the only one that has kernels
     texts = texts_of(where, selection.data)
     expect(len(texts) < 2, where, "--data", "name one text to train on", " ".join(selection.data or ()))
     text = texts[0] if texts else None

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tessera.papers.curves import new_figure
 from tessera.papers.length_generalization import published
 from tessera.papers.length_generalization.report import Curve
-from tessera.papers.tables import new_figure
 
 TITLES = {
     "mqmtar": "MQMTAR: recall the values of several keys",

@@ -146,7 +146,7 @@ def _settings(records: Mapping[str, Record]) -> str:
             source,
         ]
         rows.append([TITLES[task], "here", *ours, fields["num_symbols"], fields.get("num_queries", "-")])
-        theirs: list[object] = [published.DEPTH[name], published.WIDTH, published.HEADS, 7 * published.WIDTH // 2]
+        theirs: list[object] = [published.DEPTH[name], published.WIDTH, published.HEADS, published.SLOTS]
         theirs += [f"{published.EXAMPLES[name] // published.BATCH:,}", published.BATCH, published.LEARNING_RATE]
         theirs += [published.SOURCE, published.SYMBOLS[name], published.QUERIES if name == "mqmtar" else "-"]
         rows[-1].append(settings.test_length)

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
 from tessera.papers.many_shot.published import NAMES, WITHOUT_LONG_TERM
 from tessera.papers.many_shot.report import SCORES, curves, every_seed
-from tessera.papers.tables import new_figure
 
 STYLES = {
     NAMES["mosaic_v2"]: ("o-", "tab:blue"),

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from tessera.evaluation.figures import moving_average
+from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
 from tessera.papers.language_modeling.published import NAMES
 from tessera.papers.language_modeling.report import MOSAIC, TRANSFORMERS, Row
 from tessera.papers.out_of_distribution.report import by_text
-from tessera.papers.tables import new_figure
 
 DECAY = 0.95
 MAPS = {MOSAIC: "Oranges", **dict(zip(TRANSFORMERS, ("Blues", "Greens", "YlOrBr")))}

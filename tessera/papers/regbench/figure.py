@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
+from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
 from tessera.papers.regbench.published import NAMES, SPARSE_SIZES, SPARSE_TABLE_1
 from tessera.papers.regbench.report import score
 from tessera.papers.regbench.settings import LOSS_BLOCK, NGRAM
-from tessera.papers.tables import new_figure
 
 MARKERS = "osv^<>DPX*hdpH8"
 COLORS = [f"C{place}" for place in range(10)] + ["black", "gold", "navy", "lime", "magenta"]

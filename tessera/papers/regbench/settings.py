@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from tessera.kernels import kernel_names
-from tessera.papers.experiment import PAPER_KERNELS, Run, RunSelection, select_names
+from tessera.papers.experiment import PAPER_KERNELS, Run, RunSelection
 from tessera.papers.regbench.published import MOSAIC_GRID, SPARSE_GRID, SPARSE_SIZES
 from tessera.training.fit import FitOptions
 from tessera.training.optimizer import PUBLISHED_SCALAR_SCALES
@@ -145,10 +145,9 @@ SEEDS = {"smoke": 1, "cpu": 2}
 
 def runs_of(selection: RunSelection) -> list[Run]:
     """The runs of a selection, the most telling first."""
-    where, budget = "reproduce regbench", selection.budget
+    budget = selection.budget
     default = (NGRAM, "mosaic", "transformer") if budget == "cpu" else (NGRAM, *TRAINED)
-    models = select_names(where, "models", MODELS, selection.models, default)
-    kernels = select_names(where, "kernels", KERNEL_NAMES, selection.kernels, ())
+    models, kernels = selection.models or default, list(selection.kernels or ())
     pairs = [(model, kernel) for model in models if model != NGRAM for kernel in _kernels(model, kernels, budget)]
     baseline = [_ngram_run(TRAININGS[budget], symbols) for symbols in NGRAM_ORDERS if NGRAM in models]
     if budget == "full":

@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
 
 from tessera.base.errors import TesseraError
+from tessera.papers import jobs
 from tessera.papers.experiment import Run
-from tessera.papers.worker_pool import run_in_pool
 from tests.papers.chores import Chores
 
 
@@ -24,7 +25,7 @@ def do(tmp_path):
 
     def call(*keys):
         # As in real runs, the configuration is a dictionary: a run cannot be the key of another one.
-        run_in_pool(Chores(tmp_path), [Run(key, {"key": key}) for key in keys], 2, 1, finish, shown.append)
+        jobs.do_side_by_side(Chores(tmp_path), [Run(key, {"key": key}) for key in keys], 2, 1, finish, shown.append)
 
     call.finished, call.shown = finished, shown
     return call
@@ -42,15 +43,8 @@ def test_each_run_is_done_once_and_elsewhere_and_shown_meanwhile(do):
 
 def test_processes_without_a_run_end_by_themselves(do, monkeypatch):
     """A process that is stopped leaves semaphores behind, of which Python then warns."""
-    workers = sys.modules[run_in_pool.__module__]._Worker
-    hire, processes = workers.hire, []
-
-    def remembered(job, threads):
-        worker = hire(job, threads)
-        processes.append(worker.process)
-        return worker
-
-    monkeypatch.setattr(workers, "hire", staticmethod(remembered))
+    processes, start = [], jobs.SPAWN.Process.start
+    monkeypatch.setattr(jobs.SPAWN.Process, "start", lambda process: processes.append(process) or start(process))
     do("work 1", "work 2")
     assert [process.exitcode for process in processes] == [0, 0]
 
@@ -65,8 +59,7 @@ def test_a_failure_waits_for_no_other_and_ends_it(do, tmp_path):
 
 def test_a_finished_run_is_kept_although_another_failed_in_the_same_moment(do, monkeypatch):
     """Both are done when the parent looks: the good one is stored before the bad one is told."""
-    module = sys.modules[run_in_pool.__module__]
-    monkeypatch.setattr(module, "wait", lambda lines, timeout: [line for line in lines if line.poll(None) or True])
+    monkeypatch.setattr(jobs, "wait", lambda futures, *first: wait(futures))
     with pytest.raises(TesseraError, match="fail: failed"):
         do("fail", "work")
     assert list(do.finished) == ["work"]

@@ -1,60 +1,38 @@
 """Three moons (Memory Mosaics, section 5): one memory of all moons against one memory for each."""
 
-from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tessera.memories.linear_contextual import LinearContextualMemory
-from tessera.papers.experiment import EXPERIMENTS, Experiment, Record, Run, RunContext, RunSelection
-from tessera.papers.three_moons import TRAINING, ThreeMoons, figure, report
+from tessera.models.sizes import num_parameters
+from tessera.papers.catalogue import LIBRARY
+from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
+from tessera.papers.three_moons import TRAINING, ThreeMoons, report
 from tessera.papers.three_moons.continuations import continuation_errors, repetition_errors
 from tessera.papers.three_moons.disentangling import layers, weights
-from tessera.papers.three_moons.settings import BUDGETS, DEFAULT, VARIANTS, Evaluation, MoonSettings, Round
+from tessera.papers.three_moons.settings import BUDGETS, DEFAULT, SEEDS, VARIANTS, Evaluation, MoonSettings, Round
 from tessera.training.fit import fit
 
 
-class ThreeMoonsExperiment(Experiment):
-    """Trains memories as published and continues sequences from every context length.
+def plan(selection: RunSelection) -> list[Run]:
+    """Seed by seed; what is not trained has one."""
+    budget, seeds = BUDGETS[selection.budget], range(selection.seeds or SEEDS[selection.budget])
+    runs = [budget.run(name, seed) for seed in seeds for name in selection.models or DEFAULT]
+    return [run for run in runs if run.configuration.seed == 0 or run.configuration.first_round.fit]
 
-    The published loss counts the steps at which the memories are nearly empty, and they make most of what remains of
-    it. A second round of training (few sequences, a fresh optimizer, the loss from `second_from` observations on) shows
-    how much of the error after the first round is owed to them.
-    """
 
-    title = "Three moons"
-    source = "Memory Mosaics, section 5 and appendix A, figures 4, 5 and 10"
-    settings = MoonSettings
-    models = tuple(VARIANTS)
-
-    def runs(self, selection: RunSelection) -> list[Run]:
-        """Seed by seed; what is not trained has one."""
-        budget = BUDGETS[selection.budget]
-        names = self.select_models("reproduce three_moons", selection, DEFAULT)
-        runs = [budget.run(name, seed) for seed in range(selection.seeds or budget.seeds) for name in names]
-        return [run for run in runs if run.configuration.seed == 0 or run.configuration.first_round.fit]
-
-    def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
-        """Both rounds of training, each evaluated."""
-        settings = run.configuration
-        memory = build(settings) if settings.num_heads else None
-        outcome = {"first_round": _round(memory, settings, settings.first_round, "training", context)}
-        if settings.second_round:
-            outcome["second_round"] = _round(memory, settings, settings.second_round, "second round", context)
-        trained = [one for one in memory.parameters() if one.requires_grad] if memory else []
-        parameters = sum(one.numel() * (2 if one.is_complex() else 1) for one in trained)
-        return {**outcome, "real_parameters": parameters}
-
-    def tables(self, records: Mapping[str, Record]) -> dict[str, str]:
-        """See `report.py`."""
-        return report.tables(records)
-
-    def plot(self, records: Mapping[str, Record], path: Path) -> None:
-        """See `figure.py`."""
-        figure.draw(records, path)
+def execute(run: Run, context: RunContext) -> dict[str, Any]:
+    """Both rounds of training, each evaluated."""
+    settings = run.configuration
+    memory = build(settings) if settings.num_heads else None
+    outcome = {"first_round": _round(memory, settings, settings.first_round, "training", context)}
+    if settings.second_round:
+        outcome["second_round"] = _round(memory, settings, settings.second_round, "second round", context)
+    trained = [layer for layer in layers(memory).values() if layer.weight.requires_grad] if memory else []
+    return {**outcome, "real_parameters": sum(map(num_parameters, trained))}
 
 
 def _round(
@@ -139,4 +117,12 @@ def evaluate(
     return errors_of
 
 
-EXPERIMENTS.add("three_moons", ThreeMoonsExperiment())
+EXPERIMENT = Experiment(
+    LIBRARY["three_moons"],
+    settings=MoonSettings,
+    plan=plan,
+    execute=execute,
+    tables=report.tables,
+    plot=report.plot,
+    models=tuple(VARIANTS),
+)
