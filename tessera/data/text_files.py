@@ -69,6 +69,17 @@ def text_of_file(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
         raise TesseraError(f"{path}: cannot be read ({error.strerror}).") from None
 
 
+def text_of_files(paths: Iterable[Path], piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
+    """The texts of several files, read one behind the other, an empty line between two that hold something."""
+    is_first = True
+    for path in paths:
+        texts = text_of_file(path, piece_bytes)
+        for text in texts:
+            yield text if is_first else f"\n\n{text}"
+            yield from texts
+            is_first = False
+
+
 def _decoded(path: Path, file: IO[bytes], piece_bytes: int) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     line_ends = io.IncrementalNewlineDecoder(None, translate=True)
@@ -85,7 +96,7 @@ def _decoded(path: Path, file: IO[bytes], piece_bytes: int) -> Iterator[str]:
         except UnicodeDecodeError as error:
             place = offset - pending + error.start
             raise TesseraError(
-                f"{path}: text must be UTF-8; byte {place} is not. Convert the file, such as by iconv -f LATIN1 -t UTF-8."
+                f"{path}: text must be UTF-8; byte {place} is not. Convert it, such as by iconv -f LATIN1 -t UTF-8."
             ) from None
         offset += len(data)
         if is_first and text:

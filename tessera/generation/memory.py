@@ -2,23 +2,21 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
 from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import expect_output, expect_plain_file, writing
+from tessera.data.sources import STORIES, text_files
 from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
 from tessera.models.recurrence.state import MODEL
 from tessera.models.saving.loading import load_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-PIECE = 1 << 16  # characters tokenized at once
 
 
 def segmented_model(folder: str, where: str) -> SegmentedForCausalLM:
@@ -83,34 +81,18 @@ def is_stored_memory(path: Path) -> bool:
         return False
 
 
-class Readable(Protocol):
-    """What `token_stream` needs of a text."""
-
-    def read(self, count: int, /) -> str:
-        """About `count` characters; "" at the end."""
-
-
-def token_stream(file: Readable, tokenizer: "PreTrainedTokenizerFast", where: str = "memorize: FILE") -> Iterator[int]:
-    """Tokens of a text, which is cut at white space into pieces that are tokenized one by one.
-
-    Raises:
-        TesseraError: when the first token is asked for and there is none.
-    """
-    tokens = _pieces(file, tokenizer)
-    first = next(tokens, None)
-    if first is None:
-        raise TesseraError(f"{where} must hold text; got an empty one.")
-    yield first
-    yield from tokens
-
-
-def _pieces(file: Readable, tokenizer: "PreTrainedTokenizerFast") -> Iterator[int]:
-    rest = ""
-    while piece := file.read(PIECE):
-        rest += piece
-        cut = max(rest.rfind(" "), rest.rfind("\n"))
-        if cut > 0:  # the white space goes with the word behind it, as byte-level tokenizers have it
-            yield from tokenizer(rest[:cut], add_special_tokens=False)["input_ids"]
-            rest = rest[cut:]
-    if rest:
-        yield from tokenizer(rest, add_special_tokens=False)["input_ids"]
+def text_paths(name: str, where: str, argument: str) -> list[Path]:
+    """The text files that `name` names: a file, a folder or a glob of such, or one of the bundled books."""
+    if (STORIES / name).is_file() and not Path(name).exists():
+        return [STORIES / name]
+    try:
+        return text_files(name)
+    except TesseraError:
+        books = ", ".join(path.name for path in text_files("stories"))
+        reason = "does not exist"
+        if Path(name).exists():
+            reason = "holds no text file" if Path(name).is_dir() else "is no plain file; pipe it in with memorize -"
+        raise TesseraError(
+            f"{where}: {argument} must be a text file, a folder of such, or a bundled book ({books}); got {name!r}, "
+            f"which {reason}."
+        ) from None

@@ -245,7 +245,11 @@ class Trace:
         if metadata.get("format") != FORMAT:
             raise TesseraError(f"{path}: must be of format {FORMAT!r}; got {metadata.get('format')!r}.")
         if metadata.get(CHECKSUM) != _checksum(tensors, metadata.get("trace", "")):
-            made = "has no checksum; traces of earlier releases are made again" if CHECKSUM not in metadata else "was changed"
+            made = (
+                "has no checksum; traces of earlier releases are made again"
+                if CHECKSUM not in metadata
+                else "was changed"
+            )
             raise TesseraError(f"{path}: must be a trace as `tessera inspect` saved it; this one {made}.")
         plain = json.loads(metadata["trace"])
         memories = [

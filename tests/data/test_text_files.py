@@ -78,7 +78,7 @@ def test_marks_of_other_systems_are_no_text(tmp_path, piece):
         (b"%PDF-1.7\n", "this is a PDF; pdftotext makes text of it"),
         (b"PK\x03\x04...", "this is a zip archive, such as docx"),
         ("a king".encode("utf-16"), "this is UTF-16; run iconv -f UTF-16"),
-        ("né".encode("latin-1"), "byte 1 is not. Convert the file, such as by iconv -f LATIN1"),
+        ("né".encode("latin-1"), "byte 1 is not. Convert it, such as by iconv -f LATIN1"),
         (gzip.compress(b"a king" * 1000)[:-20], "this gzip file is damaged"),
     ],
 )
