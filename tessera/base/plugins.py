@@ -22,6 +22,7 @@ from typing import Any
 from tessera.base.errors import TesseraError, first_line
 
 MODELS = "tessera.models"
+ADVICE = "One of your own must be imported first: --import FILE."
 
 
 def entry_points(group: str) -> list[EntryPoint]:

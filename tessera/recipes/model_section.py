@@ -15,6 +15,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tessera.base.errors import TesseraError, did_you_mean
+from tessera.base.plugins import ADVICE
 from tessera.data.tokenizers import vocabulary_size
 from tessera.models.recurrence import SegmentedConfig
 from tessera.models.saving.loading import load_config, load_model
@@ -161,7 +162,7 @@ def _builder(name: str) -> tuple[Callable[..., "PreTrainedConfig"], set[str]]:
     except KeyError:
         guess = did_you_mean(name, [TRANSFORMER, *CONFIG_MAPPING]).split("Known:")[0]
         own = [TRANSFORMER, *sorted(key for key in CONFIG_MAPPING if key.startswith(OWN_TYPES))]
-        known = f"{guess}Known: {', '.join(own)}, and the model types of transformers."
+        known = f"{guess}Known: {', '.join(own)}, and the model types of transformers. {ADVICE}"
         raise TesseraError(f"got {name!r}. {known}") from None
     return cls, {field.name for field in fields(cls)} | set(cls.attribute_map)
 

@@ -348,7 +348,10 @@ def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path, monkeypatch):
     rows = [{"input": text, "question": "Where is Mary?", "target": target} for target in (plain, f"{part},nowhere")]
     (tmp_path / "own.json").write_text(json.dumps(rows))
     _, out, _ = tessera("ask", tmp_path / "run", "--samples", tmp_path / "own.json")
-    assert [line.split("  (")[0] for line in out.splitlines()[1:]] == ["exact match       50.0", "benchmark's rule   0.0"]
+    assert [line.split("  (")[0] for line in out.splitlines()[1:]] == [
+        "exact match       50.0",
+        "benchmark's rule   0.0",
+    ]
 
 
 def test_samples_of_a_model_of_text(tessera, wrapped, tmp_path):
@@ -368,7 +371,10 @@ def test_standard_input_that_is_no_text(tessera, wrapped, tmp_path, monkeypatch)
     (tmp_path / "text.txt").write_text("a king")
     memorize = ("memorize", wrapped, "-", "--out", tmp_path / "memory")
     ask = ("ask", wrapped, "--text", tmp_path / "text.txt", "--interactive")
-    for arguments, what in ((memorize, "standard input must be text in UTF-8"), (ask, "standard input must be text in UTF-8")):
+    for arguments, what in (
+        (memorize, "standard input must be text in UTF-8"),
+        (ask, "standard input must be text in UTF-8"),
+    ):
         stream = io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="ascii", errors="surrogateescape")
         monkeypatch.setattr("sys.stdin", stream)
         status, _, err = tessera(*arguments)
