@@ -1,7 +1,7 @@
 """Scores of a language model on a task of the library, through the interface that every task has."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def make_task(name: str, settings: list[str]) -> Task:
+def make_task(name: str, settings: list[str], trained: Mapping[str, Any] | None = None) -> Task:
     """The task `name` with settings "key=value" (values in YAML) in the place of its defaults.
+
+    Of a model that was `trained` on this task (a recipe's `data.task`), the defaults are the settings there.
 
     Raises:
         TesseraError: an unknown task or setting, or a value that the task refuses.
     """
     cls = TASKS[name]
     known = {field.name for field in fields(cls)}
-    values: dict[str, Any] = {}
+    values = {key: value for key, value in (trained or {}).items() if key != "name"}
     for setting in settings:
         key, equals, value = setting.partition("=")
         expect(bool(equals), "eval", "--set", "be key=value", repr(setting))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.errors import TesseraError, did_you_mean
+from tessera.base.plugins import ADVICE
 from tessera.base.registry import Registry
 from tessera.base.shapes import Bool, Float, Int
 
@@ -134,7 +135,7 @@ def kernel_from_config(spec: "str | dict | Kernel") -> Kernel:
         raise TesseraError(f"kernel must be a name or a mapping with a name; got {spec!r}. Known: {names}.")
     name = spec["name"]
     if name not in KERNELS and name not in KERNEL_ALIASES:
-        raise TesseraError(f"unknown kernel {name!r}. {did_you_mean(name, kernel_names())}")
+        raise TesseraError(f"unknown kernel {name!r}. {did_you_mean(name, kernel_names())} {ADVICE}")
     spec = {**spec, **KERNEL_ALIASES.get(name, {})}
     cls = KERNELS[spec.pop("name")]
     known = {field.name for field in fields(cls)}

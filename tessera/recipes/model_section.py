@@ -15,6 +15,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tessera.base.errors import TesseraError, did_you_mean
+from tessera.base.plugins import ADVICE
 from tessera.data.tokenizers import vocabulary_size
 from tessera.models import MODELS
 from tessera.models.recurrence import SegmentedConfig
@@ -161,7 +162,7 @@ def _entry(name: str) -> ModelEntry:
         return ModelEntry(CONFIG_MAPPING[name])
     except KeyError:
         guess = did_you_mean(name, [*MODELS, *CONFIG_MAPPING]).split("Known:")[0]
-        known = f"{guess}Known: {', '.join(MODELS)}, and the model types of transformers."
+        known = f"{guess}Known: {', '.join(MODELS)}, and the model types of transformers. {ADVICE}"
         raise TesseraError(f"got {name!r}. {known}") from None
 
 
