@@ -110,6 +110,6 @@ EXPERIMENT = Experiment(
     plan=plan,
     execute=execute,
     tables=report.tables,
-    plot=report.draw,
+    plot=report.plot,
     models=tuple(MODELS),
 )
