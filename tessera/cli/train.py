@@ -2,7 +2,7 @@
 
 A recipe is a YAML file, or the name of a shipped one (recipes/<name>.yaml). Any of its keys can be changed on the
 command line, for example: tessera train demo-mosaic training.steps=100 model.num_layers=2
-Under torchrun it uses all processes; FSDP and other Trainer settings go under training.trainer.
+Under torchrun it uses all processes.
 
 A run that was stopped, or has finished, goes on with --resume. Its recipe must be the same, but for the intervals
 (training.log_every, evaluate_every, checkpoint_every, keep_checkpoints) and for more training.steps. More steps extend
