@@ -114,8 +114,10 @@ def _savings(recipe: Recipe, devices: int, micro: int, checkpoints: bool) -> Ite
         "gradient_checkpointing": (True, checkpoints and not section.gradient_checkpointing),
     }
     overrides: list[str] = []
+    changes: dict[str, Any]
     for key, (value, is_saving) in settings.items():
         if is_saving:
-            recipe = replace(recipe, training=replace(recipe.training, **{key: value}))
+            changes = {key: value}
+            recipe = replace(recipe, training=replace(recipe.training, **changes))
             overrides = [*overrides, f"training.{key}={str(value).lower()}"]
             yield overrides, recipe
