@@ -161,6 +161,53 @@ def charge_openings(stored: dict[str, Any]) -> None:
             stage.pop("write_cost_of", None)
 
 
+def adjust_models(stored: dict[str, Any]) -> None:
+    """Stages say what changes in the model in one map, `from_memory` is a setting of the task, recipes have the seed."""
+    if stored.get("header", {}).get("experiment") not in ("associative_retrieval", "babilong"):
+        return
+    for run in stored["runs"].values():
+        settings = run["configuration"]
+        if "recipe" in settings:  # which says the seed
+            settings.pop("seed", None)
+        _adjust_models(settings["curriculum"]["stages"] if "curriculum" in settings else _stages(settings))
+        _adjust_models(run["outcome"]["stages"])
+
+
+def _stages(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    return settings["recipe"]["training"]["curriculum"]
+
+
+def _adjust_models(stages: list[dict[str, Any]]) -> None:
+    held = {"gate_penalty": 0.0, "backprop_segments": None, "strength_threshold": None}
+    for stage in stages:
+        if stage.pop("from_memory", False):
+            stage["settings"] = {**stage.get("settings", {}), "from_memory": True}
+        new = {"gate_penalty": stage.pop("write_cost", None)}
+        new |= {name: stage.pop(name, None) for name in ("backprop_segments", "strength_threshold")}
+        changed = {name: value for name, value in new.items() if value is not None and value != held[name]}
+        if changed:
+            stage["model"] = changed
+        held |= changed
+
+
+def keep_normalisers(stored: dict[str, Any]) -> None:
+    """ARMT with gates was trained before a closed gate left the normaliser as it is."""
+    if stored.get("header", {}).get("experiment") != "babilong":
+        return
+    for run in stored["runs"].values():
+        model = run["configuration"]["recipe"]["model"]
+        if "strength_stretch" in model:
+            model.setdefault("gate_normalizer", False)
+
+
+def drop_trainer(stored: Any) -> None:
+    """Recipes have no settings for transformers' Trainer, which trains them no more; none were stored."""
+    for value in stored.values() if isinstance(stored, dict) else stored if isinstance(stored, list) else ():
+        drop_trainer(value)
+    if isinstance(stored, dict) and "batch_size" in stored and stored.get("trainer") == {}:
+        del stored["trainer"]
+
+
 def strip_folders(stored: Any) -> None:
     """Commands name no folders of the machine that ran them."""
     for value in stored.values() if isinstance(stored, dict) else stored if isinstance(stored, list) else ():
@@ -179,6 +226,9 @@ RULES = (
     type_three_moons,
     state_precision,
     charge_openings,
+    adjust_models,
+    keep_normalisers,
+    drop_trainer,
     strip_folders,
 )
 

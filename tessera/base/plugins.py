@@ -18,6 +18,8 @@ from typing import Any
 
 from tessera.base.errors import TesseraError, first_line
 
+ADVICE = "One of your own must be imported first: --import FILE."
+
 
 def entry_points(group: str) -> list[EntryPoint]:
     """What installed packages announce under `group`, in order of their names."""

@@ -6,11 +6,12 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Callable
-from typing import IO, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from tessera.base.errors import TesseraError
 
+PIECE = 1 << 16  # characters of standard input that are read at once
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**32 - 1  # of numpy's generators
 
@@ -100,14 +101,31 @@ def _short(text: str) -> str:
     return f"{text[:40]!r}..." if len(text) > 40 else repr(text)
 
 
-def standard_input(where: str) -> IO[str]:
-    """Standard input as UTF-8, whatever the locale says. Raises `TesseraError` where there is none."""
+def standard_texts(where: str, by_line: bool = False) -> Iterator[str]:
+    """Standard input as UTF-8, whatever the locale says: in pieces, or line by line behind a prompt.
+
+    Raises `TesseraError` where there is none, at once, and later where it is no text.
+    """
     stream = sys.stdin
     if stream is None or stream.closed:
         raise TesseraError(f"{where}: standard input must be open; got a closed one.")
     if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(encoding="utf-8", errors="strict")
-    return stream
+        stream.reconfigure(encoding="utf-8-sig", errors="strict")
+
+    def read() -> Iterator[str]:
+        is_typed = by_line and stream.isatty()
+        while True:
+            if is_typed:
+                print("> ", end="", file=sys.stderr, flush=True)
+            try:
+                text = stream.readline() if by_line else stream.read(PIECE)
+            except UnicodeDecodeError as error:
+                raise TesseraError(f"{where}: standard input must be text in UTF-8 ({error.reason}).") from None
+            if not text:
+                return
+            yield text
+
+    return read()
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:

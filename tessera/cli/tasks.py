@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.tasks.task import TASKS
 
     tasks = {name: {"summary": task.summary, "source": task.source} for name, task in TASKS.items()}
-    experiments = {name: {"summary": one.title, "source": one.source} for name, one in EXPERIMENTS.items()}
+    experiments = {name: {"summary": title, "source": source} for name, (title, source) in EXPERIMENTS.about().items()}
     if arguments.json:
         print(json.dumps({"tasks": tasks, "experiments": experiments}, indent=1))
         return 0

@@ -4,7 +4,6 @@ A segmented model (ARMT, RMT, PRMT) reads each context once: its memory, and the
 open, are values that every question starts from. Any other model reads the whole text.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,40 +20,43 @@ def is_segmented(model: nn.Module) -> bool:
     return hasattr(model, "empty_memory")
 
 
-def answer_loss(model: nn.Module, batch: QuestionBatch, backprop_segments: int | None = None) -> tuple[Tensor, Tensor]:
+def answer_loss(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor]:
     """The sum of the cross entropy in nats over the tokens with a label, and how many these are.
 
-    Those of the early questions of a segmented model count too. A model without a memory reads all questions with
-    their answers behind the context, in one row.
-
-    Args:
-        backprop_segments: of a segmented model: gradients flow through this many last segments; what comes before is
-            read without them, and asked nothing. None: through all.
+    Those of the early questions of a segmented model count too, after the segments that gradients flow through
+    (`SegmentedConfig.backprop_segments`). A model without a memory reads all questions with their answers behind the
+    context, in one row.
     """
     contexts, questions, labels = _on_device(model, batch)
     if is_segmented(model):
-        before = None
-        if backprop_segments is not None:
-            batch, contexts, before = _without_gradient(model, batch, contexts, backprop_segments)
-        place, early = _after_contexts(model, contexts, questions.shape[1], batch.early_questions is not None, before)
+        place, early = _after_contexts(model, contexts, questions.shape[1], batch.early_questions is not None)
         # With a cache the last segment stays open: nothing of a question is written.
         total = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), place).loss
-        count = (labels != IGNORED).sum()
-        if early is not None and batch.early_questions is not None and batch.early_labels is not None:
-            segments, read = batch.early_questions.shape[1], early.batch_size // len(contexts)
+        if early and batch.early_questions is not None and batch.early_labels is not None:
+            segments, read = batch.early_questions.shape[1], len(early)
             expect(segments == read, "answer_loss", "early_questions", f"be of the {read} segments read", segments)
+            first = _first_with_gradient(model, contexts)
             rows, row_labels = (
-                part.to(contexts.device).transpose(0, 1).flatten(0, 2)  # segment, context, question
+                part[:, first:].to(contexts.device).transpose(0, 1).flatten(0, 2)  # segment, context, question
                 for part in (batch.early_questions, batch.early_labels)
             )
-            total = total + _output_for(model, rows, row_labels, {"memory_state": early}).loss
-            count = count + (row_labels != IGNORED).sum()
-        return total, count
+            memories = type(early[0]).stack(early[first:])
+            total = total + _output_for(model, rows, row_labels, {"memory_state": memories}).loss
+        return total, count_answers(model, batch)
     unlabelled = torch.full_like(contexts, IGNORED)
     rows = torch.cat([contexts, questions.flatten(1)], 1)
     mean = model(input_ids=rows, labels=torch.cat([unlabelled, labels.flatten(1)], 1)).loss
-    count = (labels != IGNORED).sum()
+    count = count_answers(model, batch)
     return mean * count, count
+
+
+def count_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
+    """How many tokens `answer_loss` counts, without reading anything."""
+    contexts, _, labels = _on_device(model, batch)
+    count = (labels != IGNORED).sum()
+    if batch.early_labels is None or not is_segmented(model):
+        return count
+    return count + (batch.early_labels[:, _first_with_gradient(model, contexts) :] != IGNORED).sum().to(count.device)
 
 
 @torch.no_grad()
@@ -105,35 +107,24 @@ def _output_for(model: Any, rows: Tensor, labels: Tensor, place: dict[str, Any],
     return model(input_ids=rows, labels=labels, **options, **place)
 
 
-@torch.no_grad()
-def _without_gradient(
-    model: Any, batch: QuestionBatch, contexts: Tensor, backprop_segments: int
-) -> tuple[QuestionBatch, Tensor, MemoryState | None]:
-    """Reads all but the last segments; the early questions and contexts of these, and the memory in front of them."""
-    segment = model.config.segment_size
-    first = max(0, -(-contexts.shape[1] // segment) - backprop_segments)
-    if not first:
-        return batch, contexts, None
-    before = model(input_ids=contexts[:, : first * segment], skip_logits=True).memory_state
-    if batch.early_questions is not None and batch.early_labels is not None:
-        early = {"early_questions": batch.early_questions[:, first:], "early_labels": batch.early_labels[:, first:]}
-        batch = replace(batch, **early)
-    return batch, contexts[:, first * segment :], before
+def _first_with_gradient(model: Any, contexts: Tensor) -> int:
+    """How many segments of the contexts gradients do not flow through."""
+    segments = -(-contexts.shape[1] // model.config.segment_size)
+    return max(0, segments - (model.config.backprop_segments or segments))
 
 
 def _after_contexts(
-    model: Any, contexts: Tensor, times: int, keep_early: bool = False, before: MemoryState | None = None
-) -> tuple[dict[str, Any], MemoryState | None]:
-    """What a call of `model` takes to go on behind each context (and the memory `before` it), `times` rows for each.
+    model: Any, contexts: Tensor, times: int, keep_early: bool = False
+) -> tuple[dict[str, Any], tuple[MemoryState, ...]]:
+    """What a call of `model` takes to go on behind each context, `times` rows for each.
 
-    A memory is not repeated: each of its rows serves several of the text.
-
-    With `keep_early` also the memories after each segment, those after the first of all contexts first.
+    A memory is not repeated: each of its rows serves several of the text. With `keep_early` also the memories after
+    each segment.
     """
     is_open = contexts.shape[1] % model.config.segment_size != 0
     options = {"skip_logits": True, "use_cache": is_open, "output_segment_states": keep_early}
-    output = model(input_ids=contexts, memory_state=before, **options)
-    early = type(output.segment_states[0]).stack(output.segment_states) if output.segment_states else None
+    output = model(input_ids=contexts, **options)
+    early = output.segment_states or ()
     if not is_open:
         return {"memory_state": output.memory_state}, early
     return {"past_key_values": output.past_key_values.repeat_batch(times)}, early

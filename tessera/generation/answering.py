@@ -7,7 +7,6 @@ import torch
 from tessera.base.errors import expect
 from tessera.generation.sampling import prompt_tokens
 from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
-from tessera.papers.babilong.vocabulary import GENERATE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -21,12 +20,18 @@ class Answer(NamedTuple):
 
 
 def answers_questions(tokenizer: "PreTrainedTokenizerFast") -> bool:
-    """Whether a model with this tokenizer was trained on `data.task`: it knows what stands before an answer."""
-    return GENERATE in tokenizer.get_vocab()
+    """Whether a model with this tokenizer was trained on `data.task`: it keeps the token that asks for an answer."""
+    return getattr(tokenizer, "answer_token", None) is not None
 
 
-def unknown_words(tokenizer: "PreTrainedTokenizerFast", question: str) -> list[str]:
-    """The words of a question that the tokenizer has no token for, in their order: the model cannot tell them apart."""
+def require_known_words(tokenizer: "PreTrainedTokenizerFast", text: str, what: str, where: str = "ask") -> None:
+    """Raise `TesseraError` for words that the tokenizer has no token for: the model cannot tell them apart."""
+    unknown = ", ".join(_unknown_words(tokenizer, text))
+    expect(not unknown, where, what, "be of words that the model knows", f"{text!r}: it does not know {unknown}")
+
+
+def _unknown_words(tokenizer: "PreTrainedTokenizerFast", question: str) -> list[str]:
+    """The words of a text that the tokenizer has no token for, in their order."""
     read = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)
     unknown = tokenizer.unk_token_id
     if unknown is None:
@@ -49,7 +54,7 @@ def answer(
         TesseraError: a question without tokens, or logits that are not finite.
     """
     prompt_tokens(model, tokenizer, question, 1, where)  # an empty question is an error
-    tokens = prompt_tokens(model, tokenizer, f"{question} {GENERATE}", 1, where)
+    tokens = prompt_tokens(model, tokenizer, f"{question} {tokenizer.answer_token}", 1, where)
     state = memory if bool(memory.segments_read.any()) else None
     logits = model(input_ids=tokens, memory_state=state, use_cache=True, logits_to_keep=1).logits[0, -1].float()
     is_number = bool(logits.isfinite().all())

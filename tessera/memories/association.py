@@ -1,8 +1,6 @@
 """The associative memory of one ARMT layer: an association matrix with its learned keys, values and strengths."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -38,10 +36,15 @@ class WriteStrength(nn.Module):
         super().__init__()
         self.stretch, self.threshold = stretch, threshold
 
+    @property
+    def can_close(self) -> bool:
+        """Whether a strength can be exactly 0."""
+        return bool(self.stretch or self.threshold)
+
     def forward(self, scores: Float[Tensor, "B M 1"]) -> Float[Tensor, "B M"]:
         """The strengths of `scores` = W_b m."""
         strength = torch.sigmoid(scores).squeeze(-1)
-        if not self.stretch and not self.threshold:
+        if not self.can_close:
             return strength
         stretched = ((1 + 2 * self.stretch) * strength - self.stretch).clamp(0, 1)
         written = stretched.masked_fill(stretched < self.threshold, 0.0)
@@ -66,9 +69,9 @@ class AssociationMemory(nn.Module):
 
     Args:
         hidden_size: width of the layer, V. memory_dim: width of queries and keys before the feature map.
-        num_rolls: nu. correction: gamma-correction of the normaliser. order: see `write_association`. eps: of the
-            divisions. strength_stretch, strength_threshold: see `WriteStrength`; a token of strength 0 leaves A as it
-            is.
+        num_rolls: nu. correction: gamma-correction of the normaliser. update_order: `order` of `write_association`.
+        epsilon: of the divisions. strength_stretch, strength_threshold: see `WriteStrength`; a token of strength 0
+            leaves A as it is, and with gate_normalizer z too: it writes nothing at all.
     """
 
     def __init__(
@@ -77,10 +80,11 @@ class AssociationMemory(nn.Module):
         memory_dim: int,
         num_rolls: int = 3,
         correction: bool = True,
-        order: str = "parallel",
-        eps: float = 1e-5,
+        update_order: str = "parallel",
+        epsilon: float = 1e-5,
         strength_stretch: float = 0.0,
         strength_threshold: float = 0.0,
+        gate_normalizer: bool = True,
     ):
         super().__init__()
         self.query = nn.Linear(hidden_size, memory_dim, bias=False)
@@ -88,7 +92,9 @@ class AssociationMemory(nn.Module):
         self.value = nn.Linear(hidden_size, hidden_size, bias=False)
         self.strength = nn.Linear(hidden_size, 1)
         self.gate = WriteStrength(strength_stretch, strength_threshold)
-        self.num_rolls, self.correction, self.order, self.eps = num_rolls, correction, order, eps
+        self.num_rolls, self.correction = num_rolls, correction
+        self.update_order, self.epsilon = update_order, epsilon
+        self.gate_normalizer = gate_normalizer
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -118,42 +124,53 @@ class AssociationMemory(nn.Module):
         query = dpfp(self.query(hidden), self.num_rolls)
         rows = state.matrix.shape[0]
         if rows == hidden.shape[0]:
-            return read_association(state.matrix, state.normaliser, query, eps=self.eps)
+            return read_association(state.matrix, state.normaliser, query, eps=self.epsilon)
         groups = query.unflatten(0, (rows, -1))
-        answers = read_association(state.matrix, state.normaliser, groups.flatten(1, 2), eps=self.eps)
+        answers = read_association(state.matrix, state.normaliser, groups.flatten(1, 2), eps=self.epsilon)
         return answers.unflatten(1, groups.shape[1:3]).flatten(0, 1)
 
-    def write(self, tokens: Float[Tensor, "B M V"], state: AssociationState) -> AssociationState:
-        """The state after the memory tokens' outputs `tokens` (B, M, V) were written."""
+    def write(
+        self, tokens: Float[Tensor, "B M V"], state: AssociationState, openings: "Openings | None" = None
+    ) -> AssociationState:
+        """The state after the memory tokens' outputs `tokens` (B, M, V) were written; `openings` counts them."""
+        key, value = dpfp(self.key(tokens), self.num_rolls), self.value(tokens)
+        scores = self.strength(tokens)
+        strength, gated = self.gate(scores), self.gate_normalizer and self.gate.can_close
+        if openings is not None:
+            openings.add(self.gate.opening(scores))
         matrix, normaliser = write_association(
             state.matrix,
             state.normaliser,
-            dpfp(self.key(tokens), self.num_rolls),
-            self.value(tokens),
-            self.gate(self.strength(tokens)),
+            key,
+            value,
+            strength,
             state.empty,
             correction=self.correction,
-            order=self.order,
-            eps=self.eps,
+            order=self.update_order,
+            eps=self.epsilon,
+            gate_normaliser=gated,
         )
-        return AssociationState(matrix, normaliser, torch.zeros_like(state.empty))
+        empty = state.empty & (strength == 0).all(1) if gated else torch.zeros_like(state.empty)
+        return AssociationState(matrix, normaliser, empty)
 
 
-@contextmanager
-def recorded_openings(model: nn.Module) -> Iterator[list[Tensor]]:
-    """While it lasts, `WriteStrength.opening` (B, M) of all writes to association matrices of `model`, with gradient.
+class Openings:
+    """The mean of `WriteStrength.opening` over many writes, and what it costs.
 
-    A write by a gate without a stretch raises `TesseraError`.
+    Made while gradients are recorded, it counts only writes with a gradient: of the others nothing can be learned.
     """
-    openings: list[Tensor] = []
 
-    def record(gate: WriteStrength, scores: tuple[Tensor], strength: Tensor) -> None:
-        openings.append(gate.opening(*scores))
+    def __init__(self) -> None:
+        self.total: Tensor | float = 0.0
+        self.count = 0
+        self.needs_gradient = torch.is_grad_enabled()
 
-    gates = [module for module in model.modules() if isinstance(module, WriteStrength)]
-    hooks = [gate.register_forward_hook(record) for gate in gates]
-    try:
-        yield openings
-    finally:
-        for hook in hooks:
-            hook.remove()
+    def add(self, opening: Float[Tensor, "B M"]) -> None:
+        """Count every memory token of a write."""
+        if opening.requires_grad or not self.needs_gradient:
+            self.total = self.total + opening.float().sum()
+            self.count += opening.numel()
+
+    def charge(self, cost: float) -> Tensor | None:
+        """`cost` times the mean; None where nothing counts."""
+        return torch.as_tensor(cost * self.total / self.count) if self.count else None

@@ -11,10 +11,10 @@ from tessera.base.shapes import Float, Int
 from tessera.base.state import State
 from tessera.kernels import Kernel
 from tessera.memories.documents import continued_carry, continued_documents, last_document
-from tessera.memories.pair_store import PairStore
 from tessera.memories.pending import completed_pairs
 from tessera.ops.gated_average import GatedAverageState
 from tessera.ops.kernel_regression import Window, kernel_regression
+from tessera.recall.pair_store import PairStore
 
 
 @dataclass(frozen=True)

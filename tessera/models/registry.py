@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tessera.base.registry import Registry
 from tessera.models.strict_config import StrictConfig
@@ -52,6 +53,8 @@ def register_model(
     if base is not None:
         AutoModel.register(config, base, exist_ok=True)
     AutoModelForCausalLM.register(config, causal, exist_ok=True)
+    # The Trainer shifts labels that it smooths for these names alone; lm-eval and pipelines choose by them too.
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type] = causal.__name__
 
 
 def strict_configs() -> list[type[StrictConfig]]:

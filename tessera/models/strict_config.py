@@ -1,8 +1,9 @@
 """Configurations that refuse what they do not know."""
 
 import inspect
+from contextvars import ContextVar
 from dataclasses import fields
-from typing import ClassVar, get_origin
+from typing import Any, ClassVar, Self, get_origin
 
 from transformers import GenerationConfig, PreTrainedConfig
 
@@ -41,6 +42,8 @@ _TRANSFORMERS_KEYS = {
     "use_return_dict",
 }
 
+_from_stored: ContextVar[bool] = ContextVar("_from_stored", default=False)  # also for a base's configuration inside
+
 
 def _keys_of_transformers() -> set[str]:
     """`_TRANSFORMERS_KEYS` and the settings of `generate`, which older versions keep in the model's configuration."""
@@ -50,18 +53,41 @@ def _keys_of_transformers() -> set[str]:
 class StrictConfig(PreTrainedConfig):
     """A `PreTrainedConfig` for which an unknown keyword is an error, and which checks itself (`problems`).
 
-    Known are its fields and whatever transformers itself writes into a configuration.
+    Known are its fields and whatever transformers itself writes into a configuration. What was stored may hold more:
+    a note of the user's own (`config.my_note = ...`) survives saving and loading.
+
+    Attributes:
+        adjustable: the fields that may change in a model that is built already, see
+            `tessera.models.adjusting.adjust_model`.
     """
+
+    adjustable: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self | tuple[Self, dict[str, Any]]:
+        """As transformers' method: the configuration that a file holds, with all that was set on it."""
+        token = _from_stored.set(True)
+        try:
+            return super().from_dict(config_dict, **kwargs)
+        finally:
+            _from_stored.reset(token)
 
     def __post_init__(self, **kwargs):
         known = {field.name for field in fields(self)}
         where = type(self).__name__
         for key in sorted(kwargs.keys() - _keys_of_transformers() - set(self.attribute_map)):
+            if _from_stored.get() and not hasattr(type(self), key):  # what hides a method is no note
+                continue
             raise TesseraError(f"{where}: unknown argument {key!r}. {did_you_mean(key, known)}")
         try:
             super().__post_init__(**kwargs)
         except (AttributeError, TypeError, ValueError) as error:  # a setting of transformers' own has another type
             raise TesseraError(f"{where}: a setting must be one that transformers takes; got: {error}.") from None
+        self.check()
+
+    def check(self) -> None:
+        """Raise `TesseraError`, one line per problem, unless all values are possible."""
+        where = type(self).__name__
         mistyped = self._mistyped()
         try:
             problems = self.problems()

@@ -1,15 +1,12 @@
 """What an experiment is: the runs of a budget, how one of them is done, and what is shown of all of them."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 from tessera.base.errors import TesseraError, did_you_mean, expect
-from tessera.base.registry import Registry
 
-BUDGETS = ("smoke", "cpu", "full")
 # Those that Sparse Attention as Compact Kernel Regression compares, in the order of its tables.
 PAPER_KERNELS = (
     "gaussian",
@@ -70,65 +67,66 @@ class Record:
     provenance: dict[str, Any]
 
 
-class Experiment(ABC):
-    """One command of `tessera reproduce`; registered in `EXPERIMENTS`.
+class About(NamedTuple):
+    """An experiment's title, and the papers and sections that it comes from."""
+
+    title: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment of `tessera reproduce`; `EXPERIMENTS` has them by name.
 
     Attributes:
         settings: the frozen dataclass of a run's configuration, with a field `seed`; `base.dataclass_io` reads and
             writes it, so its fields are numbers, text, tuples, mappings and such dataclasses.
-        version: changes when old records can no longer stand beside new ones.
+        plan: the runs of a selection (see `runs`), in the order of their value: an interrupted command has done the
+            first ones.
+        execute: trains and evaluates; returns a JSON-ready outcome. After a kill it goes on from its checkpoint.
+        tables: Markdown tables by heading: our numbers (mean over seeds, standard error) beside the paper's.
+        plot: draws the figure into a file.
         models, kernels: the names that the user may choose from (empty: there is no such choice).
+        budgets: what `--budget` may be. published: how to start what it may not be, a training as published.
         takes_data: whether it reads texts that the user names.
+        version: changes when old records can no longer stand beside new ones.
     """
 
-    title: ClassVar[str]
-    source: ClassVar[str]
-    settings: ClassVar[type]
-    version: ClassVar[int] = 1
-    models: ClassVar[tuple[str, ...]] = ()
-    kernels: ClassVar[tuple[str, ...]] = ()
-    takes_data: ClassVar[bool] = False
+    about: About
+    settings: type
+    plan: Callable[[RunSelection], list[Run]]
+    execute: Callable[[Run, RunContext], dict[str, Any]]
+    tables: Callable[[Mapping[str, Record]], dict[str, str]]
+    plot: Callable[[Mapping[str, Record], Path], None]
+    models: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    budgets: tuple[str, ...] = ("smoke", "cpu")
+    published: str = "The published settings stand beside ours in the table of settings; no command trains by them."
+    takes_data: bool = False
+    version: int = 1
 
-    @abstractmethod
     def runs(self, selection: RunSelection) -> list[Run]:
-        """The runs of a selection, in the order of their value: an interrupted command has done the first ones."""
+        """The runs of a selection, whose names are checked first.
 
-    def select_models(self, where: str, selection: RunSelection, default: Sequence[str] | None = None) -> list[str]:
-        """The models that a selection asks for, for an experiment whose models have one kernel each.
-
-        `default` (None: all) is the budget's choice. Raises `TesseraError` for unknown models, and for kernels.
+        Raises:
+            TesseraError: an unknown budget, model or kernel, or an option that this experiment does not have.
         """
-        select_names(where, "kernels", self.kernels, selection.kernels, ())
-        return select_names(where, "models", self.models, selection.models, self.models if default is None else default)
-
-    @abstractmethod
-    def execute(self, run: Run, context: RunContext) -> dict[str, Any]:
-        """Train and evaluate; returns a JSON-ready outcome. After a kill it goes on from its checkpoint."""
-
-    @abstractmethod
-    def tables(self, records: Mapping[str, Record]) -> dict[str, str]:
-        """Markdown tables by heading: our numbers (mean over seeds, standard error) beside the paper's."""
-
-    @abstractmethod
-    def plot(self, records: Mapping[str, Record], path: Path) -> None:
-        """Draw the figure."""
+        advice = self.published if selection.budget == "full" else ""
+        choices = "be one of " + ", ".join(self.budgets)
+        expect(selection.budget in self.budgets, "reproduce", "--budget", choices, selection.budget, advice)
+        no_data = "be left out: it makes its own examples"
+        expect(self.takes_data or not selection.data, "reproduce", "--data", no_data, selection.data)
+        models = _checked("models", self.models, selection.models)
+        kernels = _checked("kernels", self.kernels, selection.kernels)
+        return self.plan(replace(selection, models=models, kernels=kernels))
 
 
-EXPERIMENTS: Registry[Experiment] = Registry("experiment")
-
-
-def select_names(
-    where: str, word: str, known: Sequence[str], names: Sequence[str] | None, default: Sequence[str]
-) -> list[str]:
-    """The `names` of an option `--{word}`, checked; `default` for None.
-
-    Raises:
-        TesseraError: a name that is not known, or an option that this experiment does not have.
-    """
+def _checked(option: str, known: Sequence[str], names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The `names` of an option, each once; None for None."""
     if names is None:
-        return list(default)
-    expect(bool(known), where, f"--{word}", "be left out: there is no such choice", " ".join(names))
+        return None
+    expect(bool(known), "reproduce", f"--{option}", "be left out: there is no such choice", " ".join(names))
     for name in names:
         if name not in known:
-            raise TesseraError(f"{where}: unknown {word.removesuffix('s')} {name!r}. {did_you_mean(name, known)}")
-    return list(dict.fromkeys(names))
+            raise TesseraError(f"reproduce: unknown {option.removesuffix('s')} {name!r}. {did_you_mean(name, known)}")
+    return tuple(dict.fromkeys(names))

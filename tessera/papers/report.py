@@ -1,5 +1,6 @@
 """What people look at: figure and tables beside the results, and the tables in the pages of docs/experiments/."""
 
+import importlib
 import re
 import shutil
 from pathlib import Path
@@ -7,7 +8,6 @@ from tempfile import TemporaryDirectory
 
 from tessera.base.errors import TesseraError
 from tessera.base.files import write_atomically, write_text_atomically
-from tessera.papers import long_term_memory
 from tessera.papers.catalogue import EXPERIMENTS
 from tessera.papers.experiment import Experiment, Record, RunSelection
 from tessera.papers.results import ResultsFile
@@ -17,8 +17,8 @@ from tessera.papers.tables import markdown
 BEGIN, END = r"<!-- table (?P<name>\w+)/(?P<budget>\w+): (?P<heading>.+?) -->\n", "<!-- end of table -->"
 MARKED = re.compile(f"(?P<begin>{BEGIN}).*?{END}", re.DOTALL)
 
-# Tables over several experiments: name in a marker -> (results, budget) -> tables by heading.
-SUMMARIES = {"long_term_memory": long_term_memory.tables}
+# Modules of tables over several experiments: (results, budget) -> tables by heading.
+SUMMARIES = {"long_term_memory": "tessera.papers.long_term_memory"}
 
 
 def write_report(results: ResultsFile) -> Path:
@@ -40,12 +40,12 @@ def _plot(experiment: Experiment, records: dict[str, Record], temporary: Path) -
 
 def report_text(results: ResultsFile) -> str:
     """The file of tables: title, paper, command, figure, and every table under its heading."""
-    experiment = EXPERIMENTS[results.experiment]
+    title, source = EXPERIMENTS[results.experiment].about
     head = [
-        f"# {experiment.title}",
-        experiment.source,
+        f"# {title}",
+        source,
         f"`tessera reproduce {results.experiment} --budget {results.budget}`",
-        f"![{experiment.title}]({results.path.with_suffix('.png').name})",
+        f"![{title}]({results.path.with_suffix('.png').name})",
     ]
     return "\n\n".join([*head, *(f"## {heading}\n\n{table}" for heading, table in tables_of(results).items())]) + "\n"
 
@@ -86,7 +86,7 @@ def with_tables(page: str, results: Path) -> str:
         name, budget, heading = match.group("name", "budget", "heading")
         if (name, budget) not in known:
             known[name, budget] = (
-                SUMMARIES[name](results, budget)
+                importlib.import_module(SUMMARIES[name]).tables(results, budget)
                 if name in SUMMARIES
                 else _stored_tables(ResultsFile(results, name, budget))
             )

@@ -14,12 +14,11 @@ from tessera.base.errors import TesseraError, expect
 from tessera.base.files import remove, writing
 from tessera.base.locks import held
 from tessera.papers.catalogue import EXPERIMENTS
-from tessera.papers.experiment import BUDGETS, Record, Run, RunSelection
-from tessera.papers.job import Job
+from tessera.papers.experiment import Record, Run, RunSelection
+from tessera.papers.jobs import Job, do_side_by_side
 from tessera.papers.progress import Bar
 from tessera.papers.report import write_report
 from tessera.papers.results import ResultsFile
-from tessera.papers.worker_pool import run_in_pool
 
 LOCK = "run.lock"
 DRAWN_EVERY = 10.0  # seconds, at most: some runs are quicker than the figure
@@ -48,25 +47,11 @@ def reproduce(
         TesseraError: an unknown experiment, budget, model or kernel; results of another version; a training that fails.
     """
     experiment = EXPERIMENTS[name]
-    expect(
-        selection.budget in BUDGETS,
-        f"reproduce {name}",
-        "--budget",
-        "be one of " + ", ".join(BUDGETS),
-        selection.budget,
-    )
-    expect(
-        experiment.takes_data or not selection.data,
-        f"reproduce {name}",
-        "--data",
-        "be left out: it makes its own examples",
-        selection.data,
-    )
     for option, value in (("--seeds", selection.seeds), ("--workers", workers)):
-        expect(value is None or value >= 1, f"reproduce {name}", option, "be at least 1", value)
+        expect(value is None or value >= 1, "reproduce", option, "be at least 1", value)
+    runs = _matching(experiment.runs(selection), only)
     results = ResultsFile(output, name, selection.budget)
     stored = results.read()
-    runs = _matching(name, experiment.runs(selection), only)
     pending = [run for run in runs if not _is_done(run, stored)]
     if pending:
         results.prepare()
@@ -94,11 +79,11 @@ def _alone_in(folders: list[Path]) -> Iterator[None]:
         yield
 
 
-def _matching(name: str, runs: list[Run], pattern: str | None) -> list[Run]:
+def _matching(runs: list[Run], pattern: str | None) -> list[Run]:
     matching = [run for run in runs if pattern is None or fnmatchcase(run.key, pattern)]
     if not matching:
         keys = ", ".join(run.key for run in runs[:3])
-        raise TesseraError(f"reproduce {name}: --only must match a run; got {pattern!r}. Runs are {keys}, ...")
+        raise TesseraError(f"reproduce: --only must match a run; got {pattern!r}. Runs are {keys}, ...")
     return matching
 
 
@@ -126,7 +111,7 @@ def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, wor
             for run in pending:
                 finish(run, job.do(run, show=partial(show, run)))
         else:
-            run_in_pool(job, pending, workers, max(1, _cores() // workers), finish, bar.show)
+            do_side_by_side(job, pending, workers, max(1, _cores() // workers), finish, bar.show)
     finally:
         bar.close()
 

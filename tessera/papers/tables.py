@@ -1,20 +1,38 @@
-"""What tables and figures are made of: means with standard errors, Markdown, an empty figure."""
+"""What tables are made of: records in groups, means over seeds with standard errors, Markdown."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import getitem
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
+from tessera.papers.experiment import Record
 from tessera.tasks.task import Estimate, estimate
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+Group = TypeVar("Group")
+Row = TypeVar("Row")
+Column = TypeVar("Column")
+# Heading -> (what a setting is here, the paper's value); see `settings_of`.
+SettingsRows = Mapping[str, tuple[str | Callable[[list[Record]], Any], Any]]
 
 
-def markdown(headings: Sequence[object], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+class Curve(NamedTuple):
+    """A row of a table and a line of a figure: a quantity by length, over seeds. `notes`: cells after the label."""
+
+    label: str
+    points: Mapping[float, Estimate]
+    notes: tuple[object, ...] = ()
+
+
+def grouped(
+    records: Mapping[str, Record], group: Callable[[Any], Group], order: Iterable[Group] = ()
+) -> dict[Group, list[Record]]:
+    """The records whose configurations have the same `group`, by seed; groups in `order`, others after those."""
+    groups: dict[Group, list[Record]] = {key: [] for key in order}
+    for record in sorted(records.values(), key=lambda record: record.configuration.seed):
+        groups.setdefault(group(record.configuration), []).append(record)
+    return {key: seeds for key, seeds in groups.items() if seeds}
 
 
 def over_seeds(values: Sequence[Sequence[float]]) -> Estimate:
@@ -29,35 +47,146 @@ def over_seeds(values: Sequence[Sequence[float]]) -> Estimate:
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean of numbers and its standard error; not a number for a single one."""
+    """The mean of numbers and its standard error; the error is not a number for a single one."""
     return estimate(torch.tensor(values, dtype=torch.float64))
 
 
-def with_error(one: Estimate, form: str = ".2f") -> str:
-    """A cell: `mean ± standard error`, without the error where there is none."""
-    return f"{one.mean:{form}}" if one.standard_error != one.standard_error else f"{one.mean:{form}} ± {one[1]:{form}}"
+def score(seeds: Sequence[Record], *keys: str) -> Estimate:
+    """`over_seeds` of what the outcomes have under these keys, each inside the one before."""
+    return over_seeds([reduce(getitem, keys, cast(Any, record.outcome)) for record in seeds])
+
+
+def difference(ours: Sequence[Record], theirs: Sequence[Record], value: Callable[[Record], float]) -> Estimate | None:
+    """The mean of our `value` minus theirs over the seeds of both, which read the same batches; None without any."""
+    others = {record.configuration.seed: record for record in theirs}
+    pairs = [(record, others[seed]) for record in ours if (seed := record.configuration.seed) in others]
+    return mean_of([value(our) - value(their) for our, their in pairs]) if pairs else None
+
+
+def points_of(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[float, Estimate]:
+    """`over_seeds` at each length that some seed has, shortest first; `seeds` map lengths, as JSON has them, to scores.
+
+    >>> points_of([{"64": (0.5, 0.1), "8": (1.0, 0.0)}])
+    {8: Estimate(mean=1.0, standard_error=0.0, count=1), 64: Estimate(mean=0.5, standard_error=0.1, count=1)}
+    """
+    lengths = {length for scores in seeds for length in scores}
+    numbers = {float(length): length for length in lengths}
+    return {
+        int(number) if number.is_integer() else number: over_seeds([s[length] for s in seeds if length in s])
+        for number, length in sorted(numbers.items())
+    }
+
+
+def scaled(value: Estimate, factor: float) -> Estimate:
+    """An estimate in another unit."""
+    return Estimate(factor * value.mean, factor * value.standard_error, value.count)
+
+
+def with_error(value: Estimate | None, form: str = ".2f") -> str:
+    """A cell: `mean ± standard error`, without the error where there is none; empty for None.
+
+    >>> with_error(Estimate(0.5, 0.125, 2), "+.3f")
+    '+0.500 ± 0.125'
+    """
+    if value is None:
+        return ""
+    mean, error = value[:2]
+    return f"{mean:{form}}" if error != error else f"{mean:{form}} ± {error:{form.lstrip('+')}}"
+
+
+def percent(value: Estimate | None) -> str:
+    """A cell: mean and standard error of a share in percent."""
+    return "" if value is None else with_error(scaled(value, 100), ".1f")
+
+
+def markdown(headings: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table."""
+    headings = list(headings)
+    lines: list[Iterable[object]] = [headings, ["---"] * len(headings), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def table_of(rows: Iterable[Row], columns: Mapping[str, Callable[[Row], object]]) -> str:
+    """A Markdown table of `columns`, heading -> cell of a row; empty without rows."""
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    return markdown(columns, cells) if cells else ""
+
+
+def curves_table(
+    headings: Sequence[object],
+    curves: Sequence[Curve],
+    cell: Callable[[Estimate], str] = percent,
+    length: str = "{:,}",
+) -> str:
+    """A row for each curve: its label under the first of `headings`, its notes, and a `cell` for each length."""
+    lengths = sorted({point for curve in curves for point in curve.points})
+    rows = [
+        [curve.label, *curve.notes, *(cell(curve.points[n]) if n in curve.points else "" for n in lengths)]
+        for curve in curves
+    ]
+    return markdown([*headings, *map(length.format, lengths)], rows) if rows else ""
+
+
+def grid_table(
+    headings: Sequence[object],
+    rows: Mapping[Row, Sequence[object]],
+    columns: Iterable[tuple[str, Column]],
+    cell: Callable[[Row, Column], object],
+) -> str:
+    """A Markdown table of a `cell` for each row and column; `rows` say what stands first, under `headings`.
+
+    Empty without rows.
+    """
+    columns = list(columns)
+    lines = [[*first, *(cell(row, column) for _, column in columns)] for row, first in rows.items()]
+    return markdown([*headings, *(name for name, _ in columns)], lines) if lines else ""
 
 
 def settings_table(ours: Mapping[str, Any], published: Mapping[str, Any]) -> str:
     """Each setting of `ours` beside the paper's (`-` where it says nothing)."""
-    rows = [[name, _cell(value), _cell(published.get(name, "-"))] for name, value in ours.items()]
-    return markdown(["setting", "here", "paper"], rows)
+    return table_of(
+        ours, {"setting": str, "here": lambda name: _cell(ours[name]), "paper": lambda name: _cell(published.get(name))}
+    )
+
+
+def settings_of(records: Iterable[Record], rows: SettingsRows) -> str:
+    """A `settings_table` of `rows`, heading -> (what it is here, the paper's value).
+
+    What it is here is a dotted path of fields and keys in the configurations that have it (`spread`), or a function of
+    the records. Empty without records.
+    """
+    known = list(records)
+    ours = {}
+    for heading, (here, _) in rows.items():
+        ours[heading] = here(known) if callable(here) else spread(_found(known, here.split(".")))
+    return settings_table(ours, {heading: paper for heading, (_, paper) in rows.items()}) if known else ""
+
+
+def num_seeds(records: Iterable[Record]) -> int:
+    """How many seeds there are, for `settings_of`."""
+    return len({record.configuration.seed for record in records})
+
+
+def _found(records: Iterable[Record], path: Sequence[str]) -> Iterator[Any]:
+    for record in records:
+        value = record.configuration
+        for name in path:
+            value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        if value is not None:
+            yield value
 
 
 def spread(values: Iterable[Any]) -> Any:
-    """One setting over several runs: the value, or the smallest and the largest."""
+    """One setting over several runs: the value, or the smallest and the largest; None for no run."""
     distinct = sorted(set(values))
-    return distinct[0] if len(distinct) == 1 else f"{_cell(distinct[0])} to {_cell(distinct[-1])}"
+    if len(distinct) < 2:
+        return distinct[0] if distinct else None
+    return f"{_cell(distinct[0])} to {_cell(distinct[-1])}"
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:,}" if isinstance(value, int) else f"{value:g}"
     return str(value)
-
-
-def new_figure(width: float, height: float) -> "Figure":
-    """A figure of so many inches, drawn without a window."""
-    from matplotlib.figure import Figure  # half a second, and most commands draw nothing
-
-    return Figure(figsize=(width, height), layout="constrained")

@@ -15,6 +15,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tessera.base.errors import TesseraError, did_you_mean
+from tessera.base.plugins import ADVICE
 from tessera.data.tokenizers import vocabulary_size
 from tessera.models import MODELS
 from tessera.models.recurrence import SegmentedConfig
@@ -97,7 +98,8 @@ def config_for(
         )
     longest = context_limit(config)
     if longest is not None and longest < context:
-        raise TesseraError(f"model.n_positions must be at least data.context ({context}); got {longest}.")
+        name = "n_positions" if hasattr(config, "n_positions") else "max_position_embeddings"
+        raise TesseraError(f"model.{name} must be at least data.context ({context}); got {longest}.")
     return config
 
 
@@ -160,7 +162,7 @@ def _entry(name: str) -> ModelEntry:
         return ModelEntry(CONFIG_MAPPING[name])
     except KeyError:
         guess = did_you_mean(name, [*MODELS, *CONFIG_MAPPING]).split("Known:")[0]
-        known = f"{guess}Known: {', '.join(MODELS)}, and the model types of transformers."
+        known = f"{guess}Known: {', '.join(MODELS)}, and the model types of transformers. {ADVICE}"
         raise TesseraError(f"got {name!r}. {known}") from None
 
 

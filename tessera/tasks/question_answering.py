@@ -1,12 +1,16 @@
 """Questions about a text that is read once: what a task of questions and answers gives for training and scoring."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from tessera.base.dataclass_io import read_dataclass
+from tessera.base.errors import TesseraError, did_you_mean
 from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.tasks.task import TASKS
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,40 @@ class QuestionTask(Protocol):
     def vocabulary(self) -> Tokenizer:
         """Text to tokens."""
 
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """`unk_token`, `pad_token`, `eos_token` (after an answer) and `answer_token` (after a question)."""
+
+    @property
+    def understands(self) -> str:
+        """For people: what can be asked, of what in a text, and what is answered."""
+
+    def is_known(self, question: str) -> bool:
+        """Whether training asks such questions, with other names in them perhaps."""
+
+    def context_lengths(self, segments: int, segment: int) -> range:
+        """Tokens that contexts of so many segments may have: training draws one, a validation takes the last."""
+
     def question_batch(
         self, count: int, questions: int, context_tokens: int, seed: int, split: str, early: int = 0, segment: int = 0
     ) -> QuestionBatch:
         """`count` contexts of `context_tokens` tokens, with `questions` questions each.
 
         With `early`, up to so many are asked after every `segment` tokens too. The same settings and arguments give
-        the same bytes.
+        the same bytes. Raises `TesseraError` where contexts are too short to ask about.
         """
+
+
+def question_task(section: dict[str, Any], where: str = "data.task") -> QuestionTask:
+    """The task that `section` names, with its settings; errors say `where` they stand in the recipe."""
+    name = section["name"]
+    known = sorted(key for key, cls in TASKS.items() if hasattr(cls, "question_batch"))
+    if name not in known:
+        raise TesseraError(f"{where}.name must be a task of questions; got {name!r}. {did_you_mean(str(name), known)}")
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in section.items()}
+    del settings["name"]
+    problems: list[str] = []
+    task = read_dataclass(TASKS[name], settings, lambda key, what: problems.append(f"{where}.{key} {what}"))
+    if problems:
+        raise TesseraError("\n".join(problems))
+    return task

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tessera.base.errors import TesseraError, expect
+from tessera.base.errors import expect
 from tessera.base.precision import resolve_precision
 from tessera.evaluation.accounting import account, training_flops_per_sequence
 from tessera.models.sizes import meta_model
 from tessera.recipes.model_section import untrained_config
 from tessera.recipes.sections import Recipe
 from tessera.tools.step_memory import step_memory
-from tessera.training.arguments import batch_shape
+from tessera.training.distributed import batch_shape
 from tessera.training.initial_model import freeze_base
 from tessera.training.time_estimate import evaluation_in_steps
 
@@ -45,8 +45,6 @@ def plan(
     section, context = recipe.training, recipe.data.context
     stages = f"{len(section.curriculum)} stages"
     expect(not section.curriculum, "plan", "training.curriculum", "be empty", stages, "Plan its longest stage alone.")
-    if section.trainer.get("fsdp"):
-        raise TesseraError("plan: training.trainer.fsdp must be left out; got one. training.shard=true can be planned.")
     on_gpu = section.precision == "auto" and device_type == "cuda"
     precision = "bf16" if on_gpu else resolve_precision(section.precision)
 

@@ -24,7 +24,7 @@ from tessera.base.errors import TesseraError
 from tessera.base.precision import autocast
 from tessera.recipes.model_section import untrained_config
 from tessera.recipes.sections import Recipe
-from tessera.training.arguments import batch_shape
+from tessera.training.distributed import batch_shape
 from tessera.training.initial_model import enable_checkpointing, freeze_base, require_document_ids
 from tessera.training.optimizer import make_optimizer
 from tessera.training.sharding import shard

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.base.errors import TesseraError
+from tessera.models.adjusting import adjusted_config
+from tessera.models.causality import expect_causal
 from tessera.models.recurrence import SegmentedForCausalLM
 from tessera.models.saving.loading import load_model, load_tokenizer, model_folder
 from tessera.recipes.model_section import base_folder, build_model, config_for
@@ -27,7 +29,8 @@ def starting_model(
     """The model of the recipe, for sequences of `context` tokens (default: the recipe's).
 
     Raises:
-        TesseraError: a model that cannot be built or loaded, or weights that were trained with other tokens.
+        TesseraError: a model that cannot be built or loaded, weights that were trained with other tokens, or a stage
+            that changes what a built model cannot.
     """
     config = config_for(recipe.model, tokenizer, context or recipe.data.context, largest_token)
     start, base = recipe.training.initialize_from, base_folder(recipe.model)
@@ -35,7 +38,10 @@ def starting_model(
         if folder:
             _require_same_tokens(key, folder, tokenizer)
     model = load_model(start, config) if start else build_model(config, recipe.seed, base)
+    expect_causal(model, f"model.type {recipe.model['type']}")
     freeze_base(model, recipe)
+    for number, stage in enumerate(recipe.training.curriculum):
+        config = adjusted_config(config, stage.model, f"training.curriculum[{number}].model")
     return model
 
 

@@ -2,8 +2,11 @@
 
 import hashlib
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,56 +15,33 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from tessera.base.dataclass_io import read_dataclass
-from tessera.base.errors import TesseraError, did_you_mean
+from tessera.base.errors import TesseraError
 from tessera.data.windows import ValidationWindows
-from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_position
-from tessera.evaluation.questions import answer_loss, is_segmented, score_answers
-from tessera.memories.association import recorded_openings
-from tessera.papers.babilong.sample import RESERVED
-from tessera.papers.babilong.vocabulary import END, PAD, UNKNOWN
-from tessera.recipes.sections import Recipe
-from tessera.tasks.question_answering import QuestionBatch, QuestionTask
-from tessera.tasks.task import TASKS
+from tessera.evaluation.loss import bits_per_byte
+from tessera.evaluation.questions import answer_loss, count_answers, is_segmented, score_answers
+from tessera.models.adjusting import adjust_model
+from tessera.recipes.sections import Recipe, Stage
+from tessera.tasks.question_answering import QuestionBatch, QuestionTask, question_task
 from tessera.training.corpus import Corpus, open_corpus
-from tessera.training.curriculum import Stage
-from tessera.training.distributed import ALONE, Processes
+from tessera.training.distributed import SINGLE_PROCESS, Processes, micro_batches
+from tessera.training.training_data import TrainingData, shared_loss
 
 LOSS_SHARE = 1e-3  # of a score: between equal shares of right answers the loss decides
 CHECKED = 4  # contexts of each split that the checksum of a task covers
 
 
-@dataclass(frozen=True)
-class StagedData(ABC):
-    """Batches that are a function of stage and step, and a validation of each stage.
-
-    Attributes:
-        segment: tokens that one unit of `Stage.length` stands for.
-        processes: that share each batch in equal parts, and each validation.
-    """
-
-    recipe: Recipe
-    segment: int
-    processes: Processes = field(default=ALONE, kw_only=True)
-
-    @property
-    @abstractmethod
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Of its text."""
-
-    @abstractmethod
-    def checksums(self) -> dict[str, dict[str, Any]]:
-        """See `tessera.training.data_fingerprint.TrainingData`."""
+class StagedData(TrainingData):
+    """Batches and validations of stages of growing length."""
 
     @abstractmethod
     def require(self, stage: Stage) -> None:
         """Raise `TesseraError` unless there is text for this stage."""
 
     @abstractmethod
-    def prediction_loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
-        """Mean cross entropy in nats of what the batch of a step of stage `number` asks for.
+    def part_losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> list[Callable[[], Tensor]]:
+        """The mean cross entropy in nats of what the batch of a step of stage `number` asks for, a part at a time.
 
-        Of several processes each gives its part, and the sum of these is the mean.
+        Of several processes each gives its own parts; the sum of all of them is the mean.
         """
 
     @abstractmethod
@@ -72,54 +52,57 @@ class StagedData(ABC):
         """
 
     def begin(self, model: Any, stage: Stage) -> None:
-        """Set in `model` what holds from this stage on."""
-        if stage.strength_threshold is not None:
-            model.write_from(stage.strength_threshold)
+        """See `TrainingData`."""
+        adjust_model(model, stage.model, "training.curriculum: model")
 
-    def loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
-        """`prediction_loss`, and what the stage's writes cost."""
-        if not stage.write_cost:
-            return self.prediction_loss(model, stage, number, step)
-        with recorded_openings(model) as openings:
-            loss = self.prediction_loss(model, stage, number, step)
-        total, count = _summed([opening for opening in openings if opening.requires_grad])
-        return loss + stage.write_cost * total / (count * self.processes.count)
+    def losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> Iterator[Tensor]:
+        """`part_losses`, and what the model charges for calls without a loss of their own."""
+        parts = self.part_losses(model, stage, number, step)
+        for part in parts:
+            with self.autocast(), recorded_penalties(model) as penalties:
+                loss = part()
+            charged = sum(penalty for penalty, _ in penalties) / (len(parts) * self.processes.count)
+            yield loss + charged if penalties else loss
 
     def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
-        """The numbers of a line of metrics: `predictions`, whose score is lower by what the stage's writes cost."""
-        if not stage.write_cost:
-            return self.predictions(model, stage)
-        with recorded_openings(model) as openings:
+        """`predictions`, whose score is lower by what the model charges for a text."""
+        with self.autocast(), recorded_penalties(model) as penalties:
             numbers = self.predictions(model, stage)
-        total, count = (part.double() for part in _summed(openings))
-        sums = self.processes.total(torch.stack([total, count]).cpu())
-        mean = (sums[0] / sums[1]).item()
-        return {**numbers, "score": numbers["score"] - stage.write_cost * mean, "validation_opening": mean}
-
-    def batch_tokens(self, stage: Stage, step: int) -> int:
-        """Tokens of the contexts of a step."""
-        return self.recipe.training.batch_size * self.segment * stage.length_at(step, self.recipe.seed)
+        of_texts = torch.tensor([[penalty.item() * rows, rows] for penalty, rows in penalties], dtype=torch.double)
+        total, texts = self.processes.total(of_texts.view(-1, 2).sum(0)).tolist()
+        if not texts:
+            return numbers
+        return {**numbers, "score": numbers["score"] - total / texts, "validation_penalty": total / texts}
 
     def seed_of(self, number: int, step: int) -> int:
         """Of a step's batch."""
         return (self.recipe.seed * 100 + number) * 10_000_000 + step
 
 
-def _summed(openings: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The sum, and how many there are, at least 1: texts of one segment that stays open write nothing."""
-    if not openings:
-        return torch.zeros(()), torch.ones(())
-    flat = torch.cat([opening.flatten() for opening in openings])
-    return flat.sum(), flat.new_tensor(flat.numel())
+@contextmanager
+def recorded_penalties(model: nn.Module) -> Iterator[list[tuple[Tensor, int]]]:
+    """While it lasts, the `penalty` of every output of `model` that has one and no loss to hold it, and its rows."""
+    penalties: list[tuple[Tensor, int]] = []
+
+    def record(module: nn.Module, arguments: tuple, keywords: dict[str, Any], output: Any) -> None:
+        penalty = getattr(output, "penalty", None)
+        if penalty is not None and output.loss is None:
+            penalties.append((penalty, len(keywords["input_ids"])))
+
+    hook = model.register_forward_hook(record, with_kwargs=True)
+    try:
+        yield penalties
+    finally:
+        hook.remove()
 
 
-def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool, processes: Processes = ALONE) -> StagedData:
+def open_staged_data(
+    recipe: Recipe, run: Path, *, saved_tokenizer: bool, processes: Processes = SINGLE_PROCESS
+) -> StagedData:
     """The task of the recipe, else its text; `saved_tokenizer`: see `open_corpus`.
 
     Raises:
-        TesseraError: an unknown task, a setting that it does not have, text that is missing or too short; a cost of
-            writes of a model that has no gates of writing, or whose gates cannot close; `backprop_segments` of
-            one that reads no segments.
+        TesseraError: an unknown task, a setting that it does not have, text that is missing or too short.
     """
     segment = recipe.model.get("segment_size", recipe.data.context)
     if recipe.data.task is None:
@@ -128,17 +111,6 @@ def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool, proces
     else:
         data = StagedQuestions(recipe, segment, question_task(recipe.data.task), processes=processes)
     for stage in recipe.training.curriculum:
-        kind = recipe.model["type"]
-        for name, unset in (("write_cost", 0.0), ("strength_threshold", None)):
-            if getattr(stage, name) != unset and kind != "armt":
-                raise TesseraError(f"training.curriculum: {name} is of models of type 'armt'; got {kind!r}.")
-        if stage.write_cost and not recipe.model.get("strength_stretch"):
-            raise TesseraError(
-                "training.curriculum: write_cost needs a model with a `strength_stretch` above 0, whose gates can "
-                f"close; got {recipe.model.get('strength_stretch', 0)}."
-            )
-        if stage.backprop_segments and "segment_size" not in recipe.model:
-            raise TesseraError(f"training.curriculum: backprop_segments is of models with segments; got {kind!r}.")
         data.require(stage)
     return data
 
@@ -160,50 +132,42 @@ class StagedText(StagedData):
 
     def require(self, stage: Stage) -> None:
         """Both texts must hold a window."""
-        for name in ("from_memory", "settings"):
-            if getattr(stage, name):
-                raise TesseraError(
-                    f"training.curriculum: {name} is of questions (data.task); this recipe trains on text."
-                )
-        if stage.backprop_segments:
-            raise TesseraError(
-                "training.curriculum: backprop_segments is of questions (data.task); of text it is "
-                "model.backprop_segments."
-            )
+        if stage.settings:
+            raise TesseraError("training.curriculum: settings is of questions (data.task); this recipe trains on text.")
         for split, what in (
             (self.corpus.training, "the training text"),
             (self.corpus.validation, "the validation text"),
         ):
             split.require(stage.length * self.segment, what)
 
-    def prediction_loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
+    def part_losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> list[Callable[[], Tensor]]:
         """Of all tokens."""
         split, context = self.corpus.training, stage.length_at(step, self.recipe.seed) * self.segment
         random = Random(self.seed_of(number, step))
         starts = [random.randint(split.start, split.stop - context) for _ in range(self.recipe.training.batch_size)]
-        mine = slice(*self.processes.part(len(starts)))
-        tokens = torch.stack([split.window(start, context)["input_ids"] for start in starts[mine]])
-        tokens = tokens.to(next(model.parameters()).device)
-        return model(input_ids=tokens, labels=tokens).loss / self.processes.count
+        parts = [starts[slice(*rows)] for rows in micro_batches(self.recipe.training, self.processes)]
+
+        def loss(starts: list[int]) -> Tensor:
+            tokens = torch.stack([split.window(start, context)["input_ids"] for start in starts])
+            tokens = tokens.to(next(model.parameters()).device)
+            return model(input_ids=tokens, labels=tokens).loss / (len(parts) * self.processes.count)
+
+        return [partial(loss, part) for part in parts]
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """Loss and bits per byte."""
-        training, processes = self.recipe.training, self.processes
+        training = self.recipe.training
         windows = ValidationWindows(self.corpus.validation, stage.length * self.segment, training.evaluate_sequences)
-        own_batch = training.batch_size // processes.count
-        part = loss_by_position(model, windows, own_batch, rank=processes.rank, world_size=processes.count)
-        loss = LossByPosition(*processes.total(torch.stack([part.total, part.count]))).mean
+        loss = shared_loss(model, windows, training.batch_size // self.processes.count, self)
         bits = bits_per_byte(loss, self.corpus.validation.tokens_per_byte)
         return {"score": math.exp(-loss), "validation_loss": loss, "validation_bits_per_byte": bits}
 
 
 @dataclass(frozen=True)
 class StagedQuestions(StagedData):
-    """Questions about contexts that are a few tokens short of `length` segments, so that question and answer fit in.
+    """Questions about contexts of as many tokens as the task gives a few segments.
 
-    Contexts of several segments end anywhere in the last one, so that a model also learns to answer from its memory
-    alone; with `data.early_questions` it is asked of the memory after every segment. Those of a validation end where
-    the published samples do. Where a stage asks `from_memory`, all end with a segment. The score is the share of right
+    With `data.early_questions` they are asked of the memory after every segment too. The score is the share of right
     answers, but for a thousandth: exp(-loss).
     """
 
@@ -212,18 +176,16 @@ class StagedQuestions(StagedData):
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """The task's words."""
-        special = {"unk_token": UNKNOWN, "pad_token": PAD, "eos_token": END}
-        return PreTrainedTokenizerFast(tokenizer_object=self.task.vocabulary, **special)
+        return task_tokenizer(self.task)
 
     def checksums(self) -> dict[str, dict[str, Any]]:
         """Of a few samples of each split, as the first stage has them."""
 
         stage = self.recipe.training.curriculum[0]
-        tokens = stage.length * self.segment
 
         def entry(split: str) -> dict[str, Any]:
-            batch = self.batch(stage, CHECKED, tokens, 0, split)
-            parts = (getattr(batch, one.name) for one in fields(batch))
+            batch = self.batch(stage, CHECKED, self.lengths(stage, stage.length)[-1], 0, split)
+            parts = (getattr(batch, item.name) for item in fields(batch))
             digest = hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts if part is not None))
             return {"tokens": batch.contexts.numel(), "checksums": [digest.hexdigest()]}
 
@@ -237,36 +199,30 @@ class StagedQuestions(StagedData):
                 "training.curriculum: settings of a stage must leave the vocabulary as it is; got "
                 f"{', '.join(stage.settings)}."
             )
-        self.batch(stage, 1, self.tokens(stage, stage.min_length, self.most_left_out), 0, "train")
+        self.batch(stage, 1, self.lengths(stage, stage.min_length)[0], 0, "train")
 
-    def tokens(self, stage: Stage, length: int, left_out: int = 0) -> int:
-        """Of a sample of `length` segments, question and answer included, that ends `left_out` tokens early."""
-        if stage.from_memory:
-            return length * self.segment + RESERVED
-        return length * self.segment - (left_out if length > 1 else 0)
+    def lengths(self, stage: Stage, segments: int) -> range:
+        """Tokens that contexts of so many segments may have in this stage."""
+        return self.task_of(stage).context_lengths(segments, self.segment)
 
-    @property
-    def most_left_out(self) -> int:
-        """Tokens by which a context of several segments may end before the published place: to the last border."""
-        return self.segment - RESERVED
-
-    def prediction_loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
+    def part_losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> list[Callable[[], Tensor]]:
         """Of the answers."""
-        length, seed = stage.length_at(step, self.recipe.seed), self.seed_of(number, step)
-        tokens = self.tokens(stage, length, Random(seed).randint(0, self.most_left_out))
+        seed = self.seed_of(number, step)
+        lengths = self.lengths(stage, stage.length_at(step, self.recipe.seed))
+        tokens = lengths[-1 - Random(seed).randint(0, len(lengths) - 1)]
         count, early = self.recipe.training.batch_size, self.recipe.data.early_questions
         batch = self.batch(stage, count, tokens, seed, "train", early if is_segmented(model) else 0)
-        part = batch.rows(*self.processes.part(count))
-        total, answers = answer_loss(model, part, stage.backprop_segments)
-        return total / self.processes.total(answers)
+        parts = [batch.rows(*rows) for rows in micro_batches(self.recipe.training, self.processes)]
+        answers = self.processes.total(sum(count_answers(model, part) for part in parts))
+        return [lambda part=part: answer_loss(model, part)[0] / answers for part in parts]
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """The share of right answers, and the loss of the answers."""
         training, losses, shares = self.recipe.training, 0.0, 0.0
         for first in range(0, training.evaluate_sequences, training.batch_size):
             count = min(training.batch_size, training.evaluate_sequences - first)
-            batch = self.batch(stage, count, self.tokens(stage, stage.length), first, "validation")
-            start, stop = self.processes.part(count)
+            batch = self.batch(stage, count, self.lengths(stage, stage.length)[-1], first, "validation")
+            start, stop = self.processes.shard_rows(count)
             sums = torch.zeros(3, dtype=torch.double)  # of the loss, of its tokens, of shares of right answers
             if start < stop:
                 total, answers, right = score_answers(model, batch.rows(start, stop))
@@ -279,10 +235,9 @@ class StagedQuestions(StagedData):
         return {"score": score, "validation_loss": mean_loss, "validation_exact_match": exact_match}
 
     def batch(self, stage: Stage, count: int, tokens: int, seed: int, split: str, early: int = 0) -> QuestionBatch:
-        """Contexts of `tokens` - 20 tokens, with the settings of the stage."""
-        return self.task_of(stage).question_batch(
-            count, self.recipe.data.questions, tokens - RESERVED, seed, split, early, self.segment
-        )
+        """Contexts of so many tokens, with the settings of the stage."""
+        questions = self.recipe.data.questions
+        return self.task_of(stage).question_batch(count, questions, tokens, seed, split, early, self.segment)
 
     def task_of(self, stage: Stage) -> QuestionTask:
         """The task with the settings of the stage."""
@@ -291,16 +246,8 @@ class StagedQuestions(StagedData):
         return question_task({**(self.recipe.data.task or {}), **stage.settings}, "training.curriculum: settings")
 
 
-def question_task(section: dict[str, Any], where: str = "data.task") -> QuestionTask:
-    """The task that `section` names, with its settings; errors say `where` they stand in the recipe."""
-    name = section["name"]
-    known = sorted(key for key, cls in TASKS.items() if hasattr(cls, "question_batch"))
-    if name not in known:
-        raise TesseraError(f"{where}.name must be a task of questions; got {name!r}. {did_you_mean(str(name), known)}")
-    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in section.items()}
-    del settings["name"]
-    problems: list[str] = []
-    task = read_dataclass(TASKS[name], settings, lambda key, what: problems.append(f"{where}.{key} {what}"))
-    if problems:
-        raise TesseraError("\n".join(problems))
-    return task
+def task_tokenizer(task: QuestionTask) -> PreTrainedTokenizerFast:
+    """The task's words as a tokenizer, which keeps the token that asks for an answer."""
+    special = dict(task.special_tokens)
+    named = {"answer_token": special.pop("answer_token")}
+    return PreTrainedTokenizerFast(tokenizer_object=task.vocabulary, extra_special_tokens=named, **special)

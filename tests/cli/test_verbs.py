@@ -2,12 +2,14 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
-from tessera.cli.main import VERBS, main
+from tessera.cli.main import SECONDS_FOR_THE_FIRST, VERBS, main
 from tessera.models.saving.loading import load_model
 
 
@@ -17,6 +19,63 @@ def test_every_verb_explains_itself(capsys, verb):
         main([verb, "--help"])
     assert caught.value.code == 0
     assert len(capsys.readouterr().out.splitlines()) > 8
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("eval", "no-model", "--plot", "{}/a.png"),
+        ("compare", "no-run", "--plot", "{}/a.png"),
+        ("generate", "no-model", "--prompt", "a", "--out", "{}/a.md"),
+        ("inspect", "no-model", "--text", "no.txt", "-o", "{}/a.html"),
+        ("inspect", "no-model", "--text", "no.txt", "-o", "a.html", "--save", "{}/a"),
+        ("memorize", "no-model", "grimms_fairy_tales_2591.txt", "--out", "{}/a"),
+        ("ask", "no-model", "Who?", "--text", "grimms_fairy_tales_2591.txt", "--output", "{}/a"),
+        ("prompts", "no-model", "--many-shot", "banking77", "--output", "{}/a"),
+        ("eval", "no-model", "--task", "mqmtar", "--output", "{}/a"),
+        ("convert", "no.pt", "{}/a"),
+    ],
+)
+def test_outputs_in_folders_that_do_not_exist_are_refused_before_the_work(tessera, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = tessera(*(word.format("folder") for word in command))
+    assert (status, out) == (2, "")
+    assert "must lie in an existing folder; got 'folder/a" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_figures_replace_figures_alone(tessera, run_folder, corpus, tmp_path, kind):
+    path = tmp_path / "notes.png"
+    path.write_text("mine") if kind == "file" else os.mkfifo(path)
+    for command in (("eval", run_folder, "--data", corpus), ("compare", run_folder)):
+        status, _, err = tessera(*command, "--plot", path)
+        assert (status, "must be a new file or a figure to replace" in err) == (2, True)
+    assert kind == "pipe" or path.read_text() == "mine"
+
+
+def test_the_version_is_said(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"tessera {version('tessera')}\n"
+
+
+def test_a_name_of_ones_own_names_the_option_that_imports_it(tessera, corpus, tmp_path):
+    command = ("train", "tiny", "model.kernel=mine", f"data.source={corpus}", "--output", tmp_path / "run")
+    status, _, err = tessera(*command)
+    assert (status, "unknown kernel 'mine'" in err, "--import FILE" in err) == (2, True, True)
+
+
+def test_under_torchrun_the_first_process_refuses(tessera, monkeypatch):
+    """The others wait until they are ended with it; one whose mistake is its own says it then."""
+    waited = []
+    monkeypatch.setattr("tessera.cli.main.time.sleep", waited.append)
+    for rank, expected in (("0", []), ("1", [SECONDS_FOR_THE_FIRST])):
+        waited.clear()
+        monkeypatch.setenv("RANK", rank)
+        status, out, err = tessera("train", "no-such-recipe")
+        assert (status, out, len(err.splitlines()), waited) == (2, "", 1, expected)
 
 
 def test_training_resumes_and_refuses_to_overwrite(tessera, run_folder):

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tessera.base.errors import TesseraError
-from tessera.memories.association import AssociationMemory, WriteStrength, recorded_openings
+from tessera.memories.association import AssociationMemory, Openings, WriteStrength
+from tessera.models.adjusting import adjust_model
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 
@@ -38,10 +39,10 @@ def test_strengths_below_a_threshold_are_zero_and_keep_their_gradient(stretch):
     torch.testing.assert_close(scores.grad, sigmoid * (1 - sigmoid))
 
 
-def written(bias, stretch, threshold=0.0):
+def written(bias, stretch, threshold=0.0, **options):
     """(memory before, memory after) of a text whose tokens have the strength of `bias`."""
     torch.manual_seed(0)
-    memory = AssociationMemory(8, 4, strength_stretch=stretch, strength_threshold=threshold)
+    memory = AssociationMemory(8, 4, strength_stretch=stretch, strength_threshold=threshold, **options)
     torch.nn.init.normal_(memory.value.weight)
     before = memory.write(torch.randn(2, 3, 8), memory.empty_state(2))
     torch.nn.init.zeros_(memory.strength.weight)
@@ -50,10 +51,38 @@ def written(bias, stretch, threshold=0.0):
 
 
 @pytest.mark.parametrize(("bias", "stretch", "threshold"), [(-6.0, 0.1, 0.0), (0.0, 0.0, 0.6)])
-def test_a_token_of_strength_zero_leaves_the_matrix_as_it_is(bias, stretch, threshold):
+def test_a_token_of_strength_zero_writes_nothing(bias, stretch, threshold):
     before, after = written(bias, stretch, threshold)
     assert torch.equal(before.matrix, after.matrix)
+    assert torch.equal(before.normaliser, after.normaliser)
+
+
+def test_without_a_gate_the_normaliser_knows_every_key():
+    """As published, and in models that were stored before normalisers had gates."""
+    before, after = written(-6.0, 0.1, gate_normalizer=False)
+    assert torch.equal(before.matrix, after.matrix)
     assert not torch.allclose(before.normaliser, after.normaliser), "its key is one of those seen"
+    published, same = written(-120.0, 0.0), written(-120.0, 0.0, gate_normalizer=False)
+    assert torch.equal(published[1].normaliser, same[1].normaliser), "a sigmoid that underflows is no gate"
+    assert not torch.equal(published[1].normaliser, published[0].normaliser)
+
+
+def test_a_memory_into_which_closed_gates_wrote_is_empty_still():
+    memory = AssociationMemory(8, 4, strength_stretch=0.1)
+    torch.nn.init.constant_(memory.strength.bias, -6.0)
+    torch.nn.init.zeros_(memory.strength.weight)
+    after = memory.write(torch.randn(2, 3, 8), memory.empty_state(2))
+    assert after.empty.all()
+    assert not after.normaliser.any()
+
+
+def test_stored_configurations_without_a_gated_normaliser_keep_their_meaning(tmp_path):
+    config = ARMTConfig(base_config={"model_type": "gpt2"}, strength_stretch=0.1)
+    assert config.gate_normalizer
+    stored = config.to_dict()
+    assert ARMTConfig.from_dict(stored).gate_normalizer
+    del stored["gate_normalizer"]
+    assert not ARMTConfig.from_dict(stored).gate_normalizer
 
 
 @pytest.mark.parametrize(("bias", "stretch", "threshold"), [(-6.0, 0.0, 0.0), (0.0, 0.1, 0.0), (1.0, 0.0, 0.6)])
@@ -63,15 +92,50 @@ def test_any_other_token_writes(bias, stretch, threshold):
     assert not torch.allclose(before.normaliser, after.normaliser)
 
 
-def test_openings_are_recorded_while_asked():
-    memory = AssociationMemory(8, 4, strength_stretch=0.1)
+def test_writes_are_charged_for_their_mean_opening():
+    memory, openings = AssociationMemory(8, 4, strength_stretch=0.1), Openings()
+    assert openings.charge(3.0) is None
+    state, texts = memory.empty_state(2), torch.randn(2, 2, 3, 8)
+    for tokens in texts:
+        state = memory.write(tokens, state, openings)
+    memory.write(texts[0], state)
+    expected = 3.0 * torch.stack([memory.gate.opening(memory.strength(tokens)) for tokens in texts]).mean()
+    torch.testing.assert_close(openings.charge(3.0), expected)
+
+
+def test_while_gradients_are_recorded_only_writes_with_one_are_charged():
+    memory, openings = AssociationMemory(8, 4, strength_stretch=0.1), Openings()
     tokens = torch.randn(2, 3, 8)
-    with recorded_openings(memory) as openings:
-        memory.write(tokens, memory.empty_state(2))
-    memory.write(tokens, memory.empty_state(2))
-    assert len(openings) == 1
-    assert torch.equal(openings[0], memory.gate.opening(memory.strength(tokens)))
-    assert openings[0].requires_grad
+    with torch.no_grad():
+        memory.write(tokens, memory.empty_state(2), openings)
+        evaluated = Openings()
+        memory.write(tokens, memory.empty_state(2), evaluated)
+    assert openings.charge(1.0) is None
+    assert evaluated.count == 6
+    memory.write(tokens, memory.empty_state(2), openings)
+    torch.testing.assert_close(openings.charge(1.0), memory.gate.opening(memory.strength(tokens)).mean())
+
+
+def test_the_loss_of_a_model_in_training_holds_what_its_writes_cost():
+    base = MemoryMosaicConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=4)
+    sizes = {"segment_size": 4, "num_memory_tokens": 2, "memory_dim": 4, "strength_stretch": 0.1}
+    model, ids = ARMTForCausalLM(ARMTConfig(base_config=base, **sizes)), torch.arange(20).view(2, 10)
+    plain = model(ids, labels=ids)
+    assert plain.penalty is None
+    adjust_model(model, {"gate_penalty": 2.0})
+    charged = model(ids, labels=ids)
+    assert charged.penalty.item() == pytest.approx(2 * 0.83, abs=0.1)  # a fresh gate: sigmoid(2/3 log(1.1 / 0.1))
+    torch.testing.assert_close(charged.loss, plain.loss + charged.penalty)
+    charged.penalty.backward()
+    assert all(memory.strength.bias.grad > 0.01 for memory in model.memories)
+    model.eval()
+    evaluated = model(ids, labels=ids)
+    torch.testing.assert_close(evaluated.loss, plain.loss)
+    torch.testing.assert_close(evaluated.penalty, charged.penalty)
+    without = {"strength_stretch": 0.0}, "0 without a strength_stretch"
+    for wrong, message in (({"gate_penalty": -1.0}, "at least 0; got -1.0"), without):
+        with pytest.raises(TesseraError, match=f"gate_penalty must be .*{message}"):
+            ARMTConfig(base_config=base, **{**sizes, "gate_penalty": 2.0, **wrong})
 
 
 @pytest.mark.parametrize("score", [-4.0, -1.6, 0.0, 2.0])
@@ -97,14 +161,19 @@ def test_the_threshold_of_a_configuration_is_that_of_every_memory_and_is_saved(t
     sizes = {"segment_size": 4, "num_memory_tokens": 2, "memory_dim": 4}
     model = ARMTForCausalLM(ARMTConfig(base_config=base, strength_threshold=0.3, **sizes))
     assert [memory.gate.threshold for memory in model.memories] == [0.3, 0.3]
-    model.write_from(0.6)
+    adjust_model(model, {"strength_threshold": 0.6})
+    assert [memory.gate.threshold for memory in model.memories] == [0.6, 0.6]
     model.save_pretrained(tmp_path)
     loaded = ARMTForCausalLM.from_pretrained(tmp_path)
     assert [memory.gate.threshold for memory in loaded.memories] == [0.6, 0.6]
     with pytest.raises(TesseraError, match=r"strength_threshold must be a number of at least 0 and below 1; got 1\.0"):
         ARMTConfig(base_config=base, strength_threshold=1.0, **sizes)
     with pytest.raises(TesseraError, match=r"threshold must be a number of at least 0 and below 1; got -0\.1"):
-        model.write_from(-0.1)
+        adjust_model(model, {"strength_threshold": -0.1})
+    assert model.config.strength_threshold == 0.6
+    with pytest.raises(TesseraError, match="memory_dim must be a setting that a built armt can change; got 8"):
+        adjust_model(model, {"memory_dim": 8, "strength_threshold": 0.1})
+    assert (model.config.memory_dim, model.config.strength_threshold) == (4, 0.6)
 
 
 def test_a_gate_that_cannot_close_has_no_probability_to_open():

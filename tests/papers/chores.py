@@ -40,8 +40,8 @@ class Chores:
 
 if __name__ == "__main__":
     from tessera.papers.experiment import Run
-    from tessera.papers.worker_pool import run_in_pool
+    from tessera.papers.jobs import do_side_by_side
 
     home = Path(sys.argv[1])
     runs = [Run("wait", {}), Run("wait too", {})]
-    run_in_pool(Chores(home), runs, 2, 1, lambda run, record: None, lambda shown: None)
+    do_side_by_side(Chores(home), runs, 2, 1, lambda run, record: None, lambda shown: None)

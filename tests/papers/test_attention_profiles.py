@@ -9,13 +9,11 @@ from torch.utils.data import Dataset
 
 import tessera
 from tessera.models.transformer import transformer_config
-from tessera.papers.attention_profiles.experiment import AttentionProfiles
 from tessera.papers.attention_profiles.profiles import by_distance, describe, mean_profile, recent_peak_width
 from tessera.papers.attention_profiles.report import heads, rank_correlation, tables
+from tessera.papers.attention_profiles.run import EXPERIMENT
 from tessera.papers.experiment import Record, RunSelection
 from tests.inspection.test_recall import build
-
-EXPERIMENT = AttentionProfiles()
 
 
 class Texts(Dataset):
@@ -109,18 +107,3 @@ def test_tables():
     assert "| all | 3 with a peak | rank correlation | 1.00 |" in made["Recent peak and leak"]
     assert [row.leak for row in heads({"a": record()})] == [0.1, 0.5]
     assert "Recent peak and leak" not in tables({"c": record("transformer")})
-
-
-def test_models_have_one_block_and_the_positions_of_their_names():
-    for budget in ("smoke", "cpu", "full"):
-        runs = EXPERIMENT.runs(RunSelection(budget, seeds=1))
-        models = {run.configuration.model: run.configuration.recipe["model"] for run in runs}
-        assert {name: model.get("positions") for name, model in models.items()} == {
-            "transformer": "absolute",
-            "transformer_rope": "rope",
-            "transformer_alibi": "alibi",
-            "mosaic": None,
-        }
-        assert {model["num_layers"] for model in models.values()} == {1}
-    full = EXPERIMENT.runs(RunSelection("full", seeds=1))[0].configuration
-    assert (full.context, full.sequences, full.recipe["training"]["steps"]) == (512, 5000, 80_000)

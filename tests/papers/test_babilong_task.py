@@ -12,10 +12,9 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.papers.babilong import BABILong
+from tessera.papers.babilong.benchmark import benchmark_labels, exact_match, published_match, read_samples
 from tessera.papers.babilong.noise import SHORTEST, books_of, draw_noise
-from tessera.papers.babilong.public_files import read_samples
 from tessera.papers.babilong.sample import RESERVED, HalfFacts
-from tessera.papers.babilong.scorer import exact_match, published_match
 from tessera.papers.babilong.solver import answer, world_after
 from tessera.papers.babilong.stories import FEWEST, LENGTHS, PEOPLE, THINGS, facts_of, generate, labels, read_stories
 from tessera.papers.babilong.vocabulary import NAMES, STORY_WORDS, decode
@@ -76,6 +75,15 @@ def test_a_fact_comes_before_the_sentence_of_its_place():
         for position, fact in zip(context.positions, context.facts):
             assert int(boundaries[position]) + shifted in starts
             shifted += len(fact)
+
+
+def test_samples_are_those_that_stored_results_were_made_with():
+    """Whatever fields are named, and whatever else changes in a context or is asked of it."""
+    changed = {"near_facts": 0.01, "half_facts": 0.1, "also_asked": ("qa2",), "from_memory": True}
+    plain, other = (next(BABILong("qa1", **SMALL, **settings).samples(3)) for settings in ({}, changed))
+    assert plain.story.facts == ("John moved to the bathroom.", "Sandra journeyed to the hallway.")
+    assert plain.context.positions == (1, 1)
+    assert other.story.facts == plain.story.facts
 
 
 def test_lookalikes_are_words_of_stories_in_the_noise_alone():
@@ -362,3 +370,29 @@ def test_the_benchmarks_rule_takes_its_own_labels():
     )
     assert not published_match("the milk", "What is Mary carrying?", "apple,milk", ["apple", "milk"])
     assert published_match("n,e", "How do you go there?", "n,e", ["n,e", "s,w"])
+
+
+@pytest.mark.parametrize("targets", [["office"], ["office", "garden"], list(labels("qa1"))])
+def test_what_the_benchmark_looks_for_are_the_answers_of_the_task(targets):
+    """However few of them a file holds: else a model that names two places is right in small files."""
+    for path, kind in (("qa1/4k.json", "qa1"), ("my.json", "qa1"), ("data/qa3_2k.jsonl", "qa3")):
+        known, answers = benchmark_labels(Path(path), targets)
+        assert (known, set(answers)) == (kind, set(labels(kind)))
+        said = "Mary went from the kitchen to the office."
+        assert not published_match(said, "Where is Mary?", "office", answers)
+        assert published_match("She is in the office.", "Where is Mary?", "office", answers)
+    assert benchmark_labels(Path("my.json"), ["Bill", "apple"])[0] == "qa5"
+    assert benchmark_labels(Path("qa12/1k.json"), ["yes", "no"]) == ("", {"yes", "no"})
+
+
+def test_a_task_says_what_can_be_asked():
+    task = BABILong("qa1", vocab_size=250, also_asked=("qa2",))
+    assert "Where is Daniel?" in task.understands
+    assert "bathroom, bedroom, garden, hallway, kitchen, office" in task.understands
+    assert task.is_known("where is mary")
+    assert task.is_known("Where is the milk?")
+    assert not task.is_known("Who is in the kitchen?")
+    assert not BABILong("qa1", vocab_size=250).is_known("Where is the milk?")
+    for other in BABILong.variants():
+        sample = next(other.samples(0))
+        assert other.is_known(sample.question.text)

@@ -5,18 +5,19 @@ import torch
 
 from tessera.papers.babilong import writes
 from tessera.papers.babilong.sample import hide
-from tessera.papers.babilong.settings import SMOKE
+from tessera.papers.babilong.settings import BUDGETS
 from tessera.papers.babilong.writes import written_facts, written_noise
+from tessera.tasks.question_answering import question_task
 from tessera.training.initial_model import starting_model
-from tessera.training.staged_data import StagedQuestions, question_task
+from tessera.training.staged_data import StagedQuestions
 
 
 @pytest.fixture
 def model_and_task(short_books):
-    settings = SMOKE.run("armt_mosaic_threshold", "qa1", 0).configuration
-    recipe = settings.plan()
+    settings = BUDGETS["smoke"].run("armt_mosaic_threshold", "qa1", 0).configuration
+    recipe = settings.read_recipe()
     task = question_task(recipe.data.task)
-    tokenizer = StagedQuestions(recipe, settings.segment, task).tokenizer
+    tokenizer = StagedQuestions(recipe, settings.context, task).tokenizer
     return starting_model(recipe, tokenizer, context=512).eval(), task
 
 
@@ -41,7 +42,7 @@ def test_gates_that_the_memory_shuts_write_once_in_a_text_but_always_with_an_emp
     first = model.memories[0]
     write = first.write
 
-    def unless_something_is_stored(tokens, state):
+    def unless_something_is_stored(tokens, state, openings):
         return write(tokens, state) if state.empty.all() else state
 
     monkeypatch.setattr(first, "write", unless_something_is_stored)
@@ -54,7 +55,7 @@ def write_only(model, monkeypatch, is_allowed):
     first = model.memories[0]
     write, done = first.write, []
 
-    def some(tokens, state):
+    def some(tokens, state, openings):
         done.append(True)
         return write(tokens, state) if is_allowed(len(done)) else state
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tessera.models.sizes import num_parameters
+from tessera.papers.curves import learning_curve
 from tessera.papers.experiment import Record, RunSelection
 from tessera.papers.induction import Induction
-from tessera.papers.induction.experiment import SCORED_AT_ONCE, InductionExperiment, _model, scores_of
-from tessera.papers.induction.report import mean_accuracy, step_of, tables
+from tessera.papers.induction.report import accuracies, tables
+from tessera.papers.induction.run import EXPERIMENT, SCORED_AT_ONCE, build, scores_of
 from tessera.training.fit import FitOptions, fit
-
-EXPERIMENT = InductionExperiment()
 
 
 def record(model="mosaic-1", seed=0, checks=((50, 0.8), (100, 0.05)), accuracy=0.95):
@@ -25,9 +25,8 @@ def record(model="mosaic-1", seed=0, checks=((50, 0.8), (100, 0.05)), accuracy=0
 def test_models_have_as_many_parameters_for_each_block():
     sizes = {}
     for run in EXPERIMENT.runs(RunSelection("cpu", seeds=1)):
-        model = _model(run.configuration)
-        assert model.config.num_hidden_layers == run.configuration.num_layers
-        sizes[run.configuration.model] = sum(parameter.numel() for parameter in model.parameters())
+        model = build(run.configuration)
+        sizes[run.configuration.model] = num_parameters(model)
     assert len(sizes) == 5
     assert sizes["mosaic-1"] == pytest.approx(sizes["transformer_rope-1"], rel=0.03)
     assert sizes["transformer-1"] - sizes["transformer_rope-1"] == 64 * 64, "learned positions"
@@ -35,7 +34,7 @@ def test_models_have_as_many_parameters_for_each_block():
 
 def test_scores_do_not_depend_on_how_many_are_scored_at_once():
     settings = EXPERIMENT.runs(RunSelection("smoke"))[0].configuration
-    model, task = _model(settings).eval(), settings.task
+    model, task = build(settings).eval(), settings.task
     examples = task.sample(SCORED_AT_ONCE + 3, 0)
     with torch.no_grad():
         at_once = task.scores(model(input_ids=examples.tokens).logits, examples)
@@ -46,7 +45,7 @@ def test_scores_do_not_depend_on_how_many_are_scored_at_once():
 def test_a_block_of_memories_learns_induction(tmp_path):
     settings = EXPERIMENT.runs(RunSelection("smoke"))[0].configuration
     task = Induction(48, 3)
-    model = _model(replace(settings, task=task, hidden_size=32))
+    model = build(replace(settings, task=task, hidden_size=32))
     options = FitOptions(120, 1e-2, warmup_ratio=0.05, clip=1.0, scalar_learning_rate_scale=10.0)
 
     def loss_at(step):
@@ -57,11 +56,6 @@ def test_a_block_of_memories_learns_induction(tmp_path):
     assert scores_of(model, task, task.sample(64, 0, "test"))["accuracy"].nanmean() > 0.8
 
 
-def test_the_full_budget_has_the_task_of_bietti_et_al():
-    settings = EXPERIMENT.runs(RunSelection("full"))[0].configuration
-    assert (settings.task, settings.batch_size, settings.hidden_size) == (Induction(256, 5, "frequent"), 512, 128)
-
-
 def test_tables_show_means_over_seeds_and_when_a_level_is_reached():
     late = record(seed=1, checks=((50, 0.9), (100, 0.4)), accuracy=0.85)
     made = tables({"a": record(), "b": late, "c": record("transformer-1")})
@@ -69,9 +63,9 @@ def test_tables_show_means_over_seeds_and_when_a_level_is_reached():
     assert made["Successors of triggers"].count("*cannot*") == 1
     assert "| a | 100 | 100 | 0.950 | 1.5 |" in made["Trainings"]
     assert "| b | 100 | never | 0.600 | 1.5 |" in made["Trainings"]
-    assert step_of(late, 0.5) == 100
 
 
 def test_curves_are_means_over_the_validations_that_all_seeds_have():
     shorter = record(seed=1, checks=((50, 0.6),))
-    assert [(step, round(mean, 6)) for step, mean, _ in mean_accuracy([record(), shorter])] == [(50, 0.3)]
+    curve = learning_curve([accuracies(record()), accuracies(shorter)])
+    assert {step: round(point.mean, 6) for step, point in curve.items()} == {50: 0.3}

@@ -7,7 +7,7 @@ import torch
 
 from tessera.base.dataclass_io import to_json
 from tessera.papers.experiment import Run
-from tessera.papers.job import Job
+from tessera.papers.jobs import Job
 from tessera.papers.progress import Progress
 
 

@@ -1,21 +1,34 @@
 """Runs are done once, kept through failures and kills, and shown."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError
 from tessera.papers.catalogue import EXPERIMENTS
 from tessera.papers.experiment import RunSelection
 from tessera.papers.runner import reproduce
-from tests.papers.toy import Toy
+from tessera.training.fit import FitOptions
+from tests.papers import toy as module
 
 
 @pytest.fixture
 def toy(monkeypatch):
-    experiment = Toy()
-    monkeypatch.setitem(EXPERIMENTS._entries, "toy", experiment)
-    return experiment
+    """What was executed, what is to fail, and `change(field=value)` of the experiment."""
+    monkeypatch.setattr(module, "EXECUTED", [])
+    monkeypatch.setattr(module, "FAILING", set())
+
+    def change(**fields):
+        monkeypatch.setitem(EXPERIMENTS._entries, "toy", replace(module.EXPERIMENT, **fields))
+
+    def steps(count):
+        monkeypatch.setitem(module.BUDGETS, "cpu", module.ToySettings(FitOptions(count, 0.1)))
+
+    change()
+    return SimpleNamespace(executed=module.EXECUTED, failing=module.FAILING, change=change, steps=steps)
 
 
 @pytest.fixture
@@ -32,12 +45,12 @@ def test_it_writes_records_figure_and_table(go, tmp_path):
     stored = json.loads((tmp_path / "results/toy/cpu.json").read_text())
     assert sorted(stored["runs"]) == ["steep/seed 0", "steep/seed 1", "straight/seed 0", "straight/seed 1"]
     record = stored["runs"]["steep/seed 1"]
-    assert record["configuration"] == {"model": "steep", "seed": 1, "steps": 5}
+    assert record["configuration"] == to_json(module.ToySettings(FitOptions(5, 0.1), "steep", 1))
     assert record["outcome"]["steps"] == 5
     assert record["provenance"]["seed"] == 1
     assert {"versions", "hardware", "wall_seconds", "command"} <= record["provenance"].keys()
     assert (tmp_path / "results/toy/cpu.png").read_bytes().startswith(b"\x89PNG")
-    assert "| steep/seed 1 |" in table.read_text()
+    assert "| steep | " in table.read_text()
     assert "`tessera reproduce toy --budget cpu`" in table.read_text()
     assert not list((tmp_path / "results/toy").glob("*.tmp*"))
 
@@ -51,8 +64,8 @@ def test_finished_runs_are_not_done_again(go, toy):
 
 @pytest.mark.parametrize(("every", "times"), [(1000.0, 1), (-1.0, 5)])
 def test_quick_runs_are_drawn_together(go, toy, monkeypatch, every, times):
-    drawn, plot = [], toy.plot
-    monkeypatch.setattr(toy, "plot", lambda records, path: drawn.append(len(records)) or plot(records, path))
+    drawn = []
+    toy.change(plot=lambda records, path: drawn.append(len(records)) or module.plot(records, path))
     monkeypatch.setattr("tessera.papers.runner.DRAWN_EVERY", every)
     go()
     assert drawn == [1, 2, 3, 4, 4][-times:]
@@ -65,7 +78,7 @@ def test_a_pattern_takes_some_runs(go, toy):
 
 def test_a_changed_configuration_is_done_again_and_the_others_stay(go, toy, tmp_path):
     go()
-    toy.steps = 6
+    toy.steps(6)
     go(models=("steep",), seeds=1)
     assert toy.executed[4:] == ["steep/seed 0"]
     stored = json.loads((tmp_path / "results/toy/cpu.json").read_text())["runs"]
@@ -75,12 +88,12 @@ def test_a_changed_configuration_is_done_again_and_the_others_stay(go, toy, tmp_
 
 
 def test_a_failure_keeps_what_is_done(go, toy, tmp_path):
-    toy.failing = {"steep/seed 0"}
+    toy.failing.add("steep/seed 0")
     with pytest.raises(TesseraError, match="steep/seed 0: failed"):
         go()
     assert list(json.loads((tmp_path / "results/toy/cpu.json").read_text())["runs"]) == ["straight/seed 0"]
-    assert "| straight/seed 0 |" in (tmp_path / "results/toy/cpu.md").read_text()
-    toy.failing = set()
+    assert "| straight | " in (tmp_path / "results/toy/cpu.md").read_text()
+    toy.failing.clear()
     go()
     assert toy.executed == ["straight/seed 0", "steep/seed 0", "steep/seed 0", "straight/seed 1", "steep/seed 1"]
 
@@ -88,9 +101,11 @@ def test_a_failure_keeps_what_is_done(go, toy, tmp_path):
 @pytest.mark.parametrize(
     ("selection", "message"),
     [
-        ({"budget": "large"}, "reproduce toy: --budget must be one of smoke, cpu, full; got large."),
+        ({"budget": "large"}, "reproduce: --budget must be one of smoke, cpu; got large."),
+        ({"budget": "full"}, "--budget must be one of smoke, cpu; got full. The published settings stand beside ours"),
         ({"models": ("stepe",)}, "unknown model 'stepe'. Did you mean 'steep'?"),
         ({"kernels": ("gaussian",)}, "--kernels must be left out: there is no such choice; got gaussian."),
+        ({"data": ("a=b",)}, "--data must be left out: it makes its own examples"),
         ({"seeds": 0}, "--seeds must be at least 1; got 0."),
     ],
 )
@@ -121,7 +136,7 @@ def test_results_of_another_version_are_kept(go, toy, tmp_path, text):
 
 def test_a_version_of_the_experiment_separates_results(go, toy):
     go()
-    toy.version = 2
+    toy.change(version=2)
     with pytest.raises(TesseraError, match="'version': 2"):
         go()
 
@@ -141,17 +156,17 @@ def test_the_table_says_which_of_the_runs_it_has(go, toy):
     assert runs(go(only="steep/seed 1")) == ["| 1 of 4", "0"]
     assert runs(go()) == ["| 4 of 4", "0"]
     assert runs(go(seeds=3)) == ["| 4 of 4", "2"]
-    toy.steps = 6
+    toy.steps(6)
     assert runs(go(only="steep/seed 1")) == ["| 1 of 4", "5"]
 
 
 def test_a_record_of_other_settings_is_told_and_kept(go, toy, tmp_path):
     go(only="steep/seed 1")
     path = tmp_path / "results/toy/cpu.json"
-    text = path.read_text().replace('"steps": 5\n', '"step": 5\n')
+    text = path.read_text().replace('"model": "steep"', '"modle": "steep"')
     path.write_text(text)
     with pytest.raises(
-        TesseraError, match="steep/seed 1: step is not a known key; got 5. Did you mean 'steps'"
+        TesseraError, match="steep/seed 1: modle is not a known key; got 'steep'. Did you mean 'model'"
     ) as error:
         go()
     assert "\n" not in str(error.value)

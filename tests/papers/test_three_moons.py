@@ -12,12 +12,11 @@ from tessera.kernels import Triweight
 from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.papers.experiment import Record, RunContext, RunSelection
 from tessera.papers.three_moons import ThreeMoons, continuations, deviation
-from tessera.papers.three_moons import experiment as module
+from tessera.papers.three_moons import run as module
 from tessera.papers.three_moons.disentangling import dedication, disentangled, gains, levels, weights
+from tessera.papers.three_moons.run import EXPERIMENT
 from tessera.papers.three_moons.settings import BUDGETS, DEFAULT, VARIANTS
 from tests.tolerances import REORDERED_FLOAT64
-
-EXPERIMENT = module.ThreeMoonsExperiment()
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -167,7 +166,7 @@ def test_the_loss_is_clipped_and_counts_from_where_it_is_told():
 
 @pytest.mark.parametrize("name", ["W_phi", "W_psi", "W_z"])
 def test_a_matrix_fixed_to_the_identity_is_not_trained(name, tmp_path):
-    (key,) = [key for key, variant in VARIANTS.items() if variant.identity == (name,)]
+    (key,) = [key for key, variant in VARIANTS.items() if variant.changes.get("identity") == (name,)]
     (run,) = EXPERIMENT.runs(RunSelection("smoke", models=(key,)))
     outcome = EXPERIMENT.execute(run, RunContext(tmp_path))
     assert outcome["real_parameters"] == 36
@@ -221,8 +220,7 @@ def test_the_table_sets_the_seeds_that_disentangle_beside_all():
 
 
 def test_a_run_is_a_function_of_its_configuration(tmp_path):
-    budget = replace(BUDGETS["smoke"], steps=3, sequences=2, contexts=10, second_steps=2)
-    run = budget.run("one_head", 3)
+    run = BUDGETS["smoke"].run("one_head", 3)
     torch.manual_seed(0)
     first = EXPERIMENT.execute(run, RunContext(tmp_path / "a"))
     torch.manual_seed(1)

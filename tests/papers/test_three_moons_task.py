@@ -16,7 +16,7 @@ from tessera.papers.three_moons import (
     positions_of,
     skill,
 )
-from tessera.papers.three_moons.periods import CANDIDATES
+from tessera.papers.three_moons.task import CANDIDATES
 from tests.golden_files import load
 
 

@@ -1,65 +1,75 @@
-"""An experiment of no length, whose runs can be told to fail."""
+"""The smallest experiment, whose runs can be told to fail: CONTRIBUTING.md shows it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from tessera.base.errors import TesseraError
-from tessera.papers.experiment import Experiment, Run
-from tessera.papers.tables import markdown, new_figure
+from tessera.papers.curves import draw_curve, panels
+from tessera.papers.experiment import About, Experiment, Run
+from tessera.papers.tables import grouped, mean_of, table_of, with_error
 from tessera.training.fit import FitOptions, fit
+
+EXECUTED, FAILING = [], set()  # keys of runs
 
 
 @dataclass(frozen=True)
 class ToySettings:
-    model: str
-    seed: int
-    steps: int
+    """One training. `model`: "straight" or "steep"."""
+
+    fit: FitOptions
+    model: str = ""
+    seed: int = 0
 
 
-class Toy(Experiment):
-    """Fits a line from each of its models' seeds; `failing` names runs that raise, `executed` counts calls."""
+BUDGETS = {"smoke": ToySettings(FitOptions(2, 0.1)), "cpu": ToySettings(FitOptions(5, 0.1))}
+MODELS = ("straight", "steep")
 
-    title, source = "A line", "none"
-    settings = ToySettings
-    models = ("straight", "steep")
 
-    def __init__(self):
-        self.executed, self.failing, self.steps = [], set(), 5
+def plan(selection):
+    """Seed by seed, both models."""
+    settings = [
+        replace(BUDGETS[selection.budget], model=model, seed=seed)
+        for seed in range(selection.seeds or 2)
+        for model in selection.models or MODELS
+    ]
+    return [Run(f"{one.model}/seed {one.seed}", one) for one in settings]
 
-    def runs(self, selection):
-        names = self.select_models("reproduce toy", selection)
-        return [
-            Run(f"{name}/seed {seed}", ToySettings(name, seed, self.steps))
-            for seed in range(selection.seeds or 2)
-            for name in names
-        ]
 
-    def execute(self, run, context):
-        self.executed.append(run.key)
-        if run.key in self.failing:
-            raise TesseraError(f"{run.key}: failed")
-        torch.manual_seed(run.configuration.seed)
-        model = nn.Linear(1, 1)
-        result = fit(
-            model,
-            lambda step: loss(model, step),
-            FitOptions(run.configuration.steps, 0.1),
-            context.folder,
-            report=context.report,
-        )
-        return result.outcome()
-
-    def tables(self, records):
-        return {"Losses": markdown(["run", "loss"], [[key, one.outcome["loss"]] for key, one in records.items()])}
-
-    def plot(self, records, path):
-        figure = new_figure(4, 3)
-        figure.subplots().plot([record.outcome["loss"] for record in records.values()])
-        figure.savefig(path)
+def execute(run, context):
+    """Fit a line."""
+    EXECUTED.append(run.key)
+    if run.key in FAILING:
+        raise TesseraError(f"{run.key}: failed")
+    torch.manual_seed(run.configuration.seed)
+    model = nn.Linear(1, 1)
+    return fit(model, lambda step: loss(model, step), run.configuration.fit, context.folder).outcome()
 
 
 def loss(model, step):
+    """Of points on a line."""
     x = torch.rand(16, 1, generator=torch.Generator().manual_seed(step))
     return (model(x) - 2 * x).square().mean()
+
+
+def losses(records):
+    """By model, over seeds."""
+    groups = grouped(records, lambda settings: settings.model, MODELS)
+    return {model: mean_of([record.outcome["loss"] for record in seeds]) for model, seeds in groups.items()}
+
+
+def tables(records):
+    """The losses of both models."""
+    columns = {"model": lambda row: row[0], "loss": lambda row: with_error(row[1])}
+    return {"Losses": table_of(losses(records).items(), columns)}
+
+
+def plot(records, path):
+    """The same as points."""
+    with panels(path, 4, 3) as (axis,):
+        for place, (model, point) in enumerate(losses(records).items()):
+            draw_curve(axis, {place: point}, model)
+
+
+EXPERIMENT = Experiment(About("A line", "none"), ToySettings, plan, execute, tables, plot, models=MODELS)

@@ -37,4 +37,4 @@ def test_the_help_names_the_fields_of_every_model_of_the_library():
 
 
 def test_defaults_are_not_shared():
-    assert Recipe("a", {}).training.trainer is not Recipe("b", {}).training.trainer
+    assert Recipe("a", {}).training.report_to is not Recipe("b", {}).training.report_to

@@ -150,8 +150,6 @@ def test_refusals():
         plan(small(), 3)
     with pytest.raises(TesseraError, match=r"training\.curriculum must be empty; got \d+ stages"):
         plan(read_recipe("armt-babilong-qa1"))
-    with pytest.raises(TesseraError, match=r"training\.trainer\.fsdp must be left out"):
-        plan(small("training.trainer.fsdp=full_shard"))
     with pytest.raises(TesseraError, match=r"data\.document_ids must be false for model type llama"):
         plan(read_recipe("llama-small-4k", ["data.document_ids=true", "model.num_hidden_layers=1"]))
 

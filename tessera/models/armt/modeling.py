@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers import initialization as init
 
-from tessera.base.errors import expect
-from tessera.memories.association import AssociationMemory, AssociationState
+from tessera.memories.association import AssociationMemory, AssociationState, Openings
 from tessera.models.armt.configuration import ARMTConfig
 from tessera.models.armt.state import ARMTState
 from tessera.models.recurrence.layer_hooks import LayerHooks
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
-from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory
+from tessera.models.recurrence.segment_runner import LayerModules, MemoryTokens, SegmentMemory
 
 
 class AssociationHooks(LayerHooks):
@@ -31,9 +30,10 @@ class AssociationHooks(LayerHooks):
         states: tuple[AssociationState, ...],
         is_empty: bool,
         back: int,
+        openings: Openings | None,
     ):
         super().__init__(0, back)
-        self.memories, self.states, self.is_empty = memories, states, is_empty
+        self.memories, self.states, self.is_empty, self.openings = memories, states, is_empty, openings
         self.written: list[AssociationState] = list(states)
 
     def before(self, index: int, hidden: Tensor) -> Tensor:
@@ -43,17 +43,24 @@ class AssociationHooks(LayerHooks):
     def after(self, index: int, hidden: Tensor) -> None:
         """Write the outputs at the memory tokens."""
         if self.back:
-            self.written[index] = self.memories[index].write(hidden[:, -self.back :], self.states[index])
+            tokens, state = hidden[:, -self.back :], self.states[index]
+            self.written[index] = self.memories[index].write(tokens, state, self.openings)
 
 
 @dataclass(frozen=True)
 class ARMTMemory(SegmentMemory[ARMTState, AssociationHooks]):
-    """One association matrix per layer (`memories`), written by the same learned `tokens` in every segment."""
+    """One association matrix per layer (`memories`), written by the same learned `tokens` in every segment.
+
+    Attributes:
+        gate_penalty: see `ARMTConfig`. openings: of what was written by this instance; None: nobody asks.
+    """
 
     is_shared = True
 
     memories: Sequence[AssociationMemory]
     tokens: MemoryTokens
+    gate_penalty: float = 0.0
+    openings: Openings | None = None
 
     def empty(self, batch: int) -> ARMTState:
         """A = 0, z = 0."""
@@ -66,11 +73,15 @@ class ARMTMemory(SegmentMemory[ARMTState, AssociationHooks]):
 
     def hooks(self, state: ARMTState, is_empty: bool, front: int, back: int) -> AssociationHooks:
         """See `AssociationHooks`."""
-        return AssociationHooks(self.memories, state.layers, is_empty, back)
+        return AssociationHooks(self.memories, state.layers, is_empty, back, self.openings)
 
     def next_layers(self, hooks: AssociationHooks, state: ARMTState) -> list[AssociationState]:
         """What the layers wrote."""
         return hooks.written
+
+    def penalty(self) -> Tensor | None:
+        """`gate_penalty` times the mean opening."""
+        return None if self.openings is None else self.openings.charge(self.gate_penalty)
 
 
 class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
@@ -85,34 +96,36 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
     config_class = ARMTConfig
     state_class = ARMTState
     memory_class = ARMTMemory
+    memory_modules = ("memories", "memory_tokens")
 
     def _add_memory(self, config: ARMTConfig) -> None:
         weight = self.get_input_embeddings().weight
         self.memory_tokens = MemoryTokens(config.num_memory_tokens, weight)
         sizes = (config.hidden_size, config.memory_dim, config.num_rolls)
-        update: dict[str, Any] = {"correction": config.correction, "order": config.update_order}
-        update |= {"eps": config.epsilon, "strength_stretch": config.strength_stretch}
-        update |= {"strength_threshold": config.strength_threshold}
+        update: dict[str, Any] = {"correction": config.correction, "update_order": config.update_order}
+        update |= {"epsilon": config.epsilon, "strength_stretch": config.strength_stretch}
+        update |= {"strength_threshold": config.strength_threshold, "gate_normalizer": config.gate_normalizer}
         with weight.device:
             memories = [AssociationMemory(*sizes, **update) for _ in range(config.num_hidden_layers)]
-        self.memories = nn.ModuleList(memories)
+        self.memories = LayerModules(memories)
         if weight.dtype != torch.get_default_dtype():  # tensors without numbers cannot be converted in place
             self.memories.to(weight.dtype)
 
-    def write_from(self, threshold: float) -> None:
-        """Let strengths below `threshold`, in [0, 1), write nothing from now on; `config` keeps it."""
-        bounds = isinstance(threshold, (int, float)) and 0 <= threshold < 1
-        expect(bounds, "write_from", "threshold", "be a number of at least 0 and below 1", repr(threshold))
-        self.config.strength_threshold = threshold
-        for memory in cast("Sequence[AssociationMemory]", self.memories):
-            memory.gate.threshold = threshold
+    def on_adjusted(self) -> None:
+        """Take over what `adjust_model` changed in the configuration."""
+        for memory in self.memories.in_order():
+            memory.gate.threshold = self.config.strength_threshold
+
+    def adds_nothing(self) -> bool:
+        """Whether what the memory adds to the layers is 0, as in the beginning."""
+        return not any(bool(memory.value.weight.any()) for memory in self.memories.in_order())
 
     def _init_weights(self, module: nn.Module) -> None:
         # transformers asks about modules with parameters of their own, one by one.
         super()._init_weights(module)
         if isinstance(module, nn.Linear):
             module.reset_parameters()
-        if any(module is memory.value for memory in self.memories):
+        if any(module is memory.value for memory in self.memories.in_order()):
             init.zeros_(module.weight)
 
     def _memory_flops_per_token(self) -> int:
@@ -125,4 +138,5 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
         return config.num_hidden_layers * (reading * (size + tokens) + writing * tokens) // size
 
     def _memory(self) -> SegmentMemory:
-        return ARMTMemory(cast("Sequence[AssociationMemory]", self.memories), self.memory_tokens)
+        memories, penalty = self.memories.in_order(), self.config.gate_penalty
+        return ARMTMemory(memories, self.memory_tokens, penalty, Openings() if penalty else None)

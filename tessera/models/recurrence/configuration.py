@@ -18,7 +18,8 @@ class SegmentedConfig(StrictConfig):
         segment_alignment: "left" (the last segment is short), "right" (the first is), or "center" (equal lengths).
         own_memory_positions: for bases with a learned table of positions: memory tokens have rows of their own, by
             which the table grows, in place of consecutive positions (the published `wrap_pos`).
-        backprop_segments: gradients flow through the memory of this many last segments; None: of all.
+        backprop_segments: gradients flow through the memory of this many last segments; None: of all. Segments before
+            them of which nothing is asked are read without gradients.
         layers_path: attribute path of the base's list of decoder layers, such as "transformer.h"; None: found.
         use_cache: whether `generate` keeps the open segment's keys and values.
         bos_token_id, eos_token_id, pad_token_id: None: those of the base.
@@ -26,8 +27,9 @@ class SegmentedConfig(StrictConfig):
         TesseraError: naming every argument that is unknown or impossible.
     """
 
-    keys_to_ignore_at_inference = ["past_key_values", "memory_state", "segment_states"]
+    keys_to_ignore_at_inference = ["past_key_values", "memory_state", "segment_states", "penalty"]
     sub_configs: ClassVar[dict[str, type]] = {"base_config": AutoConfig}
+    adjustable: ClassVar[frozenset[str]] = frozenset({"backprop_segments"})
 
     base_config: Any = None
     segment_size: int = 512

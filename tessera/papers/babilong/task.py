@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -16,22 +16,26 @@ from torch import Tensor
 from tessera.base.errors import expect
 from tessera.data.sources import text_files
 from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.papers.babilong.benchmark import published_match
 from tessera.papers.babilong.noise import Book, books_of
 from tessera.papers.babilong.sample import RESERVED, Borders, HalfFacts, Lookalikes, Sample, has_room, hide
-from tessera.papers.babilong.scorer import published_match
 from tessera.papers.babilong.solver import answer, world_after
 from tessera.papers.babilong.stories import (
     FEWEST,
+    GIVERS,
     LENGTHS,
+    PEOPLE,
     PLAIN_FACT,
     SHORTEST_FACT,
     Question,
     Story,
+    examples_of,
     facts_of,
     generate,
     labels,
     questions_after,
     read_stories,
+    shape_of,
 )
 from tessera.papers.babilong.vocabulary import (
     END,
@@ -39,6 +43,7 @@ from tessera.papers.babilong.vocabulary import (
     NAMES,
     PAD,
     STORY_WORDS,
+    UNKNOWN,
     decode,
     sentence_tokens,
     token_of,
@@ -46,9 +51,7 @@ from tessera.papers.babilong.vocabulary import (
     word_of,
 )
 from tessera.tasks.question_answering import QuestionBatch
-from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples
-
-SPLIT_TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
+from tessera.tasks.task import SPLIT_TENTHS, SPLITS, TASKS, Task, TokenExamples
 
 
 @TASKS.register("babilong")
@@ -80,8 +83,10 @@ class BABILong(Task):
         cut_facts: the same of those that end so, with up to two words of the noise behind it.
         also_asked: other kinds whose questions the same facts answer; training asks them too. A thing is where its
             holder is: "qa1" beside "qa2" teaches the first half of that.
-        fewest_facts: of a written story; None: as in bAbI's files (2, 6, 8, 2 and 6 by kind). Fewer are easier to learn
-            from.
+        fewest_facts: of a written story; None: 2, 6, 8, 2 and 6 by kind. Fewer are easier to learn from.
+        from_memory: contexts end with a segment, and questions come in the next one, so that they can be answered from
+            memory alone. Otherwise question and answer fit into the last segment, in validations as published; contexts
+            of several segments end anywhere in it in training, which teaches to answer from memory alone too.
     Raises:
         TesseraError: an unknown kind, a sample too short for a story, missing files.
     """
@@ -92,13 +97,14 @@ class BABILong(Task):
     stories: str | None = None
     vocab_size: int = 2000
     facts_share: float = 0.2
-    lookalikes: float = field(default=0.0, repr=False)  # not in the seed of samples, which are made of `self` as text
-    near_facts: float = field(default=0.0, repr=False)  # nor are these
-    split_facts: float = field(default=0.0, repr=False)
-    half_facts: float = field(default=0.0, repr=False)
-    cut_facts: float = field(default=0.0, repr=False)
-    also_asked: tuple[str, ...] = field(default=(), repr=False)
-    fewest_facts: int | None = field(default=None, repr=False)
+    lookalikes: float = 0.0
+    near_facts: float = 0.0
+    split_facts: float = 0.0
+    half_facts: float = 0.0
+    cut_facts: float = 0.0
+    also_asked: tuple[str, ...] = ()
+    fewest_facts: int | None = None
+    from_memory: bool = False
 
     summary = "a question about facts that lie anywhere between the sentences of a book (BABILong, QA1 to QA5)"
     source = "Associative Recurrent Memory Transformer, section 4; BABILong, Kuratov et al. 2024"
@@ -131,6 +137,36 @@ class BABILong(Task):
         return vocabulary_of(self.noise, self.vocab_size)
 
     @property
+    def special_tokens(self) -> dict[str, str]:
+        """See `QuestionTask`."""
+        return {"unk_token": UNKNOWN, "pad_token": PAD, "eos_token": END, "answer_token": GENERATE}
+
+    @property
+    def understands(self) -> str:
+        """See `QuestionTask`."""
+        facts, questions = facts_of(self.kind), examples_of(self.kind)
+        people = [name for name in dict.fromkeys((*PEOPLE, *GIVERS)) if any(name in fact for fact in facts)]
+        about = f" of {', '.join(people)}" if people else ""
+        answers = ", ".join(self.labels)
+        return (
+            f'questions such as "{questions[0]}", answered in one word ({answers}), about sentences such as '
+            f'"{facts[0]}" or "{facts[-1]}"{about} anywhere in a text; of other names and verbs it knows nothing'
+        )
+
+    def is_known(self, question: str) -> bool:
+        """See `QuestionTask`."""
+        asked = {shape_of(text) for kind in (self.kind, *self.also_asked) for text in examples_of(kind)}
+        return shape_of(question) in asked
+
+    def context_lengths(self, segments: int, segment: int) -> range:
+        """See `QuestionTask` and `from_memory`."""
+        end = segments * segment
+        if self.from_memory:
+            return range(end, end + 1)
+        last = end - RESERVED
+        return range(end - segment if segments > 1 else last, last + 1)
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """The answers there are."""
         return labels(self.kind)
@@ -138,7 +174,7 @@ class BABILong(Task):
     def samples(self, seed: int, split: str = "train") -> Iterator[Sample]:
         """Samples without end; the same seed and split give the same ones."""
         expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
-        random = Random(f"{self} {seed} {split}")
+        random = self._random(seed, split)
         books = books_of(self.noise, split, self.vocab_size)
         while True:
             yield self._sample(random, books, split, self.length)
@@ -148,7 +184,7 @@ class BABILong(Task):
     ) -> QuestionBatch:
         """See `QuestionTask`; the questions of a context differ, and come in random order."""
         self._require_room(context_tokens + RESERVED)
-        random = Random(f"{self} {context_tokens} {seed} {split}")
+        random = self._random(context_tokens, seed, split)
         books = books_of(self.noise, split, self.vocab_size)
         contexts, questions_by_row, early_by_row = [], [], []
         borders = range(segment, context_tokens + 1, segment) if early else ()
@@ -236,6 +272,22 @@ class BABILong(Task):
         """Stories and books."""
         stories = {sample.story.facts for sample in examples.details}
         return stories | {span.book.name for sample in examples.details for span in sample.context.spans}
+
+    def _random(self, *of: int | str) -> Random:
+        """What samples are drawn by: version 1, a text of the settings that decide stories and noise, as it stays.
+
+        What else changes in a context (`lookalikes`, ...) or is asked of it leaves these as they are.
+        """
+        settings = {
+            "kind": self.kind,
+            "length": self.length,
+            "noise": self.noise,
+            "stories": self.stories,
+            "vocab_size": self.vocab_size,
+            "facts_share": self.facts_share,
+        }
+        text = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        return Random(" ".join(map(str, (f"BABILong({text})", *of))))
 
     def _sample(
         self, random: Random, books: Sequence[Book], split: str, length: int, borders: Borders | None = None

@@ -1,83 +1,92 @@
-"""The tables of induction: accuracy on successors, and how the training went."""
+"""Induction: accuracy on the successors of triggers, and while the models learn."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from tessera.papers.curves import draw_learning, panels
 from tessera.papers.experiment import Record
-from tessera.papers.induction.settings import MODELS, InductionSettings
-from tessera.papers.tables import markdown, mean_of, over_seeds, settings_table, with_error
+from tessera.papers.induction.settings import MODELS
+from tessera.papers.tables import SettingsRows, grid_table, grouped, score, settings_of, table_of, with_error
 
 # The shares of right successors whose step of training is told.
 LEVELS = (0.5, 0.9)
 # What the papers say: a layer of memories is enough (Memory Mosaics, section 3), a transformer needs two of attention.
 NEEDED_LAYERS = {"mosaic": 1, "transformer": 2, "transformer_rope": 2}
-# Bietti et al. 2023, section 3; their model: attention with absolute positions, no feed-forward in the last block.
-PUBLISHED = {"width": 128, "tokens of a sequence": 256, "batch": 512}
+COLORS = {"mosaic": "tab:purple", "transformer": "tab:blue", "transformer_rope": "tab:orange"}
+# Here, and in Bietti et al. 2023, section 3 (attention with absolute positions, no feed-forward in the last block).
+SETTINGS: SettingsRows = {
+    "width": ("hidden_size", 128),
+    "heads": ("num_heads", None),
+    "tokens of a sequence": ("task.length", 256),
+    "triggers": (lambda records: f"{(task := records[0].configuration.task).num_triggers}, {task.triggers}", None),
+    "batch": ("batch_size", 512),
+    "steps": ("fit.steps", None),
+    "peak learning rate": ("fit.learning_rate", None),
+    "test sequences": ("test", None),
+}
 
 
 def by_model(records: Mapping[str, Record]) -> dict[str, list[Record]]:
     """The records of each model's seeds, in the order of `MODELS`."""
-    groups = {name: [one for one in records.values() if one.configuration.model == name] for name in MODELS}
-    return {name: seeds for name, seeds in groups.items() if seeds}
+    return grouped(records, lambda settings: settings.model, MODELS)
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """Accuracy, the course of the trainings, settings."""
     groups = by_model(records)
+    rows = {
+        name: (MODELS[name][2], f"{seeds[0].outcome['parameters']:,}", len(seeds)) for name, seeds in groups.items()
+    }
     return {
-        "Successors of triggers": _scores(groups),
-        "Trainings": _trainings(records),
-        "Settings": _settings(groups),
+        "Successors of triggers": grid_table(
+            ["model", "parameters", "seeds"],
+            rows,
+            {
+                "accuracy from the second occurrence on": "accuracy",
+                "at the first": "first_accuracy",
+                "loss from the second on, nats": "loss",
+                "loss elsewhere, nats": "other_loss",
+                "the paper says": "",
+            }.items(),
+            lambda name, quantity: (
+                with_error(score(groups[name], "scores", quantity), ".3f") if quantity else f"*{_published(name)}*"
+            ),
+        ),
+        "Trainings": table_of(
+            records.items(),
+            {
+                "run": lambda row: row[0],
+                **{f"{level:.0%} right at step": _step_cell(level) for level in LEVELS},
+                "best validation accuracy": lambda row: f"{1 - row[1].outcome['training']['best']:.3f}",
+                "minutes": lambda row: f"{row[1].outcome['training']['seconds'] / 60:.1f}",
+            },
+        ),
+        "Settings": settings_of(records.values(), SETTINGS),
     }
 
 
-def _scores(groups: Mapping[str, list[Record]]) -> str:
-    rows = []
-    for name, seeds in groups.items():
-        scores = [one.outcome["scores"] for one in seeds]
-        cells = [with_error(over_seeds([one[key] for one in scores]), ".3f") for key in ("accuracy", "first_accuracy")]
-        cells += [with_error(over_seeds([one[key] for one in scores]), ".3f") for key in ("loss", "other_loss")]
-        kind, depth, label = MODELS[name]
-        says = "can" if depth >= NEEDED_LAYERS[kind] else "cannot"
-        rows.append([label, f"{seeds[0].outcome['parameters']:,}", len(seeds), *cells, f"*{says}*"])
-    headings = ["model", "parameters", "seeds", "accuracy from the second occurrence on", "at the first"]
-    headings += ["loss from the second on, nats", "loss elsewhere, nats", "the paper says"]
-    return markdown(headings, rows)
+def _published(name: str) -> str:
+    kind, num_layers, _ = MODELS[name]
+    return "can" if num_layers >= NEEDED_LAYERS[kind] else "cannot"
 
 
-def step_of(record: Record, level: float) -> int | None:
+def accuracies(record: Record) -> list[tuple[int, float]]:
+    """(step, share of right successors) of each validation."""
+    return [(step, 1 - error) for step, error in record.outcome["training"]["checks"]]
+
+
+def _step_cell(level: float) -> Callable[[tuple[str, Record]], str]:
     """The first validation with at least this share of right successors."""
-    return next((step for step, error in record.outcome["training"]["checks"] if 1 - error >= level), None)
+    return lambda row: next((f"{step:,}" for step, share in accuracies(row[1]) if share >= level), "never")
 
 
-def _trainings(records: Mapping[str, Record]) -> str:
-    rows = []
-    for key, record in records.items():
-        steps = [step_of(record, level) for level in LEVELS]
-        training = record.outcome["training"]
-        cells = ["never" if step is None else f"{step:,}" for step in steps]
-        rows.append([key, *cells, f"{1 - training['best']:.3f}", f"{training['seconds'] / 60:.1f}"])
-    headings = ["run", *(f"{level:.0%} right at step" for level in LEVELS), "best validation accuracy", "minutes"]
-    return markdown(headings, rows)
-
-
-def _settings(groups: Mapping[str, list[Record]]) -> str:
-    first: InductionSettings = next(iter(groups.values()))[0].configuration
-    ours = {
-        "width": first.hidden_size,
-        "heads": first.num_heads,
-        "tokens of a sequence": first.task.length,
-        "triggers": f"{first.task.num_triggers}, {first.task.triggers}",
-        "batch": first.batch_size,
-        "steps": first.fit.steps,
-        "peak learning rate": first.fit.learning_rate,
-        "test sequences": first.test,
-    }
-    return settings_table(ours, PUBLISHED)
-
-
-def mean_accuracy(seeds: list[Record]) -> list[tuple[int, float, float]]:
-    """(step, mean share of right successors over seeds, its standard error) of each validation that all seeds have."""
-    curves = [dict(one.outcome["training"]["checks"]) for one in seeds]
-    steps = sorted(set.intersection(*(set(curve) for curve in curves)))
-    estimates = [mean_of([1 - curve[step] for curve in curves]) for step in steps]
-    return [(step, one.mean, one.standard_error) for step, one in zip(steps, estimates)]
+def plot(records: Mapping[str, Record], path: Path) -> None:
+    """Right successors against the step of training, of each model."""
+    with panels(path, 8, 4.6) as (axis,):
+        for name, seeds in by_model(records).items():
+            line = "-" if _published(name) == "can" else "--"
+            draw_learning(axis, list(map(accuracies, seeds)), MODELS[name][2], color=COLORS[MODELS[name][0]], ls=line)
+        chance = 1 / seeds[0].configuration.task.vocab_size
+        axis.axhline(chance, color="gray", lw=0.8, ls=":", label="guess")
+        axis.set(xlabel="step of training", ylabel="right successors", ylim=(0, 1.02))
+        axis.set_title("Successor of a trigger, from its second occurrence on\nthick: mean over seeds, thin: each seed")

@@ -1,8 +1,7 @@
-"""What each budget trains: models and depths, the task, the training."""
+"""What each budget of induction trains: models and depths, the task, the training."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tessera.papers.experiment import Run
 from tessera.papers.induction import Induction
 from tessera.training.fit import FitOptions
 
@@ -32,60 +31,18 @@ class InductionSettings:
     task: Induction
     batch_size: int
     fit: FitOptions
-    validation: int
-    test: int
-
-    @property
-    def num_layers(self) -> int:
-        """Blocks of the model."""
-        return MODELS[self.model][1]
-
-
-@dataclass(frozen=True)
-class Budget:
-    """One of `--budget`: see `InductionSettings`."""
-
-    hidden_size: int
-    num_heads: int
-    task: Induction
-    batch_size: int
-    fit: FitOptions
-    seeds: int
     validation: int = 128
     test: int = 1000
 
-    def run(self, model: str, seed: int) -> Run:
-        """One run."""
-        settings = InductionSettings(
-            model,
-            seed,
-            self.hidden_size,
-            self.num_heads,
-            self.task,
-            self.batch_size,
-            self.fit,
-            self.validation,
-            self.test,
-        )
-        return Run(f"{model}/seed {seed}", settings, float(1 + settings.num_layers))
 
-
-def _fit(steps: int, learning_rate: float, evaluate_every: int) -> FitOptions:
-    return FitOptions(
-        steps,
-        learning_rate,
-        warmup_ratio=0.05,
-        weight_decay=0.1,
-        betas=(0.9, 0.95),
-        clip=1.0,
-        scalar_learning_rate_scale=10.0,
-        evaluate_every=evaluate_every,
-    )
-
-
+_FIT = FitOptions(
+    1500, 3e-3, warmup_ratio=0.05, weight_decay=0.1, betas=(0.9, 0.95), clip=1.0, scalar_learning_rate_scale=10.0,
+    evaluate_every=50,
+)  # fmt: skip
 BUDGETS = {
-    "smoke": Budget(16, 2, Induction(16), 8, _fit(8, 3e-3, 4), seeds=1, validation=8, test=16),
-    "cpu": Budget(64, 4, Induction(64), 32, _fit(1500, 3e-3, 50), seeds=3),
-    # The task, the batch and the width of Bietti et al. 2023; their transformer is simpler, and trained by SGD.
-    "full": Budget(128, 4, Induction(256), 512, _fit(5000, 1e-3, 50), seeds=3),
+    "smoke": InductionSettings(
+        "mosaic-1", 0, 16, 2, Induction(16), 8, replace(_FIT, steps=8, evaluate_every=4), validation=8, test=16
+    ),
+    "cpu": InductionSettings("mosaic-1", 0, 64, 4, Induction(64), 32, _FIT),
 }
+SEEDS = {"smoke": 1, "cpu": 3}

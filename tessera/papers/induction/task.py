@@ -63,11 +63,7 @@ class Induction(Task):
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """`count` sequences."""
         expect(count >= 1, "Induction", "count", "be at least 1", count)
-        return self.sample_with(count, generator_of(self, seed, split))
-
-    def sample_with(self, count: int, generator: torch.Generator) -> TokenExamples:
-        """`count` sequences, drawn with `generator`."""
-        bigrams = shakespeare_bigrams()
+        bigrams, generator = shakespeare_bigrams(), generator_of(self, seed, split)
         if self.triggers == "frequent":
             triggers = bigrams.most_frequent(self.num_triggers).expand(count, -1)
         else:
@@ -98,11 +94,6 @@ class Induction(Task):
             "loss": _mean_where(occurrence >= 2, losses),
             "other_loss": _mean_where(occurrence == 0, losses),
         }
-
-    def select(self, examples: TokenExamples, rows: Tensor) -> TokenExamples:
-        """Some of the examples."""
-        details = InductionDetails(examples.details.triggers[rows], examples.details.successors[rows])
-        return TokenExamples(examples.tokens[rows], examples.labels[rows], details)
 
     def occurrences(self, examples: TokenExamples) -> Tensor:
         """(B, T): n where a trigger stands for the n-th time in its sequence, 0 where none stands."""

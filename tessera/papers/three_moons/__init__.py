@@ -1,7 +1,19 @@
 """Three moons (Memory Mosaics, section 5): predict the positions of moons whose motions are independent."""
 
-from tessera.papers.three_moons.periods import HELD_OUT, STEP, TRAINING, Periods, common_period, in_observations
-from tessera.papers.three_moons.task import MEAN_MODULUS, MoonExamples, ThreeMoons, deviation, positions_of, skill
+from tessera.papers.three_moons.task import (
+    HELD_OUT,
+    MEAN_MODULUS,
+    STEP,
+    TRAINING,
+    MoonExamples,
+    Periods,
+    ThreeMoons,
+    common_period,
+    deviation,
+    in_observations,
+    positions_of,
+    skill,
+)
 
 __all__ = [
     "HELD_OUT",

@@ -1,79 +1,104 @@
-"""The tables of three moons: errors by context, which moons each seed's heads follow, and why errors remain."""
+"""Three moons: errors by context (figures 4 and 5), which moons the heads follow (figure 10), why errors remain."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
-from tessera.papers.tables import markdown, mean_of, settings_table, spread, with_error
-from tessera.papers.three_moons import common_period, in_observations
-from tessera.papers.three_moons.disentangling import LATER, dedication, disentangled, gains, levels
-from tessera.papers.three_moons.published import SETTING
-from tessera.papers.three_moons.settings import VARIANTS
+from tessera.papers.tables import SettingsRows, mean_of, settings_of, table_of, with_error
+from tessera.papers.three_moons import MEAN_MODULUS, common_period, in_observations
+from tessera.papers.three_moons.disentangling import LATER, dedication, disentangled, gains, levels, moduli
+from tessera.papers.three_moons.settings import INVERSE_BANDWIDTH, VARIANTS
 
 ROUNDS = {"first_round": "as published", "second_round": "second round"}
+# Here, and in the paper, whose figures carry no numbers.
+SETTINGS: SettingsRows = {
+    "steps": ("first_round.fit.steps", 500),
+    "batch": ("first_round.batch_size", 64),
+    "observations": ("length", 800),
+    "peak learning rate": ("first_round.fit.learning_rate", 1e-2),
+    "last learning rate": ("first_round.fit.min_learning_rate", 5e-6),
+    "sequences of an evaluation": ("first_round.evaluation.sequences", 512),
+    "longest context": ("first_round.evaluation.contexts", 775),
+    "predictions": ("first_round.evaluation.horizon", 25),
+    "inverse bandwidth": ("inverse_bandwidth", INVERSE_BANDWIDTH),
+}
+SYMBOLS = {"W_phi": r"$W_\varphi$", "W_psi": r"$W_\psi$", "W_z": "$W_z$"}
+# Memory of each row of panels, and the one that is not trained beside it.
+PANELS = {"one_head": "one_head_identity", "three_heads": "three_heads_identity"}
+Outcome = Mapping[str, Any]
 
 
 def seeds_of(records: Mapping[str, Record], name: str) -> list[Record]:
     """The finished runs of one memory, by seed."""
-    return sorted(
-        (record for key, record in records.items() if key.startswith(f"{name}/")),
-        key=lambda record: record.configuration.seed,
-    )
+    seeds = [record for key, record in records.items() if key.startswith(f"{name}/")]
+    return sorted(seeds, key=lambda record: record.configuration.seed)
 
 
-def is_disentangled(outcome: dict) -> bool:
+def triples_of(records: Mapping[str, Record]) -> list[str]:
+    """The names of the triples that were evaluated."""
+    return list(dict.fromkeys(name for record in records.values() for name in record.outcome["first_round"]["errors"]))
+
+
+def is_disentangled(outcome: Outcome) -> bool:
     """Whether each head follows a moon of its own."""
     return disentangled(dedication(outcome["weights"]))
 
 
-def outcomes_of(records: Mapping[str, Record], name: str) -> dict[str, list[dict]]:
+def outcomes_of(records: Mapping[str, Record], name: str) -> dict[str, list[Outcome]]:
     """What one memory's seeds came to in each round of training, and those of them that disentangled."""
-    groups: dict[str, list[dict]] = {}
+    groups: dict[str, list[Outcome]] = {}
     for part, title in ROUNDS.items():
-        seeds = [record.outcome[part] for record in seeds_of(records, name) if part in record.outcome]
-        is_untrained = any("loss" not in outcome for outcome in seeds)
-        if seeds:
-            groups["no training" if is_untrained else title] = seeds
-        if VARIANTS[name].num_heads == 3 and not is_untrained:
-            groups[f"{title}, disentangled seeds"] = [outcome for outcome in seeds if is_disentangled(outcome)]
+        seeds = [record for record in seeds_of(records, name) if part in record.outcome]
+        outcomes = [record.outcome[part] for record in seeds]
+        if not all("loss" in outcome for outcome in outcomes):
+            groups["no training"] = outcomes
+        elif outcomes:
+            groups[title] = outcomes
+            if seeds[0].configuration.num_heads == 3:
+                groups[f"{title}, disentangled seeds"] = [outcome for outcome in outcomes if is_disentangled(outcome)]
     return {title: outcomes for title, outcomes in groups.items() if outcomes}
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """Every table; those without a row are left out."""
-    triples = dict.fromkeys(triple for record in records.values() for triple in record.outcome["first_round"]["errors"])
-    parts = {f"Errors, {triple} triple": _errors(records, triple) for triple in triples}
+    parts = {f"Errors, {triple} triple": _errors(records, triple) for triple in triples_of(records)}
     parts |= {"Heads of each seed": _heads(records), "Turn, leak and width": _gains(records)}
-    parts["Settings"] = _settings(records)
+    trained = [record for record in records.values() if record.configuration.first_round.fit]
+    parts["Settings"] = settings_of(trained, SETTINGS)
     return {heading: table for heading, table in parts.items() if table}
 
 
 def _errors(records: Mapping[str, Record], triple: str) -> str:
-    headings = ["memory", "training", "seeds", "loss", "early error", f"at max(p) + {LATER}", f"at lcm + {LATER}"]
-    headings += ["max(p), lcm", "accurate from"]
     rows = []
     for name, variant in VARIANTS.items():
         for title, outcomes in outcomes_of(records, name).items():
-            errors = [outcome["errors"][triple] for outcome in outcomes if triple in outcome["errors"]]
-            if errors:
-                losses = [outcome["loss"] for outcome in outcomes if "loss" in outcome]
-                rows.append([variant.title, title, len(errors), _number(losses, ".6f"), *_levels(errors)])
-    return markdown(headings, rows)
+            measured = [outcome for outcome in outcomes if triple in outcome["errors"]]
+            if measured:
+                periods = tuple(measured[0]["errors"][triple]["periods"])
+                seeds = [levels(outcome["errors"][triple]["mean"], periods) for outcome in measured]
+                losses = [outcome["loss"] for outcome in measured if "loss" in outcome]
+                rows.append((variant.title, title, losses, periods, seeds))
+    return table_of(
+        rows,
+        {
+            "memory": lambda row: row[0],
+            "training": lambda row: row[1],
+            "seeds": lambda row: len(row[4]),
+            "loss": lambda row: _number(row[2], ".6f"),
+            "early error": lambda row: _number([one["early"] for one in row[4]], ".3f"),
+            f"at max(p) + {LATER}": lambda row: _number([one["after_slowest"] for one in row[4]], ".1%"),
+            f"at lcm + {LATER}": lambda row: _number([one["after_common"] for one in row[4]], ".1%"),
+            "max(p), lcm": lambda row: (
+                f"{in_observations(max(row[3])):.0f}, {in_observations(common_period(row[3])):.0f}"
+            ),
+            "accurate from": lambda row: ", ".join(str(one["accurate_from"] or "never") for one in row[4]),
+        },
+    )
 
 
-def _levels(errors: list[dict]) -> list[str]:
-    periods = tuple(errors[0]["periods"])
-    seeds = [levels(one["mean"], periods) for one in errors]
-    accurate = ["never" if one["accurate_from"] is None else str(one["accurate_from"]) for one in seeds]
-    return [
-        _number([one["early"] for one in seeds], ".3f"),
-        _number([one["after_slowest"] for one in seeds], ".1%"),
-        _number([one["after_common"] for one in seeds], ".1%"),
-        f"{in_observations(max(periods)):.0f}, {in_observations(common_period(periods)):.0f}",
-        ", ".join(accurate),
-    ]
-
-
-def _number(values: list[float | None], form: str) -> str:
+def _number(values: Sequence[float | None], form: str) -> str:
     """Over seeds; nothing where there is no number, or a curve is too short."""
     numbers = [value for value in values if value is not None]
     return with_error(mean_of(numbers), form) if numbers and len(numbers) == len(values) else ""
@@ -81,47 +106,118 @@ def _number(values: list[float | None], form: str) -> str:
 
 def _heads(records: Mapping[str, Record]) -> str:
     """The moon of each head, seed by seed, after each round of training."""
-    rows = []
-    for name, variant in VARIANTS.items():
-        for part, title in ROUNDS.items():
-            for record in seeds_of(records, name) if variant.num_heads == 3 else ():
-                outcome = record.outcome.get(part, {})
-                if "loss" in outcome:
-                    moons = ["none" if moon is None else f"moon {moon + 1}" for moon in dedication(outcome["weights"])]
-                    verdict = "yes" if is_disentangled(outcome) else "no"
-                    rows.append(
-                        [variant.title, record.configuration.seed, title, f"{outcome['loss']:.6f}", *moons, verdict]
-                    )
-    headings = ["memory", "seed", "training", "loss", "head 1", "head 2", "head 3", "disentangled"]
-    return markdown(headings, rows) if rows else ""
+    rows = [
+        (variant.title, record.configuration.seed, title, record.outcome[part])
+        for name, variant in VARIANTS.items()
+        for part, title in ROUNDS.items()
+        for record in seeds_of(records, name)
+        if record.configuration.num_heads == 3 and "loss" in record.outcome.get(part, {})
+    ]
+
+    def moon(row: tuple[str, int, str, Outcome], head: int) -> str:
+        followed = dedication(row[3]["weights"])[head]
+        return "none" if followed is None else f"moon {followed + 1}"
+
+    return table_of(
+        rows,
+        {
+            "memory": lambda row: row[0],
+            "seed": lambda row: row[1],
+            "training": lambda row: row[2],
+            "loss": lambda row: f"{row[3]['loss']:.6f}",
+            "head 1": lambda row: moon(row, 0),
+            "head 2": lambda row: moon(row, 1),
+            "head 3": lambda row: moon(row, 2),
+            "disentangled": lambda row: "yes" if is_disentangled(row[3]) else "no",
+        },
+    )
 
 
 def _gains(records: Mapping[str, Record]) -> str:
     """What disentangled seeds do to a moon between memory and prediction (see `gains`)."""
-    rows = []
-    for title, outcomes in outcomes_of(records, "three_heads").items():
-        if "disentangled" in title:
-            seeds = [gains(outcome["weights"]) for outcome in outcomes]
-            cells = [_number([one[quantity] for one in seeds], ".4f") for quantity in ("turn", "leak", "width")]
-            rows.append([title, len(seeds), *cells])
-    headings = ["training", "seeds", "turn (radians)", "leak", "width of the kernels (radians)"]
-    return markdown(headings, rows) if rows else ""
+    rows = [
+        (title, [gains(outcome["weights"]) for outcome in outcomes])
+        for title, outcomes in outcomes_of(records, "three_heads").items()
+        if "disentangled" in title
+    ]
+    return table_of(
+        rows,
+        {
+            "training": lambda row: row[0],
+            "seeds": lambda row: len(row[1]),
+            "turn (radians)": lambda row: _number([one["turn"] for one in row[1]], ".4f"),
+            "leak": lambda row: _number([one["leak"] for one in row[1]], ".4f"),
+            "width of the kernels (radians)": lambda row: _number([one["width"] for one in row[1]], ".4f"),
+        },
+    )
 
 
-def _settings(records: Mapping[str, Record]) -> str:
-    trained = [record.configuration for record in records.values() if record.configuration.first_round.fit]
-    if not trained:
-        return ""
-    rounds = [one.first_round for one in trained]
-    ours = {
-        "steps": spread(part.fit.steps for part in rounds),
-        "batch": spread(part.batch_size for part in rounds),
-        "observations": spread(one.length for one in trained),
-        "peak learning rate": spread(part.fit.learning_rate for part in rounds),
-        "last learning rate": spread(part.fit.min_learning_rate for part in rounds),
-        "sequences of an evaluation": spread(part.evaluation.sequences for part in rounds),
-        "longest context": spread(part.evaluation.contexts for part in rounds),
-        "predictions": spread(part.evaluation.horizon for part in rounds),
-        "inverse bandwidth": spread(one.inverse_bandwidth for one in trained),
-    }
-    return settings_table(ours, SETTING)
+def plot(records: Mapping[str, Record], path: Path) -> None:
+    """Errors of both memories and each triple, and the matrices of the first seed of three heads."""
+    names, triples = [name for name in PANELS if seeds_of(records, name)], triples_of(records)
+    figure = new_figure(5.6 * len(triples), 3.4 + 3.4 * len(names))
+    grid = figure.add_gridspec(len(names) + 1, 3 * len(triples))
+    for row, name in enumerate(names):
+        for column, triple in enumerate(triples):
+            axis = figure.add_subplot(grid[row, 3 * column : 3 * column + 3])
+            _draw_errors(axis, records, name, triple)
+    if "three_heads" in names:
+        _draw_matrices(figure, grid, seeds_of(records, "three_heads")[0], len(triples))
+    figure.suptitle("Three moons: error of auto-regressive predictions (thick: first seed), and the moons of the heads")
+    figure.savefig(path, dpi=110)
+
+
+def _draw_errors(axis, records: Mapping[str, Record], name: str, triple: str) -> None:
+    """Deviation of the continuation against the number of observations before it; entry c - 1 of a curve is for c.
+
+    Black lines: the moons' periods p1, p2, p3. Red line: their common period.
+    """
+    for place, (part, title) in enumerate(ROUNDS.items()):
+        curves = _curves(records, name, part, triple)
+        for number, curve in enumerate(curves):
+            label = f"{title} ({len(curves)} seed{'s' * (len(curves) > 1)})"
+            style = {"alpha": 0.35, "linewidth": 0.6} if number else {"label": label, "linewidth": 1.4}
+            axis.plot(range(1, len(curve) + 1), curve, color=f"C{place}", zorder=2 if number else 3, **style)
+    for other, form in ((PANELS[name], "C2-"), ("repeat_last", "C3-")):
+        for curve in _curves(records, other, "first_round", triple):
+            axis.plot(range(1, len(curve) + 1), curve, form, linewidth=0.9, label=VARIANTS[other].title)
+    axis.axhline(MEAN_MODULUS, color="gray", linestyle=":", linewidth=1, label="always 0")
+    measured = [seed.outcome["first_round"]["errors"] for seed in seeds_of(records, name)]
+    periods = next((tuple(errors[triple]["periods"]) for errors in measured if triple in errors), ())
+    _mark_periods(axis, periods)
+    axis.set(title=f"{VARIANTS[name].title}, {triple} triple {periods}", ylim=(0, MEAN_MODULUS * 1.25))
+    axis.set(xlim=(0, None), xlabel="context length (observations)", ylabel="mean absolute deviation")
+    axis.legend(fontsize=7, loc="upper right")
+
+
+def _curves(records: Mapping[str, Record], name: str, part: str, triple: str) -> list[list[float]]:
+    outcomes = [seed.outcome[part]["errors"] for seed in seeds_of(records, name) if part in seed.outcome]
+    return [errors[triple]["mean"] for errors in outcomes if triple in errors]
+
+
+def _mark_periods(axis, periods: Sequence[float]) -> None:
+    marks = [(in_observations(period), f"$p_{i + 1}$", "black") for i, period in enumerate(sorted(periods))]
+    if periods:
+        marks.append((in_observations(common_period(tuple(periods))), "lcm", "red"))
+    longest = max((len(line.get_xdata()) for line in axis.lines), default=0)
+    for context, words, color in marks:
+        if context <= longest:
+            axis.axvline(context, color=color, linewidth=1.0)
+            axis.text(context, MEAN_MODULUS * 1.24, f" {words}", color=color, fontsize=8, va="top")
+
+
+def _draw_matrices(figure, grid, record: Record, columns: int) -> None:
+    """The moduli of the matrices with their numbers."""
+    for column, (name, matrix) in enumerate(moduli(record.outcome["first_round"]["weights"]).items()):
+        axis = figure.add_subplot(grid[-1, columns * column : columns * (column + 1)])
+        picture = axis.imshow(matrix.tolist(), cmap="viridis", vmin=0)
+        for i, row in enumerate(matrix.tolist()):
+            for j, value in enumerate(row):
+                color = "w" if value < matrix.max() / 2 else "k"
+                axis.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8, color=color)
+        axis.set_xticks(range(matrix.shape[1]), [str(j + 1) for j in range(matrix.shape[1])])
+        axis.set_yticks(range(matrix.shape[0]), [str(i + 1) for i in range(matrix.shape[0])])
+        rows, columns_word = ("moon", "head") if name == "W_z" else ("head", "moon")
+        axis.set(xlabel=columns_word, ylabel=rows)
+        axis.set_title(f"|{SYMBOLS[name]}|, 3 heads, seed {record.configuration.seed}, as published", fontsize=10)
+        figure.colorbar(picture, ax=axis, fraction=0.046)

@@ -1,0 +1,188 @@
+"""The kernels as attention of any model of transformers: `attn_implementation="tessera_biweight"`.
+
+Attention is kernel regression whose pairs are the keys and values of a layer (Sparse Attention as Compact Kernel
+Regression, section 2): the output is `sum_i w_i v_i` with `w = kernel.weights(scaling * q . k_i)`. With the Gaussian
+kernel these weights are softmax's. Importing `tessera.models` registers the names in `ATTENTION_KERNELS` with
+transformers' `AttentionInterface` and, for each, a mask with its `AttentionMaskInterface`: without one transformers
+makes no mask at all, and a causal model sees the future.
+
+Options of a kernel are attributes of the model's configuration: `entmax_alpha` (1.5), `relumax_margin` (1.0) and
+`num_neighbours` (32).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers.masking_utils import sdpa_mask
+
+from tessera.base.errors import TesseraError, expect
+from tessera.base.shapes import Bool, Float
+from tessera.kernels import (
+    Biweight,
+    Epanechnikov,
+    Gaussian,
+    Kernel,
+    NearestNeighbours,
+    RectifiedPolynomial,
+    ReLUmax,
+    Triweight,
+)
+from tessera.ops.kernel_regression import Window, kernel_regression
+
+STRUCTURE = "_tessera_structure"  # attribute of a mask: the `_Structure` that says the same
+# What transformers hands to an attention function and none of the kernels has a meaning for.
+REFUSED = {"softcap": "soft-capping of scores", "s_aux": "attention sinks", "position_bias": "a position bias"}
+
+
+def _entmax(config: PreTrainedConfig) -> Kernel:
+    alpha = getattr(config, "entmax_alpha", 1.5)
+    expect(1 <= alpha <= 2, "tessera_entmax", "the configuration's entmax_alpha", "lie in [1, 2]", alpha)
+    return Gaussian() if alpha == 1 else RectifiedPolynomial(order=1 / (alpha - 1))
+
+
+# Name of the attention -> its kernel for a model's configuration. Kernels whose weights change when all scores of a
+# query move together (normalised ReLU) are left out: keys of a transformer are no unit vectors.
+ATTENTION_KERNELS: dict[str, Callable[[PreTrainedConfig], Kernel]] = {
+    "tessera_gaussian": lambda config: Gaussian(),
+    "tessera_sparsemax": lambda config: Epanechnikov(),
+    "tessera_biweight": lambda config: Biweight(),
+    "tessera_triweight": lambda config: Triweight(),
+    "tessera_entmax": _entmax,
+    "tessera_relumax": lambda config: ReLUmax(margin=getattr(config, "relumax_margin", 1.0)),
+    "tessera_knn": lambda config: NearestNeighbours("gaussian", getattr(config, "num_neighbours", 32)),
+}
+
+
+def register() -> None:
+    """Make every name in `ATTENTION_KERNELS` an `attn_implementation` of transformers."""
+    for name, kernel_of in ATTENTION_KERNELS.items():
+        AttentionInterface.register(name, _attention_of(name, kernel_of))
+        AttentionMaskInterface.register(name, attention_mask)
+
+
+def attention_mask(*arguments: Any, local_size: int | None = None, **options: Any) -> Bool[Tensor, "B 1 T N"] | None:
+    """Which keys a query sees, as transformers makes it for PyTorch's attention: None is plainly causal (or all).
+
+    A mask that is a causal window over documents (packed texts, padding on either side) is recognised by comparing
+    the two, so that long texts need no scores of all pairs.
+    """
+    mask = sdpa_mask(*arguments, local_size=local_size, **options)
+    if mask is not None and not torch.compiler.is_compiling():
+        setattr(mask, STRUCTURE, _structure(mask, local_size))
+    return mask
+
+
+def _attention_of(name: str, kernel_of: Callable[[PreTrainedConfig], Kernel]) -> Callable[..., Any]:
+    def attention(
+        module: nn.Module,
+        query: Float[Tensor, "B H T K"],
+        key: Float[Tensor, "B G N K"],
+        value: Float[Tensor, "B G N V"],
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool | None = None,
+        **options: Any,
+    ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H T N"] | None]:
+        for option, meaning in REFUSED.items():
+            if options.get(option) is not None:
+                raise TesseraError(f'{name}: {meaning} must be absent; {type(module).__name__} has it. Use "eager".')
+        config = module.config
+        kernel = kernel_of(config)
+        groups = query.shape[1] // key.shape[1]
+        if groups > 1:  # grouped heads: every key and value head serves as many query heads
+            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        slope = query.shape[-1] ** -0.5 if scaling is None else scaling
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        weights = None
+        if options.get("output_attentions", getattr(config, "output_attentions", False)):
+            output, weights = _all_weights(query, key, value, attention_mask, kernel, slope, dropout, causal)
+        else:
+            output = _attend(query, key, value, attention_mask, kernel, slope, dropout, causal)
+        return output.transpose(1, 2).contiguous(), weights
+
+    attention.__name__ = name
+    return attention
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kernel: Kernel,
+    slope: float,
+    dropout: float,
+    causal: bool,
+) -> Tensor:
+    structure = getattr(mask, STRUCTURE, None)
+    if mask is not None and structure is None:
+        return _all_weights(query, key, value, mask, kernel, slope, dropout, causal)[0]
+    window, documents = structure or (_causal_window(None) if causal and query.shape[2] > 1 else None, None)
+    return kernel_regression(
+        query,
+        key,
+        value,
+        kernel=kernel,
+        slope=query.new_tensor(slope),
+        window=window,
+        # A window ends one pair before its query: a query that sees its own key stands one position further on.
+        query_offset=key.shape[2] - query.shape[2] + 1,
+        query_documents=documents,
+        pair_documents=documents,
+        dropout=dropout,
+    )
+
+
+def _all_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kernel: Kernel,
+    slope: float,
+    dropout: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:
+    """(output, weights), with the scores of all pairs in memory."""
+    if mask is None and causal and query.shape[2] > 1:
+        rows = torch.arange(query.shape[2], device=query.device) + key.shape[2] - query.shape[2]
+        mask = rows[:, None] >= torch.arange(key.shape[2], device=query.device)
+    elif mask is not None and mask.dtype != torch.bool:
+        mask = mask >= 0  # a mask of the user's own, to be added to scores: 0 where a key is seen
+    weights = kernel.weights(slope * (query @ key.mT), mask)
+    kept = nn.functional.dropout(weights, dropout) if dropout else weights
+    return kept.to(value.dtype) @ value, weights
+
+
+_Structure = tuple[Window, Tensor | None]
+
+
+def _causal_window(size: int | None) -> Window:
+    return Window(delay=1, span=None if size is None else size + 1)
+
+
+def _structure(mask: Bool[Tensor, "B 1 T N"], local_size: int | None) -> _Structure | None:
+    """The causal window (of `local_size` keys) and documents (B, T) that say what `mask` says; None: there are none.
+
+    A document begins where a query does not see the key before its own. What no query sees is padding.
+    """
+    batch, heads, queries, keys = mask.shape
+    if heads != 1 or queries != keys or keys < 2:
+        return None
+    positions = torch.arange(keys, device=mask.device)
+    age = positions[:, None] - positions
+    window = (age >= 0) if local_size is None else (age >= 0) & (age < local_size)
+    seen = mask[:, 0]
+    stored = seen.any(dim=1)  # keys that any query sees
+    before = torch.cat([stored.new_zeros(batch, 1), seen.diagonal(offset=-1, dim1=1, dim2=2)], dim=1)
+    begins = stored & ~before
+    documents = begins.cumsum(1).masked_fill(~stored, -1)
+    same = (documents[:, :, None] == documents[:, None, :]) & stored[:, None, :]
+    if not torch.equal(seen, window & same):
+        return None
+    single = bool((documents == 1).all())
+    return _causal_window(local_size), None if single else documents

@@ -1,0 +1,90 @@
+"""The public benchmark: its files of samples as text, and its rule of what is right beside the paper's exact match."""
+
+import json
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tessera.base.errors import TesseraError
+from tessera.papers.babilong.stories import LENGTHS, labels
+
+FIELDS = ("input", "question", "target")
+
+
+@dataclass(frozen=True)
+class TextSample:
+    """A context with facts in it, a question, and its answer."""
+
+    input: str
+    question: str
+    target: str
+
+
+def read_samples(path: Path) -> list[TextSample]:
+    """The samples of a file: a JSON list of rows, or JSON lines, with the texts `input`, `question` and `target`.
+
+    Raises:
+        TesseraError: the file is missing or no JSON, a row lacks one of the texts, or there is no row.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        # Not splitlines: a string may hold other separators of lines, such as U+2028.
+        is_list = text.lstrip().startswith("[")
+        rows = json.loads(text) if is_list else [json.loads(line) for line in text.split("\n") if line.strip()]
+    except (OSError, ValueError, RecursionError) as error:
+        raise TesseraError(f"{path}: must be a JSON list or JSON lines of samples; got {error}.") from None
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or not all(_is_text(row.get(name)) for name in FIELDS):
+            raise TesseraError(f"{path}: row {number} must hold the texts {', '.join(FIELDS)}; got {repr(row)[:80]}.")
+    if not rows:
+        raise TesseraError(f"{path}: must hold at least one sample; got none.")
+    return [TextSample(*(row[name] for name in FIELDS)) for row in rows]
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a string with something in it that can be written as UTF-8 (a lone surrogate cannot)."""
+    if not isinstance(value, str) or not value.strip():
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def exact_match(output: str, target: str) -> bool:
+    """Whether the generated text is the answer, up to case and outer white space (ARMT, section 4)."""
+    return output.strip().lower() == target.strip().lower()
+
+
+def subtargets(target: str) -> list[str]:
+    """The answers that a target lists: "apple,milk" has two; targets of up to three characters ("n,e") are one."""
+    target = target.strip().lower()
+    return [part.strip() for part in target.split(",")] if len(target) > 3 else [target]
+
+
+def benchmark_labels(path: Path, targets: Iterable[str]) -> tuple[str, Collection[str]]:
+    """The task that a file of samples is of, and its labels, which are the task's and not those that the file holds.
+
+    It is named in the path, as in `qa1/4k.json`, or it is the first whose labels have all `targets`; a file of no task
+    of the benchmark ("") has its own.
+    """
+    answers = {part for target in targets for part in subtargets(target)}
+    named = re.search(r"qa[1-5](?!\d)", str(path))
+    kind = named[0] if named else next((kind for kind in LENGTHS if answers <= set(labels(kind))), "")
+    return kind, labels(kind) if kind else answers
+
+
+def published_match(output: str, question: str, target: str, answers: Collection[str]) -> bool:
+    """The public benchmark's rule (Kuratov et al. 2024): the answers that are named must be the target's and no others.
+
+    Counted are those of the task's `answers` that stand, in any case and also inside of words, in the output up to its
+    first full stop (and to `<context>` or `<example>`), but not those that the question names.
+    """
+    first = re.split(r"\.|<context>|<example>", output.lower(), maxsplit=1)[0]
+
+    def named(text: str) -> set[str]:
+        return {label for label in (one.strip().lower() for one in answers) if label in text.lower()}
+
+    return named(first) - named(question) == set(subtargets(target))

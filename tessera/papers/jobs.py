@@ -1,0 +1,147 @@
+"""Runs done in this process or in processes of their own: checkpoints, time over all interruptions, failures."""
+
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from tessera.base import plugins
+from tessera.base.dataclass_io import to_json
+from tessera.base.errors import TesseraError
+from tessera.evaluation.provenance import provenance
+from tessera.papers.catalogue import EXPERIMENTS
+from tessera.papers.experiment import Record, Run, RunContext
+from tessera.papers.progress import Progress
+
+# A fork would copy PyTorch's threads in whatever state they are.
+SPAWN = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The runs of one experiment and budget, under `home`. It and all it takes and returns can be pickled.
+
+    Attributes:
+        imports: files and modules of plugins, which each process imports before its first run.
+    """
+
+    experiment: str
+    home: Path
+    imports: tuple[str, ...] = ()
+
+    def folder(self, run: Run) -> Path:
+        """Where a run keeps its checkpoints: a folder of its own for each configuration and version."""
+        made = {"version": EXPERIMENTS[self.experiment].version, "configuration": to_json(run.configuration)}
+        digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:10]
+        return self.home / f"{re.sub('[^A-Za-z0-9.=-]+', '_', run.key)}-{digest}"
+
+    def do(self, run: Run, threads: int | None = None, show: Callable[[float, str], None] | None = None) -> Record:
+        """Train and evaluate in this process; `show(share, note)` is called as it goes on."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        torch.manual_seed(run.configuration.seed)  # whatever this process did before
+        folder = self.folder(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        before, began = Progress.read(folder).seconds, time.perf_counter()
+        last = -math.inf
+
+        def report(share: float, note: str) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            if now - last >= 1.0:
+                last = now
+                Progress(min(1.0, share), note, before + now - began).write(folder)
+                if show is not None:
+                    show(share, note)
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        outcome = EXPERIMENTS[self.experiment].execute(run, RunContext(folder, report, device))
+        seconds = before + time.perf_counter() - began
+        made_with = provenance(seed=run.configuration.seed, wall_seconds=seconds)
+        return Record(run.configuration, to_json(outcome), made_with)
+
+
+def do_side_by_side(
+    job: Job,
+    pending: Sequence[Run],
+    workers: int,
+    threads: int,
+    finish: Callable[[Run, Record], None],
+    show: Callable[[list[tuple[Run, float, str]]], None],
+) -> None:
+    """Do all `pending` runs, `workers` at a time with `threads` each.
+
+    `finish(run, record)` is called for each that is done, `show` every second with (run, share, note) of those that
+    are under way. When one fails, those that are done are finished first, and the others are stopped.
+
+    Raises:
+        TesseraError: that of the first run that failed, or that a process was killed.
+        RuntimeError: any other exception of a run, with its traceback there.
+    """
+    ended, alive = SPAWN.Pipe(duplex=False)
+    # One process each, so that it is known at which run a killed one was.
+    idle = [ProcessPoolExecutor(1, SPAWN, _prepare, (ended, job.imports)) for _ in range(min(workers, len(pending)))]
+    pools, waiting = list(idle), list(reversed(pending))
+    busy: dict[Future[Record], tuple[ProcessPoolExecutor, Run]] = {}
+    try:
+        while waiting or busy:
+            while waiting and idle:
+                pool, run = idle.pop(), waiting.pop()
+                busy[pool.submit(job.do, run, threads)] = (pool, run)
+            done = {future: busy.pop(future) for future in wait(busy, 1.0, FIRST_COMPLETED).done}
+            for future, (pool, run) in done.items():
+                idle.append(pool)
+                if future.exception() is None:
+                    finish(run, future.result())
+            for future, (_, run) in done.items():
+                if (error := future.exception()) is not None:
+                    raise _told(job, run, error) from None
+            under_way = [(run, Progress.read(job.folder(run))) for _, run in busy.values()]
+            show([(run, progress.share, progress.note) for run, progress in under_way])
+    except BaseException:
+        alive.close()  # no process waits for the end of its run: it has its checkpoints
+        raise
+    finally:
+        for pool in pools:
+            pool.shutdown(cancel_futures=True)
+        alive.close()
+
+
+def _told(job: Job, run: Run, error: BaseException) -> Exception:
+    """What is said of a run that failed."""
+    if isinstance(error, BrokenProcessPool):
+        return TesseraError(
+            f"reproduce {job.experiment}: a worker process must not end early; that of {run.key} was killed (out "
+            "of memory?). The same command goes on from the checkpoints; --workers 1 needs the least memory."
+        )
+    # The cause is the traceback in the other process.
+    return error if isinstance(error, TesseraError) else RuntimeError(f"{run.key}:\n{error.__cause__}")
+
+
+def _prepare(ended: Connection, imports: Sequence[str]) -> None:
+    """In a new process: it leaves Ctrl-C to the parent, and ends when the other side of `ended` is closed.
+
+    That is so when the parent dies, too: alone, a process would write over the checkpoints of the next call.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        ended.poll(None)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    for name in imports:  # what a run is made of must be known before it is received
+        plugins.import_file(name)

@@ -1,0 +1,189 @@
+"""The kernels as attention of models of transformers, against attention that is written out."""
+
+import pytest
+import torch
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    Qwen3Config,
+)
+from transformers.masking_utils import eager_mask
+
+from tessera.base.errors import TesseraError
+from tessera.kernels import entmax, knn_softmax, relumax, sparsemax
+from tessera.models import attention
+
+SIZES = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+CONFIGURATIONS = {
+    "gpt2": GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=4, n_positions=64, attn_pdrop=0.0),
+    "gpt_neox": GPTNeoXConfig(**SIZES),
+    "llama": LlamaConfig(**SIZES, num_key_value_heads=2),
+    "qwen3": Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=8),
+    "gemma3": Gemma3TextConfig(**SIZES, num_key_value_heads=2, head_dim=8, sliding_window=5),
+}
+ORACLES = {
+    "tessera_gaussian": lambda scores: scores.softmax(-1),
+    "tessera_sparsemax": sparsemax,
+    "tessera_biweight": lambda scores: entmax(scores, 1.5),
+    "tessera_triweight": lambda scores: entmax(scores, 4 / 3),
+    "tessera_entmax": lambda scores: entmax(scores, 1.7),
+    "tessera_relumax": lambda scores: relumax(scores, 0.5),
+    "tessera_knn": lambda scores: knn_softmax(scores, 3),
+}
+OPTIONS = {"entmax_alpha": 1.7, "relumax_margin": 0.5, "num_neighbours": 3}
+# Times the weights of queries (all projections of GPT-2, NeoX), so that compact kernels leave pairs out.
+SHARP = {"q_proj.weight": 400.0, "c_attn.weight": 20.0, "query_key_value.weight": 20.0, "q_norm.weight": 8.0}
+
+
+def written_out(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **options):
+    """Attention over a mask to be added, with all scores in memory, as the oracle of the model says."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = scaling * query @ key.mT
+    if attention_mask is not None:
+        scores = scores.masked_fill(attention_mask < 0, -torch.inf)
+    weights = ORACLES[module.config.oracle](scores)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+AttentionInterface.register("written_out", written_out)
+AttentionMaskInterface.register("written_out", eager_mask)
+
+
+def make(family, implementation, oracle):
+    torch.manual_seed(0)
+    config = CONFIGURATIONS[family].__class__(**CONFIGURATIONS[family].to_dict())
+    for option, setting in {**OPTIONS, "oracle": oracle}.items():
+        setattr(config, option, setting)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child).__name__.endswith("RMSNorm"):  # transformers' rounds to float32
+                setattr(module, name, torch.nn.RMSNorm(len(child.weight), eps=1e-6))
+    model = model.double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(SHARP.get(".".join(name.split(".")[-2:]), 1.0))
+    return model
+
+
+def pair(family, name):
+    return make(family, name, name), make(family, "written_out", name)
+
+
+def ids(batch=2, length=12):
+    return torch.randint(0, 50, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", ORACLES)
+@pytest.mark.parametrize("family", CONFIGURATIONS)
+def test_logits_gradients_and_steps_behind_a_cache_are_those_written_out(family, name):
+    model, oracle = pair(family, name)
+    tokens = ids()
+    expected = oracle(tokens, labels=tokens)
+    actual = model(tokens, labels=tokens)
+    torch.testing.assert_close(actual.logits, expected.logits, rtol=0, atol=1e-9)
+    for loss in (actual.loss, expected.loss):
+        loss.backward()
+    for (parameter_name, ours), theirs in zip(model.named_parameters(), oracle.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-9, msg=parameter_name)
+    with torch.no_grad():
+        first = model(tokens[:, :7], use_cache=True)
+        several = model(tokens[:, 7:10], past_key_values=first.past_key_values, use_cache=True)
+        last = model(tokens[:, 10:11], past_key_values=several.past_key_values)
+    chunks = torch.cat([first.logits, several.logits, last.logits], 1)
+    torch.testing.assert_close(chunks, expected.logits[:, :11].detach(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", CONFIGURATIONS)
+def test_the_gaussian_is_softmax_attention(family):
+    model, softmax = make(family, "tessera_gaussian", ""), make(family, "sdpa", "")
+    torch.testing.assert_close(model(ids()).logits, softmax(ids()).logits, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", CONFIGURATIONS)
+def test_a_later_token_changes_no_earlier_logit(family):
+    model, changed = make(family, "tessera_biweight", ""), ids()
+    changed[:, 8] = (changed[:, 8] + 1) % 50
+    before, after = model(ids()).logits, model(changed).logits
+    torch.testing.assert_close(before[:, :8], after[:, :8], rtol=0, atol=1e-12)
+    assert not torch.allclose(before[:, 8:], after[:, 8:])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+def test_padding_changes_nothing(family, side):
+    model = make(family, "tessera_triweight", "")
+    tokens, padding = ids(1, 9), torch.zeros(1, 4, dtype=torch.long)
+    pieces = (padding, tokens) if side == "left" else (tokens, padding)
+    mask = torch.cat([torch.full_like(piece, int(piece is tokens)) for piece in pieces], 1)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    padded = model(torch.cat(pieces, 1), attention_mask=mask, position_ids=positions).logits
+    kept = padded[:, 4:] if side == "left" else padded[:, :9]
+    torch.testing.assert_close(kept, model(tokens).logits, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_packed_documents_are_read_apart(family):
+    model = make(family, "tessera_sparsemax", "")
+    first, second = ids(1, 12)[:, :5], ids(1, 12)[:, 5:]
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    packed = model(torch.cat([first, second], 1), position_ids=positions, use_cache=False).logits
+    alone = torch.cat([model(first).logits, model(second).logits], 1)
+    torch.testing.assert_close(packed, alone, rtol=0, atol=1e-9)
+
+
+def test_masks_of_windows_documents_and_padding_are_recognised_and_others_are_not():
+    def of(mask, size=None):
+        return attention._structure(torch.as_tensor(mask, dtype=torch.bool)[:, None], size)
+
+    causal = torch.ones(6, 6).tril()[None]
+    assert of(causal) == (attention._causal_window(None), None)
+    window, documents = of(causal.triu(-2), 3)
+    assert (window.span, documents) == (4, None)
+    packed = torch.block_diag(torch.ones(2, 2).tril(), torch.ones(4, 4).tril())[None]
+    assert of(packed)[1].tolist() == [[1, 1, 2, 2, 2, 2]]
+    left_padded = torch.block_diag(torch.zeros(2, 2), torch.ones(4, 4).tril())[None]
+    assert of(left_padded)[1].tolist() == [[-1, -1, 1, 1, 1, 1]]
+    with_a_hole = causal.clone()
+    with_a_hole[0, 4, 1] = 0
+    assert of(with_a_hole) is None
+    assert of(torch.ones(1, 6, 6)) is None, "a query that sees later keys"
+
+
+@pytest.mark.parametrize("name", ["tessera_biweight", "tessera_relumax"])
+def test_output_attentions_are_the_weights(name):
+    model, oracle = pair("llama", name)
+    weights = model(ids(), output_attentions=True).attentions
+    expected = oracle(ids(), output_attentions=True).attentions
+    assert len(weights) == 2
+    for ours, theirs in zip(weights, expected):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+        assert (ours == 0).double().mean() > 0.6, "beyond the causal half, pairs are left out"
+
+
+def test_generation_is_that_of_the_written_out_model():
+    model, oracle = pair("qwen3", "tessera_biweight")
+    options = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones(2, 12), "pad_token_id": 0}
+    assert torch.equal(model.generate(ids(), **options), oracle.generate(ids(), **options))
+
+
+@pytest.mark.parametrize(("option", "what"), [("softcap", "soft-capping"), ("s_aux", "sinks")])
+def test_what_kernels_cannot_do_is_refused_by_name(option, what):
+    model = make("llama", "tessera_biweight", "")
+    layer, x = model.model.layers[0].self_attn, torch.randn(1, 4, 3, 4).double()
+    attend = AttentionInterface()["tessera_biweight"]
+    with pytest.raises(TesseraError, match=what):
+        attend(layer, x, x[:, :2], x[:, :2], None, **{option: torch.ones(1)})
+
+
+def test_an_alpha_that_is_no_kernel_is_refused():
+    model = make("llama", "tessera_entmax", "")
+    model.config.entmax_alpha = 2.5
+    with pytest.raises(TesseraError, match="entmax_alpha"):
+        model(ids())

@@ -1,0 +1,104 @@
+"""Runs in processes of their own: what they come to, and what is left of them when one fails."""
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import wait
+from pathlib import Path
+
+import pytest
+
+from tessera.base.errors import TesseraError
+from tessera.papers import jobs
+from tessera.papers.experiment import Run
+from tests.papers.chores import Chores
+
+
+@pytest.fixture
+def do(tmp_path):
+    finished, shown = {}, []
+
+    def finish(run, record):
+        finished[run.key] = record
+        (tmp_path / "go").touch()
+
+    def call(*keys):
+        # As in real runs, the configuration is a dictionary: a run cannot be the key of another one.
+        jobs.do_side_by_side(Chores(tmp_path), [Run(key, {"key": key}) for key in keys], 2, 1, finish, shown.append)
+
+    call.finished, call.shown = finished, shown
+    return call
+
+
+def test_each_run_is_done_once_and_elsewhere_and_shown_meanwhile(do):
+    do("work 1", "wait", "work 2", "work 3")
+    assert sorted(do.finished) == ["wait", "work 1", "work 2", "work 3"]
+    assert {run.key for shown in do.shown for run, _, _ in shown} >= {"wait"}
+    for key, record in do.finished.items():
+        assert record.configuration == {"key": key}
+        assert record.outcome == {"threads": 1}
+        assert record.provenance["process"] != os.getpid()
+
+
+def test_processes_without_a_run_end_by_themselves(do, monkeypatch):
+    """A process that is stopped leaves semaphores behind, of which Python then warns."""
+    processes, start = [], jobs.SPAWN.Process.start
+    monkeypatch.setattr(jobs.SPAWN.Process, "start", lambda process: processes.append(process) or start(process))
+    do("work 1", "work 2")
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def test_a_failure_waits_for_no_other_and_ends_it(do, tmp_path):
+    with pytest.raises(TesseraError, match="fail late: failed"):
+        do("wait", "fail late")
+    assert do.finished == {}
+    (waiting,) = tmp_path.glob("*.process")
+    wait_for_the_end_of([waiting])
+
+
+def test_a_finished_run_is_kept_although_another_failed_in_the_same_moment(do, monkeypatch):
+    """Both are done when the parent looks: the good one is stored before the bad one is told."""
+    monkeypatch.setattr(jobs, "wait", lambda futures, *first: wait(futures))
+    with pytest.raises(TesseraError, match="fail: failed"):
+        do("fail", "work")
+    assert list(do.finished) == ["work"]
+
+
+def test_a_killed_process_is_told_in_a_line(do):
+    with pytest.raises(
+        TesseraError, match=r"reproduce chores: a worker process must not end early; that of die was killed"
+    ):
+        do("die", "wait")
+
+
+def test_a_mistake_in_the_code_is_told_with_its_place(do):
+    with pytest.raises(RuntimeError, match=r"(?s)mistake:\n.*chores\.py.*ZeroDivisionError"):
+        do("mistake")
+
+
+def test_no_process_outlives_the_parent(tmp_path):
+    """Killed, the parent cannot end them; left alone they would write over the checkpoints of the next call."""
+    parent = subprocess.Popen([sys.executable, "-m", "tests.papers.chores", str(tmp_path)])
+    while len(actual := list(tmp_path.glob("*.process"))) < 2:
+        assert parent.poll() is None
+        time.sleep(0.01)
+    parent.kill()
+    parent.wait()
+    wait_for_the_end_of(actual)
+
+
+def wait_for_the_end_of(actual):
+    deadline = time.monotonic() + 20
+    while any(is_running(int(path.stem)) for path in actual):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_running(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    # A process that ended stays in the table until its new parent has looked.
+    return (Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] != "Z") if Path("/proc").exists() else True
