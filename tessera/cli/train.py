@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tessera.base.errors import TesseraError, TrainingInterrupted
-from tessera.cli.arguments import add_recipe, repeated, require_recipe
+from tessera.cli.arguments import add_recipe, repeated
+from tessera.recipes.files import find_recipe
 
 
 class HelpRecipe(argparse.Action):
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, and print where the model is and how good it is."""
     if arguments.resume and arguments.overwrite:
         raise TesseraError("--resume and --overwrite exclude each other.")
-    require_recipe(arguments.recipe)
+    find_recipe(arguments.recipe)  # before the seconds that importing models takes
 
     from tessera.recipes.recipe import read_recipe
     from tessera.training.run import train
