@@ -18,8 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget",
         default="cpu",
-        help="smoke, cpu or, for some, full (default: cpu); full is the published setting for some experiments only, as "
-        "docs/experiments/README.md lists",
+        help="smoke, cpu or, for some, full (default: cpu); docs/experiments/README.md says where full is as published",
     )
     parser.add_argument("--models", nargs="+", help="only these models (default: those of the budget)")
     parser.add_argument("--kernels", nargs="+", help="only these kernels (default: those of the budget)")
