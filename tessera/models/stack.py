@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from tessera.base.errors import TesseraError, expect
 from tessera.layers.plain_linear import is_plain_linear
+from tessera.models.fingerprint import Fingerprint
 from tessera.models.forward_arguments import (
     REASONS,
     check_labels,
@@ -91,6 +92,7 @@ class StackModel(StackPreTrainedModel):
         self.layers = nn.ModuleList(self.make_layer(config) for _ in range(config.num_layers))
         self.norm = self.make_norm(config)
         self.gradient_checkpointing = False
+        self._fingerprint = Fingerprint()
         self.post_init()
 
     @checks_types
@@ -139,6 +141,9 @@ class StackModel(StackPreTrainedModel):
         )
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
+        model = self._fingerprint.of(self, past is None) if use_cache or past is not None else None
+        if past is not None:
+            past.expect_model(where, model)
         extra = self.layer_arguments(hidden)
         states, inputs, weights = [], [], None
         with ExitStack() as recording:
@@ -154,7 +159,7 @@ class StackModel(StackPreTrainedModel):
         state = None
         if use_cache:
             length = hidden.shape[1] + (0 if past is None else past.length)
-            state = StackState(tuple(states), length, last_document(past, documents))
+            state = StackState(tuple(states), length, last_document(past, documents), model)
         output = BaseModelOutputWithPast(
             last_hidden_state=hidden,
             past_key_values=state,
