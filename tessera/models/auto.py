@@ -1,7 +1,7 @@
 """Registration with the Auto classes of transformers."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.linear_attention import (
@@ -39,6 +39,7 @@ def register_model(
     AutoConfig.register(config.model_type, config, exist_ok=True)
     if base is not None:
         AutoModel.register(config, base, exist_ok=True)
+        MODEL_MAPPING_NAMES[config.model_type] = base.__name__  # for those that ask which models have no loss
     AutoModelForCausalLM.register(config, causal, exist_ok=True)
     _register_name(config, causal)
 

@@ -4,6 +4,7 @@ import math
 
 from torch import Tensor, nn
 from torch.nn.functional import dropout
+from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -138,7 +139,7 @@ class MemoryMosaicModel(MemoryMosaicPreTrainedModel, StackModel):
         return _norm(config)
 
 
-class MemoryMosaicForCausalLM(MemoryMosaicPreTrainedModel, StackForCausalLM):
+class MemoryMosaicForCausalLM(MemoryMosaicPreTrainedModel, StackForCausalLM, GenerationMixin):
     """A Memory Mosaic language model.
 
     >>> from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.base.errors import expect
@@ -136,7 +137,7 @@ class MemoryMosaicV2Model(MemoryMosaicV2PreTrainedModel, StackModel):
         return {"long_term_delay": torch.randint(lowest, highest + 1, hidden.shape[:1], device=hidden.device)}
 
 
-class MemoryMosaicV2ForCausalLM(MemoryMosaicV2PreTrainedModel, StackForCausalLM):
+class MemoryMosaicV2ForCausalLM(MemoryMosaicV2PreTrainedModel, StackForCausalLM, GenerationMixin):
     """A Memory Mosaics v2 language model.
 
     >>> from tessera import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
