@@ -25,6 +25,7 @@ from tessera.models.forward_arguments import (
     without_packing,
 )
 from tessera.models.lazy_logits import LazyLogits, LazyOutput
+from tessera.models.prefix import Prefix
 from tessera.models.recall_recording import averaged_banks, recalling_memories, recorded_weights
 from tessera.models.saving.code_beside_weights import SavesWithCode
 from tessera.models.stack_state import StackState, last_document, read_documents
@@ -101,7 +102,7 @@ class StackModel(StackPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        past_key_values: StackState | None = None,
+        past_key_values: StackState | Prefix | None = None,
         use_cache: bool | None = None,
         document_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
@@ -111,7 +112,8 @@ class StackModel(StackPreTrainedModel):
         return_dict: bool | None = None,
         **keywords: object,
     ) -> BaseModelOutputWithPast | tuple:
-        """Hidden states (B, T, hidden) of `input_ids` (B, T); `past_key_values` is the state of an earlier call.
+        """Hidden states (B, T, hidden) of `input_ids` (B, T); `past_key_values` is the state of an earlier call, or a
+        `Prefix` of pairs.
 
         `attention_mask` (B, past + T) marks padding with zeros, anywhere. `document_ids` (B, T) separates documents
         that are packed into one sequence: memories never see a pair of another document. `position_ids` (B or 1, T)
@@ -128,7 +130,7 @@ class StackModel(StackPreTrainedModel):
         refuse_keywords(where, keywords, REASONS, self.forward)
         is_one = (input_ids is None) != (inputs_embeds is None)
         expect(is_one, where, "input_ids or inputs_embeds", "be given", "both or neither")
-        past = past_key_values
+        past = past_key_values.state(where, self.layers) if isinstance(past_key_values, Prefix) else past_key_values
         if inputs_embeds is None:
             assert input_ids is not None
             inputs_embeds = self._embed(input_ids)
@@ -212,7 +214,7 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        past_key_values: StackState | None = None,
+        past_key_values: StackState | Prefix | None = None,
         labels: Tensor | None = None,
         shift_labels: Tensor | None = None,
         use_cache: bool | None = None,
@@ -246,6 +248,8 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
             keywords = without_packing(keywords, document_ids, keywords.get("position_ids"))
             places = [keywords.pop(name, None) for name in ("position_ids", "cache_position")]
             masks = (attention_mask, document_ids, *places)
+            if isinstance(past_key_values, Prefix):
+                past_key_values = past_key_values.state(where, self.model.layers)
             attention_mask, document_ids = None, read_documents(where, shape, past_key_values, *masks)
         outputs = self.model(
             input_ids,

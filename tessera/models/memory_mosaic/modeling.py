@@ -72,6 +72,10 @@ class MemoryMosaicLayer(GradientCheckpointingLayer):
             )
         return hidden, (contextual, persistent) if keep_state else None
 
+    def begun_with(self, keys: Tensor, values: Tensor) -> tuple[PairMemoryState, None]:
+        """The state in front of a text, when the contextual memory holds these pairs already."""
+        return self.contextual.begun_with(keys, values), None
+
     def _add(self, hidden, norm, memory, state, documents, keep_state):
         read = norm(hidden)
         recalled, state = memory(read, state, documents, keep_state)

@@ -56,6 +56,12 @@ class MemoryMosaicV2Layer(GradientCheckpointingLayer):
         hidden = hidden + self.persistent(self.persistent_norm(hidden))
         return hidden, (short, long) if keep_state else None
 
+    def begun_with(self, keys: Tensor, values: Tensor) -> LayerState:
+        """The state in front of a text, when both memories hold these pairs already."""
+        has_long_term = self.long_term is not None and self.long_term_enabled
+        long = self.long_term.begun_with(keys, values) if has_long_term else None
+        return self.short_term.begun_with(keys, values), long
+
     def branch_ends(self) -> list[nn.Module]:
         """The layers whose output is added to the residual stream."""
         memories = (self.short_term, self.long_term)
