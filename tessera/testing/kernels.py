@@ -1,6 +1,5 @@
 """What every kernel must satisfy."""
 
-
 import torch
 
 from tessera.kernels import Kernel, RowKernel, kernel_from_config
