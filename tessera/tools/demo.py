@@ -14,7 +14,7 @@ from tessera.training.metrics import MetricsFile
 from tessera.training.run import train
 from tessera.training.time_estimate import evaluation_in_steps
 
-RECIPES = {"Memory Mosaic": "demo-mosaic", "transformer": "demo-transformer"}
+RECIPES = {"Memory Mosaic": "demo-mosaic", "transformer, RoPE": "demo-transformer"}
 TRIAL_STEPS, EVALUATIONS = 4, 10
 TRIAL = ("training.log_every=1", "training.evaluate_sequences=1", "training.checkpoint_every=4")
 

@@ -39,7 +39,7 @@ def test_the_demo_leaves_both_runs_and_their_comparison(tessera, tmp_path, small
     samples = (output / "samples.txt").read_text()
     assert samples.count("A king") == 6
     results = json.loads((output / "demo.json").read_text())
-    rows = [line for line in out.splitlines() if line.startswith(("Memory Mosaic  ", "transformer  "))]
+    rows = [line for line in out.splitlines() if line.startswith(("Memory Mosaic  ", "transformer, RoPE  "))]
     assert results["provenance"]["versions"]["torch"]
     for row, result in zip(rows, results["models"].values(), strict=True):
         assert f"{result['parameters']:,}" in row
