@@ -190,6 +190,16 @@ def _adjust_models(stages: list[dict[str, Any]]) -> None:
         held |= changed
 
 
+def keep_normalisers(stored: dict[str, Any]) -> None:
+    """ARMT with gates was trained before a closed gate left the normaliser as it is."""
+    if stored.get("header", {}).get("experiment") != "babilong":
+        return
+    for run in stored["runs"].values():
+        model = run["configuration"]["recipe"]["model"]
+        if "strength_stretch" in model:
+            model.setdefault("gate_normalizer", False)
+
+
 def drop_trainer(stored: Any) -> None:
     """Recipes have no settings for transformers' Trainer, which trains them no more; none were stored."""
     for value in stored.values() if isinstance(stored, dict) else stored if isinstance(stored, list) else ():
@@ -206,6 +216,20 @@ def strip_folders(stored: Any) -> None:
         stored["command"] = command_line(shlex.split(stored["command"]))
 
 
+# Fields that had one value in all records: those of budgets that never ran, and what the models take anyway.
+DROPPED = {
+    "associative_retrieval": ("ablation", "end_token"),
+}
+
+
+def drop_fields(stored: dict[str, Any]) -> None:
+    """Configurations are without the fields of published settings that were never trained."""
+    experiment = stored.get("header", {}).get("experiment")
+    for run in stored["runs"].values() if experiment in DROPPED else ():
+        for name in DROPPED[experiment]:
+            run["configuration"].pop(name, None)
+
+
 RULES = (
     halve_distances,
     rename_fields,
@@ -217,8 +241,10 @@ RULES = (
     state_precision,
     charge_openings,
     adjust_models,
+    keep_normalisers,
     drop_trainer,
     strip_folders,
+    drop_fields,
 )
 
 

@@ -145,7 +145,8 @@ class Reader:
         self.model = model
         parameters = inspect.signature(model.forward).parameters
         alignment = getattr(model.config, "segment_alignment", "left")  # others cut a text by its length
-        self.continues = "past_key_values" in parameters and alignment == "left"
+        self._is_cut_by_length = alignment != "left"
+        self.continues = "past_key_values" in parameters and not self._is_cut_by_length
         self._last_logits = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._vocabulary = model.config.get_text_config().vocab_size
 
@@ -169,11 +170,19 @@ class Reader:
             part = ids[:, start : start + size]
             more = start + size < longest
             options = {"past_key_values": state, "use_cache": more} if self.continues else {}
+            if self._is_cut_by_length:
+                options = {"attention_mask": _is_token(texts, part)}
             output = self.model(part, **options)
             state = output.past_key_values if more else None
             for row, text in enumerate(texts):
                 if len(text) > start:
                     yield row, start, _precise(output.logits[row, : len(text) - start])
+
+
+def _is_token(texts: Sequence[Sequence[int]], ids: Tensor) -> Tensor:
+    """Ones (B, T) where a row padded on the right has tokens."""
+    lengths = torch.tensor([len(text) for text in texts], device=ids.device)
+    return (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]).long()
 
 
 def _precise(logits: Tensor) -> Tensor:

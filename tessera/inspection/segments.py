@@ -25,7 +25,8 @@ class SegmentObserver:
 
     def __init__(self, reading: Reading) -> None:
         self.reading, model = reading, reading.model
-        self.memories = getattr(model, "memories", None)
+        memories = getattr(model, "memories", None)
+        self.memories = None if memories is None else memories.in_order()
         self.state = model.empty_memory(1) if reading.memory is None else reading.memory
         self.rows: list[list[tuple[float, ...]]] = []
         self.reads = torch.full((reading.input_ids.shape[1], model.config.num_hidden_layers), torch.nan)
@@ -91,24 +92,26 @@ def association_row(
     """The numbers of an association matrix."""
     strengths = outputs[memory.gate].unsqueeze(-1)
     keys = dpfp(outputs[memory.key], memory.num_rolls)
-    known = read_association(before.matrix, before.normaliser, keys, eps=memory.eps)
+    known = read_association(before.matrix, before.normaliser, keys, eps=memory.epsilon)
     written = keys.transpose(1, 2) @ (strengths * outputs[memory.value])
     # What the update took away is what it wrote less what came of it; so it holds in either order of writing.
     erased = (
         written - (after.matrix - before.matrix)
-        if memory.order == "sequential"
+        if memory.update_order == "sequential"
         else (keys.transpose(1, 2) @ (strengths * known))
     )
-    gamma = float(_gamma(memory, before, keys).mean())
-    return _length(written), _length(erased), read, _length(after.matrix), gamma
+    gamma = _gamma(memory, before, keys)
+    if memory.gate_normalizer and memory.gate.can_close:
+        gamma = gamma * (strengths.squeeze(-1) > 0)
+    return _length(written), _length(erased), read, _length(after.matrix), float(gamma.mean())
 
 
 def _gamma(memory: AssociationMemory, before: AssociationState, keys: Tensor) -> Tensor:
     """`clip(1 - (z . phi(k) + eps) / (|phi(k)|^2 + eps), 0, 1)`; 1 for an empty memory and without the correction."""
     if not memory.correction or bool(before.empty.all()):
         return torch.ones(keys.shape[:2])
-    known = (keys * before.normaliser[:, None]).sum(-1) + memory.eps
-    return (1 - known / (keys.square().sum(-1) + memory.eps)).clamp(0, 1)
+    known = (keys * before.normaliser[:, None]).sum(-1) + memory.epsilon
+    return (1 - known / (keys.square().sum(-1) + memory.epsilon)).clamp(0, 1)
 
 
 def _length(tensor: Tensor) -> float:

@@ -36,10 +36,15 @@ class WriteStrength(nn.Module):
         super().__init__()
         self.stretch, self.threshold = stretch, threshold
 
+    @property
+    def can_close(self) -> bool:
+        """Whether a strength can be exactly 0."""
+        return bool(self.stretch or self.threshold)
+
     def forward(self, scores: Float[Tensor, "B M 1"]) -> Float[Tensor, "B M"]:
         """The strengths of `scores` = W_b m."""
         strength = torch.sigmoid(scores).squeeze(-1)
-        if not self.stretch and not self.threshold:
+        if not self.can_close:
             return strength
         stretched = ((1 + 2 * self.stretch) * strength - self.stretch).clamp(0, 1)
         written = stretched.masked_fill(stretched < self.threshold, 0.0)
@@ -64,9 +69,9 @@ class AssociationMemory(nn.Module):
 
     Args:
         hidden_size: width of the layer, V. memory_dim: width of queries and keys before the feature map.
-        num_rolls: nu. correction: gamma-correction of the normaliser. order: see `write_association`. eps: of the
-            divisions. strength_stretch, strength_threshold: see `WriteStrength`; a token of strength 0 leaves A as it
-            is.
+        num_rolls: nu. correction: gamma-correction of the normaliser. update_order: `order` of `write_association`.
+        epsilon: of the divisions. strength_stretch, strength_threshold: see `WriteStrength`; a token of strength 0
+            leaves A as it is, and with gate_normalizer z too: it writes nothing at all.
     """
 
     def __init__(
@@ -75,10 +80,11 @@ class AssociationMemory(nn.Module):
         memory_dim: int,
         num_rolls: int = 3,
         correction: bool = True,
-        order: str = "parallel",
-        eps: float = 1e-5,
+        update_order: str = "parallel",
+        epsilon: float = 1e-5,
         strength_stretch: float = 0.0,
         strength_threshold: float = 0.0,
+        gate_normalizer: bool = True,
     ):
         super().__init__()
         self.query = nn.Linear(hidden_size, memory_dim, bias=False)
@@ -86,7 +92,9 @@ class AssociationMemory(nn.Module):
         self.value = nn.Linear(hidden_size, hidden_size, bias=False)
         self.strength = nn.Linear(hidden_size, 1)
         self.gate = WriteStrength(strength_stretch, strength_threshold)
-        self.num_rolls, self.correction, self.order, self.eps = num_rolls, correction, order, eps
+        self.num_rolls, self.correction = num_rolls, correction
+        self.update_order, self.epsilon = update_order, epsilon
+        self.gate_normalizer = gate_normalizer
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -116,9 +124,9 @@ class AssociationMemory(nn.Module):
         query = dpfp(self.query(hidden), self.num_rolls)
         rows = state.matrix.shape[0]
         if rows == hidden.shape[0]:
-            return read_association(state.matrix, state.normaliser, query, eps=self.eps)
+            return read_association(state.matrix, state.normaliser, query, eps=self.epsilon)
         groups = query.unflatten(0, (rows, -1))
-        answers = read_association(state.matrix, state.normaliser, groups.flatten(1, 2), eps=self.eps)
+        answers = read_association(state.matrix, state.normaliser, groups.flatten(1, 2), eps=self.epsilon)
         return answers.unflatten(1, groups.shape[1:3]).flatten(0, 1)
 
     def write(
@@ -127,7 +135,7 @@ class AssociationMemory(nn.Module):
         """The state after the memory tokens' outputs `tokens` (B, M, V) were written; `openings` counts them."""
         key, value = dpfp(self.key(tokens), self.num_rolls), self.value(tokens)
         scores = self.strength(tokens)
-        strength = self.gate(scores)
+        strength, gated = self.gate(scores), self.gate_normalizer and self.gate.can_close
         if openings is not None:
             openings.add(self.gate.opening(scores))
         matrix, normaliser = write_association(
@@ -138,10 +146,12 @@ class AssociationMemory(nn.Module):
             strength,
             state.empty,
             correction=self.correction,
-            order=self.order,
-            eps=self.eps,
+            order=self.update_order,
+            eps=self.epsilon,
+            gate_normaliser=gated,
         )
-        return AssociationState(matrix, normaliser, torch.zeros_like(state.empty))
+        empty = state.empty & (strength == 0).all(1) if gated else torch.zeros_like(state.empty)
+        return AssociationState(matrix, normaliser, empty)
 
 
 class Openings:

@@ -16,6 +16,10 @@ from collections.abc import Callable
 from transformers import BloomConfig, GPT2Config, GPTNeoXConfig, PreTrainedConfig
 
 from tessera.base.errors import TesseraError, expect
+from tessera.models.learned_positions import learned_positions
+from tessera.models.sizes import meta_model
+
+_LIMITS: dict[tuple[str, int], int | None] = {}  # by model type and what it states; a large model takes a second
 
 
 def transformer_config(
@@ -66,7 +70,12 @@ def transformer_config(
 
 def context_limit(config: PreTrainedConfig) -> int | None:
     """The longest sequence that a model of `config` can read: the number of learned positions; None: no limit."""
-    return getattr(config, "n_positions", None)
+    if hasattr(config, "n_positions") or not hasattr(config, "max_position_embeddings"):
+        return getattr(config, "n_positions", None)
+    known = (config.model_type, config.max_position_embeddings)
+    if known not in _LIMITS:
+        _LIMITS[known] = learned_positions(meta_model(config))
+    return _LIMITS[known]
 
 
 def _absolute(width, layers, heads, inner, positions, dropout, shared) -> PreTrainedConfig:

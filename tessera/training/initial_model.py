@@ -7,6 +7,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.base.errors import TesseraError
 from tessera.models.adjusting import adjusted_config
+from tessera.models.causality import expect_causal
 from tessera.models.recurrence import SegmentedForCausalLM
 from tessera.models.saving.loading import load_model, load_tokenizer, model_folder
 from tessera.recipes.model_section import base_folder, build_model, config_for
@@ -37,6 +38,7 @@ def starting_model(
         if folder:
             _require_same_tokens(key, folder, tokenizer)
     model = load_model(start, config) if start else build_model(config, recipe.seed, base)
+    expect_causal(model, f"model.type {recipe.model['type']}")
     freeze_base(model, recipe)
     for number, stage in enumerate(recipe.training.curriculum):
         config = adjusted_config(config, stage.model, f"training.curriculum[{number}].model")

@@ -1,4 +1,4 @@
-"""One process per run folder: the second is told who holds it, and a lock dies with its process."""
+"""A lock says who holds it, and dies with its process."""
 
 import fcntl
 import json
@@ -14,11 +14,6 @@ from tessera.base.errors import TesseraError
 from tessera.base.locks import folder_shared, held
 
 
-def python(code, *arguments, **options):
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
-
-
 def test_a_lock_dies_with_its_process_even_when_its_children_live(tmp_path):
     code = (
         "import os, sys, time\nfrom pathlib import Path\nfrom tessera.base.locks import held\n"
@@ -26,7 +21,9 @@ def test_a_lock_dies_with_its_process_even_when_its_children_live(tmp_path):
         "    os.fork() or print(os.getpid(), flush=True)\n"  # the child, after it has let go of the lock
         "    time.sleep(60)"
     )
-    with python(code, tmp_path / "a.lock") as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path / "a.lock"], stdout=subprocess.PIPE, text=True
+    ) as process:
         parent, child = process.pid, int(process.stdout.readline())
         with pytest.raises(TesseraError, match=f"process {parent} on"), held(tmp_path / "a.lock", ""):
             pass

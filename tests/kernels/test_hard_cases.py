@@ -13,7 +13,8 @@ from tessera.kernels import (
     relumax,
     sparsemax,
 )
-from tests.kernels.contract import all_kernels, example, identifier
+from tessera.testing.kernels import example
+from tests.kernels.contract import all_kernels, identifier
 
 KERNEL = pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
 FUNCTIONS = {
@@ -102,6 +103,19 @@ def test_functions_take_any_dtype_and_dimension_and_absent_entries(function, dty
     assert bool((along_middle[2] == 0).all())
     total = along_middle.double().sum(1)
     torch.testing.assert_close(total[[0, 1, 3]], torch.ones(3, 3).double(), rtol=0, atol=4 * torch.finfo(dtype).eps)
+
+
+@FUNCTION
+def test_a_nan_makes_its_row_nan(function):
+    scores = torch.randn(3, 7, 2)
+    expected = function(scores, dim=1)
+    scores[1, 4, 0] = torch.nan
+    weights = function(scores, dim=1)
+    assert bool(weights[1, :, 0].isnan().all())
+    assert torch.equal(weights[[0, 2]], expected[[0, 2]])
+    assert torch.equal(weights[1, :, 1], expected[1, :, 1])
+    scores[1, 0, 0] = -torch.inf  # an absent pair beside it
+    assert bool(function(scores, dim=1)[1, 1:, 0].isnan().all())
 
 
 @pytest.mark.parametrize("base", ["gaussian", "uniform"])

@@ -39,10 +39,10 @@ def test_strengths_below_a_threshold_are_zero_and_keep_their_gradient(stretch):
     torch.testing.assert_close(scores.grad, sigmoid * (1 - sigmoid))
 
 
-def written(bias, stretch, threshold=0.0):
+def written(bias, stretch, threshold=0.0, **options):
     """(memory before, memory after) of a text whose tokens have the strength of `bias`."""
     torch.manual_seed(0)
-    memory = AssociationMemory(8, 4, strength_stretch=stretch, strength_threshold=threshold)
+    memory = AssociationMemory(8, 4, strength_stretch=stretch, strength_threshold=threshold, **options)
     torch.nn.init.normal_(memory.value.weight)
     before = memory.write(torch.randn(2, 3, 8), memory.empty_state(2))
     torch.nn.init.zeros_(memory.strength.weight)
@@ -51,10 +51,38 @@ def written(bias, stretch, threshold=0.0):
 
 
 @pytest.mark.parametrize(("bias", "stretch", "threshold"), [(-6.0, 0.1, 0.0), (0.0, 0.0, 0.6)])
-def test_a_token_of_strength_zero_leaves_the_matrix_as_it_is(bias, stretch, threshold):
+def test_a_token_of_strength_zero_writes_nothing(bias, stretch, threshold):
     before, after = written(bias, stretch, threshold)
     assert torch.equal(before.matrix, after.matrix)
+    assert torch.equal(before.normaliser, after.normaliser)
+
+
+def test_without_a_gate_the_normaliser_knows_every_key():
+    """As published, and in models that were stored before normalisers had gates."""
+    before, after = written(-6.0, 0.1, gate_normalizer=False)
+    assert torch.equal(before.matrix, after.matrix)
     assert not torch.allclose(before.normaliser, after.normaliser), "its key is one of those seen"
+    published, same = written(-120.0, 0.0), written(-120.0, 0.0, gate_normalizer=False)
+    assert torch.equal(published[1].normaliser, same[1].normaliser), "a sigmoid that underflows is no gate"
+    assert not torch.equal(published[1].normaliser, published[0].normaliser)
+
+
+def test_a_memory_into_which_closed_gates_wrote_is_empty_still():
+    memory = AssociationMemory(8, 4, strength_stretch=0.1)
+    torch.nn.init.constant_(memory.strength.bias, -6.0)
+    torch.nn.init.zeros_(memory.strength.weight)
+    after = memory.write(torch.randn(2, 3, 8), memory.empty_state(2))
+    assert after.empty.all()
+    assert not after.normaliser.any()
+
+
+def test_stored_configurations_without_a_gated_normaliser_keep_their_meaning(tmp_path):
+    config = ARMTConfig(base_config={"model_type": "gpt2"}, strength_stretch=0.1)
+    assert config.gate_normalizer
+    stored = config.to_dict()
+    assert ARMTConfig.from_dict(stored).gate_normalizer
+    del stored["gate_normalizer"]
+    assert not ARMTConfig.from_dict(stored).gate_normalizer
 
 
 @pytest.mark.parametrize(("bias", "stretch", "threshold"), [(-6.0, 0.0, 0.0), (0.0, 0.1, 0.0), (1.0, 0.0, 0.6)])

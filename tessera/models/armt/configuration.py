@@ -1,6 +1,6 @@
 """Configuration of ARMT."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.ops.association_matrix import UPDATE_ORDERS
@@ -15,9 +15,13 @@ class ARMTConfig(SegmentedConfig):
         correction: gamma-correction of the normaliser. update_order: "parallel" (published) or "sequential" (paper).
         epsilon: of the divisions. strength_stretch: 0 as published; with 0.1 a memory token can also write exactly
             nothing, see `tessera.memories.association.WriteStrength`. strength_threshold: 0 as published; strengths
-            below it write nothing. gate_penalty: this times the mean probability that a memory token writes
-            (`WriteStrength.opening`, of writes that gradients flow through) is added to the loss in training, so that
-            text without use is not written; needs a `strength_stretch`. The others: see `SegmentedConfig`.
+            below it write nothing.
+        gate_normalizer: whether a memory token of strength exactly 0 leaves the normaliser as it is too, so that noise
+            cannot fill it; without a stretch or threshold there is none. False is what models had before this field: a
+            stored configuration without it is read as False.
+        gate_penalty: this times the mean probability that a memory token writes (`WriteStrength.opening`, of writes
+            that gradients flow through) is added to the loss in training, so that text without use is not written;
+            needs a `strength_stretch`. The others: see `SegmentedConfig`.
     Raises:
         TesseraError: naming every argument that is unknown or impossible.
     """
@@ -32,7 +36,13 @@ class ARMTConfig(SegmentedConfig):
     epsilon: float = 1e-5
     strength_stretch: float = 0.0
     strength_threshold: float = 0.0
+    gate_normalizer: bool = True
     gate_penalty: float = 0.0
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Of a stored configuration; see `gate_normalizer`."""
+        return super().from_dict({"gate_normalizer": False, **config_dict}, **kwargs)
 
     def problems(self) -> list[str]:
         """See `StrictConfig`."""

@@ -21,7 +21,7 @@ from tessera.base.errors import expect
 from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.armt.modeling import ARMTForCausalLM
 from tessera.models.armt.state import ARMTState
-from tessera.models.recurrence.base import layer_list
+from tessera.models.recurrence.base_model import layer_list
 from tessera.models.recurrence.layer_hooks import LayerHooks, MemoryLayer
 from tessera.models.recurrence.segment_runner import Segment
 from tessera.models.recurrence.state import MemoryState
@@ -58,12 +58,12 @@ class _Cell(nn.Module):
         self.layer, self.memory, self.written = layer, memory, written
 
     def forward(self, hidden: Tensor, matrix: Tensor, normaliser: Tensor, empty: Tensor, args: tuple, kwargs: dict):
-        """The hidden states after the layer, and the memory's matrix and normaliser after the segment."""
+        """The hidden states after the layer, and the memory's tensors after the segment."""
         state = AssociationState(matrix, normaliser, empty)
         output = self.layer(hidden + self.memory(hidden, state), *args, **kwargs)
-        output = output[0] if isinstance(output, tuple) else output
+        output = output[0] if isinstance(output, (tuple, list)) else output
         new = self.memory.write(output[:, -self.written :], state)
-        return output, new.matrix, new.normaliser
+        return output, new.matrix, new.normaliser, new.empty
 
 
 def read_diagonally(
@@ -145,10 +145,10 @@ def _run_diagonals(model: ARMTForCausalLM, hidden: list[Tensor], arguments: tupl
         inputs = [torch.stack([hidden[step - l] for l in active])]
         inputs += [torch.stack([memory[l][i] for l in active]) for i in range(3)]
         with _batchable_attention(inputs[0].device):
-            outputs, matrices, normalisers = torch.vmap(cell, randomness="different")(weights, held, *inputs)
+            outputs, *written = torch.vmap(cell, randomness="different")(weights, held, *inputs)
         for place, l in enumerate(active):
             hidden[step - l] = outputs[place]
-            memory[l] = (matrices[place], normalisers[place], torch.zeros_like(memory[l][2]))
+            memory[l] = tuple(tensors[place] for tensors in written)
     return hidden, [AssociationState(*tensors) for tensors in memory]
 
 
@@ -167,7 +167,7 @@ def _cells(model: ARMTForCausalLM) -> list[_Cell]:
     layers = layer_list(model.base, model.config.layers_path)
     written = model.config.num_memory_tokens
     cells = []
-    for wrapped, memory in zip(layers, model.memories):
+    for wrapped, memory in zip(layers, model.memories.in_order()):
         assert isinstance(wrapped, MemoryLayer)
         assert isinstance(memory, AssociationMemory)
         cells.append(_Cell(wrapped.layer, memory, written).train(model.training))
@@ -184,9 +184,9 @@ def _logits(model: ARMTForCausalLM, tokens: Tensor, hidden: Tensor) -> Tensor:
     return _call(model, tokens, _Inject(hidden, model.config.num_memory_tokens), "logits").logits
 
 
-def _call(model: ARMTForCausalLM, tokens: Tensor, hooks: LayerHooks, result: str) -> Any:
+def _call(model: ARMTForCausalLM, tokens: Tensor, hooks: LayerHooks, needed: str) -> Any:
     """The base model around skipped layers, over one segment with its memory tokens."""
     memory = model.memory_tokens(tokens.shape[0])
     embeddings = model.get_input_embeddings()(tokens)
-    segment = Segment(embeddings, result=result)
+    segment = Segment(embeddings, needed=needed)
     return model.segment_runner().call_base(torch.cat([embeddings, memory], 1), segment, hooks)

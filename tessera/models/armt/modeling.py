@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from tessera.models.armt.configuration import ARMTConfig
 from tessera.models.armt.state import ARMTState
 from tessera.models.recurrence.layer_hooks import LayerHooks
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
-from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory
+from tessera.models.recurrence.segment_runner import LayerModules, MemoryTokens, SegmentMemory
 
 
 class AssociationHooks(LayerHooks):
@@ -96,31 +96,36 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
     config_class = ARMTConfig
     state_class = ARMTState
     memory_class = ARMTMemory
+    memory_modules = ("memories", "memory_tokens")
 
     def _add_memory(self, config: ARMTConfig) -> None:
         weight = self.get_input_embeddings().weight
         self.memory_tokens = MemoryTokens(config.num_memory_tokens, weight)
         sizes = (config.hidden_size, config.memory_dim, config.num_rolls)
-        update: dict[str, Any] = {"correction": config.correction, "order": config.update_order}
-        update |= {"eps": config.epsilon, "strength_stretch": config.strength_stretch}
-        update |= {"strength_threshold": config.strength_threshold}
+        update: dict[str, Any] = {"correction": config.correction, "update_order": config.update_order}
+        update |= {"epsilon": config.epsilon, "strength_stretch": config.strength_stretch}
+        update |= {"strength_threshold": config.strength_threshold, "gate_normalizer": config.gate_normalizer}
         with weight.device:
             memories = [AssociationMemory(*sizes, **update) for _ in range(config.num_hidden_layers)]
-        self.memories = nn.ModuleList(memories)
+        self.memories = LayerModules(memories)
         if weight.dtype != torch.get_default_dtype():  # tensors without numbers cannot be converted in place
             self.memories.to(weight.dtype)
 
     def on_adjusted(self) -> None:
         """Take over what `adjust_model` changed in the configuration."""
-        for memory in cast("Sequence[AssociationMemory]", self.memories):
+        for memory in self.memories.in_order():
             memory.gate.threshold = self.config.strength_threshold
+
+    def adds_nothing(self) -> bool:
+        """Whether what the memory adds to the layers is 0, as in the beginning."""
+        return not any(bool(memory.value.weight.any()) for memory in self.memories.in_order())
 
     def _init_weights(self, module: nn.Module) -> None:
         # transformers asks about modules with parameters of their own, one by one.
         super()._init_weights(module)
         if isinstance(module, nn.Linear):
             module.reset_parameters()
-        if any(module is memory.value for memory in self.memories):
+        if any(module is memory.value for memory in self.memories.in_order()):
             init.zeros_(module.weight)
 
     def _memory_flops_per_token(self) -> int:
@@ -133,5 +138,5 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
         return config.num_hidden_layers * (reading * (size + tokens) + writing * tokens) // size
 
     def _memory(self) -> SegmentMemory:
-        memories, penalty = cast("Sequence[AssociationMemory]", self.memories), self.config.gate_penalty
+        memories, penalty = self.memories.in_order(), self.config.gate_penalty
         return ARMTMemory(memories, self.memory_tokens, penalty, Openings() if penalty else None)

@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GenerationMixin
 
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import LayerHooks
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
-from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory
+from tessera.models.recurrence.segment_runner import LayerModules, MemoryTokens, SegmentMemory
 from tessera.models.recurrence.state import CarriedTokens, MemoryState
 
 RECURRENCES = ("own_layer", "published")
@@ -84,6 +83,7 @@ class PRMTMemory(SegmentMemory[PRMTState, ParallelHooks]):
     tokens: Sequence[MemoryTokens]
     recurrence: str
     at_front = True
+    is_carried = True
 
     def empty(self, batch: int) -> PRMTState:
         """Every layer's learned memory tokens."""
@@ -118,10 +118,10 @@ class PRMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
 
     def _add_memory(self, config: PRMTConfig) -> None:
         weight = self.get_input_embeddings().weight
-        self.memory_tokens = nn.ModuleList(
+        self.memory_tokens = LayerModules(
             MemoryTokens(config.num_memory_tokens, weight, config.memory_initializer_range)
             for _ in range(config.num_hidden_layers)
         )
 
     def _memory(self) -> SegmentMemory:
-        return PRMTMemory(cast("Sequence[MemoryTokens]", self.memory_tokens), self.config.recurrence)
+        return PRMTMemory(self.memory_tokens.in_order(), self.config.recurrence)

@@ -1,12 +1,11 @@
 """What ARMT, RMT and PRMT share: a language model read segment by segment, with a memory carried between them.
 
 A call walks modeling (the Hugging Face face) -> reading (the loop over segments) -> segment_runner (one call of the
-base model) -> layer_hooks (what a memory does around the base's layers).
+base model) -> layer_hooks (what a memory does around the base's layers); collector keeps what comes of it.
 """
 
 from tessera.models.recurrence.configuration import SegmentedConfig
-from tessera.models.recurrence.modeling import SegmentedForCausalLM
-from tessera.models.recurrence.reading import SegmentedOutput
+from tessera.models.recurrence.modeling import SegmentedForCausalLM, SegmentedOutput
 from tessera.models.recurrence.segmented_input import random_segments
 from tessera.models.recurrence.state import MemoryState
 from tessera.models.recurrence.stream import read_stream, read_streams

@@ -1,11 +1,10 @@
 """What a segmented model's `base_model` is: the base, read in segments with the memory, down to its hidden states."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
-
-if TYPE_CHECKING:
-    from tessera.models.recurrence.modeling import SegmentedForCausalLM
 
 
 class SegmentedBackbone:
@@ -15,15 +14,14 @@ class SegmentedBackbone:
     without the memory, over all positions at once. Other attributes are the base's.
     """
 
-    def __init__(self, model: "SegmentedForCausalLM") -> None:
-        self._model = model
+    def __init__(self, base: PreTrainedModel, read: Callable[..., Any]) -> None:
+        self._base, self._read = base, read
 
     def __call__(self, *arguments: Any, **keywords: Any) -> BaseModelOutput:
         """Arguments as those of the model's `forward`, without labels."""
-        # Such tools replace `forward` of the model with one that calls this.
-        forward = type(self._model).forward
-        output = forward(self._model, *arguments, **keywords, output_hidden_states=True, skip_logits=True)
+        keywords |= {"output_hidden_states": True, "skip_logits": True, "return_dict": True}
+        output = self._read(*arguments, **keywords)
         return BaseModelOutput(last_hidden_state=output.hidden_states[-1])
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._model.base, name)
+        return getattr(self._base, name)

@@ -42,7 +42,7 @@ class LayerHooks:
     def run(self, index: int, layer: nn.Module, hidden: Tensor, args: tuple, kwargs: dict) -> Any:
         """Layer `index` with these hooks around it."""
         output = layer(self.before(index, hidden), *args, **kwargs)
-        self.after(index, output[0] if isinstance(output, tuple) else output)
+        self.after(index, output[0] if isinstance(output, (tuple, list)) else output)
         return output
 
     @contextmanager

@@ -1,24 +1,37 @@
 """The common part of ARMT, RMT and PRMT as a Hugging Face model."""
 
 import copy
-import inspect
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import ModelOutput
 
 from tessera.base.errors import expect
 from tessera.models.forward_arguments import REASONS, check_labels, checks_types, demand, kept_steps, refuse_keywords
 from tessera.models.recurrence.backbone import SegmentedBackbone
-from tessera.models.recurrence.base import expect_positions, feed_forward, fuse_activations, layer_list, widen_positions
+from tessera.models.recurrence.base_model import (
+    expect_base,
+    expect_positions,
+    feed_forward,
+    fuse_activations,
+    layer_list,
+    takes_positions,
+    widen_positions,
+)
+from tessera.models.recurrence.cache import SegmentCache
+from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import keep_last_hidden, leave_out_unneeded, wrap_layers
-from tessera.models.recurrence.lm_head import ShiftedLoss
-from tessera.models.recurrence.reading import ReadOptions, SegmentedOutput, read
+from tessera.models.recurrence.reading import read
+from tessera.models.recurrence.segment_loss import SegmentLoss, balancing_weight, plain_lm_head
 from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory, SegmentRunner
 from tessera.models.recurrence.segmented_input import SegmentedInput
-from tessera.models.recurrence.state import GroupedCache, MemoryState, SegmentCache
+from tessera.models.recurrence.state import MemoryState
 from tessera.models.saving.code_beside_weights import SavesWithCode
 from tessera.models.sizes import flops_per_token, num_parameters
 
@@ -30,6 +43,29 @@ REFUSED = {
     "document_ids": "the memory is carried through the whole row; give every document a row",
     "labels_mask": "it is called loss_mask",
 }
+
+
+@dataclass
+class SegmentedOutput(ModelOutput):
+    """Output of `SegmentedForCausalLM.forward`.
+
+    Attributes:
+        loss: mean cross entropy in nats, when labels were given; in training with `penalty`.
+        logits: (B, T, vocabulary) of the ordinary tokens, memory tokens left out; at padding anything.
+        past_key_values: when `use_cache`: the memory and the open segment.
+        memory_state: the memory after the last closed segment; while none is closed, the one that was given.
+        segment_states: the memory after every segment, when `output_segment_states`.
+        hidden_states: the base's, of the ordinary tokens, when `output_hidden_states`.
+        penalty: what the model charges beside the cross entropy, as it stands in the loss (`ARMTConfig.gate_penalty`).
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    past_key_values: SegmentCache | None = None
+    memory_state: MemoryState | None = None
+    segment_states: tuple[MemoryState, ...] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    penalty: Tensor | None = None
 
 
 class SegmentedPreTrainedModel(SavesWithCode, PreTrainedModel):
@@ -62,6 +98,10 @@ class SegmentedPreTrainedModel(SavesWithCode, PreTrainedModel):
         self.base.set_output_embeddings(new_embeddings)
 
     @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True  # of the base; transformers looks for experts in the source of this class
+
+    @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
@@ -69,7 +109,7 @@ class SegmentedPreTrainedModel(SavesWithCode, PreTrainedModel):
         if model_kwargs.get("past_key_values") is None:  # transformers would mark one, but a state is a value
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)
 
-    def _reorder_cache(self, past_key_values: SegmentCache | GroupedCache, beam_idx: Tensor):
+    def _reorder_cache(self, past_key_values: SegmentCache, beam_idx: Tensor):
         return past_key_values.reorder(beam_idx)
 
 
@@ -81,28 +121,36 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
     """
 
     memory_class: type[SegmentMemory]
+    memory_modules: tuple[str, ...] = ("memory_tokens",)  # what an adapter of PEFT must train and save too
 
     def __init__(self, config: SegmentedConfig, base: PreTrainedModel | None = None):
         super().__init__(config)
         expect(config.base_config is not None, type(self).__name__, "base_config", "be given", None)
+        is_new = base is None
         if base is None:
             base = AutoModelForCausalLM.from_config(config.base_config, trust_remote_code=False)
-        else:
+        # A base that is refused is left as it was.
+        back = config.num_memory_tokens
+        front, where = back if self.memory_class.at_front else 0, type(self).__name__
+        layers = layer_list(base, config.layers_path)
+        expect_positions(base, config.segment_size, front, back, config.own_memory_positions)
+        expect_base(base, layers, where)
+        embeddings = base.get_input_embeddings()
+        is_narrow = self.memory_class.is_carried and embeddings.weight.shape[1] != config.hidden_size
+        expect(not is_narrow, where, "the model", "have embeddings as wide as its layers", type(base).__name__)
+        if not is_new:
             for module in base.modules():  # post_init must not draw a trained base anew
                 module._is_hf_initialized = True
         self.base = base
-        front = config.num_memory_tokens if self.memory_class.at_front else 0
         if config.own_memory_positions:
-            widen_positions(base, front, config.num_memory_tokens)
-        expect_positions(base, front + config.segment_size + config.num_memory_tokens)
-        layers = layer_list(base, config.layers_path)
+            widen_positions(base, front, back)
         wrap_layers(layers)
         last = feed_forward(base, layers[-1])
         if last is not None:
             leave_out_unneeded(last)
         fuse_activations(base)
         base.base_model.register_forward_hook(keep_last_hidden)
-        self._takes_positions = "position_ids" in inspect.signature(base.forward).parameters
+        self._takes_positions, self._is_tried = takes_positions(base), False
         self._add_memory(config)
         self.post_init()
         self.generation_config = copy.deepcopy(base.generation_config)
@@ -122,7 +170,32 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
     @property
     def base_model(self) -> SegmentedBackbone:
         """What tools of transformers call for hidden states; `base` is the base model itself."""
-        return SegmentedBackbone(self)
+        # Tools that call it replace `forward` of the model with one that does.
+        return SegmentedBackbone(self.base, partial(type(self).forward, self))
+
+    def add_adapter(self, adapter_config: Any, adapter_name: str | None = None) -> None:
+        """As in transformers; without `modules_to_save` the memory is trained and saved with the adapter."""
+        if getattr(adapter_config, "modules_to_save", self) is None:
+            adapter_config.modules_to_save = list(self.memory_modules)
+        super().add_adapter(adapter_config, adapter_name)
+
+    def adds_nothing(self) -> bool:
+        """Whether what the memory adds to the layers is 0."""
+        return False
+
+    def _expect_learning_memory(self) -> None:
+        """Refuse to train an adapter of PEFT around a memory that is frozen where it adds nothing."""
+        if self._is_tried or not (self.training and torch.is_grad_enabled()):
+            return
+        self._is_tried = True
+        trained = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+        has_adapter = any("lora_" in name or "adapter" in name for name in trained)
+        is_frozen = not any(name.startswith(self.memory_modules) for name in trained)
+        names = list(self.memory_modules)
+        advice = f"Adapters need modules_to_save={names}, which model.add_adapter says by itself."
+        got = "memory frozen at its start"
+        is_right = not (has_adapter and is_frozen and self.adds_nothing())
+        expect(is_right, type(self).__name__, "the memory", "learn with the adapter", got, advice)
 
     def segment_runner(self) -> SegmentRunner:
         """What reads segments with the present modules."""
@@ -141,7 +214,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         labels: Tensor | None = None,
         loss_mask: Tensor | None = None,
         memory_state: MemoryState | None = None,
-        past_key_values: SegmentCache | GroupedCache | None = None,
+        past_key_values: SegmentCache | None = None,
         use_cache: bool = False,
         extend_segment: bool = False,
         logits_to_keep: int = 0,
@@ -158,7 +231,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
             attention_mask: (B, T); zeros at a row's ends are padding: its text is shorter (the result is that of the
                 row alone); zeros inside hide a position. With a cache (B, T before + T), ones for new tokens.
             labels: (B, T), shifted inside once across the whole text, -100 left out. loss_mask: booleans (B, T),
-                whether position t, which predicts label t + 1, counts.
+                whether position t, which predicts label t + 1, counts; default: all but zeros of `attention_mask`.
             memory_state: of B rows, or fewer: each then serves as many consecutive rows of `input_ids`. Many questions
                 to one text need no copies of its memory (ARMT, while their segment stays open).
             past_key_values: what an earlier call with `use_cache` returned: the text goes on inside its segment.
@@ -175,19 +248,36 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         where, cache = type(self).__name__, past_key_values
         refuse_keywords(where, keywords, REFUSED, self.forward)
         _check_arguments(where, cache, logits_to_keep)
-        text = self._text(input_ids, inputs_embeds, attention_mask, labels, loss_mask, cache)
+        self._expect_learning_memory()
+        text = self._text(input_ids, inputs_embeds, attention_mask, cache)
+        state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
         skip = (self.training and labels is not None) if skip_logits is None else skip_logits
         hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        options = ReadOptions(
-            use_cache, extend_segment, logits_to_keep, skip, output_segment_states, bool(hidden_states)
-        )
-        state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
-        loss = None if text.labels is None else ShiftedLoss(text.labels, text.loss_mask)
+        loss = self._loss(labels, loss_mask, text)
+        kept = None if skip else logits_to_keep
+        collector = Collector(text, plain_lm_head(self.base), loss, kept, bool(hidden_states))
         runner = self.segment_runner()
-        output = read(runner, text, state, cache, options, loss)
-        output.loss, output.penalty = None if loss is None else loss.value(num_items_in_batch), runner.memory.penalty()
-        if self.training and output.loss is not None and output.penalty is not None:
-            output.loss = output.loss + output.penalty
+        reading = read(
+            runner,
+            text,
+            collector,
+            state,
+            cache,
+            use_cache=use_cache,
+            extend_segment=extend_segment,
+            keep_states=output_segment_states,
+        )
+        penalty = runner.memory.penalty()
+        value = None if loss is None else loss.value(num_items_in_batch)
+        output = SegmentedOutput(
+            loss=value if value is None or penalty is None or not self.training else value + penalty,
+            logits=collector.logits.value(),
+            past_key_values=reading.cache,
+            memory_state=reading.memory,
+            segment_states=reading.states if output_segment_states else None,
+            hidden_states=tuple(writer.value() for writer in collector.hidden) if hidden_states else None,
+            penalty=penalty,
+        )
         return output if return_dict is not False else output.to_tuple()
 
     def parameters_by_part(self) -> dict[str, int]:
@@ -209,16 +299,25 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         """0: the memory does not grow with the text."""
         return 0.0
 
-    def _text(self, input_ids, inputs_embeds, attention_mask, labels, loss_mask, cache) -> SegmentedInput:
+    def _text(self, input_ids, inputs_embeds, attention_mask, cache) -> SegmentedInput:
         """The arguments of `forward` that are text, checked; after a cache a mask must not hide anything new."""
-        where = type(self).__name__
         mask = attention_mask if cache is None else None
-        text = SegmentedInput.of(self.get_input_embeddings(), input_ids, inputs_embeds, mask, labels, loss_mask)
-        if labels is not None:
-            check_labels(where, labels, text.shape, self.config.vocab_size)
-        if cache is not None and attention_mask is not None:
-            _check_continued_mask(where, attention_mask, cache.total, text.shape)
+        text = SegmentedInput.of(self.get_input_embeddings(), input_ids, inputs_embeds, mask)
+        if cache is not None:
+            rows = cache.batch_size
+            expect(rows == text.shape[0], type(self).__name__, "past_key_values", f"have {text.shape[0]} rows", rows)
+            if attention_mask is not None:
+                _check_continued_mask(type(self).__name__, attention_mask, cache.total, text.shape)
         return text
+
+    def _loss(self, labels: Tensor | None, loss_mask: Tensor | None, text: SegmentedInput) -> SegmentLoss | None:
+        for name, rows in (("labels", labels), ("loss_mask", loss_mask)):
+            got = text.shape if rows is None else tuple(rows.shape)
+            expect(got == text.shape, "forward", name, f"be {text.shape}", got)
+        if labels is None:
+            return None
+        check_labels(type(self).__name__, labels, text.shape, self.config.vocab_size)
+        return SegmentLoss(labels, loss_mask, text.real, balancing_weight(self.base))
 
     def _fitting(self, state: MemoryState, batch: int) -> MemoryState:
         """`state`, checked to serve `batch` rows."""
@@ -232,7 +331,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
 
 
 def _check_arguments(where: str, cache: object, logits_to_keep: int | Tensor) -> None:
-    is_cache = cache is None or isinstance(cache, (SegmentCache, GroupedCache))
+    is_cache = cache is None or isinstance(cache, SegmentCache)
     expect(is_cache, where, "past_key_values", "be what an earlier call returned", type(cache).__name__)
     is_number = kept_steps(where, logits_to_keep) is not logits_to_keep
     expect(is_number, where, "logits_to_keep", "be a number", "a tensor")

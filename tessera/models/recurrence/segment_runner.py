@@ -1,7 +1,7 @@
 """One call of the base model over (a part of) one segment, with its memory around the base's layers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -12,7 +12,7 @@ from transformers import initialization as init
 
 from tessera.base.errors import TesseraError
 from tessera.base.state import State
-from tessera.models.recurrence.base import position_table
+from tessera.models.recurrence.base_model import position_table
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import LayerHooks
 from tessera.models.recurrence.state import MemoryState
@@ -24,21 +24,20 @@ class Segment:
 
     Attributes:
         embeddings: (B, n, hidden) of its ordinary tokens, n >= 0. before: how many of the segment were read already.
-        close: whether the segment ends here, so that its memory tokens follow. keep_cache: whether the base's cache is
-            returned. cache: the base's cache of the part before. visible: booleans (B, before + n) or None. lengths:
-            how many tokens of the segment exist in each row (B,), or None for all. result: what to compute for the
-            ordinary tokens: "logits", "hidden" (the input of the head), or "nothing". hidden_states: whether the
-            base's hidden states after each layer are returned.
+        close: whether the segment ends here, so that its memory tokens follow; else the base's cache is returned.
+        cache: the base's cache of the part before. visible: booleans (B, before + n) or None. lengths: how many tokens
+            of the segment each row has (B,), or None for all. needed: what of the ordinary tokens: "logits", "hidden"
+            (the input of the head), or "nothing". hidden_states: whether the base's hidden states after each layer
+            are returned.
     """
 
     embeddings: Tensor
     before: int = 0
     close: bool = True
-    keep_cache: bool = False
     cache: object = None
     visible: Tensor | None = None
     lengths: Tensor | None = None
-    result: str = "logits"
+    needed: str = "logits"
     hidden_states: bool = False
 
     @property
@@ -48,12 +47,16 @@ class Segment:
 
 
 class SegmentResult(NamedTuple):
-    """What a segment's call gave: its `Segment.result`, the memory after it, the base's cache (while it is open)."""
+    """What a segment's call gave: its `Segment.needed`, the memory after it, the base's cache (while it is open).
 
-    result: Tensor | None
+    `balance`: the balancing loss of a base with experts, where its configuration asks for it.
+    """
+
+    output: Tensor | None
     memory: MemoryState | None
-    cache: Any
+    cache: Any = None
     hidden_states: tuple[Tensor, ...] = ()
+    balance: Tensor | None = None
 
 
 class MemoryTokens(nn.Module):
@@ -75,6 +78,25 @@ class MemoryTokens(nn.Module):
         return self.tokens.expand(batch, -1, -1)
 
 
+class LayerModules(nn.Module):
+    """A module for each layer of the base. Unlike a ModuleList it can be one of PEFT's `modules_to_save`."""
+
+    def __init__(self, modules: Iterable[nn.Module]):
+        super().__init__()
+        for index, module in enumerate(modules):
+            self.add_module(str(index), module)
+
+    def in_order(self) -> list[Any]:
+        """Those of the first layer, of the second, ...; those of the active adapter, where PEFT has copies."""
+        return list(self.children())
+
+    def __getitem__(self, index: int) -> Any:
+        return self.in_order()[index]
+
+    def __len__(self) -> int:
+        return len(self.in_order())
+
+
 MemoryT = TypeVar("MemoryT", bound=MemoryState)
 HooksT = TypeVar("HooksT", bound=LayerHooks)
 
@@ -86,9 +108,11 @@ class SegmentMemory(ABC, Generic[MemoryT, HooksT]):
         at_front: whether memory tokens stand at the start of a segment too.
         is_shared: whether a segment that stays open can be read after a state of fewer rows than the text has, of
             which each serves as many consecutive rows.
+        is_carried: whether outputs of layers become memory tokens.
     """
 
     at_front: bool = False
+    is_carried: bool = False
     is_shared: bool = False
 
     @abstractmethod
@@ -129,30 +153,31 @@ class SegmentRunner:
         front = self.front if segment.cache is None else 0
         back = self.config.num_memory_tokens if segment.close else 0
         hooks = self.memory.hooks(state, is_empty, front, back)
-        if back and segment.result == "nothing" and not segment.hidden_states and not torch.is_grad_enabled():
+        if back and segment.needed == "nothing" and not segment.hidden_states and not torch.is_grad_enabled():
             hooks.needed = back  # with gradients, a checkpointed layer is computed again without its hooks
         tokens = self.memory.embeddings(state) if front or back else None
         parts = [tokens if front else None, segment.embeddings, tokens if back else None]
         output = self.call_base(torch.cat([part for part in parts if part is not None], 1), segment, hooks)
-        result = {"logits": output.get("logits"), "hidden": hooks.last_hidden, "nothing": None}[segment.result]
         ordinary = slice(front, front + segment.steps)
-        result = None if result is None else result[:, ordinary]
-        hidden_states = output.hidden_states if segment.hidden_states else ()
-        hidden_states = tuple(hidden[:, ordinary] for hidden in hidden_states)
+        needed = {"logits": output.get("logits"), "hidden": hooks.last_hidden, "nothing": None}[segment.needed]
+        needed = None if needed is None else needed[:, ordinary]
+        hidden = tuple(layer[:, ordinary] for layer in output.hidden_states) if segment.hidden_states else ()
+        balance = output.get("aux_loss")
         if segment.close:
             read = segment.before + segment.steps if segment.lengths is None else segment.lengths
-            return SegmentResult(result, state.after(self.memory.next_layers(hooks, state), read), None, hidden_states)
-        if output.past_key_values is None:
+            memory = state.after(self.memory.next_layers(hooks, state), read)
+            return SegmentResult(needed, memory, hidden_states=hidden, balance=balance)
+        if output.get("past_key_values") is None:
             base = type(self.base).__name__
             message = f"use_cache=True needs a cache of the base, and this {base} gave none"
             if self.base.training and any(getattr(m, "gradient_checkpointing", False) for m in self.base.modules()):
                 message += ": in training with gradient checkpointing it keeps none. Turn one of the two off"
             raise TesseraError(f"forward: {message}.")
-        return SegmentResult(result, None if is_empty else state, output.past_key_values, hidden_states)
+        return SegmentResult(needed, None if is_empty else state, output.past_key_values, hidden, balance)
 
     def call_base(self, embeddings: Tensor, segment: Segment, hooks: LayerHooks) -> Any:
         """The base model's output for `embeddings` (B, front + n + back, hidden) of `segment` and its memory tokens."""
-        arguments = {"inputs_embeds": embeddings, "use_cache": segment.keep_cache, "return_dict": True}
+        arguments = {"inputs_embeds": embeddings, "use_cache": not segment.close, "return_dict": True}
         if segment.cache is not None:
             arguments["past_key_values"] = segment.cache
         visible = self._key_mask(segment, hooks.back)
@@ -167,18 +192,13 @@ class SegmentRunner:
         if self.takes_positions:
             arguments["position_ids"] = self._positions(segment, hooks.front, hooks.back)
         with hooks.active():
-            return (self.base if segment.result == "logits" else self.base.base_model)(**arguments)
+            return (self.base if segment.needed == "logits" else self.base.base_model)(**arguments)
 
     def _key_mask(self, segment: Segment, back: int) -> Tensor | None:
-        """Which keys (B, front + before + n + back) are visible, memory tokens always; None for all.
-
-        A row without any token in this segment sees everything: its result is thrown away, but must be finite.
-        """
+        """Which keys (B, front + before + n + back) are visible, memory tokens always; None for all."""
         visible = segment.visible
         if visible is None:
             return None
-        if segment.lengths is not None:
-            visible = visible | (segment.lengths == 0)[:, None]
         ones = torch.ones(visible.shape[0], 1, dtype=torch.bool, device=visible.device)
         return torch.cat([ones.expand(-1, self.front), visible, ones.expand(-1, back)], 1).long()
 

@@ -1,9 +1,9 @@
-"""The input of one forward pass: its tokens, which of them exist, its labels, and how it is cut into segments."""
+"""The text of one forward pass: which positions exist, where segments begin, and which rows are read together."""
 
 import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -48,71 +48,93 @@ def random_segments(
 
 
 @dataclass(frozen=True)
-class Padding:
-    """What an attention mask (B, T) says: how far each row is shifted, how long it is, which positions are hidden.
+class Span:
+    """The next segment, or part of one, of the rows that are read together.
 
-    Zeros before a row's first one and after its last one are padding: the row's text starts and ends there. Zeros in
-    between hide a position from the others, as in every Hugging Face model, but it keeps its place.
+    Attributes:
+        rows: their numbers, ascending. starts: where it begins in each of them. lengths: how many tokens it has there.
+        following: how many segments follow in each. close: whether the segment ends here. is_all: whether these are all
+            rows of the text, and the span has the same place in each.
     """
 
-    shift: Tensor  # (B,) steps of padding on the left
-    lengths: Tensor  # (B,)
-    visible: Tensor | None  # (B, T) booleans after the shift; None when nothing inside a row is hidden
-    even: bool  # whether all rows fill all of T
+    rows: tuple[int, ...]
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    following: tuple[int, ...]
+    close: bool
+    is_all: bool
 
-    @classmethod
-    def of(cls, attention_mask: Tensor | None, batch: int, steps: int) -> "Padding | None":
-        """None when every position exists and is visible."""
-        if attention_mask is None:
-            return None
-        shape = tuple(attention_mask.shape)
-        expect(shape == (batch, steps), "forward", "attention_mask", f"be {(batch, steps)} of zeros and ones", shape)
-        real = attention_mask.bool()
-        if bool(real.all()):
-            return None
-        expect(bool(real.any(1).all()), "forward", "attention_mask", "show a token in every row", "a row of zeros")
-        shift = real.int().argmax(1)
-        lengths = steps - real.flip(1).int().argmax(1) - shift
-        real = roll_rows(real, shift)
-        inside = torch.arange(steps, device=real.device) < lengths[:, None]
-        hidden = bool((inside & ~real).any())
-        even = bool((lengths == steps).all())
-        return cls(shift, lengths, real if hidden or not even else None, even)
+    @property
+    def steps(self) -> int:
+        """The longest of its lengths."""
+        return max(self.lengths)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether it has the same length in all rows."""
+        return min(self.lengths) == self.steps
+
+    @property
+    def end(self) -> int:
+        """The furthest position behind it."""
+        return max(map(sum, zip(self.starts, self.lengths)))
 
 
-def roll_rows(rows: Tensor, shift: Tensor) -> Tensor:
-    """`rows` (B, T, ...) with row b rolled to the left by `shift[b]` (to the right where negative)."""
-    steps = rows.shape[1]
-    index = (torch.arange(steps, device=rows.device) + shift[:, None]) % steps
-    return rows.gather(1, index.view(*index.shape, *[1] * (rows.dim() - 2)).expand(rows.shape))
+@dataclass(frozen=True)
+class Cut:
+    """How a text is cut.
+
+    Attributes:
+        size, alignment: of the segments. is_together: whether rows of different lengths can be one batch. keep_open:
+            whether each row's last segment stays open. extend: whether an open one never ends. open_segments: after a
+            cache its rows and how many tokens their open segment has, for each of its groups.
+    """
+
+    size: int
+    alignment: str = "left"
+    is_together: bool = True
+    keep_open: bool = False
+    extend: bool = False
+    open_segments: tuple[tuple[tuple[int, ...], int], ...] = ()
+
+    def borders(self, steps: int, before: int | None) -> list[tuple[int, int]]:
+        """The parts of `steps` tokens: what fits into an open segment of `before` tokens, then whole segments.
+
+        An open segment that is full is closed by a part without tokens.
+        """
+        if before is None:
+            return segment_borders(steps, self.size, self.alignment)
+        room = steps if self.extend else min(self.size - before, steps)
+        rest = segment_borders(steps - room, self.size) if steps > room else []
+        return [(0, room)] + [(start + room, end + room) for start, end in rest]
 
 
 @dataclass(frozen=True)
 class SegmentedInput:
-    """Rows of text of equal or different lengths, padding on the right.
+    """Rows of text of equal or different lengths.
 
     Attributes:
-        tokens: indices (B, T), or embeddings (B, T, hidden). embed: indices -> embeddings. padding: None when every
-            position of every row exists and is visible. labels, loss_mask: (B, T) or None.
+        tokens: indices (B, T), or embeddings (B, T, hidden). embed: indices -> embeddings. real: booleans (B, T), or
+            None when every position exists and is visible. starts, lengths: each row's text; what lies outside of it is
+            padding. A position inside that is not real keeps its place and is hidden from the others, as in every
+            Hugging Face model.
     """
 
     tokens: Tensor
     embed: Callable[[Tensor], Tensor]
-    padding: Padding | None = None
-    labels: Tensor | None = None
-    loss_mask: Tensor | None = None
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    real: Tensor | None = None
 
     @classmethod
     def of(
         cls,
         embed: Callable[[Tensor], Tensor],
         input_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        attention_mask: Tensor | None,
-        labels: Tensor | None,
-        loss_mask: Tensor | None,
+        inputs_embeds: Tensor | None = None,
+        attention_mask: Tensor | None = None,
     ) -> "SegmentedInput":
-        """Check the arguments of `forward`, and move padding on the left to the right."""
+        """The arguments of `forward`, checked."""
         both = (input_ids is None) == (inputs_embeds is None)
         expect(not both, "forward", "input_ids or inputs_embeds", "be given", "both or neither")
         tokens = inputs_embeds if input_ids is None else input_ids
@@ -121,19 +143,18 @@ class SegmentedInput:
         expect(len(sizes) == dims, "forward", "input_ids", "be (B, T) (inputs_embeds (B, T, hidden))", sizes)
         batch, steps = sizes[:2]
         expect(batch > 0 and steps > 0, "forward", "input_ids", "hold at least one token per row", (batch, steps))
-        for name, rows in (("labels", labels), ("loss_mask", loss_mask)):
-            got = sizes[:2] if rows is None else tuple(rows.shape)
-            expect(got == sizes[:2], "forward", name, f"be {(batch, steps)}", got)
-        text = cls(tokens, embed, Padding.of(attention_mask, batch, steps), labels, loss_mask)
-        if text.padding is not None and bool(text.padding.shift.any()):
-            shift = text.padding.shift
-            return replace(
-                text,
-                tokens=roll_rows(tokens, shift),
-                labels=None if labels is None else roll_rows(labels, shift),
-                loss_mask=None if loss_mask is None else roll_rows(loss_mask, shift),
-            )
-        return text
+        whole = cls(tokens, embed, (0,) * batch, (steps,) * batch)
+        if attention_mask is None:
+            return whole
+        shape = tuple(attention_mask.shape)
+        expect(shape == (batch, steps), "forward", "attention_mask", f"be {(batch, steps)} of zeros and ones", shape)
+        real = attention_mask.bool()
+        if bool(real.all()):
+            return whole
+        expect(bool(real.any(1).all()), "forward", "attention_mask", "show a token in every row", "a row of zeros")
+        starts = real.int().argmax(1)
+        lengths = steps - real.flip(1).int().argmax(1) - starts
+        return cls(tokens, embed, tuple(starts.tolist()), tuple(lengths.tolist()), real)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -141,13 +162,44 @@ class SegmentedInput:
         return self.tokens.shape[0], self.tokens.shape[1]
 
     @property
-    def uneven(self) -> bool:
+    def has_padding(self) -> bool:
         """Whether some row is shorter than T."""
-        return self.padding is not None and not self.padding.even
+        return min(self.lengths) < self.shape[1]
 
-    def embeddings(self, start: int, end: int) -> Tensor:
-        """Embeddings (B, end - start, hidden) of these positions."""
-        part = self.tokens[:, start:end]
+    def segments(self, cut: Cut) -> Iterator[list[Span]]:
+        """The first segment of every row, then the second, ...; rows that have ended are left out.
+
+        Rows that cannot be one batch are spans of their own: those whose segment stays open, by its length; and where
+        the base counts its positions by itself, those of different lengths.
+        """
+        opened = {row: (group, length) for group, (rows, length) in enumerate(cut.open_segments) for row in rows}
+        alike: dict[tuple, list[int]] = {}
+        for row, length in enumerate(self.lengths):
+            alike.setdefault((opened.get(row, (0, None)), length), []).append(row)
+        kinds = [(group, rows, cut.borders(length, before)) for ((group, before), length), rows in alike.items()]
+        for step in range(max(len(borders) for _, _, borders in kinds)):
+            batches: dict[tuple, list[tuple[int, int, int, int]]] = {}
+            for group, rows, borders in kinds:
+                if step < len(borders):
+                    start, end = borders[step]
+                    following = len(borders) - step - 1
+                    stays_open = cut.keep_open and not following
+                    # An open segment that is gone on with is its group's; its rows are equally long.
+                    apart = stays_open or not cut.is_together
+                    key = (stays_open, end - start if apart else 0, group if step == 0 else 0)
+                    batches.setdefault(key, []).extend(
+                        (row, self.starts[row] + start, end - start, following) for row in rows
+                    )
+            yield [self._span(sorted(members), not key[0]) for key, members in batches.items()]
+
+    def _span(self, members: list[tuple[int, int, int, int]], close: bool) -> Span:
+        rows, starts, lengths, following = map(tuple, zip(*members))
+        is_all = len(rows) == len(self.lengths) and len({*zip(starts, lengths)}) == 1
+        return Span(rows, starts, lengths, following, close, is_all)
+
+    def embeddings(self, span: Span) -> Tensor:
+        """Embeddings (b, n, hidden) of a span; anything where a row is shorter."""
+        part = columns(self.tokens, span)
         if part.is_floating_point():
             return part
         try:
@@ -159,39 +211,54 @@ class SegmentedInput:
                 "Does the tokenizer belong to this model?"
             ) from None
 
-    def visible(self, start: int, end: int) -> Tensor | None:
-        """Booleans (B, end - start), or None when nothing there is hidden or missing."""
-        if self.padding is None or self.padding.visible is None:
+    def visible(self, span: Span) -> Tensor | None:
+        """Booleans (b, n), or None when nothing there is hidden or missing."""
+        if self.real is None and span.is_even:
             return None
-        part = self.padding.visible[:, start:end]
+        real = torch.ones(self.shape, dtype=torch.bool, device=self.tokens.device) if self.real is None else self.real
+        part = take(real, span, False)
         return None if bool(part.all()) else part
 
-    def lengths(self, start: int, end: int) -> Tensor | None:
-        """How many of these positions exist in each row (B,); None for all in all rows."""
-        if self.padding is None or self.padding.even:
-            return None
-        return (self.padding.lengths - start).clamp(0, end - start)
 
-    def restore(self, rows: Tensor) -> Tensor:
-        """`rows` (B, T, ...) with the padding where the caller had it."""
-        if self.padding is None or not bool(self.padding.shift.any()):
-            return rows
-        return roll_rows(rows, -self.padding.shift)
+def take(values: Tensor, span: Span, missing: float) -> Tensor:
+    """`values` (B, T, ...) at the positions of `span`, (b, n, ...); `missing` where a row is shorter."""
+    part = columns(values, span)
+    if span.is_even:
+        return part
+    lengths = torch.tensor(span.lengths, device=values.device)
+    return part.masked_fill(torch.arange(span.steps, device=values.device) >= lengths[:, None], missing)
 
-    def select(self, rows: Tensor) -> "SegmentedInput":
-        """Some rows of a text without padding and labels."""
-        return SegmentedInput(self.tokens[rows], self.embed)
 
-    def groups(self) -> list[tuple[Tensor, "SegmentedInput"]]:
-        """Rows of equal length, each set without its padding and labels, with their indices."""
-        assert self.padding is not None
-        groups = []
-        for length in self.padding.lengths.unique().tolist():
-            rows = (self.padding.lengths == length).nonzero().squeeze(1)
-            visible = self.padding.visible[rows, :length] if self.padding.visible is not None else None
-            padding = None
-            if visible is not None and not bool(visible.all()):
-                none = torch.zeros_like(rows)
-                padding = Padding(none, none + length, visible, True)
-            groups.append((rows, SegmentedInput(self.tokens[rows, :length], self.embed, padding)))
-        return groups
+def columns(values: Tensor, span: Span) -> Tensor:
+    """`values` (B, T, ...) at the positions of `span`, and at those behind it where a row is shorter."""
+    start, steps = span.starts[0], span.steps
+    if span.is_all:
+        return values[:, start : start + steps]
+    rows, positions = _places(span, values.device)
+    return values[rows, positions.clamp(max=values.shape[1] - 1)]
+
+
+def scattered(span: Span, first: int, end: int) -> tuple[Tensor, Tensor]:
+    """Which of a span's flattened positions (b * n) give something for `first` to `end` - 1, and where it lies in flat
+    (B, end - first).
+
+    Of a row's last segment also the padding behind it, as far as it was computed.
+    """
+    rows, positions = _places(span, torch.device("cpu"))
+    computed = [length if more else span.steps for length, more in zip(span.lengths, span.following)]
+    is_in = torch.arange(span.steps) < torch.tensor(computed)[:, None]
+    is_in &= (positions >= first) & (positions < end)
+    return is_in.flatten().nonzero().squeeze(1), (rows * (end - first) + positions - first)[is_in]
+
+
+def _places(span: Span, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows (b, 1) and positions (b, n) of a span."""
+    rows, starts = torch.tensor((span.rows, span.starts), device=device)[..., None]
+    return rows, starts + torch.arange(span.steps, device=device)
+
+
+def padded(texts: Sequence[Sequence[int]], embed: Callable[[Tensor], Tensor], device: torch.device) -> SegmentedInput:
+    """Texts of different lengths as one, padded on the right."""
+    longest = max(map(len, texts))
+    tokens = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=device)
+    return SegmentedInput(tokens, embed, (0,) * len(texts), tuple(map(len, texts)))

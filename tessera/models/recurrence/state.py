@@ -1,23 +1,22 @@
-"""What is carried: the memory from segment to segment, and from call to call the open segment too. All are values."""
+"""What is carried from segment to segment: the memory, a value."""
 
-import copy
 import os
-import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import write_atomically
 from tessera.base.state import State
 
-CHECKSUM = "crc32"
+CHECKSUM, MODEL = "crc32", "model"  # in the metadata of a file
 
 
 @dataclass(frozen=True)
@@ -41,15 +40,17 @@ class MemoryState(State):
         return self.tokens_read.shape[0]
 
     def after(self, layers: Sequence[State], tokens: Tensor | int) -> Self:
-        """The state after one more segment of `tokens` (an integer, or integers (B,)) left `layers`.
+        """The state after one more segment of `tokens` (an integer, or integers (B,)) left `layers`."""
+        return type(self)(tuple(layers), self.tokens_read + tokens, self.segments_read + 1)
 
-        A row without tokens in this segment keeps what it had.
-        """
-        if isinstance(tokens, int):
-            return type(self)(tuple(layers), self.tokens_read + tokens, self.segments_read + 1)
-        active = tokens > 0
-        kept = tuple(_where(active, new, old) for new, old in zip(layers, self.layers))
-        return type(self)(kept, self.tokens_read + tokens, self.segments_read + active)
+    def detach_rows(self, is_cut: Sequence[bool]) -> Self:
+        """Some rows cut off from the autograd graph."""
+        if all(is_cut):
+            return self.detach()
+        if not any(is_cut):
+            return self
+        rows = torch.tensor(is_cut, device=self.tokens_read.device)
+        return self.map(lambda tensor: torch.where(rows.view(-1, *[1] * (tensor.dim() - 1)), tensor.detach(), tensor))
 
     def repeat_batch(self, times: int) -> Self:
         """Every row `times` times, next to each other: many questions to the same memory, beams."""
@@ -80,11 +81,12 @@ class MemoryState(State):
         layers = tuple(cls.layer_state(*(named[f"layers.{i}.{name}"] for name in names)) for i in range(count))
         return cls(layers, named["tokens_read"], named["segments_read"])
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Write a safetensors file; `load` inverts it exactly."""
+    def save(self, path: str | os.PathLike, model: str | None = None) -> None:
+        """Write a safetensors file; `load` inverts it exactly. `model`: fingerprint of the model that it is of."""
         # Copies: an empty memory's tensors share their storage, which safetensors refuses.
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors().items()}
-        metadata = {"format": "pt", "tessera_memory": self.kind, CHECKSUM: str(_checksum(tensors))}
+        metadata = {"format": "pt", "tessera_memory": self.kind, CHECKSUM: str(tensor_checksum(tensors))}
+        metadata |= {} if model is None else {MODEL: model}
         write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, metadata=metadata))
 
     @classmethod
@@ -98,8 +100,9 @@ class MemoryState(State):
                 expect(kind == cls.kind, where, "path", f"be a stored {cls.kind} memory", f"{kind or 'another'} file")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             # Files of earlier releases have no checksum; one whose name was damaged is no such file.
-            unknown = metadata.keys() - {"format", "tessera_memory", CHECKSUM}
-            is_intact = not unknown and metadata.get(CHECKSUM, str(_checksum(tensors))) == str(_checksum(tensors))
+            unknown = metadata.keys() - {"format", "tessera_memory", CHECKSUM, MODEL}
+            actual = str(tensor_checksum(tensors))
+            is_intact = not unknown and metadata.get(CHECKSUM, actual) == actual
             expect(is_intact, where, "path", "be a memory as it was stored", f"{os.fspath(path)!r}, which was changed")
             return cls.from_tensors(tensors)
         except TesseraError:
@@ -128,127 +131,52 @@ class CarriedTokens(State):
     tokens: Tensor
 
 
-@dataclass(frozen=True)
-class SegmentCache:
-    """A text read up to somewhere inside a segment.
+class RowMemories:
+    """The memory of each row of a text, while rows are read together, apart, or have ended.
 
-    Attributes:
-        memory: after the last closed segment; None while none is closed and no memory was given. One that was given may
-            have fewer rows than the text: each serves as many consecutive ones.
-        attention: the base model's own cache of the open segment. A call that goes on from here extends it in place;
-            `open_segment` gives it as it was. attention_length: its positions when this cache was made.
-        length: ordinary tokens in the open segment. total: ordinary tokens read since this cache began.
-        visible: booleans (B, length), or None when no position of the open segment is hidden.
-        batch_size: number of rows.
+    Sets of rows that hold their states together: a state is copied only where rows join or part. A state of fewer rows
+    than it serves stays so until then.
     """
 
-    memory: MemoryState | None
-    attention: Any
-    attention_length: int
-    length: int
-    total: int
-    visible: Tensor | None
-    batch_size: int
-    is_compileable: ClassVar[bool] = False  # what transformers asks of a cache given to `generate`
+    def __init__(self, rows: Sequence[int], state: MemoryState | None):
+        self.parts: list[tuple[tuple[int, ...], MemoryState | None]] = [(tuple(rows), state)]
 
-    def open_segment(self) -> Any:
-        """The base's cache of the open segment, as it was when this cache was made: one may go on from here twice.
+    def put(self, rows: tuple[int, ...], state: MemoryState | None) -> None:
+        """Keep the state of rows that were taken; None while they have read nothing."""
+        self.parts.append((rows, state))
 
-        Raises:
-            TesseraError: it was gone on from before, and this base's cache cannot be cut back.
-        """
-        attention = self.attention
-        if attention is None or hasattr(attention, "select_batch"):  # nothing, or a value
-            return attention
-        if attention.get_seq_length() == self.attention_length:
-            return attention
-        again = _copied(attention)
-        try:
-            again.crop(self.attention_length - attention.get_seq_length())  # below 0: so many are taken away
-        except (AttributeError, NotImplementedError, ValueError) as error:
-            raise TesseraError(
-                f"forward: past_key_values must not have been continued before, since the base's "
-                f"{type(attention).__name__} cannot be cut back ({error}); got one that was. "
-                "Continue copies of it: past_key_values.select_batch(rows)."
-            ) from None
-        return again
+    def take(self, rows: tuple[int, ...]) -> MemoryState | None:
+        """Take out the state of these rows, in their order."""
+        parts, self.parts = self.parts, []
+        taken, wanted = [], set(rows)
+        for held, state in parts:
+            chosen = [row for row in held if row in wanted]
+            others = [row for row in held if row not in wanted]
+            if chosen:
+                taken.append((tuple(chosen), _of_rows(state, held, chosen)))
+            if others:
+                self.parts.append((tuple(others), _of_rows(state, held, others)))
+        return _together(taken, rows)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens read (the name transformers asks for)."""
-        return self.total
-
-    def reorder(self, index: Tensor) -> "SegmentCache":
-        """The cache of the rows `index`: what beam search asks for."""
-        memory = None if self.memory is None else self.memory.for_batch(self.batch_size).select_batch(index)
-        visible = None if self.visible is None else self.visible.index_select(0, index)
-        attention = self.open_segment()
-        if hasattr(attention, "select_batch"):
-            attention = attention.select_batch(index)
-        elif attention is not None:
-            attention.reorder_cache(index)
-        return replace(self, memory=memory, attention=attention, visible=visible, batch_size=len(index))
-
-    def repeat_batch(self, times: int) -> "SegmentCache":
-        """Every row `times` times, next to each other; the memory is not copied but shared."""
-        alone = replace(self, memory=None)
-        rows = torch.arange(self.batch_size).repeat_interleave(times)
-        if self.visible is not None:
-            rows = rows.to(self.visible.device)
-        return replace(alone.select_batch(rows), memory=self.memory)
-
-    def select_batch(self, index: Tensor) -> "SegmentCache":
-        """The cache of the rows `index`, apart from this one: both may be gone on from."""
-        return replace(self, attention=_copied(self.open_segment())).reorder(index)
+    def all(self, empty: Callable[[int], MemoryState]) -> MemoryState | None:
+        """The state of all rows, which stay; `empty(n)` of n rows that have read nothing, unless none has."""
+        if all(state is None for _, state in self.parts):
+            return None
+        parts = [(rows, empty(len(rows)) if state is None else state) for rows, state in self.parts]
+        return _together(parts, tuple(sorted(row for rows, _ in parts for row in rows)))
 
 
-@dataclass(frozen=True)
-class GroupedCache:
-    """Rows of different lengths: one cache for each set of rows (integers) that are equally far in their segment."""
-
-    groups: tuple[tuple[Tensor, SegmentCache], ...]
-    total: int
-    is_compileable: ClassVar[bool] = False
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Length of the padded text so far."""
-        return self.total
-
-    def reorder(self, index: Tensor) -> "GroupedCache":
-        """The cache of the rows `index`: what beam search asks for."""
-        groups = []
-        for rows, cache in self.groups:
-            place = {row: i for i, row in enumerate(rows.tolist())}
-            pairs = [(new, place[old]) for new, old in enumerate(index.tolist()) if old in place]
-            if pairs:
-                new, old = torch.tensor(pairs, device=index.device).unbind(1)
-                groups.append((new, cache.reorder(old)))
-        return GroupedCache(tuple(groups), self.total)
+def _of_rows(state: MemoryState | None, held: Sequence[int], rows: list[int]) -> MemoryState | None:
+    if state is None or len(rows) == len(held):
+        return state
+    places = {row: place for place, row in enumerate(held)}
+    return state.for_batch(len(held)).select_batch(torch.tensor([places[row] for row in rows]))
 
 
-def _copied(attention: Any) -> Any:
-    """A base's cache that can be changed apart from `attention`; a value is its own copy."""
-    if attention is None or hasattr(attention, "select_batch"):
-        return attention
-    tensors = [value for layer in getattr(attention, "layers", ()) for value in vars(layer).values()]
-    # A tensor with gradients cannot be copied and need not be: a cache in training grows by concatenation.
-    shared = {id(tensor): tensor for tensor in tensors if torch.is_tensor(tensor) and tensor.requires_grad}
-    return copy.deepcopy(attention, shared)
-
-
-def _checksum(tensors: dict[str, Tensor]) -> int:
-    """CRC-32 of names, types, shapes and bytes: about 1 GB/s, which is milliseconds for a memory."""
-    value = 0
-    for name in sorted(tensors):
-        tensor = tensors[name].cpu().contiguous()
-        value = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), value)
-        value = zlib.crc32(tensor.flatten().view(torch.uint8).numpy().data, value)
-    return value
-
-
-def _where(active: Tensor, new: State, old: State) -> State:
-    """Row by row the tensors of `new` where `active` (B,), else of `old`."""
-
-    def choose(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(active.view(-1, *[1] * (a.dim() - 1)), a, b)
-
-    return type(new)(*(choose(getattr(new, f.name), getattr(old, f.name)) for f in fields(new)))
+def _together(parts: Sequence[tuple[tuple[int, ...], MemoryState | None]], rows: tuple[int, ...]) -> MemoryState | None:
+    if parts[0][1] is None or (len(parts) == 1 and parts[0][0] == rows):
+        return parts[0][1]
+    places = {row: place for place, row in enumerate(row for held, _ in parts for row in held)}
+    states = [state.for_batch(len(held)) for held, state in parts if state is not None]
+    stacked = states[0] if len(states) == 1 else type(states[0]).stack(states)
+    return stacked.select_batch(torch.tensor([places[row] for row in rows]))

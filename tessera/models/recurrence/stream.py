@@ -9,10 +9,11 @@ from tqdm import tqdm
 
 from tessera.base.errors import expect
 from tessera.base.precision import autocast, resolve_precision
+from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
-from tessera.models.recurrence.reading import ReadOptions, read_text
-from tessera.models.recurrence.segmented_input import SegmentedInput
-from tessera.models.recurrence.state import MemoryState
+from tessera.models.recurrence.reading import read
+from tessera.models.recurrence.segmented_input import padded
+from tessera.models.recurrence.state import MemoryState, RowMemories
 
 
 def read_stream(
@@ -76,32 +77,15 @@ def read_streams(
 def _read_side_by_side(
     model: SegmentedForCausalLM, texts: Sequence[Iterable[int]], state: MemoryState, bar: tqdm
 ) -> MemoryState:
-    embed, runner, size = model.get_input_embeddings(), model.segment_runner(), model.config.segment_size
-    is_empty = not bool(state.segments_read.any())
-
-    def after(before: MemoryState, parts: list[list[int]]) -> MemoryState:
-        text = SegmentedInput(torch.tensor(parts, device=embed.weight.device), embed)
-        output = read_text(runner, text, None if is_empty else before, None, ReadOptions(skip_logits=True))
-        assert output.memory_state is not None, "every segment is closed"
-        bar.update(text.tokens.numel())
-        return output.memory_state
-
-    reading = {row: parts_of(tokens, size) for row, tokens in enumerate(texts)}  # in the order of the rows of `state`
-    done: dict[int, MemoryState] = {}
-    while reading:
-        parts = [next(rest, []) for rest in reading.values()]
-        is_full = [len(part) == size for part in parts]
-        if not all(is_full):
-            for place, (row, part) in enumerate(zip(list(reading), parts)):
-                if not is_full[place]:
-                    alone = state.select_batch(torch.tensor([place]))
-                    done[row] = after(alone, [part]) if part else alone
-                    del reading[row]
-            state = state.select_batch(torch.tensor(is_full).nonzero().squeeze(1))
-        if reading:
-            state = after(state, [part for part in parts if len(part) == size])
-        is_empty = False
-    return type(state).stack([done[row] for row in range(len(texts))])
+    embed, runner = model.get_input_embeddings(), model.segment_runner()
+    memories = RowMemories(range(len(texts)), state if bool(state.segments_read.any()) else None)
+    reading = {row: parts_of(tokens, model.config.segment_size) for row, tokens in enumerate(texts)}
+    while parts := {row: part for row, rest in reading.items() if (part := next(rest, None))}:
+        rows = tuple(parts)
+        text = padded(list(parts.values()), embed, embed.weight.device)
+        memories.put(rows, read(runner, text, Collector(text, None), memories.take(rows)).memory)
+        bar.update(sum(text.lengths))
+    return memories.all(runner.memory.empty) or state
 
 
 def progress_bar(shown: bool, total: int | None) -> tqdm:

@@ -40,6 +40,7 @@ class RMTMemory(SegmentMemory[RMTState, LayerHooks]):
 
     tokens: MemoryTokens
     at_front = True
+    is_carried = True
 
     def empty(self, batch: int) -> RMTState:
         """The learned memory tokens."""

@@ -3,9 +3,11 @@
 from torch import Tensor
 
 from tessera.base.shapes import Bool, Float
+from tessera.ops import float16_autocast
 from tessera.ops.association_matrix import reference, triton
 from tessera.ops.association_matrix.call import UPDATE_ORDERS, ReadCall, WriteCall
 from tessera.ops.backends import Backends
+from tessera.ops.float16_autocast import widened
 
 # In order of preference: the first that supports the call runs it.
 BACKENDS = Backends("association_matrix")
@@ -32,8 +34,9 @@ def read_association(
     Raises:
         TesseraError: shapes that do not fit, or a `backend` that cannot run this call.
     """
-    call = ReadCall(matrix, normaliser, query, eps)
-    return BACKENDS.choose(call, backend).run(call)
+    call = ReadCall(widened(matrix), widened(normaliser), widened(query), eps)
+    with float16_autocast.without(matrix):
+        return BACKENDS.choose(call, backend).run(call)
 
 
 def write_association(
@@ -47,6 +50,7 @@ def write_association(
     correction: bool = True,
     order: str = "parallel",
     eps: float = 1e-5,
+    gate_normaliser: bool = False,
     backend: str | None = None,
 ) -> tuple[Float[Tensor, "B P V"], Float[Tensor, "B P"]]:
     """The memory after `m` pairs were written by the delta rule with gamma-correction (ARMT, section 2 and B.1).
@@ -57,16 +61,20 @@ def write_association(
 
     Args:
         matrix: A (B, P, V). normaliser: z (B, P). key: features phi(k) (B, M, P). value: (B, M, V).
-        strength: b in (0, 1), (B, M). empty: booleans (B,), rows into which nothing was written yet.
+        strength: b in [0, 1], (B, M). empty: booleans (B,), rows into which nothing was written yet.
         order: "parallel": all pairs read the A and z from before the call (the published code); "sequential": pair i
             reads what pair i - 1 left (the paper's formula). They agree for M = 1.
+        gate_normaliser: whether a pair of strength exactly 0 leaves z as it is too. The published update has no such
+            pairs.
     Returns:
         The new A and z. Cost: 4 M P V multiplications.
     Raises:
         TesseraError: shapes that do not fit, an unknown order, or a `backend` that cannot run this call.
     """
-    call = WriteCall(matrix, normaliser, key, value, strength, empty, correction, order, eps)
-    return BACKENDS.choose(call, backend).run(call)
+    before, pairs = (widened(matrix), widened(normaliser)), (widened(key), widened(value), widened(strength))
+    call = WriteCall(*before, *pairs, empty, correction, order, eps, gate_normaliser)
+    with float16_autocast.without(matrix):
+        return BACKENDS.choose(call, backend).run(call)
 
 
 __all__ = [

@@ -36,6 +36,7 @@ class WriteCall:
     correction: bool
     order: str
     eps: float
+    gate_normaliser: bool = False
 
     def __post_init__(self) -> None:
         where = "write_association"

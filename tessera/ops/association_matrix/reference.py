@@ -29,7 +29,7 @@ def _write(call: WriteCall) -> tuple[Tensor, Tensor]:
     matrix, normaliser, empty = call.matrix, call.normaliser, call.empty
     for i in range(call.key.shape[1]):
         matrix, normaliser = _write_together(call, matrix, normaliser, empty, slice(i, i + 1))
-        empty = torch.zeros_like(empty)
+        empty = empty & (call.strength[:, i] == 0) if call.gate_normaliser else torch.zeros_like(empty)
     return matrix, normaliser
 
 
@@ -40,6 +40,8 @@ def _write_together(
     # An empty memory recalls 0 / eps = 0, so only gamma needs to know about it.
     total = denominator(key, normaliser, call.eps)
     gained = growth(key, total, empty, call.correction, call.eps) * key
+    if call.gate_normaliser:
+        gained = gained * (strength > 0).unsqueeze(-1)
     new = strength.unsqueeze(-1) * (value - (key @ matrix.to(key.dtype)) / total)
     return matrix + key.transpose(1, 2) @ new, normaliser + gained.sum(1)
 

@@ -39,4 +39,4 @@ def run(call: ReadCall | WriteCall) -> Tensor | tuple[Tensor, Tensor]:
     if isinstance(call, ReadCall):
         return read_op(call.matrix, call.normaliser, call.query, call.eps)
     pairs = (call.key, call.value, call.strength)
-    return write_op(call.matrix, call.normaliser, *pairs, call.empty, call.correction, call.eps)
+    return write_op(call.matrix, call.normaliser, *pairs, call.empty, call.correction, call.eps, call.gate_normaliser)

@@ -46,7 +46,7 @@ def read(
 def write(
     matrix, normaliser, key, value, strength, empty, new_matrix, new_normaliser,
     num_pairs, num_features, width, eps,
-    CORRECTION: tl.constexpr, PAIRS: tl.constexpr, FEATURES: tl.constexpr, COLUMNS: tl.constexpr,
+    CORRECTION: tl.constexpr, GATED: tl.constexpr, PAIRS: tl.constexpr, FEATURES: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr
 ):  # fmt: skip
     """`A + sum_i b_i k_i (v_i - vbar_i)^T` for one block of columns; `z + sum_i gamma_i k_i` by the first of them."""
@@ -73,6 +73,8 @@ def write(
     if CORRECTION:
         corrected = tl.minimum(tl.maximum(1.0 - denominator / length, 0.0), 1.0)
         gamma = tl.where(tl.load(empty + batch + tl.zeros((PAIRS,), tl.int32)) != 0, gamma, corrected)
+    if GATED:
+        gamma = tl.where(b > 0.0, gamma, 0.0)
     for first in range(0, num_features, FEATURES):
         features = first + tl.arange(0, FEATURES)
         k = load_block(key, pairs, features, num_pairs, num_features)

@@ -23,7 +23,7 @@ def read(matrix: Tensor, normaliser: Tensor, query: Tensor, out: Tensor, eps: fl
 
 def write(
     matrix: Tensor, normaliser: Tensor, key: Tensor, value: Tensor, strength: Tensor, empty: Tensor,
-    new_matrix: Tensor, new_normaliser: Tensor, correction: bool, eps: float
+    new_matrix: Tensor, new_normaliser: Tensor, correction: bool, eps: float, gated: bool
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Fill `new_matrix` (B, features, width) and `new_normaliser` (B, features) with the memory after all pairs."""
     batch, features, width = matrix.shape
@@ -32,7 +32,7 @@ def write(
     triton_kernels.write[(triton.cdiv(width, columns), batch)](
         matrix.contiguous(), normaliser.contiguous(), key.contiguous(), value.contiguous(), strength.contiguous(),
         empty.to(torch.int32).contiguous(), new_matrix, new_normaliser, pairs, features, width, eps,
-        CORRECTION=correction, PAIRS=max(16, triton.next_power_of_2(pairs)), FEATURES=32, COLUMNS=columns,
+        CORRECTION=correction, GATED=gated, PAIRS=max(16, triton.next_power_of_2(pairs)), FEATURES=32, COLUMNS=columns,
         PRECISION=dot_precision()
     )  # fmt: skip
     return new_matrix, new_normaliser

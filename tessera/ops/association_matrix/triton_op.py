@@ -7,6 +7,7 @@ pass through them. Nothing here needs triton itself.
 import torch
 from torch import Tensor
 
+from tessera.base.first_derivative import only_first_derivative
 from tessera.ops.association_matrix.gradients import precise, read_gradients, write_gradients
 from tessera.ops.association_matrix.reference import denominator, growth
 
@@ -34,6 +35,7 @@ def _save_reading(ctx, inputs, output) -> None:
     ctx.save_for_backward(*tensors)
 
 
+@only_first_derivative("read_association")
 def _differentiate_reading(ctx, grad):
     dtypes = [x.dtype for x in ctx.saved_tensors]
     grad, matrix, normaliser, query = precise(grad, *ctx.saved_tensors)
@@ -54,18 +56,18 @@ def _(info, in_dims, *arguments):
 @torch.library.custom_op("tessera::association_write", mutates_args=())
 def write_op(
     matrix: Tensor, normaliser: Tensor, key: Tensor, value: Tensor, strength: Tensor, empty: Tensor, correction: bool,
-    eps: float
+    eps: float, gated: bool
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """See `write_association`, parallel order."""
     from tessera.ops.association_matrix import triton_launch
 
     with torch.cuda.device_of(matrix):
         new = _unwritten_memory(matrix, normaliser)
-        return triton_launch.write(matrix, normaliser, key, value, strength, empty, *new, correction, eps)
+        return triton_launch.write(matrix, normaliser, key, value, strength, empty, *new, correction, eps, gated)
 
 
 @write_op.register_fake
-def _(matrix, normaliser, key, value, strength, empty, correction, eps):
+def _(matrix, normaliser, key, value, strength, empty, correction, eps, gated):
     return _unwritten_memory(matrix, normaliser)
 
 
@@ -74,10 +76,11 @@ def _unwritten_memory(matrix: Tensor, normaliser: Tensor) -> tuple[Tensor, Tenso
 
 
 def _save_writing(ctx, inputs, output) -> None:
-    *tensors, ctx.correction, ctx.eps = inputs
+    *tensors, ctx.correction, ctx.eps, ctx.gated = inputs
     ctx.save_for_backward(*tensors)
 
 
+@only_first_derivative("write_association")
 def _differentiate_writing(ctx, d_matrix, d_normaliser):
     *tensors, empty = ctx.saved_tensors
     dtypes = [x.dtype for x in tensors]
@@ -87,8 +90,10 @@ def _differentiate_writing(ctx, d_matrix, d_normaliser):
     )
     total = denominator(key, normaliser, ctx.eps)
     gamma = growth(key, total, empty, ctx.correction, ctx.eps)
+    if ctx.gated:
+        gamma = gamma * (strength > 0).unsqueeze(-1)
     gradients = write_gradients((d_matrix, d_normaliser), matrix, normaliser, value, strength, gamma, key, total)
-    return *(gradient.to(dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)), None, None, None
+    return *(gradient.to(dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)), None, None, None, None
 
 
 write_op.register_autograd(_differentiate_writing, setup_context=_save_writing)
@@ -96,8 +101,8 @@ write_op.register_autograd(_differentiate_writing, setup_context=_save_writing)
 
 @write_op.register_vmap
 def _(info, in_dims, *arguments):
-    *tensors, correction, eps = arguments
-    matrix, normaliser = write_op(*_folded(info, in_dims, tensors), correction, eps)
+    *tensors, correction, eps, gated = arguments
+    matrix, normaliser = write_op(*_folded(info, in_dims, tensors), correction, eps, gated)
     return (_unfolded(matrix, info), _unfolded(normaliser, info)), (0, 0)
 
 

@@ -8,7 +8,7 @@ import torch
 from tessera.base.errors import TesseraError
 from tessera.memories import association
 from tessera.models.recurrence import random_segments, read_stream, read_streams
-from tessera.models.recurrence.base import layer_list
+from tessera.models.recurrence.base_model import layer_list
 from tessera.models.recurrence.segment_runner import SegmentRunner
 from tests.models.armt.bases import BASES, WRAPS, make, tokens
 from tests.tolerances import REORDERED_FLOAT64

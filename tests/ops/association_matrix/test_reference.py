@@ -141,3 +141,20 @@ def test_refusals():
         with pytest.raises(TesseraError, match=message):
             write_association(**{**arguments, **change})
     assert "reference" in BACKENDS
+
+
+@pytest.mark.parametrize("order", ["parallel", "sequential"])
+@pytest.mark.parametrize("filled", [True, False])
+def test_a_gated_normaliser_is_that_of_the_pairs_that_are_written(order, filled):
+    """Pairs of strength 0 are as if left out, but for the gradient of their strength: a closed gate can open."""
+    matrix, normaliser, key, value, strength = problem(filled=filled)
+    empty = torch.full((2,), not filled)
+    strength[:, [0, 2]] = 0.0
+    strength.requires_grad_()
+    actual = write_association(matrix, normaliser, key, value, strength, empty, order=order, gate_normaliser=True)
+    written = (tensor[:, [1, 3]] for tensor in (key, value, strength))
+    expected = write_association(matrix, normaliser, *written, empty, order=order)
+    for left, right in zip(actual, expected):
+        torch.testing.assert_close(left, right, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+    (gradient,) = torch.autograd.grad(actual[0].square().sum(), [strength])
+    assert (gradient.abs() > 0).all()

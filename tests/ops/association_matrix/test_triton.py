@@ -25,8 +25,10 @@ def tensors(dtype, device, held=None, batch=2, features=40, width=20, pairs=5, q
     return {name: x.requires_grad_() for name, x in drawn.items()}
 
 
-def both(backend, dtype, device, held=None, **options):
+def both(backend, dtype, device, held=None, closed=(), **options):
     inputs = tensors(dtype, device, held)
+    with torch.no_grad():
+        inputs["strength"][:, list(closed)] = 0.0
     query = inputs.pop("query")
     read = read_association(inputs["matrix"], inputs["normaliser"], query, backend=backend)
     empty = torch.tensor([True, False], device=device)
@@ -45,6 +47,15 @@ def test_equal_to_the_reference(triton_device, dtype, relative, correction):
     for left, right in zip(actual, expected):
         # Relative to the largest entry; bfloat16 rounds inputs of the second product, the outputs, and b.
         assert (left.double() - right).abs().max().item() <= relative * max(1.0, right.abs().max().item())
+
+
+@pytest.mark.parametrize("correction", [True, False])
+def test_pairs_of_strength_zero_leave_the_normaliser(triton_device, correction):
+    options = {"closed": (1, 3), "correction": correction, "gate_normaliser": True}
+    actual = both("triton", torch.float32, triton_device, **options)
+    expected = both("reference", torch.float64, triton_device, **options)
+    for left, right in zip(actual, expected):
+        assert (left.double() - right).abs().max().item() <= 1e-5 * max(1.0, right.abs().max().item())
 
 
 def test_a_memory_wider_than_what_meets_it(triton_device):

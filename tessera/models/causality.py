@@ -1,0 +1,80 @@
+"""Whether a model is a causal language model: tried on a few tokens, as its name does not say."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tessera.base.errors import TesseraError, expect, first_line
+from tessera.models.learned_positions import learned_positions
+
+STEPS = 8  # tokens of the trial
+NOTHING = 1e-3  # of the influence of earlier tokens: what a sum in another order may leave of none
+
+
+def expect_causal(model: PreTrainedModel, where: str) -> None:
+    """Raise `TesseraError` unless no later token has an influence on the logits of an earlier one.
+
+    One forward and one backward pass over `STEPS` tokens, in evaluation mode. A model without numbers (on the meta
+    device), without gradients, or that takes no embeddings is not tried.
+    """
+    if not can_be_tried(model) or "inputs_embeds" not in inspect.signature(model.forward).parameters:
+        return
+    with evaluating(model), torch.enable_grad():
+        embeddings = model.get_input_embeddings()(trial_tokens(model)).detach().requires_grad_()
+        logits = tried(where, model, inputs_embeds=embeddings).logits
+        middle = logits.shape[1] // 2
+        if not logits.requires_grad:
+            return
+        weights = torch.arange(logits.shape[-1], device=logits.device).cos()
+        (gradient,) = torch.autograd.grad((logits[0, middle].float() * weights).sum(), [embeddings])
+    influence = gradient[0].float().abs().amax(-1)
+    is_causal = bool(influence[middle + 1 :].max() <= NOTHING * influence[: middle + 1].max())
+    advice = "A BERT must be a decoder (is_decoder: true)." if "Bert" in type(model).__name__ else ""
+    kind = type(model).__name__
+    expect(is_causal, where, "the model", "see no later token when it predicts one", f"{kind}, which does", advice)
+
+
+def can_be_tried(model: PreTrainedModel) -> bool:
+    """Whether all parameters hold numbers."""
+    return not any(parameter.is_meta for parameter in model.parameters())
+
+
+def trial_tokens(model: PreTrainedModel) -> Tensor:
+    """(1, n) tokens that are all different, none of them special."""
+    config = model.config.get_text_config()
+    special = {getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
+    steps = min(STEPS, learned_positions(model) or STEPS)
+    ordinary = [token for token in range(min(config.vocab_size, steps + 8)) if token not in special]
+    tokens = (ordinary or [0]) * steps
+    return torch.tensor([tokens[:steps]], device=model.get_input_embeddings().weight.device)
+
+
+def tried(where: str, model: PreTrainedModel, **arguments: Any) -> Any:
+    """The model's output; whatever else it raises becomes a `TesseraError`."""
+    try:
+        return model(**arguments, use_cache=False, return_dict=True)
+    except TesseraError:
+        raise
+    except Exception as error:
+        kind = type(model).__name__
+        names = " and ".join(arguments)
+        raise TesseraError(
+            f"{where}: the model must take {names} as a decoder does; got {kind}, which says: {first_line(error)}."
+        ) from error
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode; every module is left in the mode that it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

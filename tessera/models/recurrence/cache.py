@@ -1,0 +1,121 @@
+"""What is carried from call to call: the open segment of each row beside its memory. All are values."""
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from tessera.base.errors import TesseraError
+from tessera.models.recurrence.state import MemoryState
+
+
+@dataclass(frozen=True)
+class OpenSegment:
+    """Rows that are equally far in a segment.
+
+    Attributes:
+        memory: after the last closed segment; None while none is closed and no memory was given. One that was given may
+            have fewer rows than the text: each serves as many consecutive ones.
+        attention: the base model's own cache of the segment. A call that goes on from here extends it in place; `again`
+            gives it as it was. attention_length: its positions when this was made.
+        length: ordinary tokens in the segment. visible: booleans (B, length), or None when no position is hidden.
+        batch_size: number of rows.
+    """
+
+    memory: MemoryState | None
+    attention: Any
+    attention_length: int
+    length: int
+    visible: Tensor | None
+    batch_size: int
+
+    def again(self) -> Any:
+        """The base's cache of the segment, as it was when this was made: one may go on from here twice.
+
+        Raises:
+            TesseraError: it was gone on from before, and this base's cache cannot be cut back.
+        """
+        attention = self.attention
+        if attention is None or hasattr(attention, "select_batch"):  # nothing, or a value
+            return attention
+        if attention.get_seq_length() == self.attention_length:
+            return attention
+        copied = _copied(attention)
+        try:
+            copied.crop(self.attention_length - attention.get_seq_length())  # below 0: so many are taken away
+        except (AttributeError, NotImplementedError, ValueError) as error:
+            raise TesseraError(
+                f"forward: past_key_values must not have been continued before, since the base's "
+                f"{type(attention).__name__} cannot be cut back ({error}); got one that was. "
+                "Continue copies of it: past_key_values.select_batch(rows)."
+            ) from None
+        return copied
+
+    def select(self, rows: list[int], memory: MemoryState | None, in_place: bool) -> "OpenSegment":
+        """Some of the rows, and their memory; `in_place` changes the base's cache."""
+        attention = self.again() if in_place else _copied(self.again())
+        index = torch.tensor(rows)
+        visible = None if self.visible is None else self.visible.index_select(0, index.to(self.visible.device))
+        if hasattr(attention, "select_batch"):
+            attention = attention.select_batch(index)
+        elif attention is not None:
+            attention.reorder_cache(index)
+        return replace(self, memory=memory, attention=attention, visible=visible, batch_size=len(rows))
+
+
+@dataclass(frozen=True)
+class SegmentCache:
+    """A text read up to somewhere inside a segment: for each set of rows that are equally far, their open segment.
+
+    Attributes:
+        groups: row numbers and their segment. total: length of the text, with its padding, since this cache began.
+    """
+
+    groups: tuple[tuple[tuple[int, ...], OpenSegment], ...]
+    total: int
+    is_compileable: ClassVar[bool] = False  # what transformers asks of a cache given to `generate`
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows."""
+        return sum(len(rows) for rows, _ in self.groups)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens read (the name transformers asks for)."""
+        return self.total
+
+    def reorder(self, index: Tensor) -> "SegmentCache":
+        """The cache of the rows `index`: what beam search asks for. This one is used up."""
+        return self._select(index.tolist(), in_place=True)
+
+    def select_batch(self, index: Tensor) -> "SegmentCache":
+        """The cache of the rows `index`, apart from this one: both may be gone on from."""
+        return self._select(index.tolist())
+
+    def repeat_batch(self, times: int) -> "SegmentCache":
+        """Every row `times` times, next to each other; the memory is not copied but shared."""
+        return self._select([row for row in range(self.batch_size) for _ in range(times)], times)
+
+    def _select(self, chosen: list[int], times: int | None = None, in_place: bool = False) -> "SegmentCache":
+        groups = []
+        for rows, segment in self.groups:
+            pairs = [(new, rows.index(old)) for new, old in enumerate(chosen) if old in rows]
+            if pairs:
+                new, old = map(list, zip(*pairs))
+                memory = segment.memory
+                if memory is not None and times is None:
+                    memory = memory.for_batch(segment.batch_size).select_batch(torch.tensor(old))
+                groups.append((tuple(new), segment.select(old, memory, in_place)))
+        return replace(self, groups=tuple(groups))
+
+
+def _copied(attention: Any) -> Any:
+    """A base's cache that can be changed apart from `attention`; a value is its own copy."""
+    if attention is None or hasattr(attention, "select_batch"):
+        return attention
+    tensors = [value for layer in getattr(attention, "layers", ()) for value in vars(layer).values()]
+    # A tensor with gradients cannot be copied and need not be: a cache in training grows by concatenation.
+    shared = {id(tensor): tensor for tensor in tensors if torch.is_tensor(tensor) and tensor.requires_grad}
+    return copy.deepcopy(attention, shared)

@@ -1,0 +1,127 @@
+"""What a reading gives of its ordinary tokens, collected segment by segment: logits, loss, hidden states."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from tessera.models.recurrence.segment_loss import SegmentLoss
+from tessera.models.recurrence.segment_runner import SegmentResult
+from tessera.models.recurrence.segmented_input import SegmentedInput, Span, scattered
+
+
+class Collector:
+    """Is told of every span of `text` by `add`, and says before what of it is needed.
+
+    Args:
+        head: see `plain_lm_head`; else the base makes its logits. loss: what counts them, or None. logits_to_keep: the
+            last so many positions, 0 for all, None for none. hidden_states: whether those are collected too.
+    """
+
+    def __init__(
+        self,
+        text: SegmentedInput,
+        head: nn.Linear | None,
+        loss: SegmentLoss | None = None,
+        logits_to_keep: int | None = None,
+        hidden_states: bool = False,
+    ):
+        steps = text.shape[1]
+        self.text, self.head, self.loss, self.hidden_states = text, head, loss, hidden_states
+        kept = 0 if logits_to_keep is None else min(logits_to_keep or steps, steps)
+        self.first_kept = steps - kept
+        self.logits = StepWriter(text, kept)
+        self.hidden: list[StepWriter] = []
+
+    def needs(self, span: Span) -> str:
+        """What the base must give: "logits", "hidden" (the input of its head), or "nothing"."""
+        in_loss = self.loss is not None and self.loss.counts(span)
+        if self.loss is not None and self.loss.balancing:
+            return "logits"
+        if not (in_loss or self._keeps(span)):
+            return "nothing"
+        return "logits" if self.head is None else "hidden"
+
+    def add(self, span: Span, result: SegmentResult) -> None:
+        """Take what a call of the base gave."""
+        if self.hidden_states:
+            self.hidden = self.hidden or [StepWriter(self.text, self.text.shape[1]) for _ in result.hidden_states]
+            for writer, hidden in zip(self.hidden, result.hidden_states):
+                writer.add(hidden, span)
+        output = result.output
+        if output is None:
+            return
+        if self.loss is not None and self.loss.balancing and result.balance is not None:
+            self.loss.add_balance(result.balance, span)
+        logits = self.logits.add(output, span, self.head) if self._keeps(span) else None
+        if self.loss is not None and self.loss.counts(span):
+            if logits is not None and logits.shape[1] == output.shape[1]:
+                self.loss.add(logits, span)
+            else:
+                self.loss.add(output, span, self.head)
+
+    def _keeps(self, span: Span) -> bool:
+        return self.logits.steps > 0 and span.end > self.first_kept
+
+
+class StepWriter:
+    """Collects values (B, steps, width) of the last `steps` positions of a text; 0 at padding.
+
+    Without gradients they have their final place from the start: logits of a long text are gigabytes, and a second
+    copy of them costs more time than the products.
+    """
+
+    def __init__(self, text: SegmentedInput, steps: int):
+        self.text, self.steps, self.first = text, steps, text.shape[1] - steps
+        self.place: Tensor | None = None
+        self.columns: list[tuple[int, Tensor]] = []  # of all rows, from a position on
+        self.entries: list[tuple[Tensor, Tensor]] = []  # places in flat (B, steps), and what belongs there
+
+    def add(self, output: Tensor, span: Span, head: nn.Linear | None = None) -> Tensor:
+        """Take values (b, n, width) of a span: `output` itself, or with `head` what it makes of `output`.
+
+        Returns those of the whole span where they were made, else those that are kept.
+        """
+        if not span.is_all:
+            values = output if head is None else linear(output, head.weight)
+            self._scatter(values, span)
+            return values
+        output = output[:, max(self.first - span.starts[0], 0) :]
+        start = max(span.starts[0] - self.first, 0)
+        if torch.is_grad_enabled() or output.shape[1] == self.steps:
+            values = output if head is None else linear(output, head.weight)
+            self.columns.append((start, values))
+            return values
+        room = self._room(output, output.shape[-1] if head is None else head.out_features)
+        room = room[:, start : start + output.shape[1]]
+        if head is None:
+            return room.copy_(output)
+        same = output.dtype == head.weight.dtype and not torch.is_autocast_enabled(output.device.type)
+        if same and len(output) == 1:
+            torch.mm(output[0], head.weight.T, out=room[0])
+            return room
+        return room.copy_(linear(output, head.weight))
+
+    def value(self) -> Tensor | None:
+        """All of them."""
+        if not self.entries:
+            return torch.cat([values for _, values in self.columns], 1) if self.columns else self.place
+        places, values = map(torch.cat, zip(*self.entries))
+        flat = values.new_zeros(self.text.shape[0] * self.steps, values.shape[-1]).index_copy(0, places, values)
+        whole = flat.unflatten(0, (self.text.shape[0], self.steps))
+        for start, part in self.columns:
+            whole[:, start : start + part.shape[1]] = part
+        return whole
+
+    def _room(self, output: Tensor, width: int) -> Tensor:
+        if self.place is None:
+            make = output.new_zeros if self.text.has_padding else output.new_empty
+            self.place = make(self.text.shape[0], self.steps, width)
+        return self.place
+
+    def _scatter(self, values: Tensor, span: Span) -> None:
+        source, places = (index.to(values.device) for index in scattered(span, self.first, self.text.shape[1]))
+        chosen = values.flatten(0, 1).index_select(0, source)
+        if torch.is_grad_enabled():
+            self.entries.append((places, chosen))
+        else:
+            self._room(values, values.shape[-1]).flatten(0, 1).index_copy_(0, places, chosen)

@@ -1,0 +1,113 @@
+"""The loss of a text, added up segment by segment without holding its logits."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
+from transformers import PreTrainedModel
+
+from tessera.base.errors import expect
+from tessera.layers.plain_linear import is_plain_linear
+from tessera.models.recurrence.segmented_input import Span, columns, scattered
+from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
+
+# Families whose logits are their output embedding of the last hidden state and nothing else (no cap, no scale).
+PLAIN = frozenset({"gpt2", "gpt_neo", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"})
+SCALED = frozenset({"memory_mosaic", "memory_mosaic_v2"})  # the same where their `logit_scale` is 1
+MANY = 1 << 18  # logits from which a loss without holding them is faster too
+
+
+def balancing_weight(base: PreTrainedModel) -> float:
+    """What the base multiplies its balancing loss with (mixtures of experts), 0 where it has none.
+
+    Raises:
+        TesseraError: a base that computes one without saying how much it counts.
+    """
+    config = base.config.get_text_config()
+    if not getattr(config, "output_router_logits", False):
+        return 0.0
+    names = ("router_aux_loss_coef", "aux_loss_coef")
+    weights = [getattr(holder, name) for holder in (base, config) for name in names if hasattr(holder, name)]
+    expect(bool(weights), type(base).__name__, "output_router_logits", "be False without router_aux_loss_coef", True)
+    return float(weights[0])
+
+
+def plain_lm_head(base: PreTrainedModel) -> nn.Linear | None:
+    """The base's output embedding where its logits are `weight @ last hidden state` and nothing more, else None."""
+    head, config = base.get_output_embeddings(), base.config
+    is_plain = config.model_type in PLAIN or (config.model_type in SCALED and config.logit_scale == 1.0)
+    return head if is_plain and is_plain_linear(head) else None
+
+
+class SegmentLoss:
+    """Next-token cross entropy with one shift across the whole text: a segment's last token predicts the next's first.
+
+    Args:
+        labels: (B, T) token indices; -100 is left out. loss_mask: booleans (B, T), whether position t, which predicts
+            label t + 1, counts; None: all do but padding, which neither predicts nor is predicted. real: booleans
+            (B, T), what is no padding, or None. balancing: weight of the base's own balancing loss, of which the mean
+            over all segments is added.
+    """
+
+    def __init__(
+        self, labels: Tensor, loss_mask: Tensor | None = None, real: Tensor | None = None, balancing: float = 0.0
+    ):
+        self.targets = shifted_targets(labels, loss_mask, real)
+        # Which positions count, known to the CPU: one look at the labels, not one for each segment.
+        self.counted = (self.targets != IGNORED).cpu()
+        self.total: Tensor | float = 0.0
+        self.balancing, self.tokens = balancing, 0
+        self.balance: Tensor | float = 0.0
+        self.waiting: list[tuple[Tensor, Tensor, nn.Linear]] = []
+
+    def counts(self, span: Span) -> bool:
+        """Whether any position of a span counts."""
+        return bool(columns(self.counted, span).any())
+
+    def add(self, output: Tensor, span: Span, head: nn.Linear | None = None) -> None:
+        """Count a span of which `output` is the logits (b, n, vocabulary), or with `head` its input (b, n, hidden)."""
+        targets = self._targets(span)
+        if head is not None and targets.numel() * head.out_features >= MANY:
+            self.waiting.append((output.flatten(0, 1), targets.flatten(), head))
+            if not output.requires_grad:  # else the graph holds it anyway, and one gradient of the head is enough
+                self._add_waiting()
+            return
+        logits = output if head is None else linear(output, head.weight)
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        self.total = self.total + cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+
+    def add_balance(self, balance: Tensor, span: Span) -> None:
+        """Count the base's balancing loss of a span."""
+        self.balance = self.balance + balance * sum(span.lengths)
+        self.tokens += sum(span.lengths)
+
+    def _targets(self, span: Span) -> Tensor:
+        if span.is_all:
+            return columns(self.targets, span)
+        places, sources = (index.to(self.targets.device) for index in scattered(span, 0, self.targets.shape[1]))
+        targets = self.targets.new_full((len(span.rows) * span.steps,), IGNORED)
+        return targets.index_copy(0, places, self.targets.flatten()[sources]).view(-1, span.steps)
+
+    def _add_waiting(self) -> None:
+        if self.waiting:
+            hidden, targets, heads = zip(*self.waiting)
+            self.waiting = []
+            self.total = self.total + linear_cross_entropy(torch.cat(hidden), heads[0].weight, torch.cat(targets))
+
+    def value(self, num_items: Tensor | int | None = None) -> Tensor:
+        """The sum divided by `num_items` (gradient accumulation), else by the number of counted positions."""
+        self._add_waiting()
+        count = (self.targets != IGNORED).sum() if num_items is None else num_items
+        loss = torch.as_tensor(self.total, device=self.targets.device) / count
+        return loss + self.balancing * self.balance / self.tokens if self.tokens else loss
+
+
+def shifted_targets(labels: Tensor, loss_mask: Tensor | None = None, real: Tensor | None = None) -> Tensor:
+    """The target (B, T) of every position, -100 where it does not count (always at the last one)."""
+    targets = torch.full_like(labels, IGNORED)
+    targets[:, :-1] = labels[:, 1:]
+    if loss_mask is None and real is not None:
+        loss_mask = real & torch.cat([real[:, 1:], real[:, -1:]], 1)
+    return targets if loss_mask is None else targets.masked_fill(~loss_mask.bool(), IGNORED)

@@ -1,0 +1,116 @@
+"""Adapters of PEFT and trainings of TRL around a model with a memory."""
+
+import pytest
+import torch
+
+from tessera.base.errors import TesseraError
+from tessera.data.tokenizers import byte_tokenizer
+from tests.models.armt.bases import BASES, WRAPS, make, tokens
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # peft's and trl's own
+peft = pytest.importorskip("peft")
+
+
+def fresh(kind="armt"):
+    """A wrapped Llama whose memory adds nothing yet, always the same."""
+    torch.manual_seed(3)
+    return WRAPS[kind](BASES["llama"](), segment_size=8, num_memory_tokens=3)
+
+
+def lora(model=None, **options):
+    saved = {} if model is None else {"modules_to_save": list(model.memory_modules)}
+    return peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, task_type="CAUSAL_LM", **saved, **options)
+
+
+def trained(model, ids):
+    """`model` after three steps with all that learns; the names of what has a gradient."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    model.train()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    model.eval()
+    return {name for name, p in model.named_parameters() if p.grad is not None and bool(p.grad.any())}
+
+
+@pytest.mark.parametrize("kind", WRAPS)
+def test_the_memory_is_trained_saved_and_loaded_with_the_adapter(kind, tmp_path):
+    ids = tokens(2, 20)
+    model = fresh(kind)
+    adapted = peft.get_peft_model(model, lora(model))
+    before = adapted(input_ids=ids).logits.detach()
+    learned = trained(adapted, ids)
+    for name in model.memory_modules:
+        assert any(name in key for key in learned), name
+    expected = adapted(input_ids=ids).logits
+    assert (expected - before).abs().max() > 1e-2
+    adapted.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(fresh(kind), tmp_path).eval()
+    torch.testing.assert_close(loaded(input_ids=ids).logits, expected)
+    with adapted.disable_adapter():
+        torch.testing.assert_close(adapted(input_ids=ids).logits, before)
+
+
+@pytest.mark.parametrize("kind", WRAPS)
+def test_add_adapter_takes_the_memory_along(kind, tmp_path):
+    ids = tokens(2, 20)
+    model = fresh(kind)
+    model.add_adapter(lora())
+    assert any("memory_tokens" in name for name in trained(model, ids))
+    expected = model(ids).logits
+    model.save_pretrained(tmp_path)
+    loaded = fresh(kind)
+    loaded.load_adapter(str(tmp_path))
+    torch.testing.assert_close(loaded.eval()(ids).logits, expected)
+
+
+def test_a_memory_frozen_where_it_adds_nothing_is_refused():
+    adapted = peft.get_peft_model(fresh(), lora()).train()
+    ids = tokens(2, 20)
+    with pytest.raises(TesseraError, match=r"modules_to_save=\['memories', 'memory_tokens'\]"):
+        adapted(input_ids=ids, labels=ids)
+    with torch.no_grad():
+        adapted.eval()(input_ids=ids)
+    taught = make(family="llama")  # a memory that has learned may stay as it is
+    assert peft.get_peft_model(taught, lora()).train()(input_ids=ids, labels=ids).loss.requires_grad
+
+
+def trainer_options(trl_config, folder):
+    options = {"max_steps": 2, "per_device_train_batch_size": 2, "report_to": "none", "disable_tqdm": True}
+    options |= {"use_cpu": True, "bf16": False, "save_strategy": "no", "logging_steps": 1, "max_length": 24}
+    return trl_config(output_dir=str(folder), learning_rate=0.05, **options)
+
+
+def wide():
+    """As `fresh`, for bytes."""
+    torch.manual_seed(3)
+    base = BASES["llama"]()
+    base.resize_token_embeddings(300, mean_resizing=False)
+    return WRAPS["armt"](base, segment_size=8, num_memory_tokens=3)
+
+
+@pytest.mark.parametrize("with_adapter", [True, False])
+@pytest.mark.parametrize("kind", ["SFT", "DPO"])
+def test_trainings_of_trl(kind, with_adapter, tmp_path):
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    rows = [{"text": "Once upon a time. " * count} for count in (1, 2, 3, 4)]
+    if kind == "DPO":
+        rows = [{"prompt": "Where is Mary? ", "chosen": "In the garden." * n, "rejected": "No."} for n in (1, 2, 3, 4)]
+    model = wide()
+    options = {"peft_config": lora(model)} if with_adapter else {"ref_model": wide()} if kind == "DPO" else {}
+    trainer = getattr(trl, f"{kind}Trainer")(
+        model=model,
+        args=trainer_options(getattr(trl, f"{kind}Config"), tmp_path),
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=tokenizer,
+        **options,
+    )
+    trainer.train()
+    losses = [record["loss"] for record in trainer.state.log_history if "loss" in record]
+    assert len(losses) == 2
+    assert losses[0] == pytest.approx(0.693, abs=1e-3) if kind == "DPO" else 4 < losses[0] < 8
+    value = trainer.model.get_base_model().memories if with_adapter else trainer.model.memories
+    assert all(bool(memory.value.weight.any()) for memory in value.in_order()), "it began as 0"

@@ -1,0 +1,85 @@
+"""Logits and losses are the base model's, however they are computed."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tessera.armt as armt
+from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
+from tessera.models.recurrence import modeling, segment_loss
+from tessera.models.recurrence.segment_loss import plain_lm_head
+from tests.models.armt.bases import BASES, make, tokens
+from tests.tolerances import REORDERED_FLOAT64
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+
+
+def trained(model, ids, labels):
+    """Loss and gradients of a training step, without dropout."""
+    value = model(ids, labels=labels, num_items_in_batch=7, skip_logits=True).loss
+    return value, torch.autograd.grad(value, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+
+
+@pytest.mark.parametrize("family", BASES)
+def test_the_head_is_the_bases_own(family, monkeypatch):
+    model, ids = make("armt", family), tokens(2, 21)
+    labels = torch.where(torch.rand(ids.shape) < 0.3, -100, ids)
+    assert plain_lm_head(model.base) is model.base.get_output_embeddings()
+    monkeypatch.setattr(segment_loss, "MANY", 0)  # also the small sizes of a test take the way of large ones
+    with torch.no_grad():
+        read = model(ids, labels=labels, logits_to_keep=15), model(ids[:1])
+    step = trained(model, ids, labels)
+    monkeypatch.setattr(modeling, "plain_lm_head", lambda base: None)
+    at_once = model(ids, labels=labels)
+    close(read[0].loss, at_once.loss)
+    close(read[0].logits, at_once.logits[:, -15:])
+    close(read[1].logits, at_once.logits[:1])
+    expected = trained(model, ids, labels)
+    close(step[0], expected[0])
+    for actual, other in zip(step[1], expected[1], strict=True):
+        assert (actual is None) == (other is None)
+        if actual is not None:
+            close(actual, other)
+
+
+@pytest.mark.parametrize("logit_scale", [1.0, 0.5])
+def test_a_mosaic_of_v2_scales_its_logits(logit_scale, monkeypatch):
+    sizes = {"vocab_size": 60, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
+    base = MemoryMosaicV2ForCausalLM(MemoryMosaicV2Config(**sizes, logit_scale=logit_scale))
+    model, ids = armt.wrap(base, segment_size=8, num_memory_tokens=3, memory_dim=4).double(), tokens(2, 21)
+    assert (plain_lm_head(base) is None) == (logit_scale != 1.0)
+    loss = model(ids, labels=ids, skip_logits=True).loss
+    monkeypatch.setattr(modeling, "plain_lm_head", lambda base: None)
+    close(loss, model(ids, labels=ids).loss)
+
+
+def test_more_logits_than_tokens_are_all():
+    model, ids = make(), tokens(1, 20)
+    with torch.no_grad():
+        close(model(ids, logits_to_keep=30).logits, model(ids).logits)
+
+
+def test_what_does_more_than_a_product_is_left_to_the_base():
+    base = BASES["gpt2"]()
+    assert plain_lm_head(base) is base.lm_head
+    handle = base.lm_head.register_forward_hook(lambda *_: None)
+    assert plain_lm_head(base) is None
+    handle.remove()
+    base.lm_head = nn.Sequential(base.lm_head)
+    assert plain_lm_head(base) is None
+    base = BASES["memory_mosaic"]()
+    base.config.logit_scale = 0.5
+    assert plain_lm_head(base) is None
+
+
+def test_the_fused_activation_is_the_same_function():
+    base, ids = BASES["gpt2"]().double().eval(), tokens(1, 8)
+    model = armt.wrap(copy.deepcopy(base), segment_size=8, num_memory_tokens=3, memory_dim=4).eval()
+    names = [type(layer.layer.mlp.act).__name__ for layer in model.base.transformer.h]
+    assert names == ["GELUTanh", "GELUTanh"]
+    with torch.no_grad():
+        close(model(ids).logits, base(ids).logits)
