@@ -1,6 +1,8 @@
 """Ctrl-C on a real training: a checkpoint, the command that goes on, status 130, and the same weights."""
 
 import os
+import pty
+import select
 import shlex
 import signal
 import subprocess
@@ -77,3 +79,18 @@ def test_each_signal_asks_for_a_stop_and_a_second_one_stops_at_once(number):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a terminal of its own")
+def test_a_lost_terminal_leaves_a_checkpoint(command, tmp_path):
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "tessera.cli.main", *command])
+    metrics = tmp_path / "my run" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text()):
+        assert select.select([terminal], [], [], 120)[0], "it says nothing"
+        os.read(terminal, 4096)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert 0 < step_of(latest_complete(tmp_path / "my run")[0]) < 100

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,3 +71,26 @@ def test_a_missing_package_is_one_line_before_anything_is_written(go, tmp_path, 
 def test_other_names_are_refused(go, reporter):
     with pytest.raises(TesseraError, match="training.report_to must list tensorboard, wandb"):
         go(reporter=reporter)
+
+
+def test_weights_and_biases_hears_the_same(go, tmp_path, monkeypatch):
+    heard = {}
+
+    class Run:
+        def log(self, values, step):
+            heard.setdefault(step, {}).update(values)
+
+        def finish(self):
+            heard["finished"] = True
+
+    def init(name, config):
+        assert config["training"]["steps"] == 6
+        return Run()
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    go(reporter="wandb")
+    assert {step: values["train/loss"] for step, values in heard.items() if step != "finished"} == records(
+        tmp_path / "run", "loss"
+    )
+    assert heard[6]["eval/loss"] == records(tmp_path / "run", "validation_loss")[6]
+    assert heard["finished"]

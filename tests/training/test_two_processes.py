@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tessera.base.checkpoints import latest_complete
 from tests.training.test_sharding import metrics
 
 RECIPE = """
@@ -92,6 +93,6 @@ def test_two_processes_train_in_stages_as_one_with_the_whole_batch(tmp_path, dat
     for name, weight in expected.items():
         torch.testing.assert_close(actual[name], weight, rtol=0, atol=2e-5)
     (two / "run.json").unlink()
-    shutil.rmtree(two / "checkpoints/checkpoint-6")
+    shutil.rmtree(latest_complete(two)[0])
     train(recipe, two, "torchrun", "--resume")
     assert all(torch.equal(load_file(two / "model.safetensors")[name], actual[name]) for name in actual)
