@@ -158,7 +158,7 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
     """Errors of both memories and each triple, and the matrices of the first seed of three heads."""
     names, triples = [name for name in PANELS if seeds_of(records, name)], triples_of(records)
     figure = new_figure(5.6 * len(triples), 3.4 + 3.4 * len(names))
-    errors, matrices = figure.subfigures(2, 1, height_ratios=[max(1, len(names)), 1])
+    errors, matrices = figure.subfigures(2, 1, squeeze=False, height_ratios=[max(1, len(names)), 1])[:, 0]
     for row, name in enumerate(names):
         for column, triple in enumerate(triples):
             axis = errors.add_subplot(len(names), len(triples), row * len(triples) + column + 1)
