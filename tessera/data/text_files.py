@@ -7,7 +7,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from tessera.base.errors import TesseraError
 
@@ -62,7 +62,7 @@ def text_of_file(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
             is_packed = plain.read(len(GZIP)) == GZIP
             plain.seek(0)
             with gzip.open(plain) if is_packed else plain as file:
-                yield from _decoded(path, file, piece_bytes)
+                yield from _decoded(path, cast(IO[bytes], file), piece_bytes)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TesseraError(f"{path}: this gzip file is damaged ({error}).") from None
     except OSError as error:

@@ -111,7 +111,7 @@ def _canvas(x: str, y: str, title: str) -> "tuple[Figure, Axes]":
     return figure, axes
 
 
-def _looks(count: int) -> list[dict[str, str]]:
+def _looks(count: int) -> list[dict[str, Any]]:
     """Colour and kind of line of each of so many curves: the same only after 32."""
     rounds = [divmod(number, len(COLOURS)) for number in range(count)]
     return [{"color": COLOURS[colour], "linestyle": LINES[again % len(LINES)]} for again, colour in rounds]

@@ -104,7 +104,7 @@ class DraftedGeneration:
         )
         drafter: Drafter
         if assistant_model is None:
-            drafter, most = PromptLookup(max_matching_ngram_size or 3), prompt_lookup_num_tokens
+            drafter, most = PromptLookup(max_matching_ngram_size or 3), prompt_lookup_num_tokens or 0
         else:
             drafter, most = AssistantModel(assistant_model), num_assistant_tokens or 5
         expect(isinstance(most, int) and most >= 1, WHERE, "the number of drafted tokens", "be at least 1", most)

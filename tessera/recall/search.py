@@ -111,8 +111,7 @@ def search(
     rows: list[tuple[Tensor, Tensor]] = []
     values = pairs.values[0]
     output = values.new_zeros(heads, count, values.shape[-1])
-    shape = {"size": (heads, count), "dtype": queries.vectors.dtype, "device": values.device}
-    threshold, unread, dropped = (torch.zeros(**shape) for _ in range(3))
+    threshold, unread, dropped = (queries.slopes.new_zeros(heads, count) for _ in range(3))
     read = torch.zeros(heads, count, dtype=torch.long, device=values.device)
     reader = _Reader(pairs, blocks, filed, kept, queries, kernel, tolerance)
     for head in range(heads):

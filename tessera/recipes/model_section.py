@@ -171,7 +171,7 @@ def _fields(entry: ModelEntry) -> set[str]:
     maker = entry.maker
     if not isinstance(maker, type):
         return set(inspect.signature(maker).parameters)
-    return {field.name for field in fields(maker)} | set(maker.attribute_map)
+    return {field.name for field in fields(maker)} | set(getattr(maker, "attribute_map", ()))
 
 
 def _unknown(section: dict[str, Any], known: set[str]) -> list[tuple[str, str]]:

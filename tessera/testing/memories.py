@@ -67,7 +67,7 @@ def _close(one: Tensor, other: Tensor, tolerance: float = REORDERED_FLOAT64) -> 
     return one.shape == other.shape and bool(((one - other).abs() <= tolerance).all())
 
 
-def _read(memory: nn.Module, x: Tensor, sizes: list[int], state: State | None = None) -> tuple[Tensor, State]:
+def _read(memory: nn.Module, x: Tensor, sizes: list[int], state: State | None = None) -> tuple[Tensor, Any]:
     """The answers to `x` read in pieces of these sizes, and the last state."""
     answers = []
     for piece in x.split(sizes, dim=1):

@@ -58,7 +58,7 @@ def determinism(task: Task) -> None:
 
 def splits_apart(task: Task) -> None:
     """No automaton, triple or vocabulary of one split is in another, over several seeds."""
-    seen = {split: set() for split in SPLITS}
+    seen: dict[str, set] = {split: set() for split in SPLITS}
     for split in SPLITS:
         for seed in range(3):
             seen[split] |= task.held_apart(task.sample(COUNT, seed, split))

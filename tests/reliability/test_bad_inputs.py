@@ -18,12 +18,12 @@ import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from tessera.papers.babilong.public_files import FIELDS, read_samples
 
 from tessera.base.errors import TesseraError
 from tessera.cli.main import VERBS, main, make_parser
 from tessera.models.armt import ARMTState
 from tessera.models.saving.loading import load_config, load_model
+from tessera.papers.babilong.benchmark import FIELDS, read_samples
 from tessera.recipes.recipe import read_recipe
 from tessera.recipes.sections import Recipe
 from tests.reliability.conftest import RECIPE, examples

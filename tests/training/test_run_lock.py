@@ -1,6 +1,7 @@
 """One process per run folder: the second is told who holds it."""
 
 import subprocess
+import sys
 
 import pytest
 
@@ -8,7 +9,6 @@ from tessera.base.errors import TesseraError
 from tessera.cli.main import main
 from tessera.recipes.recipe import read_recipe
 from tessera.training.run import train
-from tests.base.test_locks import python
 
 # Trains, but stops before its first step until a line comes in on standard input.
 SLOW = """
@@ -31,7 +31,8 @@ train(read_recipe(sys.argv[1]), Path(sys.argv[2]), resume=True, progress=False)
 
 def test_the_second_of_two_resumed_processes_is_told_who_holds_the_run(recipe_file, tmp_path, capsys):
     run = tmp_path / "run"
-    with python(SLOW, recipe_file, run, stdin=subprocess.PIPE) as first:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", SLOW, recipe_file, run], **pipes) as first:
         assert first.stdout.readline() == "training\n", first.stderr.read()
         assert main(["train", str(recipe_file), "--output", str(run), "--resume"]) == 2
         error = capsys.readouterr().err
