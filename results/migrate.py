@@ -219,6 +219,9 @@ def strip_folders(stored: Any) -> None:
 # Fields that had one value in all records: those of budgets that never ran, and what the models take anyway.
 DROPPED = {
     "associative_retrieval": ("ablation", "end_token"),
+    "length_generalization": ("precision", "dropout", "contextual_dropout", "initialization"),
+    "many_shot": ("initialization",),
+    "regbench": ("dropout", "initialization"),
 }
 
 

@@ -1,7 +1,7 @@
 """Stage `reproduce`: trainings that need a GPU, in slices that a later call continues.
 
-Each case is one call of `tessera reproduce` or `tessera train --resume`, in the order of value per minute; it stops
-after its slice and goes on from its last checkpoint the next time. A case counts as done when its run is finished.
+Each case is one call of `tessera train --resume`; it stops after its slice and goes on from its last checkpoint the
+next time. A case counts as done when its run is finished.
 """
 
 import json
@@ -10,29 +10,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
 from benchmarks.gpu_stages.settings import Settings
-from tessera.papers.catalogue import EXPERIMENTS as EXPERIMENT_REGISTRY
-from tessera.papers.experiment import RunSelection
 
-# Experiments of the `full` budget: case -> (experiment, pattern of the run's name).
-COMPACT = ("sparsemax", "biweight", "triweight")
-REGBENCH = "2 layers, 8 heads, width 128, decay 0.01/seed 0"
-EXPERIMENTS = {
-    **{
-        f"RegBench, {problems} problems, {kernel}": ("regbench", f"mosaic {kernel}/{problems}/{REGBENCH}")
-        for problems in (5000, 10000, 20000, 40000)
-        for kernel in COMPACT
-    },
-    **{
-        f"MQMTAR, {kernel}": ("length_generalization", f"mqmtar/{kernel}/seed 0")
-        for kernel in ("triweight", "gaussian", "sparsemax")
-    },
-    "remember, to 200 pairs": ("associative_retrieval", "armt/remember/seed 0"),
-}
 # Twelve blocks of GPT-2-small width on the bundled stories; steps that fit a few slices.
 STEPS = {"steps": 4000, "batch_size": 64, "micro_batch_size": 64, "warmup_steps": 200, "checkpoint_every": 100}
 SIZE = {"hidden_size": 768, "num_layers": 12, "num_heads": 12}
@@ -45,24 +27,7 @@ SLICE_SECONDS = 150
 
 def cases(settings: Settings) -> dict[str, Callable[[], dict]]:
     """One case per run."""
-    experiments = {name: partial(experiment_slice, settings, *run) for name, run in EXPERIMENTS.items()}
-    return experiments | {name: partial(train_slice, settings, name, *recipe) for name, recipe in RECIPES.items()}
-
-
-def experiment_slice(settings: Settings, experiment: str, pattern: str) -> dict:
-    """One slice of one run; its outcome when it is finished. A dry run only checks that there is such a run."""
-    if settings.dry:
-        runs = EXPERIMENT_REGISTRY[experiment].runs(RunSelection("full"))
-        return {"runs": sum(fnmatchcase(run.key, pattern) for run in runs) or _absent(experiment, pattern)}
-    output = Path("results/gpu")
-    command = [sys.executable, "-m", "tessera.cli.main", "reproduce", experiment, "--budget", "full"]
-    run_slice([*command, "--only", pattern, "--workers", "1", "--output", str(output)], lambda: "see its checkpoint")
-    stored = json.loads((output / experiment / "full.json").read_text())["runs"]
-    return next(record["outcome"] for key, record in stored.items() if fnmatchcase(key, pattern))
-
-
-def _absent(experiment: str, pattern: str) -> int:
-    raise ValueError(f"{experiment} has no run {pattern!r} in its full budget")
+    return {name: partial(train_slice, settings, name, *recipe) for name, recipe in RECIPES.items()}
 
 
 def run_slice(command: list[str], progress: Callable[[], str]) -> str:

@@ -73,9 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _many_shot(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], Measure]:
     """The data set, the options that are stored, and what scores a model with its tokenizer."""
-    from tessera.papers.many_shot.files import BANKING77, READERS, by_label, read_examples
     from tessera.papers.many_shot.prompting import LabelledTexts, many_shot_scores
-    from tessera.papers.many_shot.prompts import TEMPLATES
+    from tessera.papers.many_shot.prompts import BANKING77, READERS, TEMPLATES, by_label, read_examples
 
     data, bundled = arguments.many_shot, [BANKING77 / "train.csv", BANKING77 / "test.csv"]
     files = bundled if arguments.files is None and data == "banking77" else arguments.files

@@ -2,7 +2,7 @@
 
 Writes results/EXPERIMENT/BUDGET.json, .png and .md. Called again after an interruption it goes on where it stopped.
 Budgets: smoke (seconds; shows that it runs), cpu (reduced; minutes to a day on two cores, as its page in
-docs/experiments says), for some full (for GPUs; docs/experiments/README.md says where it is the published setting).
+docs/experiments says).
 """
 
 import argparse
@@ -15,11 +15,7 @@ from tessera.papers.experiment import RunSelection
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera reproduce`."""
     parser.add_argument("experiment", help="as listed by `tessera tasks`")
-    parser.add_argument(
-        "--budget",
-        default="cpu",
-        help="smoke, cpu or, for some, full (default: cpu), the published setting",
-    )
+    parser.add_argument("--budget", default="cpu", help="smoke or cpu (default: cpu)")
     parser.add_argument("--models", nargs="+", help="only these models (default: those of the budget)")
     parser.add_argument("--kernels", nargs="+", help="only these kernels (default: those of the budget)")
     parser.add_argument("--seeds", type=positive_int, help="number of seeds (default: that of the budget)")

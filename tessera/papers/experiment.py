@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from tessera.base.errors import TesseraError, did_you_mean, expect
 
+BUDGETS = ("smoke", "cpu")
 # Those that Sparse Attention as Compact Kernel Regression compares, in the order of its tables.
 PAPER_KERNELS = (
     "gaussian",
@@ -87,7 +88,7 @@ class Experiment:
         tables: Markdown tables by heading: our numbers (mean over seeds, standard error) beside the paper's.
         plot: draws the figure into a file.
         models, kernels: the names that the user may choose from (empty: there is no such choice).
-        budgets: what `--budget` may be. published: how to start what it may not be, a training as published.
+        published: how to start a training as published, which is no budget.
         takes_data: whether it reads texts that the user names.
         version: changes when old records can no longer stand beside new ones.
     """
@@ -100,7 +101,6 @@ class Experiment:
     plot: Callable[[Mapping[str, Record], Path], None]
     models: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
-    budgets: tuple[str, ...] = ("smoke", "cpu")
     published: str = "The published settings stand beside ours in the table of settings; no command trains by them."
     takes_data: bool = False
     version: int = 1
@@ -112,8 +112,8 @@ class Experiment:
             TesseraError: an unknown budget, model or kernel, or an option that this experiment does not have.
         """
         advice = self.published if selection.budget == "full" else ""
-        choices = "be one of " + ", ".join(self.budgets)
-        expect(selection.budget in self.budgets, "reproduce", "--budget", choices, selection.budget, advice)
+        choices = "be one of " + ", ".join(BUDGETS)
+        expect(selection.budget in BUDGETS, "reproduce", "--budget", choices, selection.budget, advice)
         no_data = "be left out: it makes its own examples"
         expect(self.takes_data or not selection.data, "reproduce", "--data", no_data, selection.data)
         models = _checked("models", self.models, selection.models)

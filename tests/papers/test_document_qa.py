@@ -7,8 +7,7 @@ import torch
 
 from tessera.models.small_models import build_small_model
 from tessera.papers.document_qa.report import tables
-from tessera.papers.document_qa.run import EXPERIMENT
-from tessera.papers.document_qa.settings import BUDGETS
+from tessera.papers.document_qa.run import BUDGETS, EXPERIMENT
 from tessera.papers.experiment import Record, RunContext
 
 SMOKE = BUDGETS["smoke"]

@@ -7,8 +7,7 @@ import pytest
 from tessera.papers.experiment import Record, RunSelection
 from tessera.papers.many_shot.prompts import STRATEGIES
 from tessera.papers.many_shot.report import best, tables
-from tessera.papers.many_shot.run import EXPERIMENT, build, evaluate
-from tessera.papers.many_shot.settings import BUDGETS
+from tessera.papers.many_shot.run import BUDGETS, EXPERIMENT, build, evaluate
 
 SMOKE = BUDGETS["smoke"]
 

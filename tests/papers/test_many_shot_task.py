@@ -8,8 +8,7 @@ import pytest
 
 from tessera.base.errors import TesseraError
 from tessera.papers.many_shot import ManyShot
-from tessera.papers.many_shot.files import BANKING77, Example, by_label, read_examples
-from tessera.papers.many_shot.prompts import TEMPLATES, draw_episode
+from tessera.papers.many_shot.prompts import BANKING77, TEMPLATES, Example, by_label, draw_episode, read_examples
 
 SHOWN = [
     Example("I am still waiting on my card?", "city_arrival"),

@@ -15,9 +15,8 @@ from tessera.data.tokenizers import byte_tokenizer
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models.transformer import transformer_config
 from tessera.papers.document_qa.prompting import DocumentQuestion, QuestionFile, document_scores
-from tessera.papers.many_shot.files import Example
 from tessera.papers.many_shot.prompting import LabelledTexts, episode_shares, many_shot_scores, request_of, requests_of
-from tessera.papers.many_shot.prompts import DELIMITERS, TEMPLATES, Template, draw_episode
+from tessera.papers.many_shot.prompts import DELIMITERS, TEMPLATES, Example, Template, draw_episode
 
 TOKENIZER = byte_tokenizer()
 GROUPS = {name: [Example(f"{name}{number}", name) for number in range(6)] for name in ("happy", "sad")}

@@ -4,7 +4,7 @@ For the published files of SQuAD and HotpotQA as they lie on a disk; `tessera ev
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,12 +27,8 @@ ANSWER_TOKENS = 32
 
 
 class DocumentQuestion(NamedTuple):
-    """A question, the answers that count as right, and documents by their index in `QuestionFile.documents`.
-
-    Attributes:
-        golden: the documents that belong to the question. nearest: further documents of the same article, which
-            distract first.
-    """
+    """A question, the right answers, and by their index in `QuestionFile.documents` its own documents (`golden`) and
+    further ones of the same article, which distract first (`nearest`)."""
 
     question: str
     answers: tuple[str, ...]
@@ -75,7 +71,7 @@ def _hotpotqa(content: Any) -> QuestionFile:
     return QuestionFile(tuple(index), tuple(questions))
 
 
-def _indices(documents: Any) -> dict[str, int]:
+def _indices(documents: Iterable[str]) -> dict[str, int]:
     return {document: index for index, document in enumerate(dict.fromkeys(documents))}
 
 
@@ -99,10 +95,7 @@ def read_questions(kind: str, path: Path) -> QuestionFile:
 
 
 def write_prompt(file: QuestionFile, question: DocumentQuestion, num_documents: int, random: Random) -> str:
-    """`num_documents` of the file, shuffled, then the question.
-
-    Among them are the question's own; then come other paragraphs of the same article, then any others.
-    """
+    """`num_documents` of the file, shuffled, then the question: its own documents, the nearest, then any others."""
     own, near = list(question.golden), list(question.nearest)
     num_others = max(0, num_documents - len(own))
     if num_others > len(near):
@@ -123,10 +116,7 @@ def longest_prompt(
     seed: int,
     answer_tokens: int = ANSWER_TOKENS,
 ) -> tuple[str, int]:
-    """The prompt with as many documents as fit into `length` tokens together with the answer, and how many these are.
-
-    Found by bisection.
-    """
+    """The prompt with as many documents as fit into `length` tokens beside the answer, by bisection; and how many."""
 
     def prompt(num_documents: int) -> str:
         return write_prompt(file, question, num_documents, Random(f"{seed} {question.question}"))
@@ -160,10 +150,9 @@ def document_scores(
     seed: int = 0,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Length -> `contains_answer` (mean, standard error, count) and the mean number of `documents`.
+    """Length -> `contains_answer` (mean, standard error, count) of greedy answers, and the mean number of `documents`.
 
-    Prompts are as long as `length` tokens allow, the answer included; the answer is the greedy continuation. The same
-    questions are asked at every length.
+    The same questions are asked at every length, in prompts as long as it allows.
 
     Raises:
         TesseraError: a question whose own documents do not fit, or a length beyond the model's learned positions.

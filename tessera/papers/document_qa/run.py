@@ -1,5 +1,6 @@
 """Document questions: trained on short samples, asked about longer ones, tuned at a long one, asked again."""
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -7,9 +8,132 @@ from transformers import PreTrainedModel
 from tessera.models.sizes import num_parameters
 from tessera.papers.catalogue import LIBRARY
 from tessera.papers.document_qa import report
-from tessera.papers.document_qa.settings import BUDGETS, MODELS, SEEDS, DocumentSettings
+from tessera.papers.document_qa.task import FULL_WORDING, DocumentQA
 from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
-from tessera.papers.task_stage import held_out_scores, small_model, train_stages
+from tessera.papers.task_stage import EarlyStage, TaskStage, held_out_scores, small_model, train_stages
+from tessera.training.fit import FitOptions
+
+MODELS = tuple(report.NAMES)
+TUNING_SEED = 500_000  # apart from the seeds of the training's steps
+# v2's key extractors start with small weights, which larger ones or a higher rate overrun. It learns the task in a few
+# hundred steps; its twin needs thousands, from larger weights, and easier forms of the task first. ALiBi and the LSTM
+# are trained as long as the twin, without these forms.
+V2_LEARNING_RATE, V2_SHARE_OF_STEPS = 1e-3, 0.15
+
+
+@dataclass(frozen=True)
+class DocumentSettings:
+    """One training, one tuning, and the tests after each.
+
+    Attributes:
+        hidden_size, num_layers, num_heads: of the transformer whose number of parameters every model has. span: the
+            short-term memory's; the long-term delay is a quarter of it in tests, and from there to the span in training
+            and tuning.
+        task_fields: settings of the task. lengths, batch_size, fit: of the training, whose steps have samples of these
+            lengths in turn. tuned_length, tuned_batch_size, tuning: of the tuning that follows.
+        initialization: of v2 and its twin, see `ModelSize`. early_stages: before the training, of the twin alone.
+        test_lengths: after training. tuned_test_lengths: after tuning. test_tokens: as many samples are tested at a
+            length as this holds, within `test_samples` (fewest, most).
+    """
+
+    model: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    span: int
+    task_fields: dict[str, Any]
+    lengths: tuple[int, ...]
+    batch_size: int
+    fit: FitOptions
+    tuned_length: int
+    tuned_batch_size: int
+    tuning: FitOptions
+    test_lengths: tuple[int, ...]
+    tuned_test_lengths: tuple[int, ...]
+    test_tokens: int
+    test_samples: tuple[int, int] = (16, 200)
+    initialization: str = "normal"
+    early_stages: tuple[EarlyStage, ...] = ()
+    seed: int = 0
+
+    @property
+    def length(self) -> int:
+        """The longest of training."""
+        return max(self.lengths)
+
+    def task_at(self, length: int) -> DocumentQA:
+        """The task with samples of so many tokens."""
+        return DocumentQA(length=length, **self.task_fields)
+
+    def stages(self) -> list[TaskStage]:
+        """Early stages, training, tuning."""
+        seed, stages = self.seed * 10_000_019, []
+        for number, stage in enumerate(self.early_stages):
+            tasks = tuple(DocumentQA(**{**self.task_fields, **easier}) for easier in stage.tasks)
+            stages.append(stage.as_stage(number, tasks, self.batch_size, seed))
+        trained, tuned = tuple(map(self.task_at, self.lengths)), (self.task_at(self.tuned_length),)
+        return [
+            *stages,
+            TaskStage("training", trained, self.batch_size, self.fit, seed),
+            TaskStage("tuning", tuned, self.tuned_batch_size, self.tuning, seed + TUNING_SEED),
+        ]
+
+    def run(self, model: str, seed: int) -> Run:
+        """The same for another model and seed."""
+        changes: dict[str, Any] = {"initialization": "fan_in"} if model == "llama" else {"early_stages": ()}
+        if model == "mosaic_v2":
+            steps = max(2, round(V2_SHARE_OF_STEPS * self.fit.steps))
+            changes["fit"] = replace(self.fit, learning_rate=V2_LEARNING_RATE, steps=steps)
+        settings = replace(self, model=model, seed=seed, **changes)
+        tokens = settings.fit.steps * self.batch_size * sum(self.lengths) // len(self.lengths)
+        tokens += self.tuning.steps * self.tuned_batch_size * self.tuned_length
+        return Run(f"{model}/seed {seed}", settings, float(tokens * (1.6 if model == "mosaic_v2" else 1.0)))
+
+
+def _early_stages(options: FitOptions) -> tuple[EarlyStage, ...]:
+    """From four names in the plainest wording to 400 in several documents.
+
+    Among four names a model soon finds that the answer is the place behind the same name. Then come more words between
+    them, more names, more documents; wordings take turns, so that none is forgotten.
+    """
+    plain, full, all_wordings = 0, FULL_WORDING, range(FULL_WORDING + 1)
+    stages = (
+        (250, [(plain, 4, 1)]),
+        (1200, [(wording, 4, 1) for wording in all_wordings]),
+        (500, [(wording, 8, 1) for wording in all_wordings]),
+        (600, [*((wording, 16, 1) for wording in all_wordings), (full, 16, 2)]),
+        (600, [(full, 64, documents) for documents in (1, 2, 3)]),
+        (600, [(full, 400, documents) for documents in (1, 2, 3)]),
+    )
+    return tuple(
+        EarlyStage(tuple(_easier(*task) for task in tasks), replace(options, steps=steps, weight_decay=0.0), 32)
+        for steps, tasks in stages
+    )
+
+
+def _easier(wording: int, known_names: int, documents: int) -> dict[str, Any]:
+    length = DocumentQA(questions=4, wording=wording).length_of(documents)
+    return {"questions": 4, "wording": wording, "known_names": known_names, "length": length}
+
+
+_FIT = FitOptions(
+    3000, 2e-3, warmup_ratio=0.05, weight_decay=0.1, betas=(0.9, 0.98), clip=1.0, scalar_learning_rate_scale=50.0
+)
+# Reduced: trained at up to 128 tokens (one to three documents), asked at up to eight times as many, tuned at 1,024 and
+# asked at twice that.
+_CPU = DocumentSettings(
+    "mosaic_v2", 64, 2, 4, 16, {"questions": 4, "num_names": 400}, (64, 64, 96, 128), 16, _FIT, 1024, 2,
+    replace(_FIT, steps=100, learning_rate=5e-4), test_lengths=(128, 256, 512, 1024),
+    tuned_test_lengths=(128, 256, 512, 1024, 2048), test_tokens=16_384, early_stages=_early_stages(_FIT),
+)  # fmt: skip
+_SMOKE = replace(
+    _CPU, hidden_size=16, num_heads=2, task_fields={"questions": 2, "num_names": 40}, lengths=(64,), batch_size=2,
+    fit=FitOptions(2, 1e-3), tuned_length=128, tuned_batch_size=1, tuning=FitOptions(2, 1e-3), test_lengths=(64, 128),
+    tuned_test_lengths=(64, 128), test_tokens=256, test_samples=(2, 2),
+    early_stages=(EarlyStage(({"wording": 0, "known_names": 8, "length": 36},), FitOptions(2, 1e-3), 2),),
+)  # fmt: skip
+BUDGETS = {"smoke": _SMOKE, "cpu": _CPU}
+SEEDS = {"smoke": 1, "cpu": 2}
 
 
 def plan(selection: RunSelection) -> list[Run]:
@@ -54,12 +178,4 @@ def _scores(
 
 
 # Memory Mosaics v2, tables 3, 4 and 7 at small size.
-EXPERIMENT = Experiment(
-    LIBRARY["document_qa"],
-    settings=DocumentSettings,
-    plan=plan,
-    execute=execute,
-    tables=report.tables,
-    plot=report.plot,
-    models=MODELS,
-)
+EXPERIMENT = Experiment(LIBRARY["document_qa"], DocumentSettings, plan, execute, report.tables, report.plot, MODELS)

@@ -44,20 +44,16 @@ class Sample(NamedTuple):
 class DocumentQA(Task):
     """Many short stories, each about people of its own, then questions of the form "question: where is bado? answer:".
 
-    A sample holds as many documents as leave room for the questions in `length` tokens. The answer stands in one of
-    them; the others distract. Splits share no story. The layout is that of RULER's questions about documents (Hsieh et
-    al. 2024) without its instruction.
+    A sample holds as many documents as leave room for the questions in `length` tokens, in the layout of RULER's
+    questions about documents (Hsieh et al. 2024) without its instruction. Splits share no story.
 
     Attributes:
-        length: tokens of a sample, all questions and answers included. questions: asked one behind the other, of
-            different people. people, moves: of a document: each of its people goes so often to another place.
+        length: tokens of a sample. questions: asked one behind the other, of different people. people, moves: of a
+            document: each of its people goes so often to another place.
         num_names: names that have a token; no name stands in two documents of a sample. known_names: documents take
             theirs from the first so many of them; None: from all.
-        wording: 4 is the form above. Below, for models that do not learn it from the start, so many words stand between
-            a person and a place: "bado kitchen .", "bado the kitchen .", "bado to the kitchen ." or "bado went to the
-            kitchen .", and as many behind the person of a question: "question : bado", ...
-    Raises:
-        TesseraError: an impossible setting, or more documents than there are names for.
+        wording: 4 is the form above. Below, so many words stand between a person and a place ("bado kitchen .", "bado
+            the kitchen .", ...), and as many behind the person of a question ("question : bado", ...).
     """
 
     length: int = 128
@@ -180,9 +176,7 @@ class DocumentQA(Task):
 
     def _words(self, sample: Sample) -> tuple[list[str], list[int]]:
         """The words of a sample and the places of its answers."""
-        words: list[str] = []
-        for document in sample.documents:
-            words += self._document_words(document.facts)
+        words = [word for document in sample.documents for word in self._document_words(document.facts)]
         answers = []
         for person, place in sample.questions:
             words += self._question(person)
@@ -191,10 +185,10 @@ class DocumentQA(Task):
         return words, answers
 
     def _document_words(self, facts: tuple[str, ...]) -> list[str]:
-        return [DOCUMENT, ":", *(word for fact in facts for word in [*self._fact(fact.split()), "."])]
-
-    def _fact(self, words: list[str]) -> list[str]:
-        return words if self.wording == FULL_WORDING else [words[0], *GAPS[self.wording], words[-1]]
+        words = [DOCUMENT, ":"]
+        for person, *move, place in map(str.split, facts):
+            words += [person, *(move if self.wording == FULL_WORDING else GAPS[self.wording]), place, "."]
+        return words
 
     def _question(self, person: str) -> list[str]:
         return QUESTION_FORMS[min(self.wording, FULL_WORDING - 1)].format(person).split()

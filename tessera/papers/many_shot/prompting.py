@@ -11,8 +11,7 @@ from tqdm import tqdm
 from tessera.base.errors import expect
 from tessera.evaluation.continuations import Request, continuation_likelihoods
 from tessera.models.transformer import context_limit
-from tessera.papers.many_shot.files import Example
-from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Template, draw_episode
+from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example, Template, draw_episode
 from tessera.tasks.task import Estimate, estimate
 
 if TYPE_CHECKING:
@@ -46,9 +45,6 @@ def many_shot_scores(
     the context the right one has the highest log-likelihood. "best" is the strategy with the highest `exact_match` at
     this number of shots, as in the paper. The same contexts and queries are used with both delimiters.
 
-    Args:
-        anonymous: "class 1", ... instead of the labels' own names. contexts: for each number of shots and strategy.
-            queries: of each context, which is read once for all of them.
     Raises:
         TesseraError: a prompt longer than the model's learned positions, or a class with too few examples.
     """
@@ -56,12 +52,10 @@ def many_shot_scores(
     steps = [(count, strategy) for count in shots for strategy in STRATEGIES]
     for count, strategy in tqdm(steps, disable=not progress, unit=" strategies"):
         delimiter, order = strategy.split(", ")
-        random, classes = Random(f"{seed} {count} {order}"), list(texts.queries)
-        shares = []
+        random, shares = Random(f"{seed} {count} {order}"), []
+        drawn_from = texts.demonstrations, texts.queries, list(texts.queries)
         for _ in range(contexts):
-            episode = draw_episode(
-                texts.demonstrations, texts.queries, classes, count, order, anonymous, random, queries
-            )
+            episode = draw_episode(*drawn_from, count, order, anonymous, random, queries)
             ask = partial(requests_of, model, tokenizer, texts.template, episode, delimiter)
             shares.append(episode_shares(model, episode, ask, batch_size))
         scores = {name: estimate._asdict() for name, estimate in over_contexts(shares).items()}
@@ -104,11 +98,7 @@ def requests_of(
 
 
 def request_of(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", prompt: str, answer: str) -> Request:
-    """The tokens of a prompt and of what follows it: those of both together, cut behind the prompt's.
-
-    Raises:
-        TesseraError: more tokens than the model has learned positions.
-    """
+    """The tokens of a prompt and of what follows it: those of both together, cut behind the prompt's."""
     context = tokenizer(prompt)["input_ids"]
     tokens = tokenizer(prompt + answer)["input_ids"]
     if tokens[: len(context)] != context or len(tokens) == len(context):  # the tokenizer merges across the border

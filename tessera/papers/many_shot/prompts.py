@@ -1,12 +1,20 @@
-"""The prompts of many-shot classification, as Memory Mosaics v2 prints them (appendix G), and what stands in them."""
+"""What many-shot prompts are made of: labelled texts of public files, templates, and contexts drawn from them.
 
-from collections.abc import Mapping, Sequence, Set
+Memory Mosaics v2 prints the templates in its appendix G; the files are those of Banking77, GoEmotions and TACRED.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
-from tessera.base.errors import expect
-from tessera.papers.many_shot.files import Example
+from tessera.base.errors import TesseraError, expect
 
+BANKING77 = Path(__file__).parents[2] / "data" / "banking77"
 DELIMITERS = {"newline": "\n", "space": " "}
 ANONYMOUS = "class {number}"
 ORDERS = ("fixed", "shuffled", "mixed")
@@ -14,14 +22,95 @@ ORDERS = ("fixed", "shuffled", "mixed")
 STRATEGIES = tuple(f"{delimiter}, {order}" for delimiter in DELIMITERS for order in ("fixed", "shuffled"))
 
 
+class Example(NamedTuple):
+    """A text and its label; `details`: (name, text) pairs that a template may write (TACRED's two entities)."""
+
+    text: str
+    label: str
+    details: tuple[tuple[str, str], ...] = ()
+
+
+def read_examples(kind: str, path: Path) -> list[Example]:
+    """The examples of a file of one of `READERS`. Raises `TesseraError` if it is missing, or not of this form."""
+    examples = READERS[kind](path, _text(path))
+    if not examples:
+        raise TesseraError(f"{path}: must hold labelled texts; got none.")
+    return examples
+
+
+def _banking77(path: Path, text: str) -> list[Example]:
+    """`train.csv` or `test.csv`: CSV with the header `text,category`."""
+    rows, examples = csv.DictReader(io.StringIO(text)), []
+    needed = "be CSV with the header text,category"
+    expect(rows.fieldnames == ["text", "category"], str(path), "it", needed, rows.fieldnames)
+    try:
+        for row in rows:
+            is_whole = bool(row["text"] and row["category"])
+            expect(is_whole, str(path), f"line {rows.line_num}", "hold a text and a category", row)
+            examples.append(Example(" ".join(row["text"].split()), row["category"]))
+    except csv.Error as error:
+        raise TesseraError(f"{path}: cannot be read as CSV ({error}).") from None
+    return examples
+
+
+def _goemotions(path: Path, text: str) -> list[Example]:
+    """The examples with a single label: text, numbers of labels and id, separated by tabs, perhaps under a header.
+
+    The names of the labels are the lines of `labels.txt` beside the file (the original files call it `emotions.txt`).
+    """
+    paths = [path.parent / name for name in ("labels.txt", "emotions.txt")]
+    names = _text(next((labels for labels in paths if labels.exists()), paths[0])).split()
+    examples = []
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
+        fields = line.split("\t")
+        if fields == ["text", "label", "id"]:
+            continue
+        labels = fields[1].split(",") if len(fields) == 3 else []
+        is_whole = bool(labels) and all(label.isdigit() and int(label) < len(names) for label in labels)
+        needed = f"be text, labels below {len(names)} and id, separated by tabs"
+        expect(is_whole, str(path), f"line {number}", needed, repr(line[:60]))
+        if len(labels) == 1:
+            examples.append(Example(fields[0].strip(), names[int(labels[0])]))
+    return examples
+
+
+def _tacred(path: Path, text: str) -> list[Example]:
+    """JSON with the tokens, the relation, and the inclusive bounds of subject and object."""
+    examples = []
+    try:
+        for row in json.loads(text):
+            spans = (("subject", row["subj_start"], row["subj_end"]), ("object", row["obj_start"], row["obj_end"]))
+            details = tuple((name, " ".join(row["token"][start : end + 1])) for name, start, end in spans)
+            examples.append(Example(" ".join(row["token"]), row["relation"], details))
+    except (ValueError, KeyError, TypeError) as error:
+        raise TesseraError(f"{path}: must be a JSON list of TACRED's relations; got {error!r}.") from None
+    return examples
+
+
+Reader = Callable[[Path, str], list[Example]]
+READERS: dict[str, Reader] = {"banking77": _banking77, "goemotions": _goemotions, "tacred": _tacred}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TesseraError(f"{path}: cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError as error:
+        raise TesseraError(f"{path}: must be text in UTF-8; got {error.reason}.") from None
+
+
+def by_label(examples: list[Example]) -> dict[str, list[Example]]:
+    """The examples of each label, labels in alphabetical order."""
+    groups: dict[str, list[Example]] = {}
+    for example in examples:
+        groups.setdefault(example.label, []).append(example)
+    return dict(sorted(groups.items()))
+
+
 @dataclass(frozen=True)
 class Template:
-    """How examples of one data set are written.
-
-    Attributes:
-        instruction: comes first. text_name, label_name: stand before a text and before its label; `label_name` may
-            name the fields of an example's `details`.
-    """
+    """How examples of one data set are written; `label_name` may name the fields of an example's `details`."""
 
     instruction: str
     text_name: str
@@ -30,9 +119,8 @@ class Template:
     def prompt(self, demonstrations: Sequence[Example], query: Example, delimiter: str) -> str:
         """Instruction, demonstrations with their labels, and the query up to its label's name.
 
-        `delimiter` ("newline" or "space") stands between a name and what it names; as printed, the first
-        demonstration follows the instruction after a space where the delimiter is a newline, and after a newline where
-        it is a space. The label is expected behind `DELIMITERS[delimiter]`.
+        As printed, the first demonstration follows the instruction after a space where the delimiter between a name and
+        what it names is a newline, and after a newline where it is a space.
         """
         expect(delimiter in DELIMITERS, "many_shot", "delimiter", "be newline or space", repr(delimiter))
         between = DELIMITERS[delimiter]
@@ -52,30 +140,23 @@ _FORMAT = (
 TEMPLATES = {
     "banking77": Template(
         f"Given a customer service query, please predict the intent of the query. {_FORMAT}",
-        "service query",
-        "intent category",
+        "service query", "intent category",
     ),
     "goemotions": Template(
         f"Given a comment, please predict the emotion category of this comment. {_FORMAT}",
-        "comment",
-        "emotion category",
+        "comment", "emotion category",
     ),
     "tacred": Template(
         "Given a sentence and a pair of subject and object entities within the sentence, please predict the relation"
         " between the given entities. The examples are as follows:",
-        "sentence",
-        "the relation between {subject} and {object} is",
+        "sentence", "the relation between {subject} and {object} is",
     ),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Episode:
-    """Demonstrations and queries, each query to be read right behind the demonstrations.
-
-    Attributes:
-        classes: the real classes. labels: what is shown for each of them, in the same order.
-    """
+    """Demonstrations, queries that are each read right behind them, and the label that is shown for each class."""
 
     demonstrations: tuple[Example, ...]
     queries: tuple[Example, ...]
@@ -98,13 +179,9 @@ def draw_episode(
 
     A shot is one example of every class. `order`: "fixed", the classes stand in the same order in each shot;
     "shuffled", in another order in each shot; "mixed", the examples of all shots are shuffled together. Anonymous
-    labels are "class 1", "class 2", ..., given to the classes at random. With `distinct`, a class has so many different
-    examples, which take turns in the shots, and the queries are among them.
-
-    Raises:
-        TesseraError: an unknown order, or a class with too few examples.
+    labels are given to the classes at random. With `distinct`, a class has so many different examples, which take turns
+    in the shots, and the queries are among them. Raises `TesseraError` if a class has too few examples.
     """
-    expect(order in ORDERS, "many_shot", "order", "be one of " + ", ".join(ORDERS), repr(order))
     names = random.sample(list(classes), len(classes))
     labels = [ANONYMOUS.format(number=number) for number in range(1, len(names) + 1)] if anonymous else names
     shown = dict(zip(names, labels))
@@ -131,6 +208,6 @@ def draw_episode(
 def _some(name: str, examples: Sequence[Example], count: int, without: Set[str], random: Random) -> list[Example]:
     """`count` of a class's examples, none with a text in `without`."""
     others = [example for example in examples if example.text not in without]
-    expect(len(others) >= count, "many_shot", "shots", f"be at most the examples of the class {name!r} ({len(others)})",
-           count)  # fmt: skip
+    needed = f"be at most the examples of the class {name!r} ({len(others)})"
+    expect(len(others) >= count, "many_shot", "shots", needed, count)
     return random.sample(others, count)

@@ -1,15 +1,33 @@
-"""Many-shot classification: accuracy by shots, the lead over the twin, all prompt strategies, the settings."""
+"""Many-shot classification: accuracy by shots, the lead over the twin, all prompt strategies, the settings.
 
-from collections.abc import Iterator, Mapping
+The paper's figures 3 to 6, 10 and 11 are curves without numbers.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tessera.papers.curves import doubling, draw_curve, panels, styles
 from tessera.papers.experiment import Record
 from tessera.papers.many_shot.prompts import STRATEGIES
-from tessera.papers.many_shot.published import NAMES, SETTING, WITHOUT_LONG_TERM
 from tessera.papers.tables import Curve, curves_table, grouped, markdown, points_of, settings_table, spread
 
+# Names of rows, in the order of tables and figures.
+NAMES = {"mosaic_v2": "Memory Mosaic v2", "mosaic": "Memory Mosaic v1", "llama": "Llama twin"}
+WITHOUT_LONG_TERM = "Memory Mosaic v2, long-term memories off"
+# Section 4 and 5.3, appendices D and G.
+SETTING = {
+    "parameters": "9.9 billion (v2 large), 8.8 billion (transformer)",
+    "layers": 32,
+    "width": 4096,
+    "heads": 32,
+    "trained on": "1,000 billion tokens of text",
+    "short-term span": 256,
+    "long-term delay in training": "64 to 256",
+    "long-term delay in tests": 64,
+    "classes of a context": "77, 41, 28 (Banking77, Tacred, GoEmotions)",
+    "delimiters": "newline, space",
+    "orders": "fixed, shuffled",
+}
 SCORES = {"exact_match": "exact match", "likeliest_label": "likeliest label"}
 
 
@@ -23,10 +41,7 @@ def strategies(records: Mapping[str, Record], score: str) -> list[Curve]:
 
 
 def best(records: Mapping[str, Record], score: str) -> list[Curve]:
-    """Every row with the best strategy of each number of shots.
-
-    That is the one with the highest mean over seeds, as the paper chooses it: on the test itself.
-    """
+    """Every row with the strategy of the highest mean over seeds at each number of shots, chosen on the test itself."""
     rows = []
     every_strategy = strategies(records, score)
     for name, seeds in _scores(records).items():
@@ -39,15 +54,14 @@ def best(records: Mapping[str, Record], score: str) -> list[Curve]:
 def _scores(records: Mapping[str, Record]) -> dict[str, list[dict]]:
     """Row -> the scores of each seed, rows in the order of the tables."""
     rows: dict[str, list[dict]] = {}
-    off = [r.outcome["without_long_term_memory"] for r in _in_order(records) if "without_long_term_memory" in r.outcome]
     for record in _in_order(records):
         rows.setdefault(NAMES[record.configuration.model], []).append(record.outcome["scores"])
+    off = [r.outcome["without_long_term_memory"] for r in _in_order(records) if "without_long_term_memory" in r.outcome]
     return {**rows, WITHOUT_LONG_TERM: off} if off else rows
 
 
 def _in_order(records: Mapping[str, Record]) -> list[Record]:
-    groups = grouped(records, lambda settings: settings.model, NAMES)
-    return [record for seeds in groups.values() for record in seeds]
+    return [r for seeds in grouped(records, lambda settings: settings.model, NAMES).values() for r in seeds]
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
@@ -60,7 +74,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     parts["Lead of v2"] = _leads(best(records, "exact_match"))
     parts["Every seed"] = _every_seed(records)
     parts["Every prompt strategy"] = curves_table(["model", "delimiter, order"], every_strategy, length="{} shots")
-    parts["Settings"] = settings_table(_settings([*records.values()]), SETTING)
+    parts["Settings"] = _settings([*records.values()])
     return {heading: table for heading, table in parts.items() if table}
 
 
@@ -72,28 +86,27 @@ def _leads(rows: list[Curve]) -> str:
     return markdown(["over", *(f"{shots} shots" for shots in ours)], leads) if ours and leads else ""
 
 
-def every_seed(records: Mapping[str, Record], score: str) -> Iterator[tuple[Record, dict[int, float]]]:
-    """Each training and, by shots, its score in percent with its own best strategy, in the order of the tables."""
-    for record in _in_order(records):
-        by_shots = record.outcome["scores"].items()
-        yield record, {int(n): 100 * max(scores[score][0] for scores in by.values()) for n, by in by_shots}
+def _means(record: Record, score: str) -> dict[int, float]:
+    """By shots, the score in percent of one training with its own best strategy."""
+    by_shots = record.outcome["scores"].items()
+    return {int(n): 100 * max(scores[score][0] for scores in by.values()) for n, by in by_shots}
 
 
 def _every_seed(records: Mapping[str, Record]) -> str:
     """Each training: its loss at the end, and exact match."""
-    trainings = list(every_seed(records, "exact_match"))
-    rows = []
-    for record, means in trainings:
+    rows, shots = [], next(iter(records.values())).outcome["scores"]
+    for record in _in_order(records):
         settings, loss = record.configuration, record.outcome["training"]["loss"]
-        rows.append([NAMES[settings.model], settings.seed, f"{loss:.2f}", *(f"{mean:.1f}" for mean in means.values())])
-    return markdown(["model", "seed", "training loss", *(f"{shots} shots" for shots in trainings[0][1])], rows)
+        means = _means(record, "exact_match").values()
+        rows.append([NAMES[settings.model], settings.seed, f"{loss:.2f}", *(f"{mean:.1f}" for mean in means)])
+    return markdown(["model", "seed", "training loss", *(f"{count} shots" for count in shots)], rows)
 
 
-def _settings(records: list[Record]) -> dict[str, Any]:
+def _settings(records: list[Record]) -> str:
     first = records[0].configuration
     task = first.trained_tasks()[0]
     num_steps = sum(stage.fit.steps for stage in first.stages())
-    return {
+    ours = {
         "parameters": spread(record.outcome["parameters"] for record in records),
         "layers": first.num_layers,
         "width": first.hidden_size,
@@ -114,6 +127,7 @@ def _settings(records: list[Record]) -> dict[str, Any]:
         "orders": "fixed, shuffled",
         "tested queries of each cell and seed": first.contexts * first.queries,
     }
+    return settings_table(ours, SETTING)
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
@@ -125,7 +139,8 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             rows = best(records, score)
             for curve in rows:
                 draw_curve(axis, curve.points, curve.label, scale=100, bars=0, linewidth=2.5, **by_name[curve.label])
-            for record, means in every_seed(records, score):
+            for record in _in_order(records):
+                means = _means(record, score)
                 color = by_name[NAMES[record.configuration.model]]["color"]
                 axis.plot(list(means), list(means.values()), color=color, linewidth=0.8, alpha=0.7)
             axis.axhline(chance, color="black", linewidth=0.8, linestyle="--", label="guess")

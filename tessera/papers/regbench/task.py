@@ -1,6 +1,7 @@
-"""RegBench as a task: in-context learning of random regular languages."""
+"""RegBench as a task: in-context learning of random regular languages; and counting in the context, a baseline."""
 
 import random
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,11 +17,7 @@ MAX_TRIES = 1000
 
 
 class Problems(NamedTuple):
-    """What is known of examples besides their tokens.
-
-    Attributes:
-        automata: of each example. lengths: tokens of each example without padding (B,).
-    """
+    """Of each example its automaton, and its length in tokens without padding (B,)."""
 
     automata: tuple[Automaton, ...]
     lengths: Tensor
@@ -36,12 +33,9 @@ class RegBench(Task):
     num_symbols - 1, separator, padding. Which split an automaton belongs to is a function of the automaton, so that no
     two splits share one, whatever the seeds; within a sample all differ.
 
-    Scores of each example, means over the positions whose next token is a symbol (not the separator):
-
-        - accuracy: the most likely token is allowed by the state reached in the current string.
-        - tvd: the total variation distance `1/2 sum_v |p_v - q_v|` of the model's distribution p and the uniform one q
-          over the allowed symbols, in [0, 1].
-        - last_accuracy, last_tvd: the same, at the last position alone.
+    Scores of each example, means over the positions whose next token is a symbol: `accuracy`, the most likely token is
+    allowed by the state reached in the current string; `tvd`, the total variation distance `1/2 sum_v |p_v - q_v|` of
+    the model's distribution p and the uniform one q over the allowed symbols. `last_`: at the last position alone.
     """
 
     summary = "next symbols of regular languages that only the context shows"
@@ -96,11 +90,7 @@ class RegBench(Task):
         return self.strings[1] * (self.length[1] + 1) - 1
 
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
-        """`count` problems of as many automata; fewer are the first of more.
-
-        Raises:
-            TesseraError: there are not so many automata of these settings.
-        """
+        """`count` problems of as many automata; fewer are the first of more."""
         expect(count >= 1, "RegBench", "count", "be at least 1", count)
         draws = _draws(self, seed, split)
         automata: dict[Automaton, list[int]] = {}
@@ -159,7 +149,7 @@ class RegBench(Task):
         """Whether a token may come after position t: booleans (B, T, V), symbols only.
 
         The state is the one reached inside the current string, that of the start at a separator; past the end of a
-        problem nothing is allowed. A symbol that its automaton does not allow is an error of whoever made the tokens.
+        problem nothing is allowed.
         """
         allowed = torch.zeros(*examples.tokens.shape, self.vocab_size, dtype=torch.bool)
         for row, (automaton, length) in enumerate(zip(*examples.details)):
@@ -204,3 +194,34 @@ class RegBench(Task):
 def _draws(task: RegBench, seed: int, split: str) -> random.Random:
     """Python's generator, seeded as every task's are: walking an automaton symbol by symbol is not tensor work."""
     return random.Random(int(torch.randint(2**62, (), generator=generator_of(task, seed, split))))
+
+
+def ngram_log_probabilities(task: RegBench, examples: TokenExamples, order: int) -> Tensor:
+    """Log-probabilities (B, T, V) of an n-gram model of each problem itself, which needs no training.
+
+    At each position: how often each symbol has followed so far the longest context that has occurred before, of at
+    most `order` tokens of the current string (its separator included); all symbols alike before any has.
+    """
+    shares = torch.zeros(*examples.tokens.shape, task.vocab_size, dtype=torch.float64)
+    for row, length in enumerate(examples.details.lengths.tolist()):
+        for column, counts in enumerate(_counts(task, examples.tokens[row, :length].tolist(), order)):
+            for symbol, count in counts.items():
+                shares[row, column, symbol] = count
+    shares[..., : task.num_symbols] += (shares.sum(-1, keepdim=True) == 0).double()
+    return (shares / shares.sum(-1, keepdim=True)).log()
+
+
+def _counts(task: RegBench, tokens: list[int], order: int) -> list[dict[int, int]]:
+    """For each position, the counts of what has followed its longest known context; empty if nothing has."""
+    counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    following_counts: list[dict[int, int]] = []
+    context: tuple[int, ...] = ()
+    for token, following in zip(tokens, [*tokens[1:], task.separator], strict=True):
+        context = (token,) if token == task.separator else (*context, token)
+        context = context[max(0, len(context) - order) :]
+        suffixes = [context[start:] for start in range(len(context) + 1)]
+        following_counts.append(dict(next((counts[suffix] for suffix in suffixes if suffix in counts), {})))
+        if following != task.separator:
+            for suffix in suffixes:
+                counts[suffix][following] += 1
+    return following_counts

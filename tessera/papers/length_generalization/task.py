@@ -1,0 +1,381 @@
+"""MQMTAR, reverse and sort: `<bos> source <sep> target <eos>`, and exact match on the target."""
+
+import math
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from tessera.base.errors import expect
+from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.tasks.task import TASKS, Task, TokenExamples, generator_of
+
+FILLER, PAIR_SEPARATOR, QUERY_SEPARATOR, FIRST_SYMBOL = 0, 1, 2, 3
+BLOCK = 6  # k1 k2 1 v1 v2 and at least one filler
+
+
+class Drawn(NamedTuple):
+    """Sources (B, S) and targets (B, R), each row right-padded with anything beyond its length (B,)."""
+
+    source: Tensor
+    source_lengths: Tensor
+    target: Tensor
+    target_lengths: Tensor
+
+
+@dataclass(frozen=True)
+class SourceTargetTask(Task):
+    """Read a source, write its target (Sparse Attention as Compact Kernel Regression, section 4.3 and appendix B.3).
+
+    The source's length n is uniform in `length - spread .. length + spread`, of each example alone; rows of a batch are
+    padded on the right. The last four tokens of the vocabulary are `<bos> <sep> <eos> <pad>`. Labels are the target and
+    `<eos>`. Scores are of the argmax under teacher forcing: all of a target right is the same event as greedy decoding
+    writing it, since up to the first mistake both read the same tokens.
+    """
+
+    source: ClassVar[str] = "Sparse Attention as Compact Kernel Regression, section 4.3"
+    main_score: ClassVar[str] = "exact_match"
+    shortest: ClassVar[int] = 1
+
+    length: int = 48
+    spread: int = 16
+
+    def __post_init__(self) -> None:
+        where = type(self).__name__
+        expect(self.spread >= 0, where, "spread", "be at least 0", self.spread)
+        low = self.length - self.spread
+        expect(low >= self.shortest, where, "length - spread", f"be at least {self.shortest}", low)
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Symbols, separators of the task, and the four special tokens."""
+
+    @property
+    def special(self) -> dict[str, int]:
+        """`<bos> <sep> <eos> <pad>` by name."""
+        return {name: self.vocab_size - 4 + index for index, name in enumerate(("bos", "sep", "eos", "pad"))}
+
+    @abstractmethod
+    def draw(self, lengths: Tensor, generator: torch.Generator) -> Drawn:
+        """An example for each of `lengths` (B,)."""
+
+    @abstractmethod
+    def answer(self, source: list[int]) -> list[int]:
+        """The rule: the target of one source."""
+
+    @abstractmethod
+    def guess_answer(self, source: list[int], generator: torch.Generator) -> list[int]:
+        """An answer of the right form, made without the rule."""
+
+    @abstractmethod
+    def chance_of(self, source: list[int]) -> float:
+        """Probability that `guess_answer` is right."""
+
+    def scored(self, labels: Tensor) -> Tensor:
+        """Which labels (B, T) must be right: the target's symbols."""
+        return (labels >= 0) & (labels < self.special["bos"])
+
+    def at_length(self, length: int) -> Self:
+        """With sources of exactly this length."""
+        return replace(self, length=length, spread=0)
+
+    def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
+        """See `Task.sample`; T is that of the longest example."""
+        generator = generator_of(self, seed, split)
+        span = (self.length - self.spread, self.length + self.spread + 1)
+        return self._assemble(self.draw(torch.randint(*span, (count,), generator=generator), generator))
+
+    def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
+        """Exact match, and the share of the target's symbols that are right; from logits (B, T, V)."""
+        labels = examples.labels[:, 1:].to(predictions.device)
+        scored = self.scored(labels)
+        is_right = (predictions[:, :-1].argmax(-1) == labels) & scored
+        hits, total = is_right.sum(1), scored.sum(1)
+        return {"exact_match": (hits == total).double().cpu(), "token_accuracy": (hits / total).double().cpu()}
+
+    def oracle(self, examples: TokenExamples) -> Tensor:
+        """Logits of the rule, applied to what stands before `<sep>`."""
+        return self._logits(examples, self.answer)
+
+    def guess(self, examples: TokenExamples, seed: int) -> Tensor:
+        """Logits of `guess_answer`."""
+        generator = torch.Generator().manual_seed(seed)
+        return self._logits(examples, lambda source: self.guess_answer(source, generator))
+
+    def chance(self, examples: TokenExamples) -> float:
+        """Mean of `chance_of`."""
+        sources = self._sources(examples)
+        return sum(map(self.chance_of, sources)) / len(sources)
+
+    def _assemble(self, drawn: Drawn) -> TokenExamples:
+        special, (source, read, target, written) = self.special, drawn
+        width = int((read + written).max()) + 3
+        # A column too many takes what lies beyond the lengths.
+        tokens = torch.full((len(read), width + 1), special["pad"])
+        tokens[:, 0] = special["bos"]
+        for symbols, lengths, start in ((source, read, torch.ones_like(read)), (target, written, read + 2)):
+            index = torch.arange(symbols.shape[1])
+            columns = torch.where(index < lengths[:, None], index + start[:, None], width)
+            tokens.scatter_(1, columns, symbols)
+        tokens[torch.arange(len(read)), read + 1] = special["sep"]
+        tokens[torch.arange(len(read)), read + written + 2] = special["eos"]
+        column = torch.arange(width)
+        is_target = (column > read[:, None] + 1) & (column <= (read + written)[:, None] + 2)
+        tokens = tokens[:, :-1].contiguous()
+        return TokenExamples(tokens, torch.where(is_target, tokens, IGNORED))
+
+    def _sources(self, examples: TokenExamples) -> list[list[int]]:
+        rows = examples.tokens.tolist()
+        return [row[1 : row.index(self.special["sep"])] for row in rows]
+
+    def _logits(self, examples: TokenExamples, answer: Callable[[list[int]], list[int]]) -> Tensor:
+        logits = torch.zeros(*examples.tokens.shape, self.vocab_size)
+        for row, source in enumerate(self._sources(examples)):
+            said = torch.tensor([*answer(source), self.special["eos"]])
+            logits[row, len(source) + 1 + torch.arange(len(said)), said] = 1.0
+        return logits
+
+
+@dataclass(frozen=True)
+class Ordering(SourceTargetTask):
+    """n symbols, independent and uniform in 0..num_symbols - 1."""
+
+    num_symbols: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect(self.num_symbols >= 2, type(self).__name__, "num_symbols", "be at least 2", self.num_symbols)
+
+    @property
+    def vocab_size(self) -> int:
+        """Symbols and the four special tokens."""
+        return self.num_symbols + 4
+
+    @classmethod
+    def variants(cls) -> list[Task]:
+        """As published, and one so small that a guess is right now and then."""
+        return [cls(), cls(length=3, spread=1, num_symbols=2)]
+
+    @abstractmethod
+    def target(self, symbols: Tensor, lengths: Tensor) -> Tensor:
+        """The targets of sources (B, S)."""
+
+    def draw(self, lengths: Tensor, generator: torch.Generator) -> Drawn:
+        """See `SourceTargetTask.draw`."""
+        symbols = torch.randint(self.num_symbols, (len(lengths), int(lengths.max())), generator=generator)
+        return Drawn(symbols, lengths, self.target(symbols, lengths), lengths)
+
+    def guess_answer(self, source: list[int], generator: torch.Generator) -> list[int]:
+        """The answer to uniform symbols."""
+        return self.answer(torch.randint(self.num_symbols, (len(source),), generator=generator).tolist())
+
+
+@TASKS.register("reverse")
+@dataclass(frozen=True)
+class Reverse(Ordering):
+    """`y_i = x_(n + 1 - i)`. A guess is n uniform symbols: right with probability `num_symbols^-n`."""
+
+    summary: ClassVar[str] = "write a sequence backwards; exact match at lengths beyond training"
+
+    def target(self, symbols: Tensor, lengths: Tensor) -> Tensor:
+        """Backwards."""
+        places = (lengths[:, None] - 1 - torch.arange(symbols.shape[1])).clamp_min(0)
+        return symbols.gather(1, places)
+
+    def answer(self, source: list[int]) -> list[int]:
+        """Backwards."""
+        return source[::-1]
+
+    def chance_of(self, source: list[int]) -> float:
+        """`num_symbols^-n`."""
+        return float(self.num_symbols) ** -len(source)
+
+
+@TASKS.register("sort")
+@dataclass(frozen=True)
+class Sort(Ordering):
+    """`y_1 <= ... <= y_n`. A guess is n uniform symbols in order: right with `n! / prod_s c_s! num_symbols^-n`."""
+
+    summary: ClassVar[str] = "write a sequence in ascending order; exact match at lengths beyond training"
+
+    def target(self, symbols: Tensor, lengths: Tensor) -> Tensor:
+        """Ascending."""
+        beyond = torch.arange(symbols.shape[1]) >= lengths[:, None]
+        return symbols.masked_fill(beyond, self.num_symbols).sort(1).values
+
+    def answer(self, source: list[int]) -> list[int]:
+        """Ascending."""
+        return sorted(source)
+
+    def chance_of(self, source: list[int]) -> float:
+        """The multinomial probability of the source's counts c_s."""
+        ways = math.lgamma(len(source) + 1) - sum(math.lgamma(count + 1) for count in Counter(source).values())
+        return math.exp(ways - len(source) * math.log(self.num_symbols))
+
+
+@TASKS.register("mqmtar")
+@dataclass(frozen=True)
+class MultiQueryRecall(SourceTargetTask):
+    """Recall the values of `num_queries` keys; keys and values are words of two symbols.
+
+    A source of length n holds `floor(0.8 n / 6)` pairs `k1 k2 1 v1 v2`, distinct keys and distinct values, each pair
+    followed by filler (0), the rest of the filler at random between them. Then come the queries `2 k1 k2`, drawn with
+    replacement from the stored keys; the target is `2 v1 v2` for each. Exact match asks for all values, not the 2s.
+    A guess takes one of the P stored values for each query: right with probability `P^-num_queries`. The words are of
+    two fixed vocabularies, drawn by `vocabulary_seed` alone, which all splits share, as published.
+    """
+
+    summary: ClassVar[str] = "MQMTAR: recall the two-token values of several keys; exact match beyond training lengths"
+    shortest: ClassVar[int] = 8
+
+    num_symbols: int = 256
+    num_words: int = 10_000
+    num_queries: int = 4
+    vocabulary_seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where, possible = type(self).__name__, self.num_symbols**2
+        pairs = num_pairs(self.length + self.spread)
+        expect(self.num_queries >= 1, where, "num_queries", "be at least 1", self.num_queries)
+        expect(self.num_words <= possible, where, "num_words", f"be at most num_symbols^2 ({possible})", self.num_words)
+        least = f"be at least the number of pairs in the longest source ({pairs})"
+        expect(self.num_words >= pairs, where, "num_words", least, self.num_words)
+
+    @classmethod
+    def variants(cls) -> list[Task]:
+        """As published, and one so small that a guess is right now and then."""
+        return [cls(), cls(length=20, spread=5, num_symbols=4, num_words=5, num_queries=2)]
+
+    @property
+    def vocab_size(self) -> int:
+        """Filler, two separators, symbols and the four special tokens."""
+        return FIRST_SYMBOL + self.num_symbols + 4
+
+    def scored(self, labels: Tensor) -> Tensor:
+        """The values' symbols: the separators between them need no knowledge."""
+        return super().scored(labels) & (labels >= FIRST_SYMBOL)
+
+    def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
+        """Besides, the shares of right first symbols (found by the key) and right second ones (found by what precedes).
+
+        `second_alone`: of second symbols whose first occurs once in the stored pairs; `second_shared`: of the others.
+        """
+        labels = examples.labels[:, 1:]
+        symbols = self.scored(labels)
+        is_right = (predictions[:, :-1].argmax(-1).cpu() == labels)[symbols]
+        right = is_right.view(-1, self.num_queries, 2).double()
+        firsts = labels[symbols].view(-1, self.num_queries, 2)[:, :, :1]
+        # The stored pairs end before <sep> and the queries.
+        end = (labels >= 0).int().argmax(1)[:, None] - 3 * self.num_queries
+        stored = torch.where(torch.arange(examples.tokens.shape[1]) < end, examples.tokens, FILLER)
+        alone = (stored[:, None] == firsts).sum(-1) == 1
+        second = right[:, :, 1]
+        return {
+            **super().scores(predictions, examples),
+            "first_symbol": right[:, :, 0].mean(1),
+            "second_symbol": second.mean(1),
+            "second_alone": second.masked_fill(~alone, torch.nan).nanmean(1),
+            "second_shared": second.masked_fill(alone, torch.nan).nanmean(1),
+        }
+
+    def draw(self, lengths: Tensor, generator: torch.Generator) -> Drawn:
+        """See `SourceTargetTask.draw`."""
+        pairs = num_pairs(lengths)
+        keys, values = (
+            words[distinct(len(lengths), int(pairs.max()), self.num_words, generator)]
+            for words in vocabularies(self.num_symbols, self.num_words, self.vocabulary_seed)
+        )
+        context = lay_out(keys, values, pairs, lengths, generator)
+        places = (torch.rand(len(lengths), self.num_queries, generator=generator) * pairs[:, None]).long()
+        queries, answers = (list_words(words, places) for words in (keys, values))
+        # The queries follow each context directly; beyond them the row is padding.
+        source = torch.cat([context, torch.zeros_like(queries)], 1)
+        source.scatter_(1, lengths[:, None] + torch.arange(queries.shape[1]), queries)
+        return Drawn(source, lengths + queries.shape[1], answers, torch.full_like(lengths, answers.shape[1]))
+
+    def answer(self, source: list[int]) -> list[int]:
+        """Look every query up."""
+        stored, queries = self._parse(source)
+        return [token for query in queries for token in (QUERY_SEPARATOR, *stored[query])]
+
+    def guess_answer(self, source: list[int], generator: torch.Generator) -> list[int]:
+        """One of the stored values for each query."""
+        stored, queries = self._parse(source)
+        values = list(stored.values())
+        picked = torch.randint(len(values), (len(queries),), generator=generator).tolist()
+        return [token for pick in picked for token in (QUERY_SEPARATOR, *values[pick])]
+
+    def chance_of(self, source: list[int]) -> float:
+        """`P^-num_queries` with P stored pairs."""
+        return float(len(self._parse(source)[0])) ** -self.num_queries
+
+    def _parse(self, source: list[int]) -> tuple[dict[tuple[int, ...], tuple[int, ...]], list[tuple[int, ...]]]:
+        """The stored values by key, and the queried keys."""
+        context, queries = source[: -3 * self.num_queries], source[-3 * self.num_queries :]
+        separators = [column for column, token in enumerate(context) if token == PAIR_SEPARATOR]
+        stored = {tuple(context[i - 2 : i]): tuple(context[i + 1 : i + 3]) for i in separators}
+        return stored, [tuple(queries[start + 1 : start + 3]) for start in range(0, len(queries), 3)]
+
+
+def num_pairs(length):
+    """Pairs in a context of `length` tokens (an integer, or a tensor of them): `floor(0.8 length / 6)`."""
+    return 4 * length // (5 * BLOCK)
+
+
+@lru_cache(maxsize=8)
+def vocabularies(num_symbols: int, num_words: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The keys and the values that there are, each (num_words, 2) tokens, distinct."""
+    generator = torch.Generator().manual_seed(seed)
+    picks = [torch.randperm(num_symbols**2, generator=generator)[:num_words] for _ in range(2)]
+    keys, values = (torch.stack([pick // num_symbols, pick % num_symbols], 1) + FIRST_SYMBOL for pick in picks)
+    return keys, values
+
+
+def distinct(rows: int, count: int, of: int, generator: torch.Generator) -> Tensor:
+    """Integers (rows, count) in 0..of - 1, distinct in each row and otherwise uniform.
+
+    Entries that repeat an earlier one are drawn again until there is none: few are, where a permutation of all `of`
+    would cost milliseconds.
+    """
+    drawn = torch.randint(of, (rows, count), generator=generator)
+    if count > of // 4:
+        return torch.rand(rows, of, generator=generator).argsort(1)[:, :count]
+    while True:
+        ordered, places = drawn.sort(dim=1, stable=True)
+        again = torch.zeros_like(drawn, dtype=torch.bool)
+        again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+        if not bool(again.any()):
+            return drawn
+        again = torch.zeros_like(again).scatter_(1, places, again)
+        drawn[again] = torch.randint(of, (int(again.sum()),), generator=generator)
+
+
+def lay_out(keys: Tensor, values: Tensor, pairs: Tensor, lengths: Tensor, generator: torch.Generator) -> Tensor:
+    """Contexts (B, S): blocks of pairs and single fillers in random order."""
+    rows, most, longest = len(lengths), keys.shape[1], int(lengths.max())
+    fillers = lengths - BLOCK * pairs
+    units = torch.arange(most + int(fillers.max()))
+    sizes = torch.where(units < pairs[:, None], BLOCK, 1)
+    unused = (units >= pairs[:, None]) & ((units < most) | (units - most >= fillers[:, None]))
+    order = torch.rand(rows, len(units), generator=generator).masked_fill(unused, 2.0).argsort(1)
+    ends = sizes.gather(1, order).cumsum(1)
+    starts = torch.zeros_like(ends).scatter_(1, order, ends - sizes.gather(1, order))[:, :most]
+    mark = torch.full((rows, most, 1), PAIR_SEPARATOR)
+    blocks = torch.cat([keys, mark, values], -1)
+    # A column too many takes the pairs of rows that hold fewer.
+    columns = torch.where((units[:most] < pairs[:, None])[..., None], starts[..., None] + torch.arange(5), longest)
+    context = torch.full((rows, longest + 1), FILLER)
+    return context.scatter_(1, columns.flatten(1), blocks.flatten(1))[:, :-1]
+
+
+def list_words(words: Tensor, places: Tensor) -> Tensor:
+    """`2 w1 w2` for each of the words (B, P, 2) at `places` (B, Q): (B, 3 Q)."""
+    picked = words.gather(1, places[..., None].expand(-1, -1, 2))
+    return torch.cat([torch.full_like(picked[..., :1], QUERY_SEPARATOR), picked], -1).flatten(1)
