@@ -3,6 +3,7 @@
 import pytest
 
 from tessera.cli.main import main
+from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 
 OPTIONS = (
     "model.hidden_size=16",

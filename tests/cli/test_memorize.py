@@ -248,6 +248,7 @@ def test_several_texts_are_read_in_turn(tessera, wrapped, tmp_path):
     assert (status, out, "second.txt" in err) == (2, "", True)
 
 
+@pytest.mark.usefixtures("short_books")
 def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path, monkeypatch):
     """The README's, small: what is printed is the likeliest word and its probability after reading the planted text."""
     stages = "training.curriculum=[{length: 1, steps: 2}, {length: 2, steps: 1}]"

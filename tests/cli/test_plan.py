@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-RECIPE = ("tiny", "data.context=32")
+RECIPE = ("tiny", "data.context=32", "model.num_layers=1")
 
 
 def test_lines_and_json_agree(tessera):

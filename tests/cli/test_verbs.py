@@ -29,8 +29,6 @@ def test_every_verb_explains_itself(capsys, verb):
         ("inspect", "no-model", "--text", "no.txt", "-o", "a.html", "--save", "{}/a"),
         ("memorize", "no-model", "grimms_fairy_tales_2591.txt", "--out", "{}/a"),
         ("ask", "no-model", "Who?", "--text", "grimms_fairy_tales_2591.txt", "--output", "{}/a"),
-        ("prompts", "no-model", "--many-shot", "banking77", "--output", "{}/a"),
-        ("eval", "no-model", "--task", "mqmtar", "--output", "{}/a"),
         ("convert", "no.pt", "{}/a"),
     ],
 )
