@@ -76,7 +76,10 @@ def test_worker_processes_import_what_the_command_imported(capsys, tmp_path, mon
     # The plugin is a copy, so that a worker can know it by its import alone.
     (tmp_path / "plugin_of_a_test.py").write_text(inspect.getsource(toy) + REGISTRATION)
     try:
-        assert main(["reproduce", "line_of_a_test", "--seeds", "1", "--workers", "2", "--import", "plugin_of_a_test.py"]) == 0
+        assert (
+            main(["reproduce", "line_of_a_test", "--seeds", "1", "--workers", "2", "--import", "plugin_of_a_test.py"])
+            == 0
+        )
     finally:
         sys.modules.pop("plugin_of_a_test", None)  # a module of this process until then
     assert "| straight | " in capsys.readouterr().out

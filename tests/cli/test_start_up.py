@@ -31,7 +31,8 @@ def test_the_library_help_and_bad_arguments_import_nothing_heavy():
         "sweep tinny seed=0,1": 2,
     }
     code = (
-        "import json, sys, tessera\nassert tessera.__all__ and dir(tessera)\nfrom tessera.cli.main import main\nends = []\n"
+        "import json, sys, tessera\nassert tessera.__all__ and dir(tessera)\n"
+        "from tessera.cli.main import main\nends = []\n"
         "for words in sys.argv[1:]:\n"
         "    try:\n        status = main(words.split())\n    except SystemExit as end:\n        status = end.code\n"
         f"    ends.append([status, {HEAVY}])\nprint()\nprint(json.dumps(ends))"
