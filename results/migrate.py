@@ -216,6 +216,20 @@ def strip_folders(stored: Any) -> None:
         stored["command"] = command_line(shlex.split(stored["command"]))
 
 
+# Fields that had one value in all records: those of budgets that never ran, and what the models take anyway.
+DROPPED = {
+    "associative_retrieval": ("ablation", "end_token"),
+}
+
+
+def drop_fields(stored: dict[str, Any]) -> None:
+    """Configurations are without the fields of published settings that were never trained."""
+    experiment = stored.get("header", {}).get("experiment")
+    for run in stored["runs"].values() if experiment in DROPPED else ():
+        for name in DROPPED[experiment]:
+            run["configuration"].pop(name, None)
+
+
 RULES = (
     halve_distances,
     rename_fields,
@@ -230,6 +244,7 @@ RULES = (
     keep_normalisers,
     drop_trainer,
     strip_folders,
+    drop_fields,
 )
 
 

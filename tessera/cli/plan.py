@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tessera.base.errors import TesseraError
-from tessera.cli.arguments import add_recipe, integer, memory_size, positive_float, probability, require_recipe
+from tessera.cli.arguments import add_recipe, integer, memory_size, positive_float, probability
+from tessera.recipes.files import find_recipe
 
 DEVICE_TYPES = {"gpu": "cuda", "cpu": "cpu"}
 MOST_DEVICES = 1_000_000
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
             "plan: --peak-flops must be given with --device-type cpu, since processors differ by a factor of 100; "
             "such as --peak-flops 0.2e12."
         )
-    require_recipe(arguments.recipe)
+    find_recipe(arguments.recipe)  # before the seconds that importing models takes
     from tessera.recipes.recipe import read_recipe
     from tessera.tools.plan import plan
 

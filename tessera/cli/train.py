@@ -2,7 +2,7 @@
 
 A recipe is a YAML file, or the name of a shipped one (recipes/<name>.yaml). Any of its keys can be changed on the
 command line, for example: tessera train demo-mosaic training.steps=100 model.num_layers=2
-Under torchrun it uses all processes; FSDP and other Trainer settings go under training.trainer.
+Under torchrun it uses all processes.
 
 A run that was stopped, or has finished, goes on with --resume. Its recipe must be the same, but for the intervals
 (training.log_every, evaluate_every, checkpoint_every, keep_checkpoints) and for more training.steps. More steps extend
@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tessera.base.errors import TesseraError, TrainingInterrupted
-from tessera.cli.arguments import add_recipe, repeated, require_recipe
+from tessera.cli.arguments import add_recipe, repeated
+from tessera.recipes.files import find_recipe
 
 
 class HelpRecipe(argparse.Action):
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, and print where the model is and how good it is."""
     if arguments.resume and arguments.overwrite:
         raise TesseraError("--resume and --overwrite exclude each other.")
-    require_recipe(arguments.recipe)
+    find_recipe(arguments.recipe)  # before the seconds that importing models takes
 
     from tessera.recipes.recipe import read_recipe
     from tessera.training.run import train

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
 from tessera.base.registry import Registry
 from tessera.models.strict_config import StrictConfig
@@ -52,6 +52,7 @@ def register_model(
     AutoConfig.register(config.model_type, config, exist_ok=True)
     if base is not None:
         AutoModel.register(config, base, exist_ok=True)
+        MODEL_MAPPING_NAMES[config.model_type] = base.__name__  # for those that ask which models have no loss
     AutoModelForCausalLM.register(config, causal, exist_ok=True)
     # The Trainer shifts labels that it smooths for these names alone; lm-eval and pipelines choose by them too.
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type] = causal.__name__

@@ -80,7 +80,8 @@ def parts_are_the_whole(case: ModelCase) -> None:
     ids = tokens(model)
     expected = model(ids).logits
     for sizes in ([1] * STEPS, [7, 1, 8, 1, 4], [20, 1]):
-        past, logits = None, []
+        past: Any = None
+        logits = []
         for part in ids.split(sizes, 1):
             output = model(part, past_key_values=past, use_cache=True)
             past = output.past_key_values
@@ -161,7 +162,7 @@ def _padding_has_no_influence(case: ModelCase, side: str) -> None:
     torch.testing.assert_close(output.logits[:1], outputs[0].logits, rtol=rtol, atol=atol)
     torch.testing.assert_close(output.logits[1:, real], outputs[1].logits, rtol=rtol, atol=atol)
     counts = [row.shape[1] - 1 for row in alone]
-    expected = sum(one.loss * count for one, count in zip(outputs, counts)) / sum(counts)
+    expected = sum(row.loss * count for row, count in zip(outputs, counts)) / sum(counts)
     torch.testing.assert_close(output.loss, expected)
 
 
@@ -182,7 +183,7 @@ def generation_chooses_what_the_whole_says(case: ModelCase) -> None:
         return
     model = case.build()
     ids, mask, real = _padded(model, "left")
-    options: dict = {"max_new_tokens": 7, "do_sample": False}
+    options: dict[str, Any] = {"max_new_tokens": 7, "do_sample": False}
     together = model.generate(ids, attention_mask=mask, **options)
     for row, prompt in zip(together, (ids[:1], ids[1:, real])):
         text = prompt
@@ -246,13 +247,13 @@ def a_state_is_a_value(case: ModelCase) -> None:
     swapped = state.select_batch(torch.tensor([1, 0]))
     _close(model(ids[:, SEGMENT:].flip(0), **{case.state: swapped}).logits.flip(0), first)
     assert state.num_bytes() > 0
-    dtypes = set()
+    dtypes: list[torch.dtype] = []
 
-    def seen(tensor: torch.Tensor) -> torch.Tensor:
-        dtypes.add(tensor.dtype)
+    def note(tensor: Tensor) -> Tensor:
+        dtypes.append(tensor.dtype)
         return tensor
 
-    state.to(torch.float32).map(seen)
+    state.to(torch.float32).map(note)
     assert torch.float32 in dtypes
     assert torch.float64 not in dtypes
 

@@ -107,7 +107,7 @@ def plan(
 def _savings(recipe: Recipe, devices: int, micro: int, checkpoints: bool) -> Iterator[tuple[list[str], Recipe]]:
     """Settings that take less memory, those first that cost least, each with those before it; and their recipe."""
     section = recipe.training
-    settings = {
+    settings: dict[str, tuple[Any, bool]] = {
         "shard": (True, devices > 1 and not section.shard),
         "micro_batch_size": (1, micro > 1),
         "checkpoint_layers_every": (1, section.gradient_checkpointing and section.checkpoint_layers_every > 1),

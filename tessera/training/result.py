@@ -43,6 +43,7 @@ def publish_model(
         if data.processes.is_first:
             remove(temporary)
         if isinstance(model, FSDPModule):
+            model.reshard()  # a validation leaves the outermost parameters whole
             _write_sharded_model(model, data, temporary)
         elif data.processes.is_first:
             model.save_pretrained(temporary)
@@ -64,9 +65,8 @@ def write_model_files(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerF
     tokenizer.save_pretrained(folder)
 
 
-def _write_sharded_model(model: FSDPModule, data: TrainingData, folder: Path) -> None:
+def _write_sharded_model(model: "PreTrainedModel", data: TrainingData, folder: Path) -> None:
     """All processes write their shards; the first then merges these, a file at a time."""
-    model.reshard()  # a validation leaves the outermost parameters whole
     if data.processes.is_first:
         folder.mkdir(parents=True)
         write_model_files(model, data.tokenizer, folder)

@@ -78,7 +78,7 @@ class RunLog:
         """See `TrainingLog`."""
         tokens, seconds = self.tokens - self._line_tokens, progress.step_seconds
         speed = round(tokens / seconds, 1) if seconds else None
-        record = {"loss": mean_loss(progress.unlogged)} if progress.unlogged else {}
+        record: dict[str, Any] = {"loss": mean_loss(progress.unlogged)} if progress.unlogged else {}
         record |= {
             "learning_rate": learning_rate,
             "gradient_norm": progress.gradient_norm,

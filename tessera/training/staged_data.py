@@ -213,8 +213,12 @@ class StagedQuestions(StagedData):
         count, early = self.recipe.training.batch_size, self.recipe.data.early_questions
         batch = self.batch(stage, count, tokens, seed, "train", early if is_segmented(model) else 0)
         parts = [batch.rows(*rows) for rows in micro_batches(self.recipe.training, self.processes)]
-        answers = self.processes.total(sum(count_answers(model, part) for part in parts))
-        return [lambda part=part: answer_loss(model, part)[0] / answers for part in parts]
+        answers = self.processes.total(torch.stack([count_answers(model, part) for part in parts]).sum())
+
+        def loss(part: QuestionBatch) -> Tensor:
+            return answer_loss(model, part)[0] / answers
+
+        return [partial(loss, part) for part in parts]
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """The share of right answers, and the loss of the answers."""

@@ -1,5 +1,7 @@
 """What a run will cost: sizes before the first step, time after a few steps."""
 
+from torch import nn
+
 from tessera.models.sizes import num_parameters
 from tessera.recipes.sections import Recipe, Stage
 
@@ -43,7 +45,7 @@ class TimeEstimate:
         self._tokens: list[int] = []
         self._is_said = False
 
-    def sizes(self, model: object, done: int) -> str:
+    def sizes(self, model: nn.Module, done: int) -> str:
         """The line before the first step; `done`: steps that a checkpoint holds."""
         section, parameters = self.recipe.training, num_parameters(model)
         line = f"{self.recipe.name}: {parameters:,} parameters, "

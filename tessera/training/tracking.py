@@ -1,7 +1,7 @@
 """A run's metrics in TensorBoard and Weights & Biases."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,7 +43,7 @@ def trackers(recipe: Recipe, run: Path, step: int) -> list[Tracker]:
     by a process that died is not shown any more. Weights & Biases is told by its own environment variables
     (WANDB_PROJECT, WANDB_MODE, ...) where to write.
     """
-    known = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+    known: dict[str, Callable[[Recipe, Path, int], Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
     return [known[name](recipe, run, step) for name in recipe.training.report_to]
 
 
@@ -72,7 +72,7 @@ class WeightsAndBiases:
     """A run of its own there, under the recipe's name."""
 
     def __init__(self, recipe: Recipe, run: Path, step: int) -> None:
-        import wandb
+        import wandb  # type: ignore[import-not-found]
 
         self._run = wandb.init(name=recipe.name, config=recipe_to_dict(recipe))
 

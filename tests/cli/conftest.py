@@ -42,3 +42,15 @@ def tessera(capsys):
         return status, *capsys.readouterr()
 
     return run
+
+
+@pytest.fixture
+def refused(tessera):
+    """A command is refused in one line that holds `message`, with status 2 and nothing on standard output."""
+
+    def run(message, *arguments):
+        status, out, err = tessera(*arguments)
+        assert (status, out, len(err.strip().splitlines())) == (2, "", 1), err
+        assert message in err
+
+    return run

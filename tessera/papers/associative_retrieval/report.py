@@ -1,4 +1,7 @@
-"""What is shown of associative retrieval: exact match and capacity by number of pairs, norms, trainings, settings."""
+"""What is shown of associative retrieval: exact match and capacity by number of pairs, norms, trainings, settings.
+
+The paper's figures are curves without numbers.
+"""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -9,8 +12,7 @@ import torch
 
 from tessera.evaluation.questions import is_segmented
 from tessera.models.forking import state_numbers
-from tessera.papers.associative_retrieval.published import NAMES, RECALLS_BEYOND_TRAINING, SETTING
-from tessera.papers.associative_retrieval.settings import KEY_SIZE, RetrievalSettings, build
+from tessera.papers.associative_retrieval.settings import KEY_SIZE, NAMES, RetrievalSettings, build
 from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import Record
 from tessera.papers.tables import (
@@ -18,19 +20,20 @@ from tessera.papers.tables import (
     curves_table,
     grouped,
     markdown,
+    num_seeds,
+    percent,
     points_of,
-    scaled,
-    settings_table,
+    settings_of,
     spread,
     with_error,
 )
-from tessera.tasks.task import Estimate, generator_of
+from tessera.tasks.task import generator_of
 
-# Heading -> rule, quantity, factor.
+# Heading -> rule, quantity, cell.
 BY_PAIRS = {
-    "Rewrite, exact match in per cent": ("rewrite", "exact_match", 100.0),
-    "Remember, exact match in per cent": ("remember", "exact_match", 100.0),
-    "Remember, estimated pairs in memory": ("remember", "capacity", 1.0),
+    "Rewrite, exact match in per cent": ("rewrite", "exact_match", percent),
+    "Remember, exact match in per cent": ("remember", "exact_match", percent),
+    "Remember, estimated pairs in memory": ("remember", "capacity", partial(with_error, form=".1f")),
 }
 # Rule, quantity, label of the axis, title.
 PANELS = (
@@ -38,24 +41,40 @@ PANELS = (
     ("remember", "exact_match", "exact match", "Remember: one value per key"),
     ("remember", "capacity", "pairs in memory", "Remember: pairs in memory\nk = n (16 a - 1) / 15"),
 )
+# Heading -> what it is here, and in the paper (section 3, the appendices on training and curriculum, the scripts).
+SETTINGS = {
+    "layers": ("sizes.num_layers", 4),
+    "width": ("sizes.hidden_size", 128),
+    "memory tokens": ("sizes.num_memory_tokens", 4),
+    "memory width": ("sizes.memory_dim", 32),
+    "batch": ("batch_size", 512),
+    "questions to each context": ("questions", 1),
+    "peak learning rate": (lambda records: spread(s.learning_rate for s in _stages(records)), 3e-4),
+    "standard deviation of initial weights": ("sizes.initializer_range", 0.02),
+    "pairs in the stages of rewrite": (lambda records: _pairs(records, "rewrite"), "1, 2, 3, 5, 10, 20, 40, 50"),
+    "pairs in the stages of remember": (
+        lambda records: _pairs(records, "remember"),
+        "1, 2, 3, 5, 10, 20, 40, 50, 50, 200",
+    ),
+    "steps in all": (
+        lambda records: spread(sum(stage.steps for stage in _stages([record])) for record in records),
+        "72,000 (rewrite), 97,000 (remember)",
+    ),
+    "seeds": (num_seeds, 3),
+}
+# "Perfect memory recall on lengths exceeding 10 times those used in training."
+RECALLS_BEYOND_TRAINING = 10
 
 
 def curves(records: Mapping[str, Record], rule: str, quantity: str) -> list[tuple[Curve, list[Record]]]:
-    """A quantity by number of pairs for each model and variant on a rule, and its records; variants last.
+    """A quantity by number of pairs for each model on a rule, and its records.
 
     Of one seed the standard error is over held-out contexts.
     """
-    groups = grouped(of_rule(records, rule), lambda settings: (settings.ablation or "", settings.model))
-    order = list(NAMES)
+    groups = grouped(of_rule(records, rule), lambda settings: settings.model, NAMES)
     return [
-        (
-            Curve(
-                ", ".join(filter(None, (NAMES[model], ablation))),
-                points_of([record.outcome[quantity] for record in seeds]),
-            ),
-            seeds,
-        )
-        for (ablation, model), seeds in sorted(groups.items(), key=lambda item: (item[0][0], order.index(item[0][1])))
+        (Curve(NAMES[model], points_of([record.outcome[quantity] for record in seeds])), seeds)
+        for model, seeds in groups.items()
     ]
 
 
@@ -72,21 +91,16 @@ def trained_pairs(records: Iterable[Record]) -> int:
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """Every table; those without a row are left out."""
     parts = {}
-    for heading, (rule, quantity, factor) in BY_PAIRS.items():
+    for heading, (rule, quantity, cell) in BY_PAIRS.items():
         rows = [
             curve._replace(notes=(_numbers_kept(seeds[0].configuration), trained_pairs(seeds)))
             for curve, seeds in curves(records, rule, quantity)
         ]
-        cell = partial(_scaled_cell, factor)
         parts[heading] = curves_table(["pairs", "numbers kept", "trained to"], rows, cell, length="{}")
     parts["Rewrite, norm of the normaliser (of the matrix)"] = _norms(of_rule(records, "rewrite"))
     parts["Trainings"] = _trainings(records)
-    parts["Settings"] = settings_table(_settings([record.configuration for record in records.values()]), SETTING)
+    parts["Settings"] = settings_of(records.values(), SETTINGS)
     return {heading: table for heading, table in parts.items() if table}
-
-
-def _scaled_cell(factor: float, point: Estimate) -> str:
-    return with_error(scaled(point, factor), ".1f")
 
 
 def _numbers_kept(settings: RetrievalSettings) -> str:
@@ -131,33 +145,22 @@ def _trainings(records: Mapping[str, Record]) -> str:
     return markdown(headings, rows)
 
 
-def _settings(configurations: list[RetrievalSettings]) -> dict[str, Any]:
-    first, stages = configurations[0], [settings.curriculum.stages for settings in configurations]
-    ours = {
-        "layers": first.sizes.num_layers,
-        "width": first.sizes.hidden_size,
-        "memory tokens": spread(settings.sizes.num_memory_tokens for settings in configurations),
-        "memory width": spread(settings.sizes.memory_dim for settings in configurations),
-        "batch": first.batch_size,
-        "questions to each context": first.questions,
-        "peak learning rate": spread(stage.learning_rate for of_run in stages for stage in of_run),
-        "standard deviation of initial weights": first.sizes.initializer_range,
-    }
-    for rule in ("rewrite", "remember"):
-        longest = max((s.curriculum.stages for s in configurations if s.rule == rule), key=len, default=())
-        if longest:
-            ours[f"pairs in the stages of {rule}"] = ", ".join(str(stage.length) for stage in longest)
-    ours["steps in all"] = spread(sum(stage.steps for stage in of_run) for of_run in stages)
-    ours["seeds"] = len({settings.seed for settings in configurations})
-    return ours
+def _stages(records: Iterable[Record]) -> list[Any]:
+    return [stage for record in records for stage in record.configuration.curriculum.stages]
+
+
+def _pairs(records: Iterable[Record], rule: str) -> str | None:
+    """Those of the longest curriculum of a rule."""
+    curricula = [_stages([record]) for record in records if record.configuration.rule == rule]
+    return ", ".join(str(stage.length) for stage in max(curricula, key=len)) if curricula else None
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
-    """Draw three panels: rewrite, remember, and the capacity remember implies; variants are left to the tables."""
+    """Draw three panels: rewrite, remember, and the capacity remember implies."""
     by_name = styles(NAMES.values())
     with panels(path, 15, 4.6, columns=3, title="bars: 2 standard errors", legend="shared") as axes:
         for axis, (rule, quantity, label, title) in zip(axes, PANELS, strict=True):
-            chosen = [pair for pair in curves(records, rule, quantity) if pair[0].label in by_name]
+            chosen = curves(records, rule, quantity)
             for curve, _ in chosen:
                 draw_curve(axis, curve.points, curve.label, bars=2, **by_name[curve.label])
             if chosen:

@@ -10,15 +10,7 @@ from transformers import PreTrainedModel
 from tessera.evaluation.questions import answer_loss, is_segmented, right_answers
 from tessera.models.sizes import num_parameters
 from tessera.papers.associative_retrieval import AssociativeRetrieval, capacity, capacity_error, report
-from tessera.papers.associative_retrieval.settings import (
-    ABLATIONS,
-    BUDGETS,
-    KEY_SIZE,
-    MODELS,
-    SEEDS,
-    RetrievalSettings,
-    build,
-)
+from tessera.papers.associative_retrieval.settings import BUDGETS, KEY_SIZE, NAMES, SEEDS, RetrievalSettings, build
 from tessera.papers.catalogue import LIBRARY
 from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
 from tessera.recipes.sections import Stage
@@ -31,13 +23,9 @@ CONTEXTS_AT_ONCE, PAIRS_AT_ONCE = 16, 2000
 
 def plan(selection: RunSelection) -> list[Run]:
     """Rewrite first, seed by seed."""
-    by_rule, names = BUDGETS[selection.budget], selection.models or MODELS
-    variants = ABLATIONS[selection.budget] if "armt" in names else {}
-    runs = []
-    for seed in range(selection.seeds or SEEDS[selection.budget]):
-        runs += [by_rule[rule].run(name, seed) for rule in ("rewrite", "remember") for name in names]
-        runs += [by_rule["rewrite"].run("armt", seed, label, **sizes) for label, sizes in variants.items()]
-    return runs
+    seeds, models = range(selection.seeds or SEEDS[selection.budget]), selection.models or tuple(NAMES)
+    by_rule = BUDGETS[selection.budget]
+    return [by_rule[rule].run(name, seed) for seed in seeds for rule in ("rewrite", "remember") for name in models]
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
@@ -48,7 +36,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     def loss_at(stage: Stage, number: int, step: int) -> Tensor:
         task = settings.task(stage.length_at(step, seed), stage.settings[KEY_SIZE])
         generator = generator_of(task, (seed * 100 + number) * 1_000_000 + step, "train")
-        return mean_loss(model, task, settings.batch_size, settings.questions, generator, settings.end_token)
+        return mean_loss(model, task, settings.batch_size, settings.questions, generator)
 
     def score(stage: Stage) -> float:
         task = settings.task(stage.length, stage.settings[KEY_SIZE])
@@ -82,13 +70,12 @@ def _measure(model: PreTrainedModel, settings: RetrievalSettings, context: RunCo
 
 
 def mean_loss(
-    model: PreTrainedModel, task: AssociativeRetrieval, contexts: int, questions: int, generator: torch.Generator,
-    end_token: bool = False,
-) -> Tensor:  # fmt: skip
-    """Cross entropy in nats of the answers, and with `end_token` of the last token of the vocabulary behind each."""
+    model: PreTrainedModel, task: AssociativeRetrieval, contexts: int, questions: int, generator: torch.Generator
+) -> Tensor:
+    """Cross entropy in nats of the answers."""
     if is_segmented(model):
         model.config.segment_size = task.segment_size
-    total, count = answer_loss(model, task.sample_questions(contexts, questions, generator, end_token))
+    total, count = answer_loss(model, task.sample_questions(contexts, questions, generator))
     return total / count
 
 
@@ -129,12 +116,5 @@ def memory_norms(model: PreTrainedModel, task: AssociativeRetrieval, lengths: Se
 
 
 EXPERIMENT = Experiment(
-    LIBRARY["associative_retrieval"],
-    settings=RetrievalSettings,
-    plan=plan,
-    execute=execute,
-    tables=report.tables,
-    plot=report.plot,
-    models=MODELS,
-    budgets=("smoke", "cpu", "full"),
+    LIBRARY["associative_retrieval"], RetrievalSettings, plan, execute, report.tables, report.plot, tuple(NAMES)
 )

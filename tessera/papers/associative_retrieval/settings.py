@@ -6,14 +6,21 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from tessera.models.small_models import ModelSize, build_small_model
-from tessera.papers.associative_retrieval.published import NAMES, STAGES
 from tessera.papers.associative_retrieval.task import RULES, AssociativeRetrieval
 from tessera.papers.experiment import Run
 from tessera.recipes.curriculum import Curriculum
 from tessera.recipes.sections import Stage
 from tessera.training.fit import FitOptions
 
-MODELS = tuple(NAMES)
+# Names of rows, in the order of tables and figures; the mosaic and the model without correction are ours to compare.
+NAMES = {
+    "armt": "ARMT",
+    "armt_no_correction": "ARMT, no correction",
+    "rmt": "RMT",
+    "prmt": "PRMT",
+    "mamba": "Mamba",
+    "mosaic": "Memory Mosaic",
+}
 VOCABULARY = AssociativeRetrieval().vocab_size
 KEY_SIZE = "key_size"
 # Relative time of a step: what the time left is estimated from.
@@ -25,18 +32,14 @@ class RetrievalSettings:
     """One training by a curriculum, and its tests.
 
     Attributes:
-        model: one of `MODELS`. rule: "rewrite" or "remember". ablation: what its sizes are changed in.
-        curriculum, fit: the stages, and what they share. batch_size, questions: contexts per step, and questions to
-            each of them.
+        model: one of `NAMES`. rule: "rewrite" or "remember". curriculum, fit: the stages, and what they share.
+        batch_size, questions: contexts per step, and questions to each of them.
         measured: numbers of pairs. test_contexts: held-out contexts per measured number of at most 10 pairs, a quarter
             of them for more, with `test_questions` to each. validation_contexts: of a validation.
-        end_token: an end-of-text token, the last of the vocabulary, follows each answer in training and counts in the
-            loss, as published.
     """
 
     model: str
     rule: str
-    ablation: str | None
     seed: int
     sizes: ModelSize
     curriculum: Curriculum
@@ -47,20 +50,17 @@ class RetrievalSettings:
     test_contexts: int
     test_questions: int
     validation_contexts: int
-    end_token: bool = False
 
     def task(self, pairs: int, key_size: int | None = None) -> AssociativeRetrieval:
         """The rule with so many pairs; None: of keys as in the last stage."""
         return AssociativeRetrieval(self.rule, pairs, key_size or self.curriculum.stages[-1].settings[KEY_SIZE])
 
-    def run(self, model: str, seed: int, ablation: str | None = None, **changed_sizes: Any) -> Run:
-        """The same for another model and seed, or for an ablation that changes sizes."""
-        if model == "mamba":  # 4 blocks of width 128, as published
-            changed_sizes["mamba_state_size"] = 32
-        sizes = replace(self.sizes, **changed_sizes)
-        settings = replace(self, model=model, seed=seed, ablation=ablation, sizes=sizes)
-        key = "/".join([model, self.rule, *([ablation] if ablation else []), f"seed {seed}"])
-        return Run(key, settings, COSTS.get(model, 1.0) * sum(s.steps * (s.length + 8) for s in self.curriculum.stages))
+    def run(self, model: str, seed: int) -> Run:
+        """The same for another model and seed."""
+        # Mamba: 4 blocks of width 128, as published.
+        sizes = replace(self.sizes, mamba_state_size=32) if model == "mamba" else self.sizes
+        cost = COSTS.get(model, 1.0) * sum(stage.steps * (stage.length + 8) for stage in self.curriculum.stages)
+        return Run(f"{model}/{self.rule}/seed {seed}", replace(self, model=model, seed=seed, sizes=sizes), cost)
 
 
 def build(name: str, size: ModelSize, seed: int) -> PreTrainedModel:
@@ -89,20 +89,13 @@ def _by_rule(settings: RetrievalSettings, stages: Any, measured: Any) -> dict[st
 _FIRST = (stage(1, 100, 0.99, 1e-3), stage(3, 500, 0.95, 1e-3, at_least=2))
 # Published (ARMT, appendix A and the scripts of its repository): AdamW, weight decay 1e-3, gradients clipped by value.
 _CPU = RetrievalSettings(
-    "armt", "rewrite", None, 0, ModelSize(VOCABULARY, initializer_range=0.05, max_positions=1024), Curriculum(_FIRST),
+    "armt", "rewrite", 0, ModelSize(VOCABULARY, initializer_range=0.05, max_positions=1024), Curriculum(_FIRST),
     FitOptions(steps=1, learning_rate=1e-3, evaluate_every=50, weight_decay=1e-3, clip_value=1.0, decay="linear"),
     batch_size=16, questions=8, measured=(), test_contexts=192, test_questions=16, validation_contexts=32,
 )  # fmt: skip
 _SMOKE = replace(
     _CPU, sizes=ModelSize(VOCABULARY, 16, 2, 2, 64, num_memory_tokens=2, memory_dim=4), batch_size=4, questions=2,
     fit=replace(_CPU.fit, evaluate_every=4), test_contexts=6, test_questions=4, validation_contexts=4,
-)  # fmt: skip
-# Published. The rate falls over twice the steps of a stage; PRMT's memory starts at N(0, 1). What differs: the mosaic
-# is ours, and so are the seeds of RMT and PRMT (3 instead of 2).
-_FULL = replace(
-    _CPU, sizes=ModelSize(VOCABULARY + 1, initializer_range=0.02, max_positions=4096, memory_initializer_range=1.0),
-    fit=replace(_CPU.fit, learning_rate=3e-4, evaluate_every=250, schedule_ratio=2.0), batch_size=512, questions=1,
-    test_contexts=1000, validation_contexts=64, end_token=True,
 )  # fmt: skip
 BUDGETS: dict[str, dict[str, RetrievalSettings]] = {
     "smoke": _by_rule(
@@ -118,21 +111,5 @@ BUDGETS: dict[str, dict[str, RetrievalSettings]] = {
         ],
         [(1, 3, 5, 10, 20, 40, 60, 100), (1, 3, 5, 10, 20, 50, 100, 200, 500)],
     ),
-    "full": _by_rule(
-        _FULL,
-        [tuple(stage(pairs, steps, 1.0, 3e-4, key) for pairs, key, steps in STAGES[rule]) for rule in RULES],
-        [(1, 2, 5, 10, 20, 50, 100, 200, 300, 400), (1, 2, 5, 10, 20, 50, 100, 200, 500)],
-    ),
 }
-SEEDS = {"smoke": 1, "cpu": 2, "full": 3}
-# Variants of ARMT's sizes, trained on rewrite alone.
-ABLATIONS: dict[str, dict[str, dict[str, int]]] = {
-    "smoke": {"num_memory_tokens": {"num_memory_tokens": 1}},
-    "cpu": {},
-    "full": {
-        "1 memory token": {"num_memory_tokens": 1},
-        "10 memory tokens": {"num_memory_tokens": 10},
-        "memory width 8": {"memory_dim": 8},
-        "memory width 64": {"memory_dim": 64},
-    },
-}
+SEEDS = {"smoke": 1, "cpu": 2}

@@ -74,13 +74,10 @@ class AssociativeRetrieval(Task):
         labels = torch.cat([torch.full_like(batch.contexts, IGNORED), batch.labels.squeeze(1)], 1)
         return TokenExamples(tokens, labels)
 
-    def sample_questions(
-        self, count: int, questions: int, generator: torch.Generator, end_token: bool = False
-    ) -> QuestionBatch:
+    def sample_questions(self, count: int, questions: int, generator: torch.Generator) -> QuestionBatch:
         """Contexts (B, num_pairs segment_size), and to each of them questions with answers (B, Q, key_size + 2).
 
-        With `end_token` each answer is followed by the token `vocab_size`, which is to be predicted too. A model with a
-        memory reads the context once for all its questions, whose keys may repeat.
+        A model with a memory reads the context once for all its questions, whose keys may repeat.
         """
         keys = self._keys(count, generator)
         values = torch.randint(self.num_symbols, (count, self.num_pairs), generator=generator)
@@ -89,8 +86,6 @@ class AssociativeRetrieval(Task):
         queried = keys.gather(1, self._pick_distinct(keys, questions, generator))
         latest = self.num_pairs - 1 - (keys[:, None] == queried[:, :, None]).flip(-1).int().argmax(-1)
         answers = values.gather(1, latest)[..., None]
-        if end_token:
-            answers = torch.cat([answers, torch.full_like(answers, self.vocab_size)], -1)
         asked = torch.cat([self._digits(queried), torch.full_like(queried[..., None], self.num_symbols + 2)], -1)
         labels = torch.cat([torch.full_like(asked, IGNORED), answers], -1)
         return QuestionBatch(contexts, torch.cat([asked, answers], -1), labels)

@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
 from tessera.papers.tables import SettingsRows, mean_of, settings_of, table_of, with_error
-from tessera.papers.three_moons import MEAN_MODULUS, common_period, in_observations
 from tessera.papers.three_moons.disentangling import LATER, dedication, disentangled, gains, levels, moduli
 from tessera.papers.three_moons.settings import INVERSE_BANDWIDTH, VARIANTS
+from tessera.papers.three_moons.task import MEAN_MODULUS, common_period, in_observations
 
 ROUNDS = {"first_round": "as published", "second_round": "second round"}
 # Here, and in the paper, whose figures carry no numbers.
@@ -156,13 +158,13 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
     """Errors of both memories and each triple, and the matrices of the first seed of three heads."""
     names, triples = [name for name in PANELS if seeds_of(records, name)], triples_of(records)
     figure = new_figure(5.6 * len(triples), 3.4 + 3.4 * len(names))
-    grid = figure.add_gridspec(len(names) + 1, 3 * len(triples))
+    errors, matrices = figure.subfigures(2, 1, height_ratios=[max(1, len(names)), 1])
     for row, name in enumerate(names):
         for column, triple in enumerate(triples):
-            axis = figure.add_subplot(grid[row, 3 * column : 3 * column + 3])
+            axis = errors.add_subplot(len(names), len(triples), row * len(triples) + column + 1)
             _draw_errors(axis, records, name, triple)
     if "three_heads" in names:
-        _draw_matrices(figure, grid, seeds_of(records, "three_heads")[0], len(triples))
+        _draw_matrices(matrices, seeds_of(records, "three_heads")[0])
     figure.suptitle("Three moons: error of auto-regressive predictions (thick: first seed), and the moons of the heads")
     figure.savefig(path, dpi=110)
 
@@ -206,18 +208,16 @@ def _mark_periods(axis, periods: Sequence[float]) -> None:
             axis.text(context, MEAN_MODULUS * 1.24, f" {words}", color=color, fontsize=8, va="top")
 
 
-def _draw_matrices(figure, grid, record: Record, columns: int) -> None:
+def _draw_matrices(figure, record: Record) -> None:
     """The moduli of the matrices with their numbers."""
-    for column, (name, matrix) in enumerate(moduli(record.outcome["first_round"]["weights"]).items()):
-        axis = figure.add_subplot(grid[-1, columns * column : columns * (column + 1)])
+    parts = moduli(record.outcome["first_round"]["weights"])
+    for axis, (name, matrix) in zip(figure.subplots(1, len(parts)), parts.items(), strict=True):
         picture = axis.imshow(matrix.tolist(), cmap="viridis", vmin=0)
-        for i, row in enumerate(matrix.tolist()):
-            for j, value in enumerate(row):
-                color = "w" if value < matrix.max() / 2 else "k"
-                axis.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8, color=color)
-        axis.set_xticks(range(matrix.shape[1]), [str(j + 1) for j in range(matrix.shape[1])])
-        axis.set_yticks(range(matrix.shape[0]), [str(i + 1) for i in range(matrix.shape[0])])
-        rows, columns_word = ("moon", "head") if name == "W_z" else ("head", "moon")
-        axis.set(xlabel=columns_word, ylabel=rows)
+        for (i, j), value in np.ndenumerate(matrix.numpy()):
+            color = "w" if value < matrix.max() / 2 else "k"
+            axis.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8, color=color)
+        for ticks, count in ((axis.set_xticks, matrix.shape[1]), (axis.set_yticks, matrix.shape[0])):
+            ticks(range(count), [str(number + 1) for number in range(count)])
+        axis.set(**dict(zip(("xlabel", "ylabel"), ("head", "moon") if name == "W_z" else ("moon", "head"))))
         axis.set_title(f"|{SYMBOLS[name]}|, 3 heads, seed {record.configuration.seed}, as published", fontsize=10)
         figure.colorbar(picture, ax=axis, fraction=0.046)
