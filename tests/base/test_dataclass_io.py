@@ -43,7 +43,7 @@ def test_what_may_be_absent_is_null():
 
 
 def test_values_that_are_no_dataclass():
-    assert to_json({"a": (1, math.nan), "b": [math.inf]}) == {"a": [1, None], "b": [None]}
+    assert to_json({1: (1, math.nan), "b": [math.inf, -math.inf]}) == {"1": [1, None], "b": [None, None]}
 
 
 @pytest.mark.parametrize(

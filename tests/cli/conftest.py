@@ -3,6 +3,7 @@
 import pytest
 
 from tessera.cli.main import main
+from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 
 OPTIONS = (
     "model.hidden_size=16",
@@ -39,5 +40,17 @@ def tessera(capsys):
         capsys.readouterr()
         status = main([str(argument) for argument in arguments])
         return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def refused(tessera):
+    """A command is refused in one line that holds `message`, with status 2 and nothing on standard output."""
+
+    def run(message, *arguments):
+        status, out, err = tessera(*arguments)
+        assert (status, out, len(err.strip().splitlines())) == (2, "", 1), err
+        assert message in err
 
     return run

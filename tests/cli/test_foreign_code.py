@@ -41,7 +41,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("where", MAPS)
-def test_every_verb_refuses_it(tessera, infected, corpus, tmp_path, monkeypatch, where):
+def test_every_verb_refuses_it(refused, infected, corpus, tmp_path, monkeypatch, where):
     name, entries = MAPS[where]
     add(infected / name, **entries)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the user was asked"))
@@ -49,20 +49,15 @@ def test_every_verb_refuses_it(tessera, infected, corpus, tmp_path, monkeypatch,
         if (verb, where) == ("info", "tokenizer"):  # reads no tokenizer
             continue
         words = [option.format(text=corpus, new=tmp_path / "new") for option in options]
-        status, _, err = tessera(verb, infected, *words)
-        assert status == 2, verb
-        assert f"code of its own (auto_map in {name}), which is never run" in err, verb
-        assert len(err.strip().splitlines()) == 1
+        refused(f"code of its own (auto_map in {name}), which is never run", verb, infected, *words)
     assert not (tmp_path / "proof").exists()
 
 
 @pytest.mark.parametrize("key", ["training.initialize_from={}", "tokenizer={{type: pretrained, path: {}}}"])
-def test_recipes_refuse_it(tessera, infected, corpus, tmp_path, key):
+def test_recipes_refuse_it(refused, infected, corpus, tmp_path, key):
     add(infected / "config.json", **MAPS["model"][1])
     add(infected / "tokenizer_config.json", **MAPS["tokenizer"][1])
     run = tmp_path / "runs" / "new"
-    status, _, err = tessera("train", "tiny", f"data.source={corpus}", key.format(infected), "--output", run)
-    assert status == 2
-    assert "code of its own" in err
+    refused("code of its own", "train", "tiny", f"data.source={corpus}", key.format(infected), "--output", run)
     assert not (tmp_path / "proof").exists()
     assert not run.exists()

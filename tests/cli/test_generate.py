@@ -29,7 +29,7 @@ def greedy(folder, prompt, tokens):
     return bytes(token for token in actual.tolist() if token < 256).decode(errors="replace")
 
 
-def test_a_table_of_models_and_prompts(tessera, two_models, tmp_path):
+def test_a_table_of_models_and_prompts(tessera, refused, two_models, tmp_path):
     prompts = ["Once upon", "The king"]
     (tmp_path / "prompts.txt").write_text("Once upon\n\nThe king\n")
     options = ("--prompts", tmp_path / "prompts.txt", "--num-beams", 2, "--max-new-tokens", 4)
@@ -39,9 +39,7 @@ def test_a_table_of_models_and_prompts(tessera, two_models, tmp_path):
     assert columns[str(two_models[0])] != columns[str(two_models[1])]
     assert out == markdown_table(prompts, columns) + "\n"
     assert (tmp_path / "table.md").read_text() == out
-    status, _, err = tessera("generate", *two_models, *options, "--out", tmp_path / "table.md")
-    assert status == 2
-    assert "--out must be a new file" in err
+    refused("--out must be a new file", "generate", *two_models, *options, "--out", tmp_path / "table.md")
 
 
 def test_the_story_prompts_are_24_and_begin_as_printed():
@@ -60,15 +58,12 @@ def test_text_in_a_table_cannot_break_it():
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"\xff\xfe", "(not UTF-8)"), (b"\n \n", "which holds none"), (None, "(No such file or directory)")],
+    [(b"\xff\xfe", "text must be UTF-8"), (b"\n \n", "which holds none"), (None, "(No such file or directory)")],
 )
-def test_prompts_that_cannot_be_read(tessera, run_folder, tmp_path, content, message):
+def test_prompts_that_cannot_be_read(refused, run_folder, tmp_path, content, message):
     if content is not None:
         (tmp_path / "prompts.txt").write_bytes(content)
-    status, _, err = tessera("generate", run_folder, "--prompts", tmp_path / "prompts.txt")
-    assert status == 2
-    assert message in err
-    assert len(err.splitlines()) == 1
+    refused(message, "generate", run_folder, "--prompts", tmp_path / "prompts.txt")
 
 
 def test_a_prompt_is_needed_once(tessera, run_folder):

@@ -40,10 +40,8 @@ def test_counts(tessera, verb, option, value):
         ("--top-k", "-1", "must be at least 0; got -1."),
     ],
 )
-def test_sampling(tessera, option, value, message):
-    status, _, err = tessera("generate", "what", "--prompt", "a", option, value)
-    assert status == 2
-    assert f"{option} {message}" in err
+def test_sampling(refused, option, value, message):
+    refused(f"{option} {message}", "generate", "what", "--prompt", "a", option, value)
 
 
 @pytest.mark.parametrize("verb", ["train", "info", "eval", "memorize", "demo"])

@@ -75,14 +75,11 @@ def test_mistakes(tessera, run_folder, corpus, tmp_path):
     assert not page.exists()
 
 
-def test_no_file_of_the_users_is_replaced(tessera, run_folder, tmp_path):
+def test_no_file_of_the_users_is_replaced(tessera, refused, run_folder, tmp_path):
     text, page, saved = tmp_path / "text.txt", tmp_path / "page.html", tmp_path / "trace"
     text.write_text("A king had a daughter.")
     for outputs, option in ((("-o", text), "--output"), (("-o", page, "--save", text), "--save")):
-        status, _, err = tessera("inspect", run_folder, "--text", text, *outputs)
-        assert status == 2
-        assert f"inspect: {option} must be a new file or" in err
-        assert len(err.strip().splitlines()) == 1
+        refused(f"inspect: {option} must be a new file or", "inspect", run_folder, "--text", text, *outputs)
         assert not page.exists()
     assert text.read_text() == "A king had a daughter."
     for _ in range(2):  # its own files are

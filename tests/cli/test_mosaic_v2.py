@@ -36,22 +36,19 @@ def test_info_reports_a_preset_as_published(tessera):
     assert flops == {"model": 18.9, "without_long_term_memory": 15.6, "transformer": 16.7}
 
 
-def test_a_preset_takes_no_overrides(tessera):
-    status, _, err = tessera("info", "mosaic-v2-large", "model.num_layers=2")
-    assert status == 2
-    assert "'model.num_layers=2' must be left out for a preset" in err
+def test_a_preset_takes_no_overrides(refused):
+    refused("'model.num_layers=2' must be left out for a preset", "info", "mosaic-v2-large", "model.num_layers=2")
 
 
-def test_evaluation_without_long_term_memory(tessera, mosaic, run_folder):
+def test_evaluation_without_long_term_memory(tessera, refused, mosaic, run_folder):
     _, run = mosaic
     reports = [json.loads(tessera("eval", run, "--json", *extra)[1]) for extra in ((), ("--without-long-term-memory",))]
     assert [report["long_term_memory"] for report in reports] == [True, False]
     # The first steps hold no long-term pair; later ones miss what is switched off.
     assert reports[0]["loss_by_position"][0] == reports[1]["loss_by_position"][0]
     assert reports[0]["loss"] != reports[1]["loss"]
-    status, _, err = tessera("eval", run_folder, "--without-long-term-memory")
-    assert status == 2
-    assert "must have long-term memories to switch off; this memory_mosaic has none" in err
+    message = "must have long-term memories to switch off; this memory_mosaic has none"
+    refused(message, "eval", run_folder, "--without-long-term-memory")
 
 
 def test_context_fine_tuning_starts_from_the_shorter_run(tessera, mosaic, tmp_path):

@@ -9,8 +9,10 @@ import time
 import pytest
 
 from tessera.cli.main import main
+from tessera.papers import runner
 from tessera.papers.catalogue import EXPERIMENTS
 from tessera.papers.experiment import RunSelection
+from tessera.papers.jobs import do_side_by_side
 from tessera.tasks.task import TASKS
 from tests.papers import toy
 
@@ -67,12 +69,17 @@ EXPERIMENTS.add("line_of_a_test", EXPERIMENT)
 
 
 def test_worker_processes_import_what_the_command_imported(capsys, tmp_path, monkeypatch):
+    """One process in place of two: to import PyTorch takes it seconds."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "do_side_by_side", lambda job, runs, _, *rest: do_side_by_side(job, runs, 1, *rest))
     monkeypatch.setattr(EXPERIMENTS, "_entries", dict(EXPERIMENTS._entries))  # the plugin registers here too
     # The plugin is a copy, so that a worker can know it by its import alone.
     (tmp_path / "plugin_of_a_test.py").write_text(inspect.getsource(toy) + REGISTRATION)
     try:
-        assert main(["reproduce", "line_of_a_test", "--workers", "2", "--import", "plugin_of_a_test.py"]) == 0
+        assert (
+            main(["reproduce", "line_of_a_test", "--seeds", "1", "--workers", "2", "--import", "plugin_of_a_test.py"])
+            == 0
+        )
     finally:
         sys.modules.pop("plugin_of_a_test", None)  # a module of this process until then
     assert "| straight | " in capsys.readouterr().out

@@ -1,34 +1,3 @@
-"""Books short enough for what only has to run."""
+"""Experiments read short books where a test asks for them."""
 
-import pytest
-
-from tessera.data import sources
-from tessera.papers.babilong.noise import books_of
-from tessera.papers.babilong.vocabulary import sentence_tokens, vocabulary_of
-
-SHORT = 40_000  # characters of each book
-
-
-@pytest.fixture(scope="session")
-def beginnings(tmp_path_factory):
-    """Folders of the bundled books' beginnings, under the names of the bundled texts."""
-    folders = {}
-    for name, books in sources.BUNDLED.items():
-        folders[name] = tmp_path_factory.mktemp("books") / name
-        folders[name].mkdir()
-        for book in books.glob("*.txt"):
-            (folders[name] / book.name).write_text(book.read_text(encoding="utf-8")[:SHORT], encoding="utf-8")
-    return folders
-
-
-@pytest.fixture
-def short_books(beginnings, monkeypatch):
-    """What `stories` and `novels` name are the beginnings: to tokenise whole books takes longer than the rest."""
-    monkeypatch.setattr(sources, "BUNDLED", beginnings)
-    monkeypatch.setattr(sources, "STORIES", beginnings["stories"])
-    kept = (books_of, vocabulary_of, sentence_tokens)  # under names, which mean other books inside this fixture
-    for function in kept:
-        function.cache_clear()
-    yield
-    for function in kept:
-        function.cache_clear()
+from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)

@@ -11,7 +11,7 @@ from tessera.models.sizes import count_parameters
 from tessera.papers.babilong import run as module
 from tessera.papers.babilong.run import LastSegment
 from tessera.papers.babilong.sample import RESERVED
-from tessera.papers.babilong.settings import BUDGETS, GATED, MODELS, RECIPES, THRESHOLD, WHOLE_TEXT
+from tessera.papers.babilong.settings import BUDGETS, MODELS, RECIPES, THRESHOLD
 from tessera.papers.results import ResultsFile
 from tessera.recipes.model_section import model_config
 from tessera.recipes.recipe import read_recipe
@@ -64,15 +64,6 @@ def test_the_models_are_of_about_one_size():
     bases = [sizes[name] for name in ("armt_mosaic", "armt", "armt_mosaic_v2")]
     assert max(bases) < 1.04 * min(bases), sizes
     assert max(sizes.values()) < 2.4 * min(sizes.values()), sizes
-
-
-def test_tests_reach_a_million_tokens_but_for_models_that_read_the_whole_text():
-    for name in MODELS:
-        settings = CPU.run(name, "qa1", 0).configuration
-        longest = max(settings.measured) * settings.context
-        assert (longest == 1_000_000) == (name not in WHOLE_TEXT)
-        assert settings.contexts(2) == 128
-        assert settings.contexts(15_625) == (16 if name in (GATED, THRESHOLD) else 4)
 
 
 def test_all_models_are_tested_on_the_same_texts_however_many_they_read_at_once(monkeypatch):

@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-import pytest
 import torch
 
-from tessera.base.dataclass_io import to_json
 from tessera.papers.experiment import Run
 from tessera.papers.jobs import Job
 from tessera.papers.progress import Progress
@@ -46,11 +44,6 @@ def test_numbers_that_are_not_finite_are_stored_as_null(tmp_path, monkeypatch):
     """JSON has no other word for them, and a record that cannot be written is a training lost."""
     monkeypatch.setitem(experiments(), "toy", Passing())
     assert Job("toy", tmp_path).do(Run("a run", Seeded())).outcome == {"loss": None, "curve": [1.0, None]}
-
-
-@pytest.mark.parametrize(("value", "stored"), [({1: (2, "x")}, {"1": [2, "x"]}), (-float("inf"), None), (0.5, 0.5)])
-def test_to_json(value, stored):
-    assert to_json(value) == stored
 
 
 def test_checkpoints_of_another_version_are_not_gone_on_with(tmp_path, monkeypatch):

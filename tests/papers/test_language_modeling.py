@@ -11,7 +11,7 @@ from tessera.base.errors import TesseraError
 from tessera.papers.catalogue import EXPERIMENTS
 from tessera.papers.experiment import Record, RunSelection
 from tessera.papers.language_modeling.report import by_row, loss, tables
-from tessera.papers.language_modeling.settings import MAIN, POSITIONS, RATES, SEARCH, rate_of
+from tessera.papers.language_modeling.settings import MAIN, POSITIONS, RATES, SEARCH
 from tessera.papers.out_of_distribution import report as other_text
 from tessera.papers.results import ResultsFile
 from tessera.papers.tables import difference
@@ -64,18 +64,6 @@ def test_kernels_differ_in_the_kernel_alone():
     assert {key: biweight[key] for key in biweight if key != "model"} == {
         key: gaussian[key] for key in gaussian if key != "model"
     }
-
-
-def test_the_search_tries_every_rate_on_a_quarter_of_the_steps_and_of_one_block_on_all():
-    search = [run.configuration for run in RUNS.values() if run.configuration.part == SEARCH]
-    assert {settings.learning_rate for settings in search} == {1e-3, 3e-3, 1e-2, 3e-2}
-    for settings in search:
-        in_full = settings.name in (*POSITIONS, "mosaic gaussian") and settings.num_layers == 1
-        assert steps(settings) == 250 or (in_full and steps(settings) == 1000)
-    main = [run.configuration for run in RUNS.values() if run.configuration.part == MAIN]
-    for settings in main:
-        assert steps(settings) == 1000
-        assert settings.learning_rate == rate_of(settings.name, settings.num_layers)
 
 
 def test_the_chosen_rates_are_the_best_of_the_longest_stored_search():

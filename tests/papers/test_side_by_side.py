@@ -1,5 +1,6 @@
 """Runs in processes of their own: what they come to, and what is left of them when one fails."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,8 +16,17 @@ from tessera.papers.experiment import Run
 from tests.papers.chores import Chores
 
 
+@pytest.fixture(scope="module")
+def processes():
+    """New processes that are forked where the code is imported: PyTorch takes seconds, and each test starts two."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.papers.chores", "tessera.papers.jobs"])
+    return context
+
+
 @pytest.fixture
-def do(tmp_path):
+def do(tmp_path, processes, monkeypatch):
+    monkeypatch.setattr(jobs, "SPAWN", processes)
     finished, shown = {}, []
 
     def finish(run, record):
@@ -43,10 +53,10 @@ def test_each_run_is_done_once_and_elsewhere_and_shown_meanwhile(do):
 
 def test_processes_without_a_run_end_by_themselves(do, monkeypatch):
     """A process that is stopped leaves semaphores behind, of which Python then warns."""
-    processes, start = [], jobs.SPAWN.Process.start
-    monkeypatch.setattr(jobs.SPAWN.Process, "start", lambda process: processes.append(process) or start(process))
+    started, start = [], jobs.SPAWN.Process.start
+    monkeypatch.setattr(jobs.SPAWN.Process, "start", lambda process: started.append(process) or start(process))
     do("work 1", "work 2")
-    assert [process.exitcode for process in processes] == [0, 0]
+    assert [process.exitcode for process in started] == [0, 0]
 
 
 def test_a_failure_waits_for_no_other_and_ends_it(do, tmp_path):

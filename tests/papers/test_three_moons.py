@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError
 from tessera.kernels import Triweight
 from tessera.memories.linear_contextual import LinearContextualMemory
@@ -15,7 +14,7 @@ from tessera.papers.three_moons import continuations
 from tessera.papers.three_moons import run as module
 from tessera.papers.three_moons.disentangling import dedication, disentangled, gains, levels, weights
 from tessera.papers.three_moons.run import EXPERIMENT
-from tessera.papers.three_moons.settings import BUDGETS, DEFAULT, VARIANTS
+from tessera.papers.three_moons.settings import BUDGETS, VARIANTS
 from tessera.papers.three_moons.task import ThreeMoons, deviation
 from tests.tolerances import REORDERED_FLOAT64
 
@@ -123,30 +122,6 @@ def test_an_error_that_explodes_early_is_no_measure():
     assert measured["after_slowest"] == pytest.approx(18.0 * math.pi / 2)
 
 
-def test_smoke(tmp_path):
-    runs = EXPERIMENT.runs(RunSelection("smoke"))
-    assert [run.key.split("/")[0] for run in runs] == list(DEFAULT)
-    records = {}
-    for run in runs:
-        outcome = to_json(EXPERIMENT.execute(run, RunContext(tmp_path / run.key)))
-        assert len(outcome["first_round"]["errors"]["held out"]["mean"]) == 60
-        if run.configuration.second_round:
-            assert outcome["first_round"]["steps"] == 6
-            assert outcome["second_round"]["steps"] == 3
-            assert outcome["real_parameters"] == 54
-        else:
-            assert outcome["real_parameters"] == 0
-        records[run.key] = Record(run.configuration, outcome, {})
-    tables = EXPERIMENT.tables(records)
-    held_out = tables["Errors, held out triple"]
-    assert held_out.count("| 3 heads | as published | 1 |") == held_out.count("| 3 heads | second round | 1 |") == 1
-    assert held_out.count("| no training | 1 |") == 3
-    assert tables["Heads of each seed"].count("| 3 heads | 0 |") == 2
-    EXPERIMENT.plot(records, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
-    assert EXPERIMENT.tables({}) == {}
-
-
 def settings_of(name="three_heads", **changes):
     return replace(BUDGETS["smoke"].run(name, 2).configuration, **changes)
 
@@ -218,27 +193,3 @@ def test_the_table_sets_the_seeds_that_disentangle_beside_all():
     assert "| 3 heads | 1 | as published | 0.040000 | none | none | none | no |" in heads
     assert "| 3 heads | 2 | as published | 0.002000 | moon 1 | moon 2 | moon 3 | yes |" in heads
     assert "| as published, disentangled seeds | 2 | 0.0000" in tables["Turn, leak and width"]
-
-
-def test_a_run_is_a_function_of_its_configuration(tmp_path):
-    run = BUDGETS["smoke"].run("one_head", 3)
-    torch.manual_seed(0)
-    first = EXPERIMENT.execute(run, RunContext(tmp_path / "a"))
-    torch.manual_seed(1)
-    second = EXPERIMENT.execute(run, RunContext(tmp_path / "b"))
-    for part in ("first_round", "second_round"):
-        assert first[part]["errors"] == second[part]["errors"]
-        assert first[part]["weights"] == second[part]["weights"]
-
-
-def test_choices():
-    runs = EXPERIMENT.runs(RunSelection("cpu", models=("one_head",), seeds=2))
-    assert [run.key for run in runs] == ["one_head/seed 0", "one_head/seed 1"]
-    assert len(EXPERIMENT.runs(RunSelection("cpu"))) == 13  # five seeds of two memories, and three without training
-    assert not any(run.configuration.bias_correction for run in EXPERIMENT.runs(RunSelection("cpu")))
-    corrected = EXPERIMENT.runs(RunSelection("cpu", models=("three_heads_corrected",)))
-    assert [run.configuration.bias_correction for run in corrected] == [True] * 5
-    with pytest.raises(TesseraError, match="unknown model 'two_heads'"):
-        EXPERIMENT.runs(RunSelection("cpu", models=("two_heads",)))
-    with pytest.raises(TesseraError, match="there is no such choice"):
-        EXPERIMENT.runs(RunSelection("cpu", kernels=("gaussian",)))
