@@ -162,11 +162,13 @@ def charge_openings(stored: dict[str, Any]) -> None:
 
 
 def adjust_models(stored: dict[str, Any]) -> None:
-    """Stages say what changes in the model in one map, and `from_memory` is a setting of the task."""
+    """Stages say what changes in the model in one map, `from_memory` is a setting of the task, recipes have the seed."""
     if stored.get("header", {}).get("experiment") not in ("associative_retrieval", "babilong"):
         return
     for run in stored["runs"].values():
         settings = run["configuration"]
+        if "recipe" in settings:  # which says the seed
+            settings.pop("seed", None)
         _adjust_models(settings["curriculum"]["stages"] if "curriculum" in settings else _stages(settings))
         _adjust_models(run["outcome"]["stages"])
 

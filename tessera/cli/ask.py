@@ -103,9 +103,8 @@ def _score(arguments: argparse.Namespace) -> int:
 
     from tessera.generation.memory import segmented_model
     from tessera.models.saving.loading import load_tokenizer
-    from tessera.papers.babilong.public_files import read_samples
-    from tessera.papers.babilong.sample_scores import is_right
-    from tessera.papers.babilong.scorer import subtargets
+    from tessera.papers.babilong.asking import is_right
+    from tessera.papers.babilong.benchmark import read_samples, subtargets
 
     others = [name for name in ("memory", "text") if getattr(arguments, name) is not None]
     others += [name for name in ("questions", "plant", "interactive") if getattr(arguments, name)]
@@ -145,8 +144,7 @@ def _read(
     """The memory after the texts with the facts planted in them; says on standard error what was read."""
     from tessera.generation.memory import token_stream
     from tessera.models.recurrence import read_stream
-    from tessera.papers.babilong.joined_text import JoinedText
-    from tessera.papers.babilong.planting import PlantedText
+    from tessera.papers.babilong.asking import JoinedText, PlantedText
 
     with JoinedText(paths) as joined:
         text = PlantedText(joined, joined.size, facts, seed)

@@ -13,8 +13,7 @@ from tessera.base.errors import TesseraError
 from tessera.generation.memory import PIECE, token_stream
 from tessera.models.armt import ARMTState
 from tessera.models.saving.loading import load_model, load_tokenizer
-from tessera.papers.babilong.joined_text import JoinedText
-from tessera.papers.babilong.planting import PlantedText
+from tessera.papers.babilong.asking import JoinedText, PlantedText
 
 
 @pytest.fixture(scope="module")

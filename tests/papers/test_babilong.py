@@ -1,43 +1,42 @@
 """What each BABILong run trains and reads; the smoke budget from end to end is in test_contract.py."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from tessera.models.adjusting import adjusted_config
 from tessera.models.sizes import count_parameters
 from tessera.papers.babilong import run as module
-from tessera.papers.babilong.models import GATED, NAMES, THRESHOLD, WHOLE_TEXT
 from tessera.papers.babilong.run import LastSegment
 from tessera.papers.babilong.sample import RESERVED
-from tessera.papers.babilong.settings import BUDGETS, CPU
-from tessera.recipes.model_section import model_config, model_problems
+from tessera.papers.babilong.settings import BUDGETS, GATED, MODELS, RECIPES, THRESHOLD, WHOLE_TEXT
+from tessera.papers.results import ResultsFile
+from tessera.recipes.model_section import model_config
 from tessera.recipes.recipe import read_recipe
 from tessera.tasks.question_answering import question_task
 from tessera.training.curriculum import Stage
 from tessera.training.staged_data import StagedQuestions
 
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_every_recipe_is_one_that_tessera_train_takes(budget):
-    for kind in BUDGETS[budget].kinds:
-        for name in NAMES:
-            settings = BUDGETS[budget].run(name, kind, 0).configuration
-            recipe = settings.plan()
-            assert model_problems(recipe.model) == [], name
-            data = StagedQuestions(recipe, settings.segment, question_task(recipe.data.task))
-            if budget != "full" and name in (GATED, THRESHOLD, "armt_mosaic"):
-                for stage in recipe.training.curriculum:
-                    data.require(stage)
+CPU = BUDGETS["cpu"]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "model"), [("armt-babilong-qa1", "armt_mosaic"), ("armt-babilong-qa1-long", THRESHOLD)]
-)
-def test_the_recipes_that_ship_are_the_runs_of_qa1(recipe, model):
-    shipped, plan = read_recipe(recipe), CPU.run(model, "qa1", 0).configuration.plan()
-    training = replace(plan.training, steps=plan.training.curriculum_steps)  # as a recipe file's section has it
-    assert replace(plan, name=recipe, training=training) == shipped
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_is_one_that_tessera_train_takes(path):
+    recipe = read_recipe(path)
+    data = StagedQuestions(recipe, recipe.data.context, question_task(recipe.data.task))
+    config = model_config(recipe.model, vocab_size=1510, max_positions=1024)
+    for stage in recipe.training.curriculum:
+        data.require(stage)
+        config = adjusted_config(config, stage.model)
+
+
+def test_every_stored_run_is_one_of_a_recipe():
+    stored = ResultsFile(Path(__file__).parents[2] / "results", "babilong", "cpu").read()
+    for record in stored.values():
+        settings = record.configuration
+        assert CPU.run(settings.model, settings.kind, settings.seed).configuration == settings
 
 
 def test_the_tested_stories_are_as_long_as_babis(monkeypatch):
@@ -49,8 +48,8 @@ def test_the_tested_stories_are_as_long_as_babis(monkeypatch):
             fewest_facts.append(self.task_of(stage).fewest_facts)
             return super().batch(stage, *arguments)
 
-    recipe = settings.plan()
-    data = Seen(recipe, settings.segment, question_task(recipe.data.task))
+    recipe = settings.read_recipe()
+    data = Seen(recipe, settings.context, question_task(recipe.data.task))
     assert data.task.fewest_facts == 4
     monkeypatch.setattr(module, "right_answers", lambda model, batch: torch.ones(2))
     module._measure(torch.nn.Identity(), data, settings, 4)
@@ -59,18 +58,18 @@ def test_the_tested_stories_are_as_long_as_babis(monkeypatch):
 
 def test_the_models_are_of_about_one_size():
     sizes = {}
-    for name in NAMES:
+    for name in MODELS:
         section = CPU.run(name, "qa1", 0).configuration.recipe["model"]
-        sizes[name] = count_parameters(model_config(section, vocab_size=CPU.vocab_size, max_positions=1024))
+        sizes[name] = count_parameters(model_config(section, vocab_size=1510, max_positions=1024))
     bases = [sizes[name] for name in ("armt_mosaic", "armt", "armt_mosaic_v2")]
     assert max(bases) < 1.04 * min(bases), sizes
     assert max(sizes.values()) < 2.4 * min(sizes.values()), sizes
 
 
 def test_tests_reach_a_million_tokens_but_for_models_that_read_the_whole_text():
-    for name in NAMES:
+    for name in MODELS:
         settings = CPU.run(name, "qa1", 0).configuration
-        longest = max(settings.measured) * settings.segment
+        longest = max(settings.measured) * settings.context
         assert (longest == 1_000_000) == (name not in WHOLE_TEXT)
         assert settings.contexts(2) == 128
         assert settings.contexts(15_625) == (16 if name in (GATED, THRESHOLD) else 4)
@@ -81,14 +80,14 @@ def test_all_models_are_tested_on_the_same_texts_however_many_they_read_at_once(
     seen = {}
     for name in ("armt_mosaic", "mosaic"):
         settings = replace(BUDGETS["smoke"].run(name, "qa1", 0).configuration, test_tokens=1024, test_contexts=8)
-        recipe, parts = settings.plan(), []
+        recipe, parts = settings.read_recipe(), []
 
         def answered(model, batch, parts=parts):
             parts.append(batch)
             return torch.ones(len(batch.contexts), dtype=torch.float64)
 
         monkeypatch.setattr(module, "right_answers", answered)
-        data = StagedQuestions(recipe, settings.segment, question_task(recipe.data.task))
+        data = StagedQuestions(recipe, settings.context, question_task(recipe.data.task))
         estimate, _ = module._measure(None, data, settings, 2)
         assert estimate == (1.0, 0.0, 8)
         seen[name] = parts
@@ -101,9 +100,9 @@ def test_all_models_are_tested_on_the_same_texts_however_many_they_read_at_once(
 
 def test_the_last_segment_is_what_stands_behind_the_last_border():
     settings = BUDGETS["smoke"].run("last_segment", "qa1", 0).configuration
-    recipe = settings.plan()
+    recipe = settings.read_recipe()
     task = question_task(recipe.data.task)
-    all_segments, last_segment = (kind(recipe, settings.segment, task) for kind in (StagedQuestions, LastSegment))
+    all_segments, last_segment = (kind(recipe, settings.context, task) for kind in (StagedQuestions, LastSegment))
     for tokens, expected in ((3 * 64 - RESERVED, 64 - RESERVED), (2 * 64, 64), (2 * 64 + 5, 5)):
         batch, cut = (one.batch(Stage(3, 1), 2, tokens, 0, "test") for one in (all_segments, last_segment))
         assert cut.contexts.shape[1] == expected

@@ -12,10 +12,9 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.papers.babilong import BABILong
+from tessera.papers.babilong.benchmark import exact_match, published_match, read_samples
 from tessera.papers.babilong.noise import SHORTEST, books_of, draw_noise
-from tessera.papers.babilong.public_files import read_samples
 from tessera.papers.babilong.sample import RESERVED, HalfFacts
-from tessera.papers.babilong.scorer import exact_match, published_match
 from tessera.papers.babilong.solver import answer, world_after
 from tessera.papers.babilong.stories import FEWEST, LENGTHS, PEOPLE, THINGS, facts_of, generate, labels, read_stories
 from tessera.papers.babilong.vocabulary import NAMES, STORY_WORDS, decode
@@ -76,6 +75,15 @@ def test_a_fact_comes_before_the_sentence_of_its_place():
         for position, fact in zip(context.positions, context.facts):
             assert int(boundaries[position]) + shifted in starts
             shifted += len(fact)
+
+
+def test_samples_are_those_that_stored_results_were_made_with():
+    """Whatever fields are named, and whatever else changes in a context or is asked of it."""
+    changed = {"near_facts": 0.01, "half_facts": 0.1, "also_asked": ("qa2",), "from_memory": True}
+    plain, other = (next(BABILong("qa1", **SMALL, **settings).samples(3)) for settings in ({}, changed))
+    assert plain.story.facts == ("John moved to the bathroom.", "Sandra journeyed to the hallway.")
+    assert plain.context.positions == (1, 1)
+    assert other.story.facts == plain.story.facts
 
 
 def test_lookalikes_are_words_of_stories_in_the_noise_alone():

@@ -5,7 +5,7 @@ import torch
 
 from tessera.papers.babilong import writes
 from tessera.papers.babilong.sample import hide
-from tessera.papers.babilong.settings import SMOKE
+from tessera.papers.babilong.settings import BUDGETS
 from tessera.papers.babilong.writes import written_facts, written_noise
 from tessera.tasks.question_answering import question_task
 from tessera.training.initial_model import starting_model
@@ -14,10 +14,10 @@ from tessera.training.staged_data import StagedQuestions
 
 @pytest.fixture
 def model_and_task(short_books):
-    settings = SMOKE.run("armt_mosaic_threshold", "qa1", 0).configuration
-    recipe = settings.plan()
+    settings = BUDGETS["smoke"].run("armt_mosaic_threshold", "qa1", 0).configuration
+    recipe = settings.read_recipe()
     task = question_task(recipe.data.task)
-    tokenizer = StagedQuestions(recipe, settings.segment, task).tokenizer
+    tokenizer = StagedQuestions(recipe, settings.context, task).tokenizer
     return starting_model(recipe, tokenizer, context=512).eval(), task
 
 

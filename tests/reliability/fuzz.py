@@ -130,7 +130,7 @@ def fuzz_memories(shop: Workshop, folder: Path, count: int, chance: Random) -> T
 
 def fuzz_samples(shop: Workshop, folder: Path, count: int, chance: Random) -> Tally:
     """Files of BABILong samples, with bad values in their rows and damaged."""
-    from tessera.papers.babilong.public_files import FIELDS, read_samples
+    from tessera.papers.babilong.benchmark import FIELDS, read_samples
 
     tally = Tally("files of samples")
     good = {"input": "Mary is here.", "question": "Where is Mary?", "target": "here"}

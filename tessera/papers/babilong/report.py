@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tessera.papers.babilong.models import GATED, NAMES, THRESHOLD
 from tessera.papers.babilong.published import EXACT_MATCH, SETTING, TOKENS
+from tessera.papers.babilong.settings import GATED, MODELS, THRESHOLD
 from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
 from tessera.papers.tables import markdown, over_seeds, settings_table, spread, with_error
@@ -50,7 +50,7 @@ def draw(records: Mapping[str, Record], path: Path) -> None:
 
 def _draw_models(axis: "Axes", of_qa1: Mapping[str, Record]) -> None:
     """A curve of each model, and where its training ended."""
-    trained = {NAMES[record.configuration.model]: _longest_in_training(record) for record in of_qa1.values()}
+    trained = {MODELS[record.configuration.model].label: _longest_in_training(record) for record in of_qa1.values()}
     for place, (label, points) in enumerate(_curves(of_qa1).items()):
         curve = _draw_curve(axis, points, f"C{place % 10}", "os^"[place // 10], label)
         axis.axvline(trained[label], color=curve.lines[0].get_color(), lw=0.8, ls="--")
@@ -90,18 +90,18 @@ def _draw_curve(
 def _longest_in_training(record: Record) -> int:
     """Tokens."""
     stages = record.configuration.recipe["training"]["curriculum"]
-    return max(stage["length"] for stage in stages) * record.configuration.segment
+    return max(stage["length"] for stage in stages) * record.configuration.context
 
 
 def _curves(records: Mapping[str, Record]) -> dict[str, dict[int, Estimate]]:
-    """Label -> tokens -> exact match over seeds, in the order of `NAMES`."""
+    """Label -> tokens -> exact match over seeds, in the order of `MODELS`."""
     curves: dict[str, dict[int, Estimate]] = {}
-    for name, label in NAMES.items():
+    for name, (label, *_) in MODELS.items():
         chosen = [one for one in records.values() if one.configuration.model == name]
         lengths = sorted({int(n) for one in chosen for n in one.outcome["exact_match"]})
         for n in lengths:
             values = [one.outcome["exact_match"][str(n)] for one in chosen if str(n) in one.outcome["exact_match"]]
-            curves.setdefault(label, {})[n * chosen[0].configuration.segment] = over_seeds(values)
+            curves.setdefault(label, {})[n * chosen[0].configuration.context] = over_seeds(values)
     return curves
 
 
@@ -122,7 +122,7 @@ def _published(kind: str) -> str:
 
 def _speed(records: Mapping[str, Record]) -> str:
     lengths = sorted({int(n) for one in records.values() for n in one.outcome["seconds_per_token"]})
-    segment = next(iter(records.values())).configuration.segment
+    segment = next(iter(records.values())).configuration.context
     rows = []
     for key, record in records.items():
         seconds = record.outcome["seconds_per_token"]
@@ -164,7 +164,7 @@ def _settings(records: Mapping[str, Record]) -> str:
     memories = [recipe["model"] for recipe in recipes if "num_memory_tokens" in recipe["model"]]
     ours = {
         "base": ", ".join(bases) + ", from scratch",
-        "tokens of a segment": configurations[0].segment,
+        "tokens of a segment": configurations[0].context,
         "segments in the stages": ", ".join(str(stage["length"]) for stage in max(stages, key=len)),
         "contexts per step": spread(recipe["training"]["batch_size"] for recipe in recipes),
         "questions to each context": spread(recipe["data"]["questions"] for recipe in recipes),

@@ -10,9 +10,9 @@ from tessera.evaluation.questions import right_answers
 from tessera.models.armt.modeling import ARMTForCausalLM
 from tessera.models.sizes import num_parameters
 from tessera.papers.babilong import report
-from tessera.papers.babilong.models import LAST_SEGMENT, NAMES, THRESHOLD, WHOLE_TEXT
 from tessera.papers.babilong.sample import RESERVED
-from tessera.papers.babilong.settings import BUDGETS, PUBLISHED_SHARE, SHORTEST_STORY, BabilongSettings
+from tessera.papers.babilong.settings import BUDGETS, LAST_SEGMENT, MODELS, THRESHOLD, WHOLE_TEXT, BabilongSettings
+from tessera.papers.babilong.stories import LENGTHS, PLAIN_FACT
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.writes import written_facts, written_noise
 from tessera.papers.catalogue import LIBRARY
@@ -26,34 +26,33 @@ from tessera.training.staged_run import train_stages_of
 
 READ_AT_ONCE = 1 << 22  # tokens of the contexts that are read side by side, segment by segment or the last alone
 NOISE_SEGMENTS = 1024
+PUBLISHED_SHARE = 0.2  # of facts in a sample, at most
 WHOLE_AT_ONCE = 1 << 18  # by a model that reads the whole text, which it does for each question
 
 
 def plan(selection: RunSelection) -> list[Run]:
-    """QA1 of all models first; the other kinds for the model that is best in long texts, else the first."""
+    """QA1 of all models first; the other kinds by the model that is best in long texts, or else by the first."""
     budget = BUDGETS[selection.budget]
-    names = selection.models or budget.models
-    runs = []
-    for seed in range(selection.seeds or budget.seeds):
-        runs += [budget.run(name, budget.kinds[0], seed) for name in names]
-        best = THRESHOLD if THRESHOLD in names else names[0]
-        runs += [budget.run(best, kind, seed) for kind in budget.kinds[1:]]
-    return runs
+    names = selection.models or tuple(MODELS)
+    best = THRESHOLD if THRESHOLD in names else names[0]
+    others = [kind for kind in budget.kinds[1:] if kind in MODELS[best].recipes]
+    runs = [*((name, budget.kinds[0]) for name in names), *((best, kind) for kind in others)]
+    return [budget.run(*of, seed) for seed in range(selection.seeds or budget.seeds) for of in runs]
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
     """Train through the curriculum, then measure."""
     settings = run.configuration
-    recipe = settings.plan()
+    recipe = settings.read_recipe()
     task = question_task(recipe.data.task or {})
     questions = LastSegment if settings.model == LAST_SEGMENT else StagedQuestions
-    data = questions(recipe, settings.segment, task)
-    longest = max(stage.length for stage in recipe.training.curriculum) * settings.segment
+    data = questions(recipe, settings.context, task)
+    longest = max(stage.length for stage in recipe.training.curriculum) * settings.context
     model = starting_model(recipe, data.tokenizer, context=longest).to(context.device)
     stages = train_stages_of(model, recipe, data, context.folder, context.report)
     exact_match, seconds_per_token = {}, {}
     for segments in settings.measured:
-        context.report(1.0, f"measuring {segments * settings.segment:,} tokens")
+        context.report(1.0, f"measuring {segments * settings.context:,} tokens")
         exact_match[str(segments)], seconds_per_token[str(segments)] = _measure(model, data, settings, segments)
     outcome = {
         "parameters": num_parameters(model),
@@ -86,15 +85,15 @@ def _measure(model: torch.nn.Module, data: StagedQuestions, settings: BabilongSe
     Stories have the lengths of `LENGTHS`, whatever training had. Facts take at most a fifth of a sample where that
     holds the shortest of them, else what training allows.
     """
-    tokens, count = segments * settings.segment, settings.contexts(segments)
-    is_long = SHORTEST_STORY[settings.kind] <= PUBLISHED_SHARE * tokens
+    tokens, count = segments * settings.context, settings.contexts(segments)
+    is_long = PLAIN_FACT[settings.kind] * LENGTHS[settings.kind][0] <= PUBLISHED_SHARE * tokens
     share = {"facts_share": PUBLISHED_SHARE} if is_long else {}
     stage = Stage(segments, 1, settings={"fewest_facts": None, **share})
     # What is drawn depends on the number of texts, not on the model: models that read as many read the same ones.
     drawn = max(1, min(count, READ_AT_ONCE // tokens))
     read = drawn
     if settings.model in WHOLE_TEXT:
-        read = max(1, min(drawn, WHOLE_AT_ONCE // (settings.plan().data.questions * tokens)))
+        read = max(1, min(drawn, WHOLE_AT_ONCE // (settings.recipe["data"]["questions"] * tokens)))
     shares, began = [], time.perf_counter()
     for first in range(0, count, drawn):
         texts, seed = min(drawn, count - first), 1_000_000 * settings.seed + first
@@ -112,6 +111,5 @@ EXPERIMENT = Experiment(
     execute=execute,
     tables=report.tables,
     plot=report.draw,
-    models=tuple(NAMES),
-    budgets=("smoke", "cpu", "full"),
+    models=tuple(MODELS),
 )

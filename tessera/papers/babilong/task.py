@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -16,9 +16,9 @@ from torch import Tensor
 from tessera.base.errors import expect
 from tessera.data.sources import text_files
 from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.papers.babilong.benchmark import published_match
 from tessera.papers.babilong.noise import Book, books_of
 from tessera.papers.babilong.sample import RESERVED, Borders, HalfFacts, Lookalikes, Sample, has_room, hide
-from tessera.papers.babilong.scorer import published_match
 from tessera.papers.babilong.solver import answer, world_after
 from tessera.papers.babilong.stories import (
     FEWEST,
@@ -95,14 +95,14 @@ class BABILong(Task):
     stories: str | None = None
     vocab_size: int = 2000
     facts_share: float = 0.2
-    lookalikes: float = field(default=0.0, repr=False)  # not in the seed of samples, which are made of `self` as text
-    near_facts: float = field(default=0.0, repr=False)  # nor are these
-    split_facts: float = field(default=0.0, repr=False)
-    half_facts: float = field(default=0.0, repr=False)
-    cut_facts: float = field(default=0.0, repr=False)
-    also_asked: tuple[str, ...] = field(default=(), repr=False)
-    fewest_facts: int | None = field(default=None, repr=False)
-    from_memory: bool = field(default=False, repr=False)
+    lookalikes: float = 0.0
+    near_facts: float = 0.0
+    split_facts: float = 0.0
+    half_facts: float = 0.0
+    cut_facts: float = 0.0
+    also_asked: tuple[str, ...] = ()
+    fewest_facts: int | None = None
+    from_memory: bool = False
 
     summary = "a question about facts that lie anywhere between the sentences of a book (BABILong, QA1 to QA5)"
     source = "Associative Recurrent Memory Transformer, section 4; BABILong, Kuratov et al. 2024"
@@ -155,7 +155,7 @@ class BABILong(Task):
     def samples(self, seed: int, split: str = "train") -> Iterator[Sample]:
         """Samples without end; the same seed and split give the same ones."""
         expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
-        random = Random(f"{self} {seed} {split}")
+        random = self._random(seed, split)
         books = books_of(self.noise, split, self.vocab_size)
         while True:
             yield self._sample(random, books, split, self.length)
@@ -165,7 +165,7 @@ class BABILong(Task):
     ) -> QuestionBatch:
         """See `QuestionTask`; the questions of a context differ, and come in random order."""
         self._require_room(context_tokens + RESERVED)
-        random = Random(f"{self} {context_tokens} {seed} {split}")
+        random = self._random(context_tokens, seed, split)
         books = books_of(self.noise, split, self.vocab_size)
         contexts, questions_by_row, early_by_row = [], [], []
         borders = range(segment, context_tokens + 1, segment) if early else ()
@@ -253,6 +253,22 @@ class BABILong(Task):
         """Stories and books."""
         stories = {sample.story.facts for sample in examples.details}
         return stories | {span.book.name for sample in examples.details for span in sample.context.spans}
+
+    def _random(self, *of: int | str) -> Random:
+        """What samples are drawn by: version 1, a text of the settings that decide stories and noise, as it stays.
+
+        What else changes in a context (`lookalikes`, ...) or is asked of it leaves these as they are.
+        """
+        settings = {
+            "kind": self.kind,
+            "length": self.length,
+            "noise": self.noise,
+            "stories": self.stories,
+            "vocab_size": self.vocab_size,
+            "facts_share": self.facts_share,
+        }
+        text = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        return Random(" ".join(map(str, (f"BABILong({text})", *of))))
 
     def _sample(
         self, random: Random, books: Sequence[Book], split: str, length: int, borders: Borders | None = None
