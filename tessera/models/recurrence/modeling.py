@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from tessera.models.recurrence.cache import SegmentCache
 from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import keep_last_hidden, leave_out_unneeded, wrap_layers
+from tessera.models.recurrence.origin import ModelToken, Origin, memory_settings, sampled
 from tessera.models.recurrence.reading import read
 from tessera.models.recurrence.segment_loss import SegmentLoss, balancing_weight, plain_lm_head
 from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory, SegmentRunner
@@ -151,6 +152,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         fuse_activations(base)
         base.base_model.register_forward_hook(keep_last_hidden)
         self._takes_positions, self._is_tried = takes_positions(base), False
+        self._token, self._sample = ModelToken(), None
         self._add_memory(config)
         self.post_init()
         self.generation_config = copy.deepcopy(base.generation_config)
@@ -199,11 +201,22 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
 
     def segment_runner(self) -> SegmentRunner:
         """What reads segments with the present modules."""
-        return SegmentRunner(self.base, self._memory(), self.config, self._takes_positions)
+        return SegmentRunner(self.base, self._memory(), self.config, self._takes_positions, self.origin())
 
     def empty_memory(self, batch: int) -> MemoryState:
         """The memory of `batch` rows before anything was read."""
-        return self._memory().empty(batch)
+        return replace(self._memory().empty(batch), origin=self.origin())
+
+    def origin(self) -> Origin:
+        """What memories of this model say that they are of; while it is trained, without its weights."""
+        settings = memory_settings(self.config)
+        if self.training:
+            return Origin(settings, token=self._token)
+        parameters = [p for name, p in self.base.named_parameters() if "lora_" not in name] + self._memory().weights()
+        version = [(id(p), 0 if p.is_inference() else p._version) for p in parameters]
+        if self._sample is None or self._sample[0] != version:
+            self._sample = (version, sampled(parameters))
+        return Origin(settings, self._sample[1], self._token)
 
     @checks_types
     def forward(
@@ -305,6 +318,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         text = SegmentedInput.of(self.get_input_embeddings(), input_ids, inputs_embeds, mask)
         if cache is not None:
             rows = cache.batch_size
+            if cache.origin is not None:
+                self.origin().expect_same(cache.origin, type(self).__name__, "past_key_values")
             expect(rows == text.shape[0], type(self).__name__, "past_key_values", f"have {text.shape[0]} rows", rows)
             if attention_mask is not None:
                 _check_continued_mask(type(self).__name__, attention_mask, cache.total, text.shape)
