@@ -39,6 +39,11 @@ class Kernel(ABC):
     # The beta from which a memory learns its own. e^2 is the published start of the Gaussian kernel.
     initial_inverse_bandwidth: ClassVar[float] = math.exp(2)
 
+    @property
+    def has_intercept(self) -> bool:
+        """Whether `affine` has an intercept, without which its slope is of no bandwidth."""
+        return self.affine(torch.ones(()))[1] is not None
+
     def affine(
         self, inverse_bandwidth: Float[Tensor, "*shape"]
     ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"] | None]:
@@ -56,7 +61,7 @@ class Kernel(ABC):
         """Weights over the last dimension of `scores` (..., N), differentiable, in the dtype of `scores`.
 
         `visible` (bool, broadcastable to `scores`) says which pairs exist for the query; the others get weight 0
-        and have no influence. A row without any visible pair is all zeros.
+        and have no influence. A row without any visible pair is all zeros; one with a visible NaN is NaN.
         """
 
     def score_floor(self, largest: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

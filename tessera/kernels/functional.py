@@ -1,7 +1,8 @@
 """The kernels as plain functions on scores, by the names that attention mechanisms go by.
 
 Every function maps scores of any dtype and shape to weights along `dim` that sum to 1, with exact gradients. Entries
-of -inf are absent; a row of nothing else gives zeros. Half-precision scores are computed in float32.
+of -inf are absent; a row of nothing else gives zeros, one with a NaN gives NaN. Half-precision scores are computed in
+float32.
 """
 
 import torch
@@ -52,5 +53,5 @@ def knn_uniform(scores: Float[Tensor, "*shape"], k: int, dim: int = -1) -> Float
 
 
 def _along(scores: Float[Tensor, "*shape"], dim: int, kernel: Kernel) -> Tensor:
-    visible = (scores > -torch.inf).movedim(dim, -1)
+    visible = (scores != -torch.inf).movedim(dim, -1)
     return kernel.weights(scores.movedim(dim, -1), visible).movedim(-1, dim)

@@ -46,9 +46,9 @@ class NearestNeighbours(RowKernel):
         if self.base == "gaussian":
             values.sub_(row_maximum(values)).exp_()
         else:
-            values = (values > -torch.inf).to(scaled.dtype)
+            values = torch.where(values.isnan(), values, (values > -torch.inf).to(scaled.dtype))
         values.div_(values.sum(-1, keepdim=True).clamp_min_(torch.finfo(values.dtype).tiny))
-        return scaled.zero_().scatter_add_(-1, indices, values), (indices, values)
+        return _scattered(indices, values, scaled), (indices, values)
 
     def backward(
         self,
@@ -59,12 +59,12 @@ class NearestNeighbours(RowKernel):
     ) -> tuple[Float[Tensor, "*rows N"], Float[Tensor, "*rows N"]]:
         """The base's gradient among the k neighbours; 0 for the uniform base."""
         indices, values = statistics
-        weights = scaled.zero_().scatter_add_(-1, indices, values)
+        weights = _scattered(indices, values, scaled)
         if self.base == "uniform":
             return weights, grad.zero_()
         near = grad.gather(-1, indices)
         near = (near - (near * values).sum(-1, keepdim=True)) * values
-        return weights, grad.zero_().scatter_add_(-1, indices, near)
+        return weights, _scattered(indices, near, grad)
 
     def bandwidth(
         self,
@@ -77,6 +77,11 @@ class NearestNeighbours(RowKernel):
         values = nearest(masked, self.k)[0]
         last = values.masked_fill(values == -torch.inf, torch.inf).amin(-1)
         return self.where_visible((2 - 2 * last / inverse_bandwidth).clamp_min(0).sqrt(), masked)
+
+
+def _scattered(indices: Tensor, values: Tensor, out: Tensor) -> Tensor:
+    """`values` at `indices` of `out`, 0 elsewhere; NaN in a row of a NaN, which `nearest` counts as the largest."""
+    return out.copy_(0 * values.sum(-1, keepdim=True)).scatter_add_(-1, indices, values)
 
 
 def nearest(scores: Float[Tensor, "*rows N"], k: int) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:

@@ -68,6 +68,7 @@ class AdaptivePolynomial(RowKernel):
         weights = responses if self.order == 1 else responses.mul_(slopes)
         grad.mul_(slopes)
         mean = grad.sum(-1, keepdim=True).div_(slope.clamp_min(torch.finfo(slope.dtype).tiny))
+        mean.add_(tau, alpha=0)  # NaN where the threshold is; the sign of NaN, a slope of order 1, is 0
         return weights, grad.addcmul_(slopes, mean, value=-1)
 
     def score_floor(self, largest: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -4,8 +4,8 @@ from abc import abstractmethod
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from tessera.base.first_derivative import only_first_derivative
 from tessera.base.shapes import Bool, Float
 from tessera.kernels.base import Kernel
 from tessera.kernels.workspace import Workspace
@@ -69,7 +69,7 @@ class _RowWeights(torch.autograd.Function):
         return weights
 
     @staticmethod
-    @once_differentiable
+    @only_first_derivative("the weights of a kernel")
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         """The gradient of the scores, from that of the weights."""
         scores, *statistics = ctx.saved_tensors

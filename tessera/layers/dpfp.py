@@ -5,6 +5,7 @@ from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.base.shapes import Float
+from tessera.ops.float16_autocast import widened
 
 
 def dpfp(x: Float[Tensor, "*rows K"], num_rolls: int = 3) -> Float[Tensor, "*rows P"]:
@@ -16,13 +17,14 @@ def dpfp(x: Float[Tensor, "*rows K"], num_rolls: int = 3) -> Float[Tensor, "*row
     Args:
         x: (..., K). num_rolls: nu, 1 to 2 K - 1.
     Returns:
-        (..., 2 nu K), in the dtype of `x`. Cost: 2 nu K multiplications per vector.
+        (..., 2 nu K), in the dtype of `x` (float32 under float16's autocast). Cost: 2 nu K multiplications per vector.
     Raises:
         TesseraError: a number of rolls outside 1..2 K - 1 (a full turn gives the features of j = 0 again).
 
     >>> dpfp(torch.tensor([1.0, -2.0]), num_rolls=1)
     tensor([2., 0., 0., 0.])
     """
+    x = widened(x)
     width = 2 * x.shape[-1]
     expect(1 <= num_rolls < width, "dpfp", "num_rolls", f"lie in 1..{width - 1} for width {x.shape[-1]}", num_rolls)
     signed = torch.cat([x, -x], dim=-1).relu()

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
 from tessera.base.shapes import Float
+from tessera.layers.plain_linear import is_plain_linear
 
 INITIAL_LOG_SCALE = -0.5
 
@@ -29,8 +30,7 @@ class ScaledOutput(nn.Module):
     def forward(self, recalled: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T hidden"]:
         """(B, H, T, V) -> (B, T, hidden)."""
         scale = self.log_scale.exp()
-        many = recalled.shape[0] * recalled.shape[2] >= self.projection.in_features
-        fold = not torch.compiler.is_exporting() and many  # an exported program takes any length
+        fold = self._can_fold(recalled.shape[0] * recalled.shape[2])
         if not fold:
             recalled = recalled * scale.to(recalled.dtype)[:, None, None]
         heads = recalled.transpose(1, 2).flatten(2)
@@ -42,3 +42,9 @@ class ScaledOutput(nn.Module):
         weight = self.projection.weight
         weight = weight * scale.to(weight.dtype).repeat_interleave(recalled.shape[-1])
         return linear(heads, weight, self.projection.bias)
+
+    def _can_fold(self, steps: int) -> bool:
+        """Whether the scales may be multiplied into the weight; an exported program takes any number of steps."""
+        if torch.compiler.is_exporting() or not is_plain_linear(self.projection, may_have_bias=True):
+            return False
+        return steps >= self.projection.in_features

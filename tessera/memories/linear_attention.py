@@ -10,6 +10,7 @@ from torch.nn.functional import elu, layer_norm, logsigmoid, silu
 from tessera.base.errors import expect
 from tessera.base.shapes import Float, Int
 from tessera.base.state import State
+from tessera.ops.float16_autocast import widened
 from tessera.ops.gated_linear_attention import LinearAttentionState, gated_linear_attention
 
 VARIANTS = ("linear_transformer", "retnet", "gla")
@@ -60,7 +61,7 @@ class LinearAttentionMemory(nn.Module):
     ) -> tuple[Float[Tensor, "B T hidden"], RecurrentState | None]:
         """Answers (B, T, hidden) at each step of `x` (B, T, hidden), and the state after the last if it is kept."""
         expect(x.dim() == 3 and x.shape[1] > 0, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
-        query, key, value = self.query(x), self.key(x), self.value(x)
+        query, key, value = (widened(projected) for projected in (self.query(x), self.key(x), self.value(x)))
         if self.variant == "linear_transformer":
             # Before the heads: torch.compile takes the gradient's strides for those of the input, which must be equal.
             query, key = elu(query) + 1, elu(key) + 1

@@ -1,6 +1,7 @@
 """Registration with the Auto classes of transformers."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.linear_attention import (
@@ -8,6 +9,7 @@ from tessera.models.linear_attention import (
     LinearAttentionForCausalLM,
     LinearAttentionModel,
 )
+from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicModel
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, MemoryMosaicV2Model
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
@@ -27,6 +29,7 @@ def register() -> None:
     """Make every model of the library known to `AutoConfig`, `AutoModel` and `AutoModelForCausalLM`."""
     for config, base, causal in MODELS:
         register_model(config, causal, base)
+    _register_name(LSTMConfig, LSTMForCausalLM)  # a baseline that is built, not loaded
 
 
 def register_model(
@@ -37,3 +40,12 @@ def register_model(
     if base is not None:
         AutoModel.register(config, base, exist_ok=True)
     AutoModelForCausalLM.register(config, causal, exist_ok=True)
+    _register_name(config, causal)
+
+
+def _register_name(config: type[PreTrainedConfig], causal: type[PreTrainedModel]) -> None:
+    """Tell those that ask by name, not by class, that the model predicts the next token.
+
+    The Trainer shifts labels that it smooths for these names alone; lm-eval and pipelines choose by them too.
+    """
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type] = causal.__name__

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tessera.base.devices import is_readable
 from tessera.base.errors import TesseraError, did_you_mean, expect
@@ -150,19 +149,3 @@ def kept_steps(where: str, logits_to_keep: int | Tensor) -> slice | Tensor:
     is_count = isinstance(logits_to_keep, int) and logits_to_keep >= 0
     expect(is_count, where, "logits_to_keep", "be 0 (all) or positive", logits_to_keep)
     return slice(-logits_to_keep if logits_to_keep else None, None)
-
-
-def is_plain_linear(module: nn.Module) -> bool:
-    """Whether calling `module` is a product with its weight and nothing more.
-
-    Adapters, quantised layers, parametrizations, hooks and replaced methods make it something more.
-    """
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return (
-        type(module) is nn.Linear
-        and module.bias is None
-        and module.weight.is_floating_point()
-        and not is_traceable_wrapper_subclass(module.weight)
-        and "forward" not in vars(module)
-        and not any(getattr(module, name) for name in hooks)
-    )

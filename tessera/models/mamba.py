@@ -1,8 +1,9 @@
 """transformers' Mamba, whose mixer on a CPU is computed by `tessera.ops.selective_scan`."""
 
+import torch
 from torch import nn
 from torch.nn.functional import softplus
-from transformers import MambaForCausalLM
+from transformers import Cache, MambaForCausalLM
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
 from tessera.ops.selective_scan import selective_scan
@@ -11,11 +12,16 @@ from tessera.ops.selective_scan import selective_scan
 class ScanMixer(MambaMixer):
     """The same parameters and the same function; what it does not cover goes to transformers' own code.
 
-    That is a GPU, for which there are kernels; a cache, as `generate` keeps one; and padding.
+    That is a GPU, for which there are kernels; a cache, as `generate` keeps one; and padding. Several tokens behind a
+    cache are read one by one: transformers' scan of many begins without the state.
     """
 
     def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
         """Gu and Dao (2023), section 3.4: gated, convolved, scanned."""
+        steps = hidden_states.shape[1]
+        if steps > 1 and attention_mask is None and _is_filled(cache_params, self.layer_idx):
+            read = super().forward
+            return torch.cat([read(hidden_states[:, t : t + 1], cache_params, **kwargs) for t in range(steps)], 1)
         if hidden_states.is_cuda or cache_params is not None or attention_mask is not None:
             return super().forward(hidden_states, cache_params, attention_mask=attention_mask, **kwargs)
         x, gate = self.in_proj(hidden_states).chunk(2, dim=-1)
@@ -26,6 +32,10 @@ class ScanMixer(MambaMixer):
         step = softplus(self.dt_proj(low_rank_step))
         y = selective_scan(x, step, -self.A_log.exp(), write, read)
         return self.out_proj((y + self.D * x) * self.act(gate))
+
+
+def _is_filled(cache: Cache | None, layer: int) -> bool:
+    return cache is not None and cache.get_recurrent_state(layer, state_idx=0) is not None
 
 
 def use_selective_scan(model: nn.Module) -> nn.Module:

@@ -13,16 +13,18 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from tessera.base.errors import TesseraError, expect
+from tessera.layers.plain_linear import is_plain_linear
+from tessera.models.fingerprint import Fingerprint
 from tessera.models.forward_arguments import (
     REASONS,
     check_labels,
     checks_types,
     demand,
-    is_plain_linear,
     kept_steps,
     refuse_keywords,
     without_packing,
 )
+from tessera.models.lazy_logits import LazyLogits, LazyOutput
 from tessera.models.recall_recording import averaged_banks, recalling_memories, recorded_weights
 from tessera.models.saving.code_beside_weights import SavesWithCode
 from tessera.models.stack_state import StackState, last_document, read_documents
@@ -39,6 +41,9 @@ class StackPreTrainedModel(SavesWithCode, PreTrainedModel):
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
+
+    def _returns_dict(self, return_dict: bool | None) -> bool:
+        return self.config.return_dict if return_dict is None else return_dict
 
     def parameters_by_part(self) -> dict[str, int]:
         """Parameters of each of `parts` (name -> what its parameters' names contain, first match); shared ones once."""
@@ -87,6 +92,7 @@ class StackModel(StackPreTrainedModel):
         self.layers = nn.ModuleList(self.make_layer(config) for _ in range(config.num_layers))
         self.norm = self.make_norm(config)
         self.gradient_checkpointing = False
+        self._fingerprint = Fingerprint()
         self.post_init()
 
     @checks_types
@@ -104,7 +110,7 @@ class StackModel(StackPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **keywords: object,
-    ) -> BaseModelOutputWithPast:
+    ) -> BaseModelOutputWithPast | tuple:
         """Hidden states (B, T, hidden) of `input_ids` (B, T); `past_key_values` is the state of an earlier call.
 
         `attention_mask` (B, past + T) marks padding with zeros, anywhere. `document_ids` (B, T) separates documents
@@ -135,6 +141,9 @@ class StackModel(StackPreTrainedModel):
         )
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
+        model = self._fingerprint.of(self, past is None) if use_cache or past is not None else None
+        if past is not None:
+            past.expect_model(where, model)
         extra = self.layer_arguments(hidden)
         states, inputs, weights = [], [], None
         with ExitStack() as recording:
@@ -150,14 +159,14 @@ class StackModel(StackPreTrainedModel):
         state = None
         if use_cache:
             length = hidden.shape[1] + (0 if past is None else past.length)
-            state = StackState(tuple(states), length, last_document(past, documents))
+            state = StackState(tuple(states), length, last_document(past, documents), model)
         output = BaseModelOutputWithPast(
             last_hidden_state=hidden,
             past_key_values=state,
             hidden_states=(*inputs, hidden) if output_hidden_states else None,
             attentions=None if weights is None else tuple(averaged_banks(banks) for banks in weights),
         )
-        return output if return_dict is not False else output.to_tuple()
+        return output if self._returns_dict(return_dict) else output.to_tuple()
 
     def _expect_weights(self, where: str) -> None:
         """Refuse `output_attentions` where no memory has weights, or layers are computed a second time."""
@@ -211,14 +220,15 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **keywords: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutputWithPast | tuple:
         """Logits (B, T, V) of the next token at each step, and with `labels` (B, T) the mean loss in nats per token.
 
         Labels are shifted inside; left out are -100, padding, and what would be predicted from padding or from another
-        document. The loss is divided by `num_items_in_batch` when given (gradient accumulation). `skip_logits`
-        (default: while training with labels) leaves the logits out, so that they are made a block at a time and
-        dropped. `logits_to_keep` computes only the last so many, or those of the steps in a 1-d tensor. Other
-        arguments as in the stack's `forward`.
+        document. The loss is divided by `num_items_in_batch` when given (gradient accumulation). While training with
+        labels the loss makes logits a block at a time, and the output's `logits` are computed when somebody looks at
+        them (see `LazyOutput`; a compiled model returns none); `skip_logits` True leaves them out, False makes them.
+        `logits_to_keep` computes only the last so many, or those of the steps in a 1-d tensor. Other arguments as in
+        the stack's `forward`.
         """
         where = type(self).__name__
         kept = kept_steps(where, logits_to_keep)
@@ -239,6 +249,7 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
             document_ids=document_ids,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
+            return_dict=True,
             **keywords,
         )
         hidden = outputs.last_hidden_state
@@ -249,17 +260,22 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self._loss(hidden, labels, document_ids, num_items_in_batch)
-        logits = None
-        if not (self.training and labels is not None if skip_logits is None else skip_logits):
+        returns_dict = self._returns_dict(return_dict)
+        is_lazy = skip_logits is None and self.training and labels is not None and returns_dict
+        logits: Tensor | LazyLogits | None = None
+        output_class: type[CausalLMOutputWithPast] = CausalLMOutputWithPast
+        if is_lazy and not torch.compiler.is_compiling():
+            output_class, logits = LazyOutput, LazyLogits(self._logits, hidden[:, kept], self.lm_head)
+        elif not (is_lazy or skip_logits):
             logits = self._logits(hidden[:, kept])
-        output = CausalLMOutputWithPast(
+        output = output_class(
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-        return output if return_dict is not False else output.to_tuple()
+        return output if returns_dict else output.to_tuple()
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = self.lm_head(hidden)

@@ -1,13 +1,14 @@
 """Where a stack of memories stands in a sequence: its state, and which document each new step belongs to."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.base.state import State
+from tessera.models.fingerprint import difference
 from tessera.models.forward_arguments import demand
 
 
@@ -17,12 +18,33 @@ class StackState(State):
 
     Attributes:
         document: of the last step that is no padding (B, 1); None while nothing distinguishes the steps.
+        model: the fingerprint of the model that made it (see `fingerprint`); None where it is not known, as behind a
+            compiled or exported program.
     """
 
     layers: tuple[State, ...]
     length: int
     document: Tensor | None = None
+    model: str | None = None
     is_compileable: ClassVar[bool] = False  # what transformers asks of a cache given to `generate`
+
+    def parts(self) -> dict[str, Any]:
+        """Without the model: an exported program takes a state of whichever model it is for."""
+        parts = super().parts()
+        del parts["model"]
+        return parts
+
+    def expect_model(self, where: str, model: str | None) -> None:
+        """Raise `TesseraError` where it is known to be the state of another model."""
+        found = difference(self.model, model)
+        expect(
+            found is None,
+            where,
+            "past_key_values",
+            "be a state of this model",
+            f"one of {found}",
+            "Read the text again.",
+        )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Steps read so far, padding included (the name transformers asks for)."""

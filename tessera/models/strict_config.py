@@ -1,8 +1,9 @@
 """Configurations that refuse what they do not know."""
 
 import inspect
+from contextvars import ContextVar
 from dataclasses import fields
-from typing import ClassVar, get_origin
+from typing import Any, ClassVar, Self, get_origin
 
 from transformers import GenerationConfig, PreTrainedConfig
 
@@ -41,6 +42,8 @@ _TRANSFORMERS_KEYS = {
     "use_return_dict",
 }
 
+_from_stored: ContextVar[bool] = ContextVar("_from_stored", default=False)  # also for a base's configuration inside
+
 
 def _keys_of_transformers() -> set[str]:
     """`_TRANSFORMERS_KEYS` and the settings of `generate`, which older versions keep in the model's configuration."""
@@ -50,7 +53,8 @@ def _keys_of_transformers() -> set[str]:
 class StrictConfig(PreTrainedConfig):
     """A `PreTrainedConfig` for which an unknown keyword is an error, and which checks itself (`problems`).
 
-    Known are its fields and whatever transformers itself writes into a configuration.
+    Known are its fields and whatever transformers itself writes into a configuration. What was stored may hold more:
+    a note of the user's own (`config.my_note = ...`) survives saving and loading.
 
     Attributes:
         adjustable: the fields that may change in a model that is built already, see
@@ -59,10 +63,21 @@ class StrictConfig(PreTrainedConfig):
 
     adjustable: ClassVar[frozenset[str]] = frozenset()
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self | tuple[Self, dict[str, Any]]:
+        """As transformers' method: the configuration that a file holds, with all that was set on it."""
+        token = _from_stored.set(True)
+        try:
+            return super().from_dict(config_dict, **kwargs)
+        finally:
+            _from_stored.reset(token)
+
     def __post_init__(self, **kwargs):
         known = {field.name for field in fields(self)}
         where = type(self).__name__
         for key in sorted(kwargs.keys() - _keys_of_transformers() - set(self.attribute_map)):
+            if _from_stored.get() and not hasattr(type(self), key):  # what hides a method is no note
+                continue
             raise TesseraError(f"{where}: unknown argument {key!r}. {did_you_mean(key, known)}")
         try:
             super().__post_init__(**kwargs)

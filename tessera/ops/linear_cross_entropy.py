@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.devices import is_gpu, is_readable
+from tessera.base.first_derivative import only_first_derivative
 from tessera.base.shapes import Float, Int
 
 IGNORED = -100  # the label that Hugging Face leaves out of the loss
@@ -41,13 +42,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else torch.promote_types(hidden.dtype, weight.dtype)
         precise = torch.float64 if dtype == torch.float64 else torch.float32
+        # Probabilities are too small for float16, in which a loss is scaled only after this.
+        product = torch.float32 if dtype == torch.float16 else dtype
         needs_gradients = any(ctx.needs_input_grad[:2])
         with torch.autocast(device, enabled=False):
             rows, head = hidden.to(dtype), weight.to(dtype)
             counting = _counting_rows(labels)
             if counting is not None:
                 rows, labels = rows[counting], labels[counting]
-            grad_hidden = torch.empty_like(rows) if needs_gradients else None
+            grad_hidden = torch.empty_like(rows, dtype=product) if needs_gradients else None
             grad_weight = torch.zeros_like(weight, dtype=precise) if needs_gradients else None
             total = hidden.new_zeros((), dtype=precise)
             step = max(ROWS, GPU_LOGITS // weight.shape[0]) if is_gpu(hidden) else ROWS
@@ -59,22 +62,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 loss, grad = _block(logits, labels[block], needs_gradients)
                 total += loss
                 if grad_hidden is not None and grad_weight is not None:
-                    grad = grad.mul_(scale).to(dtype) if scale != 1.0 else grad.to(dtype)
-                    torch.mm(grad, head, out=grad_hidden[block])
-                    if dtype == precise:
-                        grad_weight.addmm_(grad.T, rows[block])
+                    grad = grad.mul_(scale).to(product) if scale != 1.0 else grad.to(product)
+                    torch.mm(grad, head.to(product), out=grad_hidden[block])
+                    if product == precise:
+                        grad_weight.addmm_(grad.T, rows[block].to(product))
                     else:
                         grad_weight += grad.T @ rows[block]
             if grad_hidden is not None and counting is not None:
-                grad_hidden = torch.zeros_like(hidden, dtype=dtype).index_copy_(0, counting, grad_hidden)
-        ctx.save_for_backward(grad_hidden, grad_weight)
+                grad_hidden = torch.zeros_like(hidden, dtype=product).index_copy_(0, counting, grad_hidden)
+        ctx.save_for_backward(grad_hidden, grad_weight, hidden, weight)
         ctx.dtypes = hidden.dtype, weight.dtype
         return total
 
     @staticmethod
+    @only_first_derivative("linear_cross_entropy")
     def backward(ctx, grad):
         """Those gradients times `grad`, the scalar's own."""
-        grad_hidden, grad_weight = ctx.saved_tensors
+        grad_hidden, grad_weight, *_ = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
         return (grad_hidden * grad).to(hidden_dtype), (grad_weight * grad).to(weight_dtype), None, None
 

@@ -8,6 +8,7 @@ of a block again from the one before it.
 import torch
 from torch import Tensor
 
+from tessera.base.first_derivative import only_first_derivative
 from tessera.base.shapes import Float
 
 BLOCK = 1 << 20  # states that are in memory at once: a few tensors of this size fit into a core's cache
@@ -26,7 +27,8 @@ def selective_scan(
     `write` and `read` their B and C. States have the dtype of `rate`, y that of `x`.
     """
     inputs = (one.to(rate.dtype) for one in (x, step, rate, write, read))
-    return _SelectiveScan.apply(*inputs).to(x.dtype)
+    with torch.autocast(x.device.type, enabled=False):  # its backward pass runs outside of it
+        return _SelectiveScan.apply(*inputs).to(x.dtype)
 
 
 class _SelectiveScan(torch.autograd.Function):
@@ -35,7 +37,8 @@ class _SelectiveScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, step, rate, write, read):
         """Saved for backward: the inputs and the state in front of each block of steps."""
-        x, step, write, read = (one.transpose(0, 1).contiguous() for one in (x, step, write, read))
+        inputs = x, step, write, read
+        x, step, write, read = (one.transpose(0, 1).contiguous() for one in inputs)
         length, batch = x.shape[:2]
         size = max(1, BLOCK // (batch * rate.numel()))
         ctx.size, state = size, x.new_zeros(batch, *rate.shape)
@@ -46,13 +49,14 @@ class _SelectiveScan(torch.autograd.Function):
             _, states = _states(x[block], step[block], rate, write[block], state)
             outputs.append((states @ read[block, :, :, None]).squeeze(-1))
             state = states[-1].clone()
-        ctx.save_for_backward(x, step, rate, write, read, *before)
+        ctx.save_for_backward(*inputs, x, step, rate, write, read, *before)
         return torch.cat(outputs).transpose(0, 1)
 
     @staticmethod
+    @only_first_derivative("selective_scan")
     def backward(ctx, grad):
         """Of each state, from the last to the first: `g_t = read_t grad_t + decay_{t+1} g_{t+1}`."""
-        x, step, rate, write, read, *before = ctx.saved_tensors
+        x, step, rate, write, read, *before = ctx.saved_tensors[4:]
         grad = grad.transpose(0, 1).contiguous()
         later = torch.zeros_like(before[0])  # decay_{t+1} g_{t+1} of the step behind the block
         grad_rate = torch.zeros_like(rate)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from tessera.base.first_derivative import only_first_derivative
 from tessera.base.shapes import Float
 
 
@@ -41,7 +42,7 @@ class _UnitNorm(torch.autograd.Function):
     def forward(ctx, x, eps):
         """Saved for backward: y, `1 / (|x| + eps)`, and `(|x| + eps) / |x|` unless eps is 0."""
         length = _length(x)
-        inverse = torch.where(length > 0, 1.0 / (length + eps), 0.0)
+        inverse = torch.where(length == 0, 0.0, 1.0 / (length + eps))
         y = x * inverse.to(x.dtype) if length.dtype == torch.float32 else (x * inverse).to(x.dtype)
         # d|x|/dx enters with weight (|x| + eps) / |x|: 1 when eps is zero.
         share = torch.where(length > 0, length * inverse, 1.0).reciprocal().to(x.dtype) if eps else None
@@ -49,6 +50,7 @@ class _UnitNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @only_first_derivative("unit_norm")
     def backward(ctx, grad):
         """`(g - y (g . y) (|x| + eps) / |x|) / (|x| + eps)`, from g, the gradient of y."""
         y, inverse, share = ctx.saved_tensors

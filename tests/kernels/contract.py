@@ -90,6 +90,22 @@ def agrees_with_its_row_functions(kernel: Kernel) -> None:
     assert bool((actual[~visible] == 0).all())
 
 
+def a_nan_is_not_hidden(kernel: Kernel) -> None:
+    """As softmax does: its row is NaN and so is the gradient; not where it is hidden, and no other row."""
+    scores, visible = example()
+    clean = kernel.weights(scores, visible)
+    seen, hidden = 3, 0
+    scores[seen, 5], scores[hidden, (~visible[hidden]).nonzero()[0]] = torch.nan, torch.nan
+    scores.requires_grad_()
+    weights = kernel.weights(scores, visible)
+    assert bool(weights[seen].isnan().all())
+    others = torch.arange(ROWS) != seen
+    assert torch.equal(weights[others], clean[others])
+    if getattr(kernel, "base", None) != "uniform":  # which has no gradient at all
+        (gradient,) = torch.autograd.grad(weights.sum(), scores)
+        assert bool(gradient[seen].isnan().any())
+
+
 def survives_its_configuration(kernel: Kernel) -> None:
     assert kernel_from_config(kernel.to_config()) == kernel
 
@@ -102,5 +118,6 @@ CHECKS = (
     has_the_gradient_it_claims,
     gives_nothing_at_its_floor,
     agrees_with_its_row_functions,
+    a_nan_is_not_hidden,
     survives_its_configuration,
 )

@@ -87,6 +87,12 @@ class RowGradientOfAnother(Gaussian):
 
 
 @dataclass(frozen=True)
+class TakesNaNForNoPair(Gaussian):
+    def weights(self, scores, visible=None):
+        return super().weights(scores.nan_to_num(nan=-torch.inf), visible)
+
+
+@dataclass(frozen=True)
 class ForgetsItsFields(Gaussian):
     def to_config(self):
         return {"name": "biweight"}
@@ -101,6 +107,7 @@ WRONG = {
     HalfTheGradient: {"has_the_gradient_it_claims"},
     FloorTooHigh: {"gives_nothing_at_its_floor"},
     RowGradientOfAnother: {"agrees_with_its_row_functions"},
+    TakesNaNForNoPair: {"a_nan_is_not_hidden"},
     ForgetsItsFields: {"survives_its_configuration"},
 }
 

@@ -104,6 +104,19 @@ def test_functions_take_any_dtype_and_dimension_and_absent_entries(function, dty
     torch.testing.assert_close(total[[0, 1, 3]], torch.ones(3, 3).double(), rtol=0, atol=4 * torch.finfo(dtype).eps)
 
 
+@FUNCTION
+def test_a_nan_makes_its_row_nan(function):
+    scores = torch.randn(3, 7, 2)
+    expected = function(scores, dim=1)
+    scores[1, 4, 0] = torch.nan
+    weights = function(scores, dim=1)
+    assert bool(weights[1, :, 0].isnan().all())
+    assert torch.equal(weights[[0, 2]], expected[[0, 2]])
+    assert torch.equal(weights[1, :, 1], expected[1, :, 1])
+    scores[1, 0, 0] = -torch.inf  # an absent pair beside it
+    assert bool(function(scores, dim=1)[1, 1:, 0].isnan().all())
+
+
 @pytest.mark.parametrize("base", ["gaussian", "uniform"])
 def test_ties_at_the_last_place_go_to_the_most_recent(base):
     scores = torch.tensor([[1.0, 0.0, 2.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 9.0], [3.0, 3.0, 3.0, 3.0, 3.0]])

@@ -57,6 +57,35 @@ def test_it_continues_a_text_as_transformers_does(pair, ids):
     assert torch.equal(*texts)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("training", [False, True])
+def test_a_state_goes_on_by_any_number_of_tokens(pair, ids, training):
+    model = pair[1].train(training)
+    for parameter in model.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
+    expected = model(ids, use_cache=False).logits[:, 5:]
+    state = model(ids[:, :5], use_cache=True).cache_params
+    rest = []
+    for part in ids[:, 5:].split([6, 1, 9], 1):
+        output = model(part, cache_params=state, use_cache=True)
+        state = output.cache_params
+        rest.append(output.logits)
+    torch.testing.assert_close(torch.cat(rest, 1), expected, rtol=0, atol=2e-6)  # states are float32 there
+
+
+def test_gradients_under_autocast_are_near_those_without(pair, ids):
+    model, results = pair[1].float(), []
+    for enabled in (False, True):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            loss = model(ids, labels=ids).loss
+        loss.backward()
+        results.append({name: p.grad for name, p in model.named_parameters() if p.dim() > 1})
+    for name, gradient in results[1].items():
+        # Eight bits, in some ten sums.
+        assert (gradient - results[0][name]).norm() < 0.1 * results[0][name].norm(), name
+
+
 def test_what_is_saved_is_transformers_own(pair, ids, tmp_path):
     _, ours = pair
     ours.save_pretrained(tmp_path)

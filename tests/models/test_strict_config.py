@@ -1,9 +1,14 @@
 """Configurations check the type of every field of their own."""
 
+import json
+
 import pytest
+from transformers import AutoConfig, GPT2Config
 
 from tessera import MemoryMosaicConfig, MemoryMosaicV2Config, TesseraError
-from tessera.armt import ARMTConfig
+from tessera.armt import ARMTConfig, PRMTConfig, RMTConfig
+from tessera.models.linear_attention import LinearAttentionConfig
+from tessera.models.lstm import LSTMConfig
 
 
 @pytest.mark.parametrize(
@@ -40,3 +45,33 @@ def test_configurations_survive_their_own_files(make, tmp_path):
         config = make(base_config=GPT2Config())
     config.save_pretrained(tmp_path)
     assert make.from_pretrained(tmp_path).to_dict() == config.to_dict()
+
+
+MAKE = [MemoryMosaicConfig, MemoryMosaicV2Config, LinearAttentionConfig, LSTMConfig]
+MAKE += [lambda kind=kind: kind(base_config=GPT2Config()) for kind in (ARMTConfig, RMTConfig, PRMTConfig)]
+MAKE += [lambda: ARMTConfig(base_config=MemoryMosaicConfig())]
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_a_note_of_the_users_own_is_kept(make, tmp_path):
+    config = make()
+    config.my_note, config.my_table = "x", {"a": [1, None]}
+    if hasattr(config, "base_config"):
+        config.base_config.my_note = "inside"
+    config.save_pretrained(tmp_path)
+    loads = [type(config).from_pretrained] + ([AutoConfig.from_pretrained] if type(config) is not LSTMConfig else [])
+    for load in loads:
+        loaded = load(tmp_path)
+        assert (loaded.my_note, loaded.my_table) == ("x", {"a": [1, None]})
+        assert not hasattr(config, "base_config") or loaded.base_config.my_note == "inside"
+    with pytest.raises(TesseraError, match="unknown argument 'my_note'"):
+        type(config)(my_note="x")  # in a program it may be a slip of the pen
+
+
+@pytest.mark.parametrize("name", ["to_dict", "problems", "positive"])
+def test_a_stored_name_that_hides_a_method_is_refused(name, tmp_path):
+    MemoryMosaicConfig().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: 1}))
+    with pytest.raises(TesseraError, match=f"unknown argument '{name}'"):
+        MemoryMosaicConfig.from_pretrained(tmp_path)

@@ -74,3 +74,18 @@ def test_blocks_of_a_gpu_hold_so_many_logits(monkeypatch):
     linear_cross_entropy(torch.randn(700, 4), torch.randn(31, 4), torch.zeros(700, dtype=torch.long))
     linear_cross_entropy(torch.randn(300, 4), torch.randn(310, 4), torch.zeros(300, dtype=torch.long))
     assert rows == [300, 300, 100, ROWS, 300 - ROWS]
+
+
+def test_small_probabilities_survive_float16():
+    """A gradient scaler scales the loss after the gradients were made: each of 1e-8, below float16's smallest."""
+    hidden, weight = torch.zeros(2, 4), torch.randn(50_000, 4)
+    weight[0] = torch.tensor([20.0, 0, 0, 0])
+    hidden[:, 0] = 1.0
+    hidden, weight = hidden.requires_grad_(), weight.requires_grad_()
+    labels, results = torch.tensor([0, 0]), []
+    for dtype in (torch.float32, torch.float16):
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+            loss = linear_cross_entropy(hidden, weight, labels)
+        results.append(torch.autograd.grad(65536.0 * loss, weight)[0][1:])
+    assert results[1].abs().max() > 0
+    torch.testing.assert_close(results[1], results[0], rtol=0.05, atol=1e-5)

@@ -27,3 +27,9 @@ def test_half_precision_is_measured_in_float32(dtype):
     x = torch.full((4, 1024), 300.0, dtype=dtype)  # the squares overflow float16
     length = unit_norm(x).float().norm(dim=-1)
     torch.testing.assert_close(length, torch.ones(4), rtol=1e-2, atol=0)  # eight bits of mantissa
+
+
+@pytest.mark.parametrize("needs_gradient", [True, False])
+def test_a_nan_makes_its_vector_nan(needs_gradient):
+    y = unit_norm(torch.tensor([[1.0, torch.nan], [3.0, 4.0]], requires_grad=needs_gradient))
+    assert y.isnan().tolist() == [[True, True], [False, False]]

@@ -67,10 +67,6 @@ class ARMTMemory(SegmentMemory[ARMTState, AssociationHooks]):
         counts = torch.zeros(batch, dtype=torch.long, device=self.tokens.tokens.device)
         return ARMTState(tuple(memory.empty_state(batch) for memory in self.memories), counts, counts)
 
-    def weights(self) -> list[Tensor]:
-        """Its parameters."""
-        return [*(p for memory in self.memories for p in memory.parameters()), self.tokens.tokens]
-
     def embeddings(self, state: ARMTState) -> Tensor:
         """The learned memory tokens."""
         return self.tokens(state.batch_size)

@@ -90,10 +90,6 @@ class PRMTMemory(SegmentMemory[PRMTState, ParallelHooks]):
         counts = torch.zeros(batch, dtype=torch.long, device=self.tokens[0].tokens.device)
         return PRMTState(tuple(CarriedTokens(tokens(batch)) for tokens in self.tokens), counts, counts)
 
-    def weights(self) -> list[Tensor]:
-        """Its parameters."""
-        return [tokens.tokens for tokens in self.tokens]
-
     def embeddings(self, state: PRMTState) -> Tensor:
         """Overwritten before the first layer; only the shape matters."""
         return state.layers[0].tokens

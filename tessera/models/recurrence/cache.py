@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from tessera.base.errors import TesseraError
-from tessera.models.recurrence.origin import Origin
 from tessera.models.recurrence.state import MemoryState
 
 
@@ -72,12 +71,12 @@ class SegmentCache:
 
     Attributes:
         groups: row numbers and their segment. total: length of the text, with its padding, since this cache began.
-        origin: the model that it is of.
+        model: the fingerprint of the model that it is of.
     """
 
     groups: tuple[tuple[tuple[int, ...], OpenSegment], ...]
     total: int
-    origin: Origin | None = None
+    model: str | None = None
     is_compileable: ClassVar[bool] = False  # what transformers asks of a cache given to `generate`
 
     @property

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from tessera.base.errors import expect
+from tessera.models.fingerprint import Fingerprint, difference
 from tessera.models.forward_arguments import REASONS, check_labels, checks_types, demand, kept_steps, refuse_keywords
 from tessera.models.recurrence.backbone import SegmentedBackbone
 from tessera.models.recurrence.base_model import (
@@ -27,7 +28,6 @@ from tessera.models.recurrence.cache import SegmentCache
 from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import keep_last_hidden, leave_out_unneeded, wrap_layers
-from tessera.models.recurrence.origin import ModelToken, Origin, memory_settings, sampled
 from tessera.models.recurrence.reading import read
 from tessera.models.recurrence.segment_loss import SegmentLoss, balancing_weight, plain_lm_head
 from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory, SegmentRunner
@@ -152,7 +152,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         fuse_activations(base)
         base.base_model.register_forward_hook(keep_last_hidden)
         self._takes_positions, self._is_tried = takes_positions(base), False
-        self._token, self._sample = ModelToken(), None
+        self._fingerprint = Fingerprint()
         self._add_memory(config)
         self.post_init()
         self.generation_config = copy.deepcopy(base.generation_config)
@@ -199,24 +199,14 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         is_right = not (has_adapter and is_frozen and self.adds_nothing())
         expect(is_right, type(self).__name__, "the memory", "learn with the adapter", got, advice)
 
-    def segment_runner(self) -> SegmentRunner:
-        """What reads segments with the present modules."""
-        return SegmentRunner(self.base, self._memory(), self.config, self._takes_positions, self.origin())
+    def segment_runner(self, is_new: bool = True) -> SegmentRunner:
+        """What reads segments with the present modules; `is_new`: a text begins."""
+        model = self._fingerprint.of(self, is_new)
+        return SegmentRunner(self.base, self._memory(), self.config, self._takes_positions, model)
 
     def empty_memory(self, batch: int) -> MemoryState:
         """The memory of `batch` rows before anything was read."""
-        return replace(self._memory().empty(batch), origin=self.origin())
-
-    def origin(self) -> Origin:
-        """What memories of this model say that they are of; while it is trained, without its weights."""
-        settings = memory_settings(self.config)
-        if self.training:
-            return Origin(settings, token=self._token)
-        parameters = [p for name, p in self.base.named_parameters() if "lora_" not in name] + self._memory().weights()
-        version = [(id(p), 0 if p.is_inference() else p._version) for p in parameters]
-        if self._sample is None or self._sample[0] != version:
-            self._sample = (version, sampled(parameters))
-        return Origin(settings, self._sample[1], self._token)
+        return replace(self._memory().empty(batch), model=self._fingerprint.of(self, True))
 
     @checks_types
     def forward(
@@ -269,7 +259,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         loss = self._loss(labels, loss_mask, text)
         kept = None if skip else logits_to_keep
         collector = Collector(text, plain_lm_head(self.base), loss, kept, bool(hidden_states))
-        runner = self.segment_runner()
+        runner = self.segment_runner(cache is None)
         reading = read(
             runner,
             text,
@@ -318,9 +308,10 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         text = SegmentedInput.of(self.get_input_embeddings(), input_ids, inputs_embeds, mask)
         if cache is not None:
             rows = cache.batch_size
-            if cache.origin is not None:
-                self.origin().expect_same(cache.origin, type(self).__name__, "past_key_values")
-            expect(rows == text.shape[0], type(self).__name__, "past_key_values", f"have {text.shape[0]} rows", rows)
+            found = difference(cache.model, self._fingerprint.of(self, False))
+            where, name, advice = type(self).__name__, "past_key_values", "Read the text again."
+            expect(found is None, where, name, "be of this model", f"one of {found}", advice)
+            expect(rows == text.shape[0], where, name, f"have {text.shape[0]} rows", rows)
             if attention_mask is not None:
                 _check_continued_mask(type(self).__name__, attention_mask, cache.total, text.shape)
         return text

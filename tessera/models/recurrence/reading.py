@@ -63,10 +63,10 @@ def read(
         if keep_states and any(span.close for span in spans):  # all of them in memory at once
             states.append(memories.all(runner.memory.empty))
     total = text.shape[1] + (0 if cache is None else cache.total)
-    after = SegmentCache(tuple(open_groups), total, runner.origin) if use_cache else None
-    states = (replace(state, origin=runner.origin) for state in states if state is not None)
+    after = SegmentCache(tuple(open_groups), total, runner.model) if use_cache else None
+    states = (replace(state, model=runner.model) for state in states if state is not None)
     end = memories.all(runner.memory.empty)
-    return Reading(end and replace(end, origin=runner.origin), after, tuple(states))
+    return Reading(end and replace(end, model=runner.model), after, tuple(states))
 
 
 def _segment(text: SegmentedInput, span: Span, before: OpenSegment | None, collector: Collector) -> Segment:

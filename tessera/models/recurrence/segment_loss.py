@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy, linear
 from transformers import PreTrainedModel
 
 from tessera.base.errors import expect
-from tessera.models.forward_arguments import is_plain_linear
+from tessera.layers.plain_linear import is_plain_linear
 from tessera.models.recurrence.segmented_input import Span, columns, scattered
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 

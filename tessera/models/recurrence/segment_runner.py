@@ -15,7 +15,6 @@ from tessera.base.state import State
 from tessera.models.recurrence.base_model import position_table
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import LayerHooks
-from tessera.models.recurrence.origin import Origin
 from tessera.models.recurrence.state import MemoryState
 
 
@@ -132,10 +131,6 @@ class SegmentMemory(ABC, Generic[MemoryT, HooksT]):
     def next_layers(self, hooks: HooksT, state: MemoryT) -> Sequence[State]:
         """The new `MemoryState.layers` after a call that closed a segment."""
 
-    @abstractmethod
-    def weights(self) -> list[Tensor]:
-        """Its parameters."""
-
     def penalty(self) -> Tensor | None:
         """What the model's own loss charges for what was written so far; None: nothing."""
         return None
@@ -150,9 +145,9 @@ class SegmentRunner:
         memory: SegmentMemory,
         config: SegmentedConfig,
         takes_positions: bool,
-        origin: Origin,
+        model: str | None,
     ):
-        self.origin = origin
+        self.model = model  # fingerprint
         self.base, self.memory, self.config = base, memory, config
         self.front = config.num_memory_tokens if memory.at_front else 0
         self.takes_positions = takes_positions

@@ -15,9 +15,9 @@ from torch import Tensor
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import write_atomically
 from tessera.base.state import State
-from tessera.models.recurrence.origin import Origin
+from tessera.models.fingerprint import difference
 
-CHECKSUM, ORIGIN = "crc32", "origin"
+CHECKSUM, MODEL = "crc32", "model"
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class MemoryState(State):
 
     Attributes:
         layers: one state per memory (ARMT, PRMT: per layer; RMT: one). tokens_read, segments_read: integers (B,).
-        origin: the model that it is of; None: unknown, as in files of earlier releases.
+        model: the fingerprint of the model that it is of; None: unknown, as in files of earlier releases.
     """
 
     layers: tuple[State, ...]
     tokens_read: Tensor
     segments_read: Tensor
-    origin: Origin | None = None
+    model: str | None = None
 
     kind: ClassVar[str]
     layer_state: ClassVar[type[State]]
@@ -44,11 +44,11 @@ class MemoryState(State):
 
     def after(self, layers: Sequence[State], tokens: Tensor | int) -> Self:
         """The state after one more segment of `tokens` (an integer, or integers (B,)) left `layers`."""
-        return type(self)(tuple(layers), self.tokens_read + tokens, self.segments_read + 1, self.origin)
+        return type(self)(tuple(layers), self.tokens_read + tokens, self.segments_read + 1, self.model)
 
     def parts(self) -> dict[str, Any]:
         """See `State`: what holds tensors."""
-        return {name: part for name, part in super().parts().items() if name != "origin"}
+        return {name: part for name, part in super().parts().items() if name != "model"}
 
     def detach_rows(self, is_cut: Sequence[bool]) -> Self:
         """Some rows cut off from the autograd graph."""
@@ -72,7 +72,7 @@ class MemoryState(State):
         """One batch of the rows of all `states`, in that order."""
         tensors = [state.tensors() for state in states]
         stacked = cls.from_tensors({name: torch.cat([t[name] for t in tensors]) for name in tensors[0]})
-        return replace(stacked, origin=states[0].origin)
+        return replace(stacked, model=states[0].model)
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name; `from_tensors` inverts it."""
@@ -94,8 +94,8 @@ class MemoryState(State):
         # Copies: an empty memory's tensors share their storage, which safetensors refuses.
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors().items()}
         metadata = {"format": "pt", "tessera_memory": self.kind, CHECKSUM: str(_checksum(tensors))}
-        if self.origin is not None:
-            metadata[ORIGIN] = self.origin.to_json()
+        if self.model is not None:
+            metadata[MODEL] = self.model
         write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, metadata=metadata))
 
     @classmethod
@@ -109,11 +109,10 @@ class MemoryState(State):
                 expect(kind == cls.kind, where, "path", f"be a stored {cls.kind} memory", f"{kind or 'another'} file")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             # Files of earlier releases have no checksum; one whose name was damaged is no such file.
-            unknown = metadata.keys() - {"format", "tessera_memory", CHECKSUM, ORIGIN}
+            unknown = metadata.keys() - {"format", "tessera_memory", CHECKSUM, MODEL}
             is_intact = not unknown and metadata.get(CHECKSUM, str(_checksum(tensors))) == str(_checksum(tensors))
             expect(is_intact, where, "path", "be a memory as it was stored", f"{os.fspath(path)!r}, which was changed")
-            origin = Origin.from_json(metadata[ORIGIN]) if ORIGIN in metadata else None
-            return replace(cls.from_tensors(tensors), origin=origin)
+            return replace(cls.from_tensors(tensors), model=metadata.get(MODEL))
         except TesseraError:
             raise
         except Exception as error:
@@ -131,8 +130,13 @@ class MemoryState(State):
         sizes = f"{different} {shapes[1].get(different)} per row"
         same = f"come from a model of the same sizes ({sizes})"
         expect(not different, where, "memory_state", same, shapes[0].get(different))
-        if self.origin is not None and template.origin is not None:
-            template.origin.expect_same(self.origin, where, "memory_state")
+        self.expect_model(template.model, where)
+
+    def expect_model(self, model: str | None, where: str) -> None:
+        """Raise `TesseraError` where this is known to be the memory of another model than of fingerprint `model`."""
+        found = difference(self.model, model)
+        this = "be of this model"
+        expect(found is None, where, "memory_state", this, f"one of {found}", "Read the text again.")
 
 
 @dataclass(frozen=True)

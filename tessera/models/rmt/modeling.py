@@ -47,10 +47,6 @@ class RMTMemory(SegmentMemory[RMTState, LayerHooks]):
         counts = torch.zeros(batch, dtype=torch.long, device=self.tokens.tokens.device)
         return RMTState((CarriedTokens(self.tokens(batch)),), counts, counts)
 
-    def weights(self) -> list[Tensor]:
-        """Its parameters."""
-        return [self.tokens.tokens]
-
     def embeddings(self, state: RMTState) -> Tensor:
         """The carried tokens."""
         return state.memory_tokens

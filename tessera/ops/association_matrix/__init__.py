@@ -3,9 +3,11 @@
 from torch import Tensor
 
 from tessera.base.shapes import Bool, Float
+from tessera.ops import float16_autocast
 from tessera.ops.association_matrix import reference, triton
 from tessera.ops.association_matrix.call import UPDATE_ORDERS, ReadCall, WriteCall
 from tessera.ops.backends import Backends
+from tessera.ops.float16_autocast import widened
 
 # In order of preference: the first that supports the call runs it.
 BACKENDS = Backends("association_matrix")
@@ -32,8 +34,9 @@ def read_association(
     Raises:
         TesseraError: shapes that do not fit, or a `backend` that cannot run this call.
     """
-    call = ReadCall(matrix, normaliser, query, eps)
-    return BACKENDS.choose(call, backend).run(call)
+    call = ReadCall(*map(widened, (matrix, normaliser, query)), eps)
+    with float16_autocast.without(matrix):
+        return BACKENDS.choose(call, backend).run(call)
 
 
 def write_association(
@@ -68,8 +71,10 @@ def write_association(
     Raises:
         TesseraError: shapes that do not fit, an unknown order, or a `backend` that cannot run this call.
     """
-    call = WriteCall(matrix, normaliser, key, value, strength, empty, correction, order, eps, gate_normaliser)
-    return BACKENDS.choose(call, backend).run(call)
+    tensors = map(widened, (matrix, normaliser, key, value, strength))
+    call = WriteCall(*tensors, empty, correction, order, eps, gate_normaliser)
+    with float16_autocast.without(matrix):
+        return BACKENDS.choose(call, backend).run(call)
 
 
 __all__ = [

@@ -7,6 +7,7 @@ pass through them. Nothing here needs triton itself.
 import torch
 from torch import Tensor
 
+from tessera.base.first_derivative import only_first_derivative
 from tessera.ops.association_matrix.gradients import precise, read_gradients, write_gradients
 from tessera.ops.association_matrix.reference import denominator, growth
 
@@ -34,6 +35,7 @@ def _save_reading(ctx, inputs, output) -> None:
     ctx.save_for_backward(*tensors)
 
 
+@only_first_derivative("read_association")
 def _differentiate_reading(ctx, grad):
     dtypes = [x.dtype for x in ctx.saved_tensors]
     grad, matrix, normaliser, query = precise(grad, *ctx.saved_tensors)
@@ -78,6 +80,7 @@ def _save_writing(ctx, inputs, output) -> None:
     ctx.save_for_backward(*tensors)
 
 
+@only_first_derivative("write_association")
 def _differentiate_writing(ctx, d_matrix, d_normaliser):
     *tensors, empty = ctx.saved_tensors
     dtypes = [x.dtype for x in tensors]

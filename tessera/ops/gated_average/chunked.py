@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from tessera.base.first_derivative import only_first_derivative
 from tessera.ops.gated_average.call import GatedAverageCall
 from tessera.ops.gated_average.state import GatedAverageState
 from tessera.ops.linear_recurrence import RecurrenceCall
@@ -55,6 +56,7 @@ class _GateShares(torch.autograd.Function):
         return new, keep, log_weight[:, :, -1].clone()
 
     @staticmethod
+    @only_first_derivative("gated_average")
     def backward(ctx, grad_new, _, grad_weight):
         """See `share_gradients`."""
         new, keep = ctx.saved_tensors

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from tessera.base.first_derivative import only_first_derivative
 from tessera.ops.gated_average import chunked
 from tessera.ops.gated_average.call import GatedAverageCall
 from tessera.ops.gated_average.state import GatedAverageState
@@ -60,6 +61,7 @@ def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(*output[:2])
 
 
+@only_first_derivative("gated_average")
 def _gradients(ctx, grad_new, _, grad_weight):
     new, keep = ctx.saved_tensors
     gradients = chunked.share_gradients(new, keep, grad_new, grad_weight, _total)

@@ -56,7 +56,7 @@ def shares(
         tl.store(new + index * steps + step, tl.where(gate >= kept, large, small), mask=inside)
         tl.store(keep + index * steps + step, tl.where(gate >= kept, small, large), mask=inside)
         at_end = step == tl.minimum(first + CHUNK, steps) - 1
-        carry = tl.max(tl.where(at_end, log_add(gate, kept), float("-inf")), 0) + tl.zeros((1,), tl.float32)
+        carry = tl.sum(tl.where(at_end, log_add(gate, kept), 0.0), 0) + tl.zeros((1,), tl.float32)
     tl.store(last + index + tl.zeros((1,), tl.int32), carry)
 
 

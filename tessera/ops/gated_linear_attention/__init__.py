@@ -5,6 +5,7 @@ from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.base.shapes import Float, Int
+from tessera.ops import float16_autocast
 from tessera.ops.gated_linear_attention.chunked import chunked
 from tessera.ops.gated_linear_attention.state import LinearAttentionState
 
@@ -34,6 +35,8 @@ def gated_linear_attention(
         TesseraError: shapes that do not fit.
     """
     where = "gated_linear_attention"
+    query, key, value = map(float16_autocast.widened, (query, key, value))
+    log_decay = None if log_decay is None else float16_autocast.widened(log_decay)
     expect(query.dim() == 4, where, "query", "be (B, H, T, K) with T >= 1", tuple(query.shape))
     batch, heads, steps, width = query.shape
     expect(steps > 0, where, "query", "be (B, H, T, K) with T >= 1", tuple(query.shape))
@@ -48,4 +51,5 @@ def gated_linear_attention(
     if documents is None:
         documents = state.document.expand(batch, steps)
     decay = torch.zeros_like(key) if log_decay is None else log_decay.expand_as(key)
-    return chunked(query, key, value, decay, state, documents)
+    with float16_autocast.without(query):
+        return chunked(query, key, value, decay, state, documents)

@@ -13,6 +13,7 @@ from tessera.ops.kernel_regression import chunked, cpu_bfloat16, fused, intercep
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.chosen_queries import QueryWeights, chosen_query_weights
 from tessera.ops.kernel_regression.interception import intercepted
+from tessera.ops.kernel_regression.score_scale import scale_of_scores
 from tessera.ops.kernel_regression.window import Window
 
 # In order of preference: the first that supports the call runs it.
@@ -34,8 +35,9 @@ def kernel_regression(
     value: Float[Tensor, "#B H N V"],
     *,
     kernel: Kernel | str | dict,
-    slope: Float[Tensor, "..."] | float,
+    slope: Float[Tensor, "..."] | float | None = None,
     intercept: Float[Tensor, "..."] | float | None = None,
+    inverse_bandwidth: Float[Tensor, "..."] | float | None = None,
     window: Window | None = None,
     query_offset: int = 0,
     query_documents: Int[Tensor, "B T"] | None = None,
@@ -51,8 +53,10 @@ def kernel_regression(
     Args:
         query: (B, H, T, K). key: (B, H, N, K). value: (B, H, N, V). Of pairs that all sequences share, key and value
             may have 1 in place of B, so that no gradients of B copies are computed.
-        kernel: the similarity kernel or its name (see `kernel_from_config`); `slope` and `intercept` (numbers, or
-            broadcastable to (B, H, T)) are its `affine` of the inverse bandwidth beta = 1 / h^2.
+        kernel: the similarity kernel or its name (see `kernel_from_config`).
+        inverse_bandwidth: beta = 1 / h^2 > 0, a number or broadcastable to (B, H, T). In its place `slope` and
+            `intercept`, which are `kernel.affine(beta)` unless a model has learned others: only a kernel whose own
+            intercept is 0 may leave `intercept` out.
         query_offset: query j stands at position `query_offset + j`, pair i at position i.
         query_documents, pair_documents: integers (B, T) and (B, N); a negative pair document means "not stored".
         dropout: probability of dropping a weight (kept ones are scaled up).
@@ -68,13 +72,8 @@ def kernel_regression(
     tensor([[[0, 1, 2, 3]]])
     """
     kernel = kernel_from_config(kernel)
-    if not isinstance(slope, Tensor):
-        slope = torch.as_tensor(slope, device=query.device)
-    if intercept is not None and not isinstance(intercept, Tensor):
-        intercept = torch.as_tensor(intercept, device=query.device)
-    call = Call(
-        query, key, value, kernel, slope, intercept, window, query_offset, query_documents, pair_documents, dropout
-    )
+    scores = scale_of_scores(query, kernel, slope, intercept, inverse_bandwidth)
+    call = Call(query, key, value, kernel, *scores, window, query_offset, query_documents, pair_documents, dropout)
     call.check()
     if not interception.is_active():
         return _run(call, backend)

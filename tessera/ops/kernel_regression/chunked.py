@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from tessera.base.first_derivative import only_first_derivative
 from tessera.kernels.base import KERNELS
 from tessera.kernels.rows import RowKernel
 from tessera.ops.kernel_regression import chunked_op
@@ -66,7 +66,7 @@ class _Blockwise(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
+    @only_first_derivative("kernel_regression")
     def backward(ctx, grad: Tensor):
         """Gradients from that of y, (B, H, T, V): each block's weights are computed again from the row statistics."""
         query, key, value, slope, intercept, *parts = ctx.saved_tensors

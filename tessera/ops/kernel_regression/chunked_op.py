@@ -9,6 +9,7 @@ import json
 import torch
 from torch import Tensor
 
+from tessera.base.first_derivative import only_first_derivative
 from tessera.kernels.base import Kernel, kernel_from_config
 from tessera.ops.kernel_regression.block_passes import answers, gradients
 from tessera.ops.kernel_regression.call import Call
@@ -89,6 +90,7 @@ def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(*tensors, delays, query_documents, pair_documents)
 
 
+@only_first_derivative("kernel_regression")
 def _gradients(ctx, grad):
     query, key, value, slope, intercept, *masks = ctx.saved_tensors
     parts = regress_backward(grad, query, key, value, slope, intercept, *ctx.plan, *masks)

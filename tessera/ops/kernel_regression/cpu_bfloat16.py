@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tessera.base.devices import device_type, is_readable
+from tessera.base.first_derivative import only_first_derivative
 from tessera.kernels.gaussian import Gaussian
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.query_blocks import QUERIES, QueryBlock, query_blocks
@@ -75,7 +75,7 @@ class _Bfloat16(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
+    @only_first_derivative("kernel_regression")
     def backward(ctx, grad: Tensor):
         """Gradients from g, that of y: of the scores `w_ti (g_t . v_i - g_t . y_t)`, of the values `sum_t w_ti g_t`."""
         query, key, value, slope, output, *kept = ctx.saved_tensors

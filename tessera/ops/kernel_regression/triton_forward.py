@@ -5,7 +5,8 @@ Each keeps three numbers per query for the backward pass, `center`, `tau` and `n
     rectified polynomials   w = [z / r - center - tau]_+^r norm   tau: the threshold relative to the center
     relumax                 w = [z - center - tau]_+ norm         tau: minus the margin
     normalized_relu         w = [z]_+ norm                        norm = -1/n where n pairs share the weight evenly
-An empty row has norm 0. Center and tau are kept apart because their sum loses tau's digits when scores are large.
+An empty row has norm 0, and so has one with a NaN, whose y is NaN.
+Center and tau are kept apart because their sum loses tau's digits when scores are large.
 """
 
 import triton
@@ -133,7 +134,7 @@ def rectified_forward(
             q, slope, key_start, key.row, first, scope, batch, positions, delay, clear_start, clear_end,
             KEY_WIDTH, KEY_BLOCK, PAIRS, WINDOW, SPANNED, DOCUMENTS, PRECISION
         )  # fmt: skip
-        weights = tl.maximum((z - center[:, None]) - tau[:, None], 0.0)
+        weights = tl.maximum((z - center[:, None]) - tau[:, None], 0.0, propagate_nan=tl.PropagateNan.ALL)
         total += tl.sum(weights, 1)
         v = load_tile(value_start, value.row, first + tl.arange(0, PAIRS), scope.num_pairs, VALUE_WIDTH, VALUE_BLOCK)
         y = product(weights.to(v.dtype), v, y, PRECISION)
@@ -150,7 +151,7 @@ def rectified_forward(
                 v = load_tile(value_start, value.row, pairs, scope.num_pairs, VALUE_WIDTH, VALUE_BLOCK)
                 even = product(tl.where(seen, 1.0, 0.0).to(v.dtype), v, even, PRECISION)
             share = 1.0 / tl.maximum(count, 1.0)
-            y = tl.where((total > 0)[:, None], y, even * share[:, None])
-            norm = tl.where((total > 0) | (count == 0), norm, -share)
+            y = tl.where((total <= 0)[:, None], even * share[:, None], y)
+            norm = tl.where((total <= 0) & (count > 0), -share, norm)
     store_tile(start_of(out, batch, head), out.row, rows, scope.num_queries, y, VALUE_WIDTH, VALUE_BLOCK)
     store_statistics(statistics, scope, row_index, rows, center, tau, norm)

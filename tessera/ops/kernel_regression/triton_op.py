@@ -6,6 +6,7 @@ pass through it. Nothing here needs triton itself.
 
 import torch
 
+from tessera.base.first_derivative import only_first_derivative
 from tessera.ops.kernel_regression.triton_plan import Plan, unwritten_gradients, unwritten_results
 
 _PLAN = (
@@ -67,6 +68,7 @@ def _save(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
 
 
+@only_first_derivative("kernel_regression")
 def _gradients(ctx, grad, *_):
     *tensors, delays, query_documents, pair_documents = ctx.saved_tensors
     plan = ctx.plan._replace(delays=delays, query_documents=query_documents, pair_documents=pair_documents)

@@ -116,7 +116,7 @@ def threshold_forward(
             q, slope, key_start, key.row, first, scope, batch, positions, delay, clear_start, clear_end,
             KEY_WIDTH, KEY_BLOCK, PAIRS, WINDOW, SPANNED, DOCUMENTS, PRECISION
         )  # fmt: skip
-        responses = tl.maximum((z - largest[:, None]) - tau[:, None], 0.0)
+        responses = tl.maximum((z - largest[:, None]) - tau[:, None], 0.0, propagate_nan=tl.PropagateNan.ALL)
         power = raised(responses, ORDER - 1)
         weights = power * responses
         total += tl.sum(weights, 1)
@@ -130,7 +130,8 @@ def threshold_forward(
         start_of(out, batch, head), out.row, rows, scope.num_queries, y * norm[:, None], VALUE_WIDTH, VALUE_BLOCK
     )
     if SAVE:
-        y_smooth = y_smooth / tl.maximum(total_slope, 1e-30)[:, None]
+        # NaN where the weights are; slopes of order 0 are not.
+        y_smooth = y_smooth / tl.maximum(total_slope, 1e-30)[:, None] + 0.0 * total[:, None]
         store_tile(
             start_of(smooth, batch, head), smooth.row, rows, scope.num_queries, y_smooth, VALUE_WIDTH, VALUE_BLOCK
         )

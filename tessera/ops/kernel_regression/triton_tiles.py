@@ -184,5 +184,5 @@ def raised(base, EXPONENT: tl.constexpr):
     elif EXPONENT == 3:
         power = base * base * base
     else:
-        power = tl.where(base > 0, tl.exp2(EXPONENT * tl.log2(tl.where(base > 0, base, 1.0))), 0.0)
+        power = tl.where(base > 0, tl.exp2(EXPONENT * tl.log2(tl.where(base > 0, base, 1.0))), 0.0 * base)
     return power

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tessera.base.first_derivative import only_first_derivative
 from tessera.ops.linear_recurrence.call import RecurrenceCall
 
 CHUNK = 32
@@ -52,6 +53,7 @@ class _LinearRecurrence(torch.autograd.Function):
         return y, last
 
     @staticmethod
+    @only_first_derivative("linear_recurrence")
     def backward(ctx, grad, grad_last):
         """Given the gradients of y, y_T: `d x_t = new_t total_t`, `d y_0 = keep_1 total_1`; see `_factor_gradient`."""
         x, new, keep, initial, y = ctx.saved_tensors

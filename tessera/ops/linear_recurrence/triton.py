@@ -7,6 +7,7 @@ pass through it. Nothing here needs triton itself; its kernels are in `triton_ke
 import torch
 from torch import Tensor
 
+from tessera.base.first_derivative import only_first_derivative
 from tessera.ops.interleaved import interleaved
 from tessera.ops.linear_recurrence import chunked
 from tessera.ops.linear_recurrence.call import RecurrenceCall
@@ -90,6 +91,7 @@ def _save(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
 
 
+@only_first_derivative("linear_recurrence")
 def _gradients(ctx, grad, grad_last):
     x, new, keep, initial, y = ctx.saved_tensors
     grad = torch.zeros_like(y) if grad is None else grad

@@ -71,3 +71,12 @@ def test_at_real_lengths(triton_device, steps, dtype):
     actual = call("triton", dtype, triton_device, steps, True, True, width=128)
     expected = call("chunked", torch.float64, triton_device, steps, True, True, width=128)
     assert_within(actual, expected, 1e-4 if dtype == torch.float32 else 4e-2)
+
+
+@pytest.mark.parametrize("step", [7, 9])  # the last of a chunk of log-weights, and inside one
+def test_a_nan_stays(triton_device, step):
+    gate = torch.zeros(1, 1, 20, device=triton_device)
+    gate[0, 0, step] = torch.nan
+    y, state = gated_average(torch.ones_like(gate)[..., None], gate, torch.zeros_like(gate), backend="triton")
+    assert torch.equal(y[0, 0, :, 0].isnan().cpu(), torch.arange(20) >= step)
+    assert state.log_weight.isnan().all()

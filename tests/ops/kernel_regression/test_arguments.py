@@ -35,6 +35,17 @@ MISTAKES = {
         "query, key and value must have one floating-point dtype",
     ),
     "a slope for others": ({"slope": torch.ones(H + 1, 1)}, r"slope must broadcast to \(B, H, T\) = \(2, 3, 5\)"),
+    "neither slope nor bandwidth": ({"slope": None}, r"inverse_bandwidth \(or slope\) must be given; got None"),
+    "slope and bandwidth": (
+        {"inverse_bandwidth": 2.0},
+        "slope and intercept must be left out beside inverse_bandwidth",
+    ),
+    "a bandwidth below 0": ({"slope": None, "inverse_bandwidth": -2.0}, "inverse_bandwidth must be positive; got -2.0"),
+    "a slope that is none": ({"slope": "8"}, "slope must be a number or a tensor; got str"),
+    "a slope alone where the kernel has an intercept": (
+        {"kernel": "normalized_relu"},
+        "intercept must be given beside a slope for the kernel 'normalized_relu'; got None. Give inverse_bandwidth",
+    ),
     "an intercept too large": ({"intercept": torch.ones(1, B, H, T)}, r"intercept must broadcast to \(B, H, T\)"),
     "query documents too short": (
         {"query_documents": integers(B, T - 1), "pair_documents": integers(B, N)},
@@ -85,7 +96,7 @@ def test_nothing_gives_nothing(kernel, batch, steps, pairs, window):
     leaves = [torch.randn(batch, H, *size).requires_grad_() for size in ((steps, K), (pairs, K), (pairs, V))]
     documents = {"query_documents": integers(batch, steps), "pair_documents": integers(batch, pairs)}
     for masks in ({}, documents):
-        y = kernel_regression(*leaves, kernel=kernel, slope=3.0, window=window, **masks)
+        y = kernel_regression(*leaves, kernel=kernel, inverse_bandwidth=3.0, window=window, **masks)
         assert y.shape == (batch, H, steps, V)
         assert y.eq(0).all()
         for gradient, leaf in zip(torch.autograd.grad(y.sum(), leaves), leaves, strict=True):
@@ -101,6 +112,28 @@ def test_a_kernel_by_name_and_numbers_for_scores():
     assert kernel_from_config(neighbours) == NearestNeighbours("uniform", 2)
     one = kernel_regression(**arguments(kernel=neighbours))
     assert torch.equal(one, kernel_regression(**arguments(kernel=NearestNeighbours("uniform", 2))))
+
+
+@pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
+def test_an_inverse_bandwidth_is_that_of_the_kernel(kernel):
+    """A pair farther than h has no weight: with beta = 8 those of a similarity below 1 - 1 / 16."""
+    slope, intercept = kernel.affine(torch.tensor(8.0))
+    expected = kernel_regression(**arguments(kernel=kernel, slope=slope, intercept=intercept))
+    for beta in (8.0, torch.tensor(8.0), torch.full((H, 1), 8.0)):
+        actual = kernel_regression(**arguments(kernel=kernel, slope=None, inverse_bandwidth=beta))
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def test_numbers_are_as_precise_as_the_call():
+    tensors = {name: arguments()[name].double() for name in ("query", "key", "value")}
+    for kernel, numbers in {
+        "gaussian": {"slope": 8.1, "intercept": 0.1},
+        "normalized_relu": {"slope": 8.1, "intercept": 0.1},
+        "biweight": {"inverse_bandwidth": 8.1},
+    }.items():
+        exact = {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
+        actual = kernel_regression(**tensors, kernel=kernel, **numbers)
+        assert torch.equal(actual, kernel_regression(**tensors, kernel=kernel, **exact))
 
 
 def test_the_names_of_the_backends():

@@ -67,6 +67,30 @@ def test_the_future_has_no_influence(kernel, backend):
         assert not torch.equal(after[:, :, 63:], before[:, :, 63:])
 
 
+@KERNEL
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["query", "key"])
+def test_a_nan_is_not_hidden(kernel, dtype, name):
+    """By every implementation that takes the call. PyTorch's fused attention, and what is made like it, loses the
+    queries in front of the pair too."""
+    case = Case(40, window=Window())
+    tensor = case.tensors()[name]
+    tensor[0, 1, 17, 2] = torch.nan
+    expected = torch.zeros(2, 3, 40, dtype=torch.bool)
+    expected[0, 1] = torch.arange(40) == 17 if name == "query" else torch.arange(40) > 17
+    for backend in ("cpu_bfloat16", "fused", "chunked", "reference"):
+        if backend in ("cpu_bfloat16", "fused") and not isinstance(kernel, Gaussian):
+            continue
+        if backend == "cpu_bfloat16" and dtype != torch.bfloat16:
+            continue
+        output, grad_query = regress(case, kernel, backend, dtype, **{name: tensor})[:2]
+        assert bool(output.isnan().all(-1)[expected].all())
+        if getattr(kernel, "base", None) != "uniform":
+            assert bool(grad_query.isnan().all(-1)[expected].all())
+        if backend in ("chunked", "reference"):
+            assert not bool(output.isnan().any(-1)[~expected].any())
+
+
 @pytest.mark.parametrize("kernel", [Triweight(), ReLUmax(), NormalizedReLU(), NearestNeighbours("gaussian", 4)])
 @pytest.mark.parametrize("shape", [(), (3, 1), (2, 1, 1), (2, 3, 50), (50,)])
 def test_slope_and_intercept_per_query(kernel, shape):

@@ -24,6 +24,7 @@ def regress(parts, given_to_each, **options):
     query, key, value, slope = parts
     if given_to_each:
         key, value = key.repeat(B, 1, 1, 1), value.repeat(B, 1, 1, 1)
+    options = {"intercept": 0.0, **options}
     answer = kernel_regression(query, key, value, slope=slope, **options)
     return [answer, *torch.autograd.grad(answer.square().sum(), parts)]
 

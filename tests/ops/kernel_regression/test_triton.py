@@ -133,6 +133,19 @@ def test_strided_inputs_and_unequal_widths(triton_device):
     assert actual.transpose(1, 2).is_contiguous()
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # the interpreter's
+@pytest.mark.parametrize("name", ["query", "key"])
+@pytest.mark.parametrize("kernel", [*FAMILIES, Epanechnikov(), Triweight()], ids=lambda kernel: kernel.name)
+def test_a_nan_is_not_hidden(triton_device, kernel, name):
+    tensors = draw(kernel, queries=20, pairs=20, batch=1)
+    tensors[name][0, 0, 3, 1] = torch.nan
+    actual = regress(kernel, tensors, "triton", torch.float32, triton_device, window=Window())
+    nan = torch.arange(20) == 3 if name == "query" else torch.arange(20) > 3
+    for result in ("output", "query"):
+        assert torch.equal(actual[result][0, 0].isnan().all(-1).cpu(), nan)
+    assert torch.equal(actual["output"][0, 0].isnan().any(-1).cpu(), nan)
+
+
 def test_no_pairs(triton_device):
     empty = torch.randn(2, 1, 0, 4, device=triton_device)
     query = torch.randn(2, 1, 3, 4, device=triton_device)

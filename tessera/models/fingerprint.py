@@ -1,0 +1,106 @@
+"""Which model a state belongs to: what it is made of, and one number out of each of its weights.
+
+A state of another model fits where the sizes do, and makes it say something else without a word.
+"""
+
+import hashlib
+import inspect
+import json
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers import PreTrainedConfig
+
+from tessera.base.devices import is_imagined
+from tessera.models.strict_config import StrictConfig
+
+# Fields that change nothing about what a state means: they may be set between two calls.
+_FREE = ("use_cache", "long_term_delay", "training_long_term_delay", "initialization", "initializer_range")
+_FREE += ("segment_alignment", "backprop_segments", "layers_path")
+_FOREIGN = ("num_hidden_layers", "num_attention_heads", "hidden_act", "activation_function", "rope_theta")
+_FREE_ENDINGS = ("_dropout", "_token_id", "vocab_size", "tie_word_embeddings", "logit_scale")
+NEAR = 0.02  # weights in bfloat16 are the same weights
+
+
+class Fingerprint:
+    """The fingerprint of `stack` with its present weights: looked at again only where PyTorch says that one changed."""
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] = []
+        self.versions: list[int] | None = None
+        self.structure = self.numbers = ""
+
+    def of(self, stack: nn.Module, begins: bool) -> str | None:
+        """Its two parts, joined by a colon; the second empty in training, where weights change between two calls.
+
+        None where nothing can be looked at. `begins`: a text begins, and modules may have been exchanged since.
+        """
+        if torch.compiler.is_compiling() or is_imagined():
+            return None
+        if begins or not self.weights:
+            self.weights = [weight for weight in stack.parameters() if _is_readable(weight)]
+            self.structure = _structure(stack.config)
+        return f"{self.structure}:{'' if stack.training else self._numbers()}"
+
+    def _numbers(self) -> str:
+        versions = [0 if weight.is_inference() else weight._version for weight in self.weights]
+        versions += [id(weight) for weight in self.weights]
+        if versions != self.versions:
+            middle = [weight.detach()[tuple(size // 2 for size in weight.shape)].float() for weight in self.weights]
+            per_device: dict[torch.device, list[int]] = {}
+            for index, number in enumerate(middle):
+                per_device.setdefault(number.device, []).append(index)
+            numbers = [0.0] * len(middle)
+            for indices in per_device.values():
+                values = torch.stack([middle[index] for index in indices]).tolist()  # one wait for each device
+                for index, value in zip(indices, values, strict=True):
+                    numbers[index] = value
+            self.numbers, self.versions = struct.pack(f"{len(numbers)}f", *numbers).hex(), versions
+        return self.numbers
+
+
+def difference(one: str | None, other: str | None) -> str | None:
+    """What tells two fingerprints apart: "another configuration" or "other weights"; None: nothing that is known."""
+    if one is None or other is None or one == other:
+        return None
+    (structure, numbers), (other_structure, other_numbers) = one.split(":"), other.split(":")
+    if structure != other_structure:
+        return "another configuration"
+    if not numbers or not other_numbers or numbers == other_numbers:
+        return None
+    if len(numbers) != len(other_numbers):
+        return "other weights"
+    count = len(numbers) // 8
+    pairs = zip(*(struct.unpack(f"{count}f", bytes.fromhex(text)) for text in (numbers, other_numbers)))
+    return (
+        None if all(abs(a - b) <= NEAR * max(abs(a), abs(b)) or a != a or b != b for a, b in pairs) else "other weights"
+    )
+
+
+def _structure(config: StrictConfig) -> str:
+    """A digest of the fields of `config` that a state depends on."""
+    text = json.dumps(_meaning(config), sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _meaning(config: PreTrainedConfig) -> dict[str, Any]:
+    own = [cls for cls in type(config).__mro__ if issubclass(cls, StrictConfig)]
+    if own:
+        names = {name for cls in own for name in inspect.get_annotations(cls)} - set(_FREE) - set(config.adjustable)
+    else:  # of another library: what changes the numbers that the same weights give
+        config = config.get_text_config()
+        names = {name for name in _FOREIGN if hasattr(config, name)}
+    fields = {name: getattr(config, name, None) for name in names if not name.endswith(_FREE_ENDINGS)}
+    fields = {name: _meaning(one) if isinstance(one, PreTrainedConfig) else one for name, one in fields.items()}
+    return {"model_type": config.model_type, **fields}
+
+
+def _is_readable(weight: Tensor) -> bool:
+    return (
+        weight.is_floating_point()
+        and weight.numel() > 0
+        and not (weight.is_meta or is_traceable_wrapper_subclass(weight))
+    )

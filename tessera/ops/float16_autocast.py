@@ -1,0 +1,32 @@
+"""Operations that divide by small numbers, under float16's autocast.
+
+A loss is scaled there, by 65,536 at first, and gradients in front of such a division exceed float16's largest number.
+These operations, and what feeds them, are computed in float32.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+def is_active(x: Tensor) -> bool:
+    """Whether autocast would compute products of `x` in float16."""
+    kind = x.device.type
+    return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
+
+
+def widened(x: Tensor) -> Tensor:
+    """`x`, in float32 under float16's autocast."""
+    return x.float() if x.dtype == torch.float16 and is_active(x) else x
+
+
+@contextmanager
+def without(x: Tensor) -> Iterator[None]:
+    """Inside, products keep their dtype if autocast would compute those of `x` in float16."""
+    if not is_active(x):
+        yield
+        return
+    with torch.autocast(x.device.type, enabled=False):
+        yield

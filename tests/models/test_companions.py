@@ -1,0 +1,143 @@
+"""What takes logits and labels from a model by its class gets from ours what it gets from GPT-2."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tessera.models.auto import MODELS
+from tests.models.contract import CASES, VOCABULARY, tokens
+
+SMOOTHING = 0.1
+NAMES = ["v1 published", "v2 gaussian", "linear attention gla", "armt around gpt2", "rmt around gpt2"]
+NAMES += ["prmt around memory_mosaic", "lstm"]
+
+
+def gpt2():
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)).eval()
+
+
+@pytest.fixture(params=["gpt2", *NAMES])
+def model(request):
+    return gpt2() if request.param == "gpt2" else CASES[request.param].build().float()
+
+
+def trainer_of(model, folder, trainer_class=Trainer, **options):
+    quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True}
+    functions = {name: options.pop(name) for name in ("compute_loss_func", "train_dataset") if name in options}
+    return trainer_class(model, TrainingArguments(str(folder), **quiet, **options), **functions)
+
+
+def smoothed(logits, targets):
+    log_probabilities = logits.log_softmax(-1)
+    true = -log_probabilities.gather(-1, targets[..., None])[..., 0]
+    return ((1 - SMOOTHING) * true - SMOOTHING * log_probabilities.mean(-1)).mean()
+
+
+def test_smoothed_labels_are_those_of_the_next_token(model, tmp_path):
+    ids = tokens()
+    with torch.no_grad():
+        logits = model(ids).logits
+        trainer = trainer_of(model, tmp_path, label_smoothing_factor=SMOOTHING)
+        loss = trainer.compute_loss(model, {"input_ids": ids, "labels": ids.clone()})
+    torch.testing.assert_close(loss, smoothed(logits[:, :-1], ids[:, 1:]))
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning")  # peft's word on GPT-2
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # peft asks by the old name
+@pytest.mark.parametrize("name", ["gpt2", "v1 published", "armt around gpt2"])
+def test_smoothed_labels_under_an_adapter(name, tmp_path):
+    peft = pytest.importorskip("peft")
+    model = gpt2() if name == "gpt2" else CASES[name].build().float()
+    ids, adapter = tokens(), peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", r=2)
+    adapted = peft.get_peft_model(model, adapter).eval()
+    with torch.no_grad():
+        logits = adapted(input_ids=ids).logits
+        trainer = trainer_of(adapted, tmp_path, label_smoothing_factor=SMOOTHING)
+        loss = trainer.compute_loss(adapted, {"input_ids": ids, "labels": ids.clone()})
+    torch.testing.assert_close(loss, smoothed(logits[:, :-1], ids[:, 1:]))
+
+
+def test_a_loss_function_of_the_users_own(model, tmp_path):
+    """The Trainer keeps the labels from the model and hands them to the function with its output."""
+
+    def loss_of(output, labels, num_items_in_batch=None):
+        return cross_entropy(output.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+    ids = tokens()
+    trainer = trainer_of(model.train(), tmp_path, compute_loss_func=loss_of)
+    for dropout in (module for module in model.modules() if isinstance(module, torch.nn.Dropout)):
+        dropout.p = 0.0
+    torch.manual_seed(3)  # for the delays that v2 draws in training
+    loss = trainer.compute_loss(model, {"input_ids": ids, "labels": ids.clone()})
+    torch.manual_seed(3)
+    torch.testing.assert_close(loss, model(ids, labels=ids).loss)
+
+
+def test_every_model_is_known_by_its_name():
+    """lm-eval, pipelines and the Trainer ask so."""
+    for config, _, causal in MODELS:
+        assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type] == causal.__name__
+
+
+# Adapters and quantised layers
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
+@pytest.mark.parametrize("steps", [15, 40])  # fewer and more than the hidden size
+@pytest.mark.parametrize("name", ["v1 published", "v1 convolution", "v2 gaussian", "linear attention retnet"])
+def test_every_adapter_acts_and_learns_and_merging_changes_nothing(name, steps):
+    peft = pytest.importorskip("peft")
+    model, ids = CASES[name].build(), tokens(1, steps)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", r=2, init_lora_weights=False)
+    adapted = peft.get_peft_model(model, config).train()
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    gradients = {name: p.grad for name, p in adapted.named_parameters() if p.requires_grad}
+    assert len(gradients) > 10
+    assert not [name for name, gradient in gradients.items() if gradient is None or not gradient.abs().max() > 0]
+    with torch.no_grad():
+        before = adapted.eval()(input_ids=ids).logits
+        merged = adapted.merge_and_unload()
+        torch.testing.assert_close(merged(ids).logits, before)
+
+
+class EightBits(torch.nn.Module):
+    """A linear layer whose weight is stored in eight bits."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.scale = linear.weight.detach().abs().max() / 127
+        self.weight = (linear.weight.detach() / self.scale).round().to(torch.int8)
+        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight.to(x.dtype) * self.scale, self.bias)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["v1 published", "v1 convolution", "v2 gaussian", "linear attention retnet"])
+def test_layers_of_eight_bits(name):
+    """Every linear layer replaced; many steps, so that no fast path is left out."""
+    model, ids = CASES[name].build(), tokens(2, 40)
+    expected = model(ids).logits
+    for parent in list(model.modules()):
+        for key, child in list(parent.named_children()):
+            if type(child) is torch.nn.Linear:
+                setattr(parent, key, EightBits(child))
+    output = model(ids, labels=ids)
+    assert 0 < (output.logits - expected).abs().mean() < 0.1 * expected.std()
+    torch.testing.assert_close(output.loss, cross_entropy(output.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()))
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.ao.quantization:DeprecationWarning", "ignore:torch.quantize_per_tensor:UserWarning"
+)
+@pytest.mark.parametrize("name", ["v1 published", "v2 gaussian", "linear attention gla"])
+def test_dynamic_quantisation(name):
+    model, ids = CASES[name].build().float(), tokens(2, 40)
+    expected = model(ids).logits
+    logits = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})(ids).logits
+    assert 0 < (logits - expected).abs().mean() < 0.1 * expected.std()

@@ -1,0 +1,95 @@
+"""A state of another model is refused in a line; one of this model goes on, however it was handled."""
+
+import copy
+
+import pytest
+import torch
+from torch.utils._pytree import tree_map
+
+from tessera.base.errors import TesseraError
+from tests.models.contract import CASES, _linear, _v2, tokens, v1
+
+BUILD = {"v1": v1, "v2": _v2, "linear attention": lambda **changes: _linear("gla")}
+
+
+@pytest.fixture(params=BUILD)
+def build(request):
+    return BUILD[request.param]
+
+
+def read(model, **keywords):
+    with torch.no_grad():
+        return model(tokens(2, 9), use_cache=True, **keywords).past_key_values
+
+
+def go_on(model, state):
+    with torch.no_grad():
+        return model(tokens(2, 3, seed=1), past_key_values=state).logits
+
+
+def with_other_weights(model):
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def test_other_weights_are_refused(build):
+    model = build()
+    state = read(model)
+    with pytest.raises(TesseraError, match="past_key_values must be a state of this model; got one of other weights"):
+        go_on(with_other_weights(model), state)
+    with torch.no_grad():
+        model.model.layers[-1].get_parameter(next(iter(model.model.layers[-1].state_dict()))).mul_(1.5)
+    with pytest.raises(TesseraError, match="other weights. Read the text again"):  # those of the same object, changed
+        go_on(model, state)
+
+
+@pytest.mark.parametrize("make", [v1, _v2])
+@pytest.mark.parametrize("changes", [{"kernel": "biweight"}, {"num_layers": 1}, {"num_layers": 3}])
+def test_another_configuration_is_refused(make, changes):
+    state = read(make())
+    with pytest.raises(TesseraError, match="got one of another configuration"):
+        go_on(make(**changes), state)
+
+
+def test_a_state_of_this_model_goes_on(build, tmp_path):
+    model = build()
+    state, expected = read(model), go_on(model, read(model))
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, dtype=torch.float64).eval()
+    handled = [state, state.map(torch.clone), state.detach(), state.to(torch.float64), copy.deepcopy(state)]
+    handled += [state.select_batch(torch.tensor([0, 1])), tree_map(lambda leaf: leaf, state)]
+    for other in handled:
+        for reader in (model, loaded, copy.deepcopy(model)):
+            torch.testing.assert_close(go_on(reader, other), expected)
+    # The same weights in fewer bits.
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    assert go_on(half, state.to(torch.bfloat16)).isfinite().all()
+    # The model without its head.
+    with torch.no_grad():
+        hidden = loaded.model(tokens(2, 3, seed=1), past_key_values=state).last_hidden_state
+    torch.testing.assert_close(loaded.lm_head(hidden), expected)
+
+
+def test_training_may_change_weights_between_two_parts(build):
+    model = build().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    state = None
+    for part in tokens(2, 30).split(10, 1):
+        output = model(part, labels=part, past_key_values=state, use_cache=True)
+        output.loss.backward()
+        optimizer.step()
+        state = output.past_key_values.detach()
+
+
+@pytest.mark.parametrize("name", ["v1 published", "v2 gaussian"])
+def test_a_beam_search_from_a_state(name):
+    model, ids = CASES[name].build(), tokens(1, 9)
+    state = model(ids[:, :8], use_cache=True).past_key_values
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "num_beams": 3, "do_sample": False}
+    many = state.select_batch(torch.zeros(3, dtype=torch.long))
+    assert torch.equal(model.generate(ids, past_key_values=many, **options), model.generate(ids, **options))
+    with pytest.raises(TesseraError, match="other weights"):
+        with_other_weights(model).generate(ids, past_key_values=many, **options)

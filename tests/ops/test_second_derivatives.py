@@ -1,0 +1,147 @@
+"""A second derivative is right or refused: a backward pass of one's own must not take part of itself for a constant."""
+
+import os
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from tessera.base.errors import TesseraError
+from tessera.ops.association_matrix import read_association, write_association
+from tessera.ops.gated_average import gated_average
+from tessera.ops.gated_linear_attention import gated_linear_attention
+from tessera.ops.kernel_regression import Window, kernel_regression
+from tessera.ops.leaky_average import leaky_average
+from tessera.ops.linear_cross_entropy import linear_cross_entropy
+from tessera.ops.linear_recurrence import linear_recurrence
+from tessera.ops.selective_scan import selective_scan
+from tessera.ops.unit_norm import unit_norm
+from tests.kernels.contract import all_kernels, identifier
+from tests.models.contract import CASES, tokens
+
+HEADS = torch.tensor([0.5, 0.9], dtype=torch.float64)
+LABELS = torch.tensor([1, 0, 2, -100])
+EMPTY = torch.zeros(2, dtype=torch.bool)
+
+
+def drawn(*shapes, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.rand(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def average(x, gate, decay, backend=None):
+    return gated_average(x, gate, -decay, backend=backend)[0]
+
+
+MATRIX = [(2, 6, 4), (2, 6), (2, 3, 6)]
+GATED = [(2, 2, 9, 3), (2, 2, 9), (2, 2, 9)]
+OPERATIONS = {
+    "unit_norm": (unit_norm, [(4, 3)]),
+    "unit_norm with eps": (lambda x: unit_norm(x, 0.1), [(4, 3)]),
+    "leaky_average": (lambda x: leaky_average(x, HEADS)[0], [(2, 2, 40, 3)]),
+    "gated_average": (average, GATED),
+    "gated_linear_attention": (
+        lambda q, k, v, g: gated_linear_attention(q, k, v, -g)[0],
+        [(1, 2, 20, 3), (1, 2, 20, 3), (1, 2, 20, 4), (1, 2, 20, 3)],
+    ),
+    "linear_recurrence": (lambda x, keep: linear_recurrence(x, keep)[0], GATED[:2]),
+    "gated recurrence": (lambda x, new: linear_recurrence(x, 1 - new, new)[0], GATED[:2]),
+    "linear_cross_entropy": (lambda h, w: linear_cross_entropy(h, w, LABELS), [(4, 3), (5, 3)]),
+    "selective_scan": (
+        lambda x, step, rate, write, read: selective_scan(x, step, -rate, write, read),
+        [(2, 7, 3), (2, 7, 3), (3, 2), (2, 7, 2), (2, 7, 2)],
+    ),
+    "read_association": (read_association, MATRIX),
+    "write_association": (
+        lambda *memory: write_association(*memory, EMPTY, correction=False)[0],
+        [*MATRIX, (2, 3, 4), (2, 3)],
+    ),
+}
+
+
+def second_derivative_is_right_or_refused(function, inputs, rtol=1e-4):
+    """Along one direction, against a difference of first derivatives."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    output = function(*inputs)
+    above = drawn(output.shape, dtype=output.dtype)[0] - 0.3
+
+    def first(*points, **options):
+        value = (function(*points).double() * above).sum() + sum(point.pow(3).sum() for point in points)
+        return torch.autograd.grad(value, points, materialize_grads=True, allow_unused=True, **options)
+
+    directions = [torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=x.dtype) for x in inputs]
+    gradients = first(*inputs, create_graph=True)
+    try:
+        along = sum((gradient * direction).sum() for gradient, direction in zip(gradients, directions))
+        second = torch.autograd.grad(along, inputs, allow_unused=True, materialize_grads=True)
+    except TesseraError as error:
+        assert "a second derivative is not there" in str(error)  # noqa: PT017
+        return
+    except RuntimeError as error:  # PyTorch's own operations
+        assert "is not implemented" in str(error)  # noqa: PT017
+        return
+    step = 1e-5
+    ahead = first(*((x + step * d).detach().requires_grad_() for x, d in zip(inputs, directions)))
+    behind = first(*((x - step * d).detach().requires_grad_() for x, d in zip(inputs, directions)))
+    for actual, far, near in zip(second, ahead, behind, strict=True):
+        expected = (far - near) / (2 * step)
+        torch.testing.assert_close(actual, expected, rtol=rtol, atol=1e-6 * max(1.0, float(expected.abs().max())))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations(name):
+    function, shapes = OPERATIONS[name]
+    second_derivative_is_right_or_refused(function, drawn(*shapes))
+
+
+@pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
+def test_weights_of_kernels(kernel):
+    second_derivative_is_right_or_refused(kernel.weights, drawn((3, 9)))
+
+
+@pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
+@pytest.mark.parametrize("backend", ["chunked", "reference", "fused"])
+def test_kernel_regression(kernel, backend):
+    if backend == "fused" and kernel.name != "gaussian":
+        return
+
+    def function(query, key, value, beta):
+        query, key = normalize(query, dim=-1), normalize(key, dim=-1)
+        slope, intercept = kernel.affine(beta + 0.5)
+        return kernel_regression(
+            query, key, value, kernel=kernel, slope=slope, intercept=intercept, window=Window(), backend=backend
+        )
+
+    second_derivative_is_right_or_refused(function, drawn((1, 2, 9, 3), (1, 2, 9, 3), (1, 2, 9, 4), (2, 1)))
+
+
+def test_triton(triton_device):
+    """Each refuses: their kernels have no derivative."""
+    assert os.environ.get("TRITON_INTERPRET") or triton_device.type == "cuda"
+    x, gate, decay = (t.float().to(triton_device).requires_grad_() for t in drawn(*GATED))
+    key, value, strength = (t.float().to(triton_device).requires_grad_() for t in drawn((2, 3, 6), (2, 3, 4), (2, 3)))
+    memory = [t.float().to(triton_device).requires_grad_() for t in drawn((2, 6, 4), (2, 6))]
+    empty = EMPTY.to(triton_device)
+    for function, leaf in (
+        (lambda: leaky_average(x, HEADS.to(triton_device), backend="triton")[0], x),
+        (lambda: average(x, gate, decay, backend="triton"), gate),
+        (lambda: read_association(*memory, key, backend="triton"), key),
+        (lambda: write_association(*memory, key, value, strength, empty, backend="triton")[0], strength),
+        (lambda: kernel_regression(x, x, x, kernel="biweight", slope=2.0, backend="triton"), x),
+    ):
+        (first,) = torch.autograd.grad(function().square().sum(), leaf, create_graph=True)
+        with pytest.raises(TesseraError, match="a second derivative is not there"):
+            first.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "name", ["v1 published", "v1 compact", "v2 gaussian", "linear attention gla", "armt around gpt2"]
+)
+def test_models(name):
+    """By their embeddings."""
+    model, ids = CASES[name].build(), tokens(1, 9)
+
+    def function(embedded):
+        return model(inputs_embeds=embedded).logits.log_softmax(-1)
+
+    second_derivative_is_right_or_refused(function, [model.get_input_embeddings()(ids)], rtol=1e-3)
