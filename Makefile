@@ -39,8 +39,8 @@ test-slow: install ## run the slow tests as well
 test-browser: install ## test the inspection page in Chromium (Debian: apt-get install chromium)
 	$(BIN)/python -m pytest -m browser -rs
 
-torture: install ## bad inputs, kills, full disks, two processes: writes the table of docs/reliability.md (about an hour)
-	$(BIN)/python -m tests.reliability
+torture: install ## bad inputs, kills, full disks, two processes: all of tests/reliability (about an hour)
+	TORTURE=1 $(BIN)/python -m pytest tests/reliability
 
 lint: install ## check style, types, and that imports point one way
 	$(BIN)/ruff check .

@@ -23,9 +23,9 @@ from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 from tessera import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.base.files import write_text_atomically
 from tessera.evaluation.provenance import provenance
-from tessera.memories.pair_store import PairStore
 from tessera.models.presets import matching_llama_config
 from tessera.models.sizes import count_parameters
+from tessera.recall.pair_store import PairStore
 
 SIZES = {"vocab_size": 8192, "hidden_size": 512, "num_layers": 4, "num_heads": 8, "intermediate_size": 1408}
 TARGETS = {"training": 0.7, "decoding": 1.0}  # times as fast as Llama

@@ -200,12 +200,34 @@ def keep_normalisers(stored: dict[str, Any]) -> None:
             model.setdefault("gate_normalizer", False)
 
 
+def drop_trainer(stored: Any) -> None:
+    """Recipes have no settings for transformers' Trainer, which trains them no more; none were stored."""
+    for value in stored.values() if isinstance(stored, dict) else stored if isinstance(stored, list) else ():
+        drop_trainer(value)
+    if isinstance(stored, dict) and "batch_size" in stored and stored.get("trainer") == {}:
+        del stored["trainer"]
+
+
 def strip_folders(stored: Any) -> None:
     """Commands name no folders of the machine that ran them."""
     for value in stored.values() if isinstance(stored, dict) else stored if isinstance(stored, list) else ():
         strip_folders(value)
     if isinstance(stored, dict) and isinstance(stored.get("command"), str):
         stored["command"] = command_line(shlex.split(stored["command"]))
+
+
+# Fields that had one value in all records: those of budgets that never ran, and what the models take anyway.
+DROPPED = {
+    "associative_retrieval": ("ablation", "end_token"),
+}
+
+
+def drop_fields(stored: dict[str, Any]) -> None:
+    """Configurations are without the fields of published settings that were never trained."""
+    experiment = stored.get("header", {}).get("experiment")
+    for run in stored["runs"].values() if experiment in DROPPED else ():
+        for name in DROPPED[experiment]:
+            run["configuration"].pop(name, None)
 
 
 RULES = (
@@ -220,7 +242,9 @@ RULES = (
     charge_openings,
     adjust_models,
     keep_normalisers,
+    drop_trainer,
     strip_folders,
+    drop_fields,
 )
 
 

@@ -1,13 +1,11 @@
 """Tessera: sequence models made of associative memories.
 
-A name is imported from its module when it is first used (PEP 562), so that `import tessera` costs milliseconds. After
-it, `AutoModelForCausalLM.from_pretrained` reads the library's models.
+A name is imported from its module when it is first used (PEP 562), so that `import tessera` costs milliseconds.
+transformers' Auto classes read the library's models after `import tessera.models`, or the first use of a model's name.
 """
 
 import importlib
 from typing import Any
-
-from tessera import auto_classes
 
 __version__ = "0.1.0"
 
@@ -20,7 +18,7 @@ _OFFERED = {
     "tessera.models.rmt": ("RMTConfig", "RMTForCausalLM", "RMTState"),
     "tessera.models.prmt": ("PRMTConfig", "PRMTForCausalLM", "PRMTState"),
     "tessera.models.recurrence": ("random_segments", "read_stream"),
-    "tessera.armt": ("wrap", "wrap_prmt", "wrap_rmt"),
+    "tessera.models.wrapping": ("wrap", "wrap_prmt", "wrap_rmt"),
     "tessera.interop": ("from_reference",),
     "tessera.kernels": (
         "KERNELS",
@@ -67,6 +65,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_MODULES, *_ROOMS})
-
-
-auto_classes.register_on_demand()

@@ -1,15 +1,13 @@
 """Tolerances that several tests share, each with its reason."""
 
+from tessera.testing.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64  # noqa: F401 (for the tests)
+
 # Golden files: values recorded in float64; two correct programs differ by rounding, amplified at most 1e5-fold.
 GOLDEN_VALUE = 1e-9
 # Gradients, relative to the tensor's largest entry: cancellation costs two further digits (case A5).
 GOLDEN_GRADIENT = 1e-7
 # Float32, as a multiple of the error that the published code itself makes in float32: one draw of rounding of each.
 GOLDEN_FLOAT32_RATIO = 10
-# The same sums in another order, float64.
-REORDERED_FLOAT64 = 1e-10
-# The same sums in another order, float32, values of order one.
-REORDERED_FLOAT32 = 1e-5
 
 
 def assert_within(actual, expected, relative):

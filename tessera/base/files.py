@@ -23,8 +23,7 @@ _FOREIGN_WRITE_ERRORS = (
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """`write(temporary)`, wait for the disk, rename it to `path`: a reader, or a kill, never meets half a file."""
-    temporary = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
-    _clean_up_after_the_dead(path)
+    temporary = _draft_of(path)
     try:
         write(temporary)
         sync(temporary)
@@ -33,13 +32,33 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `path` (absent, or an empty folder) at the end, complete, or is deleted."""
+    draft = _draft_of(path)
+    draft.mkdir()
+    try:
+        yield draft
+        for file in draft.rglob("*"):
+            sync(file)
+        os.replace(draft, path)
+    finally:
+        remove(draft)
+
+
+def _draft_of(path: Path) -> Path:
+    """The name of what will be `path`; what killed processes have left under such names is deleted."""
+    _clean_up_after_the_dead(path)
+    return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
+
+
 def _clean_up_after_the_dead(path: Path) -> None:
     """Delete what processes of this machine that were killed have left of `path`."""
     start = f"{path.name}.{socket.gethostname()}-"
     for name in os.listdir(path.parent):
         process = name.removeprefix(start).removesuffix(".tmp")
         if name.startswith(start) and name.endswith(".tmp") and process.isdecimal() and not _is_alive(int(process)):
-            path.with_name(name).unlink(missing_ok=True)
+            remove(path.with_name(name))
 
 
 def _is_alive(process: int) -> bool:
@@ -58,7 +77,11 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder has reached the disk."""
+    """Wait until a file or folder has reached the disk; a file gets the mode of new ones: safetensors makes its own."""
+    if path.is_file():
+        mask = os.umask(0)
+        os.umask(mask)
+        path.chmod(0o666 & ~mask)
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -111,6 +134,29 @@ def expect_writable(path: Path, where: str, argument: str) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise TesseraError(f"{where}: {argument} must be a file that can be written; got {path} ({reason}).") from None
+
+
+def expect_output(
+    path: Path, where: str, argument: str, is_ours: Callable[[Path], bool] | None = None, what: str = ""
+) -> None:
+    """Raise `TesseraError` unless the file `path` may be written, as `expect_writable`: in a folder that exists.
+
+    A file that exists is replaced only where it `is_ours`: `what`, such as "a figure", written by this library.
+    """
+    if not path.absolute().parent.is_dir():
+        raise TesseraError(f"{where}: {argument} must lie in an existing folder; got {str(path)!r}.")
+    expect_writable(path, where, argument)
+    if path.exists() and not (is_ours is not None and path.is_file() and is_ours(path)):
+        allowed = f"a new file or {what} to replace" if what else "a new file"
+        known = f" and is no {what.removeprefix('a ')} of this library" if what else ""
+        raise TesseraError(f"{where}: {argument} must be {allowed}; got {str(path)!r}, which exists{known}.")
+
+
+def expect_plain_file(path: Path, where: str, argument: str) -> None:
+    """Raise `TesseraError` unless `path` is a file: reading a named pipe would wait for ever."""
+    if not path.is_file():
+        reason = "is no plain file" if path.exists() else "does not exist"
+        raise TesseraError(f"{where}: {argument} must be a file; got {str(path)!r}, which {reason}.")
 
 
 def _reason(error: Exception) -> str | None:

@@ -1,7 +1,6 @@
-"""Locks that the kernel releases when their process dies, however it dies.
+"""Locks that the kernel releases when their process dies, however it dies: filelock's, which name their holder.
 
-`flock` is advisory; it works between the processes of a machine, and over NFS on Linux. Where the system has no such
-locks (Windows), nothing is locked.
+They work between the processes of a machine, and over NFS on Linux.
 """
 
 import json
@@ -13,40 +12,50 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout, lock_descriptor
+
 from tessera.base.errors import TesseraError
 
 try:
     import fcntl
-except ImportError:  # Windows
+except ImportError:  # Windows, where folders are not locked
     fcntl = None  # type: ignore[assignment]  # tested for before it is used
 
 KIND = "tessera lock"
-_handles: set[int] = set()
+_TIMEOUT = 0.1  # seconds: its holder may remove the file before it is locked, and then there is a new one to lock
 
 
 @contextmanager
 def held(path: Path, advice: str) -> Iterator[None]:
     """Hold the lock file `path`, which is made and stays; it names the process that holds it.
 
-    Raises `TesseraError` at once when another process, or another thread of this one, holds it.
+    Raises `TesseraError` when another process, or another thread of this one, holds it.
     """
-    handle = _open_locked(path, advice)
-    _handles.add(handle)
-    try:
+    handles: list[int] = []
+
+    def name_holder(handle: int) -> None:
         since = datetime.now(UTC).isoformat(timespec="seconds")
         _write(handle, {"kind": KIND, "pid": os.getpid(), "host": socket.gethostname(), "since": since})
+        handles.append(handle)
+
+    lock = FileLock(path, timeout=_TIMEOUT, poll_interval=0.01, preserve_lock_file=True, on_acquired=name_holder)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise TesseraError(f"{path.parent}: must be used by one process at a time; {_who(path)}. {advice}") from None
+    try:
         yield
     finally:
-        if handle in _handles:  # not in a forked child, which has forgotten it
-            _handles.discard(handle)
+        if lock.is_locked:  # not in a forked child, in which filelock has closed the handle
             with suppress(OSError):  # a full disk
-                _write(handle, {"kind": KIND})
-            os.close(handle)
+                _write(handles[0], {"kind": KIND})
+            lock.release()
 
 
 def _write(handle: int, holder: dict[str, Any]) -> None:
     content = (json.dumps(holder) + "\n").encode()
-    os.pwrite(handle, content, 0)
+    os.lseek(handle, 0, os.SEEK_SET)
+    os.write(handle, content)
     os.ftruncate(handle, len(content))
 
 
@@ -60,7 +69,7 @@ def folder_held(folder: Path) -> Iterator[None]:
     """Have `folder` alone, waiting for others inside; no lock file is left in it."""
     with _folder_handle(folder) as handle:
         if handle is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            lock_descriptor(handle)
         yield
 
 
@@ -72,12 +81,9 @@ def folder_shared(folder: Path, tidy: Callable[[], None]) -> Iterator[None]:
     """
     with _folder_handle(folder) as handle:
         if handle is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock_descriptor(handle, blocking=False):
                 tidy()
-            except BlockingIOError:
-                pass
-            fcntl.flock(handle, fcntl.LOCK_SH)
+            fcntl.flock(handle, fcntl.LOCK_SH)  # filelock's own shared locks leave a database beside what they lock
         yield
 
 
@@ -93,33 +99,6 @@ def _folder_handle(folder: Path) -> Iterator[int | None]:
         os.close(handle)
 
 
-def _open_locked(path: Path, advice: str) -> int:
-    """A handle of the locked file that has this name now."""
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            if fcntl is not None:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_same(handle, path):
-                return handle
-        except BlockingIOError:
-            os.close(handle)
-            raise TesseraError(
-                f"{path.parent}: must be used by one process at a time; {_who(path)}. {advice}"
-            ) from None
-        except BaseException:
-            os.close(handle)
-            raise
-        os.close(handle)  # its holder has removed the file meanwhile: lock the new one
-
-
-def _is_same(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
 def _who(path: Path) -> str:
     holder = _holder(path)
     if "pid" not in holder:
@@ -133,14 +112,3 @@ def _holder(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _forget_in_child() -> None:
-    """A forked child (a worker that loads data) must not keep the lock of a parent that dies before it."""
-    for handle in _handles:
-        os.close(handle)
-    _handles.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)

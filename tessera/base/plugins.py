@@ -2,11 +2,8 @@
 
 A package announces them in its pyproject.toml:
 
-    [project.entry-points."tessera.kernels"]
-    epsilon = "my_package.kernels"                      # a module whose import registers kernels (or tasks)
-
-    [project.entry-points."tessera.models"]
-    my_model = "my_package.models:MyModelForCausalLM"   # model type = a class with `config_class`
+    [project.entry-points."tessera.kernels"]   # or tessera.tasks, tessera.models
+    epsilon = "my_package.kernels"             # a module whose import registers what it has
 """
 
 import importlib
@@ -21,7 +18,7 @@ from typing import Any
 
 from tessera.base.errors import TesseraError, first_line
 
-MODELS = "tessera.models"
+ADVICE = "One of your own must be imported first: --import FILE."
 
 
 def entry_points(group: str) -> list[EntryPoint]:
@@ -38,16 +35,6 @@ def load(point: EntryPoint) -> Any:
             f"plugin {point.name!r} ({point.group}): {point.value} cannot be imported "
             f"({type(error).__name__}: {first_line(error)}). Repair or uninstall its package."
         ) from error
-
-
-def model_loader(point: EntryPoint) -> Callable[[], None]:
-    """A function that imports a plugin's model class and registers it with the Auto classes."""
-
-    def register() -> None:
-        model = load(point)
-        importlib.import_module(MODELS).auto.register_model(model.config_class, model)
-
-    return register
 
 
 def import_file(name: str) -> ModuleType:

@@ -29,6 +29,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self._entries: dict[str, T] = {}
         self._unread = (filled_by, entry_points)
+        self._takes_plugins = entry_points is not None
 
     def add(self, name: str, entry: T) -> T:
         """Register `entry` under `name`; a name is taken once."""
@@ -43,7 +44,8 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self:
-            raise TesseraError(f"unknown {self.kind} {name!r}. {did_you_mean(str(name), self)}")
+            own = f" {plugins.ADVICE}" if self._takes_plugins else ""
+            raise TesseraError(f"unknown {self.kind} {name!r}. {did_you_mean(str(name), self)}{own}")
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:

@@ -6,12 +6,12 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Callable
-from typing import IO
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from tessera.base.errors import TesseraError
-from tessera.recipes.files import find_recipe
 
+PIECE = 1 << 16  # characters of standard input that are read at once
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**32 - 1  # of numpy's generators
 
@@ -19,36 +19,36 @@ LARGEST_SEED = 2**32 - 1  # of numpy's generators
 def integer(low: int, high: int = LARGEST_COUNT) -> Callable[[str], int]:
     """Whole numbers in low..high."""
 
-    def read(text: str) -> int:
-        """The number that `text` says."""
-        try:
-            number = int(text)
-        except ValueError:  # also more digits than Python converts
-            raise argparse.ArgumentTypeError(f"must be a whole number; got {_short(text)}") from None
-        if number < low:
-            raise argparse.ArgumentTypeError(f"must be at least {low}; got {_short(text, number)}")
-        if number > high:
-            raise argparse.ArgumentTypeError(f"must be at most {high}; got {_short(text, number)}")
-        return number
+    def rule(number: int) -> str | None:
+        return f"be at least {low}" if number < low else f"be at most {high}" if number > high else None
 
-    return read
+    return _number(int, "a whole number", rule)
 
 
 def real(low: float, high: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
     """Finite numbers from `low` (excluded if `above`) to `high`."""
+    least = f"be {'above' if above else 'at least'} {low:g}"
+    interval = least if math.isinf(high) else f"lie in {'(' if above else '['}{low:g}, {high:g}]"
 
-    def read(text: str) -> float:
-        """The number that `text` says."""
+    def rule(number: float) -> str | None:
+        is_inside = low <= number <= high and math.isfinite(number) and not (above and number == low)
+        return None if is_inside else f"{interval} and be finite"
+
+    return _number(float, "a number", rule)
+
+
+def _number(kind: type, words: str, rule: Callable) -> Callable:
+    """A reader of numbers of `kind`; `rule(number)` says what is broken, if anything is."""
+
+    def read(text: str) -> Any:
         try:
-            number = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"must be a number; got {_short(text)}") from None
-        if not math.isfinite(number) or number < low or number > high or (above and number == low):
-            least = f"be {'above' if above else 'at least'} {low:g}"
-            interval = f"lie in {'(' if above else '['}{low:g}, {high:g}]"
-            raise argparse.ArgumentTypeError(
-                f"must {interval if math.isfinite(high) else least} and be finite; got {number:g}"
-            )
+            number = kind(text)
+        except ValueError:  # also more digits than Python converts
+            raise argparse.ArgumentTypeError(f"must be {words}; got {_short(text)}") from None
+        broken = rule(number)
+        if broken is not None:
+            shown = _short(text) if len(text) > 40 else f"{number:g}" if kind is float else number
+            raise argparse.ArgumentTypeError(f"must {broken}; got {shown}")
         return number
 
     return read
@@ -97,22 +97,39 @@ probability = real(0, 1, above=True)
 decay = real(0, 1)
 
 
-def _short(text: str, number: int | None = None) -> str:
-    if len(text) > 40:
-        return f"{text[:40]!r}..."
-    return repr(text) if number is None else str(number)
+def _short(text: str) -> str:
+    return f"{text[:40]!r}..." if len(text) > 40 else repr(text)
 
 
-def standard_input(where: str) -> IO[str]:
-    """Standard input as UTF-8, whatever the locale says. Raises `TesseraError` where there is none."""
+def standard_texts(where: str, by_line: bool = False) -> Iterator[str]:
+    """Standard input as UTF-8, whatever the locale says: in pieces, or line by line behind a prompt.
+
+    Raises `TesseraError` where there is none, at once, and later where it is no text.
+    """
     stream = sys.stdin
     if stream is None or stream.closed:
         raise TesseraError(f"{where}: standard input must be open; got a closed one.")
     if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(encoding="utf-8", errors="strict")
-    return stream
+        stream.reconfigure(encoding="utf-8-sig", errors="strict")
+
+    def read() -> Iterator[str]:
+        is_typed = by_line and stream.isatty()
+        while True:
+            if is_typed:
+                print("> ", end="", file=sys.stderr, flush=True)
+            try:
+                text = stream.readline() if by_line else stream.read(PIECE)
+            except UnicodeDecodeError as error:
+                raise TesseraError(f"{where}: standard input must be text in UTF-8 ({error.reason}).") from None
+            if not text:
+                return
+            yield text
+
+    return read()
 
 
-def require_recipe(name: str) -> None:
-    """Raise `TesseraError` unless there is a recipe of that name: before the seconds that importing models takes."""
-    find_recipe(name)
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """The arguments of a verb that reads a recipe."""
+    parser.add_argument("recipe", help="recipe file, or the name of a shipped recipe")
+    text = "changes to the recipe, with dotted keys"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=text)

@@ -1,9 +1,10 @@
 """Ask questions of a text that an ARMT, RMT or PRMT model reads, or of a memory that `tessera memorize` stored.
 
-Of a model that was trained on questions (a recipe with data.task, such as armt-babilong-qa1) the answer is one word,
-with the probability that the model gives it; other models continue the question. Every question is asked of the same
-memory: one does not know of the others. --plant hides sentences in the text before it is read; several texts, each with
-a --text of its own, are read one behind the other:
+A model that was trained on questions (a recipe with data.task, such as armt-babilong-qa1) answers with one word and the
+probability that it gives it; it says first what can be asked, and refuses words that it does not know. Other models
+continue the question as a text. Every question is asked of the same memory: one does not know of the others. --plant
+hides sentences in the text before it is read; several texts, each with a --text of its own, are read one behind the
+other:
 
   tessera ask runs/armt-babilong-qa1 "Where is Mary?" --text book.txt --text another.txt \\
       --plant "Mary went to the kitchen."
@@ -11,18 +12,21 @@ a --text of its own, are read one behind the other:
 --interactive reads questions line by line from standard input, until its end.
 
 --samples scores the model on a file of the public BABILong benchmark, such as qa1/4k.json: the share of right answers
-by the paper's exact match and by the benchmark's own rule, which looks for the answers that the file holds.
+by the paper's exact match and by the benchmark's own rule, which looks for the answers of the task that the path names.
 """
 
 import argparse
+import itertools
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tessera.base.errors import TesseraError, expect
-from tessera.cli.arguments import standard_input
+from tessera.base.files import expect_output, write_text_atomically
+from tessera.cli.arguments import standard_texts
 from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
-from tessera.data.sources import STORIES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -32,14 +36,15 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera ask`."""
-    parser.add_argument("model", help="folder of the model that memorized")
-    parser.add_argument("questions", nargs="*", default=[], metavar="question", help="text to continue")
-    parser.add_argument("--memory", help="file that `tessera memorize` stored")
+    parser.add_argument("model", help="folder of the model that reads or has memorized")
+    parser.add_argument("questions", nargs="*", default=[], metavar="question", help="what to ask, each on its own")
+    parser.add_argument("--memory", help="file that `tessera memorize` stored with this model")
     parser.add_argument(
         "--text",
         action="append",
+        default=[],
         metavar="FILE",
-        help="text file to read first, in place of --memory, or the name of a bundled book; given again, the next one",
+        help="text to read first, in place of --memory: a file, a folder or a bundled book; given again, the next one",
     )
     parser.add_argument(
         "--plant",
@@ -54,123 +59,115 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="JSON or JSON lines with input, question and target in each row: score the model's answers",
     )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write the answers into this new file, as JSON lines"
+    )
     add_sampling(parser, max_new_tokens=50, default_temperature=0.0)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, then answer question by question."""
-    from tessera.generation.answering import answer, answers_questions, unknown_words
-    from tessera.generation.memory import segmented_model, stored_memory
-    from tessera.generation.sampling import continuation
-    from tessera.models.saving.loading import load_tokenizer
-
-    if arguments.samples is not None:
-        return _score(arguments)
-    expect(
-        bool(arguments.questions) != arguments.interactive,
-        "ask",
-        "QUESTION",
-        "be given, or --interactive, and not both",
-        f"{len(arguments.questions)} questions",
-    )
-    sources = [name for name in ("memory", "text") if getattr(arguments, name) is not None]
-    expect(len(sources) == 1, "ask", "--memory or --text", "be given, and not both", " and ".join(sources) or "neither")
-    expect(arguments.text is not None or not arguments.plant, "ask", "--plant", "come with --text", "no --text")
-    files = [text_file(name) for name in arguments.text or ()]
-    model, tokenizer = segmented_model(arguments.model, "ask"), load_tokenizer(arguments.model)
-    _refuse_ignored(arguments, tokenizer)
-    if files:
-        memory = _read(model, tokenizer, files, arguments.plant, arguments.seed)
-    else:
-        memory = stored_memory(model, arguments.memory, "ask")
-    sampling = sampling_of(arguments)
-    for question in _typed_questions() if arguments.interactive else arguments.questions:
-        if len(arguments.questions) > 1:
-            print(f"> {question}")
-        if answers_questions(tokenizer):
-            if unknown := unknown_words(tokenizer, question):
-                print(f"ask: the model knows no word {', '.join(unknown)}", file=sys.stderr)
-            word, probability = answer(model, tokenizer, question, memory)
-            print(f"{word} ({100 * probability:.1f} %)", flush=True)
-        else:
-            print(continuation(model, tokenizer, question, sampling, where="ask", memory_state=memory), flush=True)
-    return 0
-
-
-def _score(arguments: argparse.Namespace) -> int:
-    """Answer the questions of a file of samples, and print how many answers are right."""
-    from tqdm import tqdm
-
-    from tessera.generation.memory import segmented_model
-    from tessera.models.saving.loading import load_tokenizer
-    from tessera.papers.babilong.asking import is_right
-    from tessera.papers.babilong.benchmark import read_samples, subtargets
-
-    others = [name for name in ("memory", "text") if getattr(arguments, name) is not None]
-    others += [name for name in ("questions", "plant", "interactive") if getattr(arguments, name)]
-    expect(not others, "ask", "--samples", "come without questions, texts and memories", " and ".join(others))
-    samples = read_samples(Path(arguments.samples))
-    model, tokenizer = segmented_model(arguments.model, "ask"), load_tokenizer(arguments.model)
-    _refuse_ignored(arguments, tokenizer)
-    answers = {answer for sample in samples for answer in subtargets(sample.target)}
-    sampling = sampling_of(arguments)
-    bar = tqdm(samples, desc="samples", disable=not sys.stderr.isatty())
-    scores = [is_right(model, tokenizer, sample, answers, sampling) for sample in bar]
-    print(f"{len(samples)} samples of {Path(arguments.samples).name}, right in per cent:")
-    print(f"exact match      {100 * sum(one.exact for one in scores) / len(scores):5.1f}")
-    print(f"benchmark's rule {100 * sum(one.published for one in scores) / len(scores):5.1f}")
-    return 0
-
-
-def _refuse_ignored(arguments: argparse.Namespace, tokenizer: "PreTrainedTokenizerFast") -> None:
     from tessera.generation.answering import answers_questions
+    from tessera.generation.memory import segmented_model, stored_memory, text_paths
+    from tessera.models.saving.loading import load_tokenizer
+    from tessera.papers.babilong.asking import read_planted
 
+    _require_one_way(arguments)
+    paths = [path for name in arguments.text for path in text_paths(name, "ask", "--text")]
+    typed = standard_texts("ask", by_line=True) if arguments.interactive else iter(())
+    model, tokenizer = segmented_model(arguments.model, "ask"), load_tokenizer(arguments.model)
     if answers_questions(tokenizer):
         refuse_sampling(arguments, "ask", "this model answers questions, with its likeliest word")
+    if arguments.samples is not None:
+        return _score(arguments, model, tokenizer)
+    ask = _asker(arguments, model, tokenizer)
+    if paths:
+        memory = read_planted(model, tokenizer, paths, arguments.plant, arguments.seed)
+    else:
+        memory = stored_memory(model, tokenizer, arguments.memory, "ask")
+    answers: list[dict] = []
+    try:
+        for question in itertools.chain(arguments.questions, (line.rstrip("\n") for line in typed if line.strip())):
+            if len(arguments.questions) > 1:
+                print(f"> {question}")
+            try:
+                answers.append({"question": question, **ask(question, memory)})
+            except TesseraError as error:
+                if not arguments.interactive:
+                    raise
+                print(error, file=sys.stderr)
+    finally:
+        _store(arguments.output, answers)
+    return 0
 
 
-def text_file(name: str) -> Path:
-    """The file called `name`, here or among the bundled stories."""
-    for path in (Path(name), STORIES / name):
-        if path.is_file():
-            return path
-    books = ", ".join(sorted(path.name for path in STORIES.glob("*.txt")))
-    raise TesseraError(f"ask: --text must be a text file, or a bundled book ({books}); got {name!r}.")
+def _require_one_way(arguments: argparse.Namespace) -> None:
+    """Raise `TesseraError` for options that exclude each other."""
+    from tessera.base.files import expect_plain_file
+
+    if arguments.output is not None:
+        expect_output(arguments.output, "ask", "--output")
+    if arguments.samples is not None:
+        others = ("memory", "text", "questions", "plant", "interactive")
+        given = " and ".join(name for name in others if getattr(arguments, name))
+        expect(not given, "ask", "--samples", "come without questions, texts and memories", given)
+        expect_plain_file(Path(arguments.samples), "ask", "--samples")
+        return
+    count = f"{len(arguments.questions)} questions"
+    is_one = bool(arguments.questions) != arguments.interactive
+    expect(is_one, "ask", "QUESTION", "be given, or --interactive, and not both", count)
+    sources = [name for name in ("memory", "text") if getattr(arguments, name)]
+    expect(len(sources) == 1, "ask", "--memory or --text", "be given, and not both", " and ".join(sources) or "neither")
+    expect(arguments.text or not arguments.plant, "ask", "--plant", "come with --text", "no --text")
 
 
-def _read(
-    model: "SegmentedForCausalLM", tokenizer: "PreTrainedTokenizerFast", paths: list[Path], facts: list[str], seed: int
-) -> "MemoryState":
-    """The memory after the texts with the facts planted in them; says on standard error what was read."""
-    from tessera.generation.memory import token_stream
-    from tessera.models.recurrence import read_stream
-    from tessera.papers.babilong.asking import JoinedText, PlantedText
+def _asker(
+    arguments: argparse.Namespace, model: "SegmentedForCausalLM", tokenizer: "PreTrainedTokenizerFast"
+) -> Callable[[str, "MemoryState"], dict]:
+    """A function that prints the answer to a question, and returns it; says first what can be asked."""
+    from tessera.generation.answering import answer, answers_questions, require_known_words
+    from tessera.generation.sampling import continuation
+    from tessera.training.run_data import trained_task
 
-    with JoinedText(paths) as joined:
-        text = PlantedText(joined, joined.size, facts, seed)
-        try:
-            stream = token_stream(text, tokenizer, "ask: --text")
-            memory = read_stream(model, stream, progress=sys.stderr.isatty(), precision="auto")
-        except UnicodeDecodeError as error:
-            raise TesseraError(f"ask: --text must be UTF-8; got {str(joined.path)!r} ({error.reason}).") from None
-    for fact, place in zip(facts, text.places):
-        print(f"planted after {100 * place:.0f} % of the text: {fact}", file=sys.stderr)
-    tokens, segments = int(memory.tokens_read), int(memory.segments_read)
-    print(f"{', '.join(path.name for path in paths)}: {tokens:,} tokens read in {segments:,} segments", file=sys.stderr)
-    return memory
+    def go_on(question: str, memory: "MemoryState") -> dict:
+        text = continuation(model, tokenizer, question, sampling_of(arguments), where="ask", memory_state=memory)
+        print(text, flush=True)
+        return {"answer": text}
+
+    if not answers_questions(tokenizer):
+        return go_on
+    trained = trained_task(arguments.model)
+    task = None if trained is None else trained.task
+    if task is not None:
+        print(f"{arguments.model} knows {task.understands}", file=sys.stderr)
+    for text, what in [
+        *((fact, "--plant") for fact in arguments.plant),
+        *((one, "QUESTION") for one in arguments.questions),
+    ]:
+        require_known_words(tokenizer, text, what)
+
+    def name(question: str, memory: "MemoryState") -> dict:
+        require_known_words(tokenizer, question, "QUESTION")
+        if task is not None and not task.is_known(question):
+            print("ask: the model was trained on no such question; its answer is a guess", file=sys.stderr)
+        word, probability = answer(model, tokenizer, question, memory)
+        print(f"{word} ({100 * probability:.1f} %)", flush=True)
+        return {"answer": word, "probability": probability}
+
+    return name
 
 
-def _typed_questions():
-    """Lines of standard input that hold something."""
-    lines = standard_input("ask")
-    while True:
-        if lines.isatty():
-            print("> ", end="", file=sys.stderr, flush=True)
-        try:
-            line = lines.readline()
-        except UnicodeDecodeError as error:
-            raise TesseraError(f"ask: standard input must be text in UTF-8 ({error.reason}).") from None
-        if not line:
-            return
-        if line.strip():
-            yield line.rstrip("\n")
+def _score(arguments: argparse.Namespace, model: "SegmentedForCausalLM", tokenizer: "PreTrainedTokenizerFast") -> int:
+    """Answer the questions of a file of samples, and print how many answers are right."""
+    from tessera.papers.babilong.asking import score_samples
+
+    rows, summary = score_samples(model, tokenizer, Path(arguments.samples), sampling_of(arguments))
+    print(summary)
+    _store(arguments.output, rows)
+    return 0
+
+
+def _store(path: Path | None, rows: list[dict]) -> None:
+    """Write a JSON line for each question and answer."""
+    if path is not None:
+        write_text_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from tessera.base.dataclass_io import to_json
-from tessera.base.files import expect_writable
+from tessera.base.files import expect_output
 from tessera.cli.arguments import image_file
 
 
@@ -22,11 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, print and draw."""
+    from tessera.evaluation.figures import is_figure
     from tessera.evaluation.report import print_table, short_names
     from tessera.tools.comparison import COLUMNS, draw_runs, run_state
 
     if arguments.plot:
-        expect_writable(Path(arguments.plot), "compare", "--plot")
+        expect_output(Path(arguments.plot), "compare", "--plot", is_figure, "a figure")
     states = [run_state(folder) for folder in arguments.runs]
     if arguments.json:
         print(json.dumps([to_json(state) for state in states], indent=1))

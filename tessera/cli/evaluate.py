@@ -17,7 +17,7 @@ import logging
 from pathlib import Path
 
 from tessera.base.errors import expect
-from tessera.base.files import expect_writable
+from tessera.base.files import expect_output
 from tessera.cli.arguments import context_length, decay, image_file, positive_int, seed
 from tessera.lm_eval import require_harness
 
@@ -80,7 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
             expect(value in (None, []), "eval", name, f"be left out {unless}", value)
     expect(arguments.average is None or arguments.plot, "eval", "--plot", "name a file for --average", "none")
     if arguments.plot:
-        expect_writable(Path(arguments.plot), "eval", "--plot")
+        from tessera.evaluation.figures import is_figure
+
+        expect_output(Path(arguments.plot), "eval", "--plot", is_figure, "a figure")
     if arguments.tasks:
         print_harness_reports([_on_harness(model, arguments) for model in arguments.models], arguments.json)
     elif arguments.task:

@@ -11,8 +11,8 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
-from tessera.base.errors import TesseraError, expect
-from tessera.base.files import expect_writable, write_text_atomically, writing
+from tessera.base.errors import expect
+from tessera.base.files import expect_output, write_text_atomically, writing
 from tessera.cli.arguments import positive_int, probability, seed, temperature, whole_number
 
 
@@ -74,10 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.generation.sampling import continuation
     from tessera.models.saving.loading import load_model, load_tokenizer
 
-    if arguments.out is not None and arguments.out.exists():
-        raise TesseraError(f"generate: --out must be a new file; got {arguments.out}, which exists.")
     if arguments.out is not None:
-        expect_writable(arguments.out, "generate", "--out")
+        expect_output(arguments.out, "generate", "--out")
     prompts = [arguments.prompt] if arguments.prompts is None else read_prompts(arguments.prompts)
     models = {folder: (load_model(folder), load_tokenizer(folder)) for folder in dict.fromkeys(arguments.models)}
     if arguments.prompts is None and len(models) == 1 and arguments.out is None:

@@ -46,15 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _configuration(arguments: argparse.Namespace):
     """(model configuration, context length) of a model folder or a recipe."""
-    from tessera.models.presets import PRESETS
+    from tessera.models import MODELS
     from tessera.models.saving.loading import load_config
     from tessera.recipes.model_section import untrained_config
     from tessera.recipes.recipe import read_recipe
 
-    if arguments.what in PRESETS:
+    if _is_preset(arguments.what):
         if arguments.overrides:
             raise TesseraError(f"info: {arguments.overrides[0]!r} must be left out for a preset.")
-        return PRESETS[arguments.what](), 512
+        return MODELS[arguments.what].config(), 512
     folder = Path(arguments.what)
     if (folder / "config.json").is_file():
         if arguments.overrides:
@@ -66,6 +66,12 @@ def _configuration(arguments: argparse.Namespace):
 
 def _as_published(what: str, config) -> dict[str, object]:
     """For presets: the counts of the v2 paper's tables, by its rule and at its context of 256 tokens."""
-    from tessera.models.presets import PRESETS, published_counts
+    from tessera.models.presets import published_counts
 
-    return {"as_published": published_counts(config)} if what in PRESETS else {}
+    return {"as_published": published_counts(config)} if _is_preset(what) else {}
+
+
+def _is_preset(name: str) -> bool:
+    from tessera.models import MODELS
+
+    return name in MODELS and MODELS[name].is_preset

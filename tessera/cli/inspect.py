@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from tessera.base.errors import expect
+from tessera.base.files import expect_output
 from tessera.cli.arguments import positive_int
 
 
@@ -51,14 +52,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Read, trace, write."""
     from tessera.generation.memory import segmented_model, stored_memory
     from tessera.inspection import trace, trace_memory
-    from tessera.inspection.page import write_page
+    from tessera.inspection.page import is_page, write_page
     from tessera.inspection.text import read_tokens
+    from tessera.inspection.trace import is_trace
     from tessera.models.saving.loading import load_model, load_tokenizer
 
     expect(arguments.text or arguments.memory, "inspect", "--text or --memory", "be given", "neither")
     pages = len(arguments.models) * max(1, len(arguments.text))
     expect(arguments.save is None or pages == 1, "inspect", "--save", "be given with one model and one text", pages)
-    _require_places(arguments)
+    expect_output(arguments.output, "inspect", "--output", is_page, "a page")
+    if arguments.save is not None:
+        expect_output(arguments.save, "inspect", "--save", is_trace, "a trace")
     traces, titles = [], []
     for folder in arguments.models:
         tokenizer, memory = load_tokenizer(folder), None
@@ -66,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
             model = load_model(folder)
         else:
             model = segmented_model(folder, "inspect")
-            memory = stored_memory(model, arguments.memory, "inspect")
+            memory = stored_memory(model, tokenizer, arguments.memory, "inspect")
         for path in arguments.text:
             input_ids = read_tokens(model, tokenizer, path, arguments.tokens)
             steps = input_ids.shape[1]
@@ -91,23 +95,3 @@ def run(arguments: argparse.Namespace) -> int:
         traces[0].save(arguments.save)
         print(f"{arguments.save}: the trace, for tessera.inspection.Trace.load")
     return 0
-
-
-def _require_places(arguments: argparse.Namespace) -> None:
-    """Raise `TesseraError` unless page and trace can be written where they shall: before the text is read.
-
-    Only what an earlier inspection wrote is replaced.
-    """
-    from tessera.base.files import expect_writable
-    from tessera.inspection.page import is_page
-    from tessera.inspection.trace import is_trace
-
-    for option, path, what, is_ours in (
-        ("--output", arguments.output, "a page", is_page),
-        ("--save", arguments.save, "a trace", is_trace),
-    ):
-        if path is None:
-            continue
-        expect_writable(path, "inspect", option)
-        taken = f"{str(path)!r}, which exists and is none"
-        expect(not path.exists() or is_ours(path), "inspect", option, f"be a new file or {what} to replace", taken)

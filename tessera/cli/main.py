@@ -8,14 +8,20 @@ import argparse
 import importlib
 import os
 import re
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
+import tessera
 from tessera.base import plugins
 from tessera.base.errors import TesseraError, first_line
 
 USER_ERROR, INTERRUPTED = 2, 130
+SECONDS_FOR_THE_FIRST = 3
 OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
 # verb -> module; the first line of the module's docstring is the verb's help. A new verb is a new line here.
 VERBS = {
@@ -24,6 +30,7 @@ VERBS = {
     "eval": "tessera.cli.evaluate",
     "prompts": "tessera.cli.prompts",
     "info": "tessera.cli.info",
+    "check": "tessera.cli.check",
     "plan": "tessera.cli.plan",
     "compare": "tessera.cli.compare",
     "sweep": "tessera.cli.sweep",
@@ -55,13 +62,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed = _parse(arguments)
         _quieten_libraries()
         _share_cores()
-        for name in parsed.imports:
-            plugins.import_file(name)
-        status = importlib.import_module(VERBS[parsed.verb]).run(parsed) or 0
+        with _signals_as_exceptions():
+            for name in parsed.imports:
+                plugins.import_file(name)
+            status = importlib.import_module(VERBS[parsed.verb]).run(parsed) or 0
         if sys.stdout is not None:
             sys.stdout.flush()
         return status
     except TesseraError as error:
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(SECONDS_FOR_THE_FIRST)  # torchrun ends this process meanwhile, if the first one says the same
         print(error, file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt as interrupt:
@@ -89,6 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Sequence models made of associative memories: train them, sample from them, measure them.",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"tessera {tessera.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
     for verb, name in VERBS.items():
         module = importlib.import_module(name)
@@ -130,6 +141,28 @@ def _require_text(arguments: Sequence[str]) -> None:
             raise TesseraError(f"tessera: arguments must not contain NUL; got {argument[:60]!r}.")
         if not argument.isascii() and any("\ud800" <= character <= "\udfff" for character in argument):
             raise TesseraError(f"tessera: arguments must be text in UTF-8; got {os.fsencode(argument)[:60]!r}.")
+
+
+@contextmanager
+def _signals_as_exceptions() -> Iterator[None]:
+    """A scheduler's SIGTERM, or a terminal that closes, ends the verb as an exception: half a file is deleted.
+
+    Exit status 128 + its number, as a shell has it. Signals that somebody else handles, or ignores, stay theirs.
+    """
+
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    is_main = threading.current_thread() is threading.main_thread()
+    ours = [number for number in numbers if is_main and signal.getsignal(number) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

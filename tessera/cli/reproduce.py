@@ -2,8 +2,7 @@
 
 Writes results/EXPERIMENT/BUDGET.json, .png and .md. Called again after an interruption it goes on where it stopped.
 Budgets: smoke (seconds; shows that it runs), cpu (reduced; minutes to a day on two cores, as its page in
-docs/experiments says), full (for GPUs; the published setting for some experiments only, see
-docs/experiments/README.md).
+docs/experiments says), for some full (for GPUs; docs/experiments/README.md says where it is the published setting).
 """
 
 import argparse
@@ -19,8 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget",
         default="cpu",
-        help="smoke, cpu or full (default: cpu); full is the published setting for some experiments only, as "
-        "docs/experiments/README.md lists",
+        help="smoke, cpu or, for some, full (default: cpu), the published setting",
     )
     parser.add_argument("--models", nargs="+", help="only these models (default: those of the budget)")
     parser.add_argument("--kernels", nargs="+", help="only these kernels (default: those of the budget)")

@@ -17,7 +17,8 @@ import sys
 from pathlib import Path
 
 from tessera.base.errors import TrainingInterrupted
-from tessera.cli.arguments import repeated, require_recipe
+from tessera.cli.arguments import repeated
+from tessera.recipes.files import find_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train all, then print the table."""
-    require_recipe(arguments.recipe)
+    find_recipe(arguments.recipe)  # before the seconds that importing models takes
 
     from tessera.tools.sweep import Sweep
 

@@ -2,7 +2,7 @@
 
 A recipe is a YAML file, or the name of a shipped one (recipes/<name>.yaml). Any of its keys can be changed on the
 command line, for example: tessera train demo-mosaic training.steps=100 model.num_layers=2
-Under torchrun it uses all processes; FSDP and other Trainer settings go under training.trainer.
+Under torchrun it uses all processes.
 
 A run that was stopped, or has finished, goes on with --resume. Its recipe must be the same, but for the intervals
 (training.log_every, evaluate_every, checkpoint_every, keep_checkpoints) and for more training.steps. More steps extend
@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tessera.base.errors import TesseraError, TrainingInterrupted
-from tessera.cli.arguments import repeated, require_recipe
+from tessera.cli.arguments import add_recipe, repeated
+from tessera.recipes.files import find_recipe
 
 
 class HelpRecipe(argparse.Action):
@@ -39,10 +40,7 @@ class HelpRecipe(argparse.Action):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera train`."""
-    parser.add_argument("recipe", help="recipe file, or the name of a shipped recipe")
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="changes to the recipe, with dotted keys"
-    )
+    add_recipe(parser)
     parser.add_argument("--output", type=Path, help="folder of the run (default: runs/<name of the recipe>)")
     parser.add_argument(
         "--resume",
@@ -59,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, and print where the model is and how good it is."""
     if arguments.resume and arguments.overwrite:
         raise TesseraError("--resume and --overwrite exclude each other.")
-    require_recipe(arguments.recipe)
+    find_recipe(arguments.recipe)  # before the seconds that importing models takes
 
     from tessera.recipes.recipe import read_recipe
     from tessera.training.run import train

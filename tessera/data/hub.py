@@ -40,4 +40,5 @@ def _load(name: str, subset: str | None, split: str) -> Any:
             return saved[split] if isinstance(saved, datasets.DatasetDict) else saved
         return datasets.load_dataset(name, subset, split=split)
     except Exception as error:  # an odd name makes the package raise anything, down to IndexError
-        raise TesseraError(f"dataset {name}: split {split!r} cannot be loaded ({first_line(error)}).") from error
+        here = "" if Path(name).exists() else ", and no file or folder here has that name"
+        raise TesseraError(f"dataset {name}: split {split!r} cannot be loaded ({first_line(error)}){here}.") from error

@@ -4,6 +4,7 @@ A source yields documents, a document yields pieces of text, and nothing larger 
 """
 
 import glob
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +19,14 @@ STORIES = Path(__file__).parent / "stories"
 BUNDLED = {"stories": STORIES, "novels": Path(__file__).parent / "novels"}
 VALIDATION_STORIES = ("the_grey_fairy_book_6746.txt",)
 HUB_PREFIX = "hf://"
+# How the names of files end that a folder is read for, in any case, also with .gz behind.
+TEXT_ENDINGS = (".txt", ".text")
+JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
+FILE_ENDINGS = (*TEXT_ENDINGS, *JSON_ENDINGS, ".gz", ".md", ".csv", ".tsv", ".pdf", ".docx", ".html", ".xml")
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
 
 Document = Iterator[str]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,9 +61,9 @@ def text_source(
 
     Parameters
     ----------
-    spec : "stories" or "novels" (bundled books: nine, and the beginnings of two); a file, a folder (its *.txt) or a
-        glob; a list of those; or a Hugging Face dataset: `owner/name`, or `hf://` and any name or path that
-        `datasets.load_dataset` takes.
+    spec : "stories" or "novels" (bundled books: nine, and the beginnings of two); a file, a folder (the text files in
+        it and below) or a glob; a list of those; or a Hugging Face dataset: `owner/name`, or `hf://` and any name or
+        path that `datasets.load_dataset` takes. Files may be packed by gzip.
     split : "train", "validation", ...: the books of `stories`, or the dataset's split. Files have no splits.
     text_column, subset : of a Hugging Face dataset; `text_column` also of JSON lines.
     format : of files: "text", or "json_lines" (each line a JSON text, or an object with `text_column`).
@@ -69,10 +75,12 @@ def text_source(
         return replace(_file_source("stories", story_files(split), separator), has_splits=True)
     if isinstance(spec, str) and spec.startswith(HUB_PREFIX):
         return TextSource(*dataset_source(spec.removeprefix(HUB_PREFIX), subset, split, text_column), has_splits=True)
-    if isinstance(spec, str) and _is_hub_name(spec):
+    if isinstance(spec, str) and format == "text" and _is_hub_name(spec):
         return TextSource(*dataset_source(spec, subset, split, text_column), has_splits=True)
     name = spec if isinstance(spec, str) else ", ".join(spec)
-    return _file_source(name, text_files(spec), separator, text_column if format == "json_lines" else None)
+    if format == "json_lines":
+        return _file_source(name, text_files(spec, JSON_ENDINGS), separator, text_column)
+    return _file_source(name, text_files(spec), separator)
 
 
 def story_files(split: str) -> list[Path]:
@@ -83,15 +91,16 @@ def story_files(split: str) -> list[Path]:
     return [book for book in books if (book.name in VALIDATION_STORIES) == (split == "validation")]
 
 
-def text_files(source: str | Sequence[str]) -> list[Path]:
+def text_files(source: str | Sequence[str], endings: tuple[str, ...] = TEXT_ENDINGS) -> list[Path]:
     """The text files that `source` names: "stories" or "novels" (all of them), a file, a folder, a glob, or a list.
 
+    Of a folder: those in it and below whose names end in `endings`; a warning names what is left out.
     Raises `TesseraError` for a name without a file.
     """
     bundled = BUNDLED.get(source) if isinstance(source, str) else None
     if bundled is not None:
         return sorted(bundled.glob("*.txt"))
-    return [file for name in ([source] if isinstance(source, str) else source) for file in _files(name)]
+    return [file for name in ([source] if isinstance(source, str) else source) for file in _files(name, endings)]
 
 
 def _file_source(name: str, files: list[Path], separator: str | None, json_column: str | None = None) -> TextSource:
@@ -107,21 +116,38 @@ def _file_source(name: str, files: list[Path], separator: str | None, json_colum
     return TextSource(name, documents, (separator, json_column, *stats))
 
 
-def _files(name: str) -> list[Path]:
+def _files(name: str, endings: tuple[str, ...]) -> list[Path]:
     path = Path(os.path.expanduser(name))
     if path.is_dir():
-        files = sorted(path.glob("*.txt"))
+        files = _below(path, endings)
     elif glob.has_magic(name):
         files = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
     else:
         files = [path]
     if not files or not all(file.is_file() for file in files):
         raise TesseraError(
-            f"data source {name!r}: no such text file. Allowed: stories, a text file, a folder with *.txt files, "
-            f"a glob, a list of those, or a Hugging Face dataset (owner/name or {HUB_PREFIX}name)."
+            f"data source {name!r}: no such text file. Allowed: stories, a text file, a folder with *{endings[0]} "
+            f"files, a glob, a list of those, or a Hugging Face dataset (owner/name or {HUB_PREFIX}name)."
         )
     return files
 
 
+def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
+    """The files in `folder`, then those below, with these endings and not hidden; a warning names the others."""
+    files: list[Path] = []
+    others: list[Path] = []
+    for path in sorted(folder.rglob("*"), key=lambda path: (len(path.parts), path.name.lower(), path)):
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
+            is_text = path.name.lower().removesuffix(".gz").endswith(endings)
+            (files if is_text else others).append(path)
+    if files and others:
+        names = ", ".join(str(path.relative_to(folder)) for path in others[:3])
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        log.warning(f"data source {str(folder)!r}: only its {', '.join(endings)} files are read, not {names}{more}")
+    return files
+
+
 def _is_hub_name(spec: str) -> bool:
-    return bool(_HUB_NAME.match(spec)) and not Path(spec).exists() and Path(spec).suffix not in (".txt", ".text")
+    """Whether it looks like a name on the hub, and neither stands for a file nor lies in a folder that is here."""
+    path = Path(spec)
+    return bool(_HUB_NAME.match(spec)) and not path.parent.exists() and path.suffix.lower() not in FILE_ENDINGS

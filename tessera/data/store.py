@@ -24,13 +24,14 @@ from tessera.base.checkpoints import checksum
 from tessera.base.errors import TesseraError
 from tessera.base.files import remove, sync, writing
 from tessera.base.locks import folder_shared
+from tessera.data.encoding import encoded_pieces
 from tessera.data.sources import TextSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 log = logging.getLogger(__name__)
-FORMAT = 1
+FORMAT = 2  # 1 kept byte order marks and the line ends of Windows
 TOKENS, DOCUMENTS, DESCRIPTION = "tokens.bin", "documents.bin", "store.json"
 
 
@@ -205,13 +206,18 @@ def _encoded(
     source: TextSource, tokenizer: "PreTrainedTokenizerFast", special_tokens: tuple[list[int], list[int]]
 ) -> Iterator[tuple[list[int], bool, int]]:
     """(token ids, does a document begin here, bytes of text), piece after piece."""
-    encode = tokenizer.backend_tokenizer.encode
     before, after = special_tokens
     for document in source.documents():
-        first = True
-        for piece in document:
-            ids = encode(piece, add_special_tokens=False).ids
-            yield (before + ids if first else ids), first, len(piece.encode())
-            first = False
-        if not first:
+        sizes: list[int] = []
+        for ids in encoded_pieces(_measured(document, sizes), tokenizer):
+            is_first = len(sizes) == 1
+            yield (before + ids if is_first else ids), is_first, sizes[-1]
+        if sizes:
             yield after, False, 0
+
+
+def _measured(pieces: Iterator[str], sizes: list[int]) -> Iterator[str]:
+    """The same pieces; `sizes` gets the bytes of each."""
+    for piece in pieces:
+        sizes.append(len(piece.encode()))
+        yield piece

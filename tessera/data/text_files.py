@@ -1,14 +1,25 @@
-"""Documents of UTF-8 text files, read in pieces whose borders no byte-level tokenizer can see."""
+"""Documents of UTF-8 text files, read in pieces whose borders no tokenizer can see."""
 
 import codecs
+import gzip
+import io
 import json
-from collections.abc import Iterator
-from itertools import chain
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO, cast
 
 from tessera.base.errors import TesseraError
 
 PIECE_BYTES = 1 << 20
+GZIP = b"\x1f\x8b"
+# How files begin that hold text in another form, and what makes UTF-8 of them.
+OTHER_KINDS = {
+    b"%PDF": "a PDF; pdftotext makes text of it",
+    b"PK\x03\x04": "a zip archive, such as docx, odt or epub; pandoc makes text of these",
+    b"\xff\xfe": "UTF-16; run iconv -f UTF-16 -t UTF-8",
+    b"\xfe\xff": "UTF-16; run iconv -f UTF-16 -t UTF-8",
+}
 
 
 def documents_of_file(
@@ -21,16 +32,11 @@ def documents_of_file(
     Raises `TesseraError` when the file cannot be read or is not UTF-8, naming the byte.
     """
     if separator is None:
-        yield _pieces(_decoded(path, piece_bytes))
+        yield safe_pieces(text_of_file(path, piece_bytes))
         return
-    rest = ""
-    for text in _decoded(path, piece_bytes):
-        *documents, rest = (rest + text).split(separator)
-        for part in documents:
-            if part.strip():
-                yield iter([part.strip("\r\n")])
-    if rest.strip():
-        yield iter([rest.strip("\r\n")])
+    for part in _parts(text_of_file(path, piece_bytes), separator.replace("\r\n", "\n")):
+        if part.strip():
+            yield iter([part.strip("\n")])
 
 
 def documents_of_json_lines(path: Path, column: str, piece_bytes: int = PIECE_BYTES) -> Iterator[Iterator[str]]:
@@ -38,68 +44,128 @@ def documents_of_json_lines(path: Path, column: str, piece_bytes: int = PIECE_BY
 
     Raises `TesseraError` naming the line that is neither.
     """
-    number, rest = 0, ""
-    for text in chain(_decoded(path, piece_bytes), ["\n"]):
-        *lines, rest = (rest + text).split("\n")
-        for line in lines:
-            number += 1
-            if line.strip():
-                yield iter([_text_of_json(line, column, f"{path}: line {number}")])
+    for number, line in enumerate(_parts(text_of_file(path, piece_bytes), "\n"), 1):
+        if line.strip():
+            yield iter([_text_of_json(line, column, f"{path}: line {number}")])
+
+
+def text_of_file(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
+    r"""The text of a UTF-8 file, plain or packed by gzip, in pieces of about `piece_bytes`.
+
+    A byte order mark is left out, and every line ends in `\n`, whichever system wrote the file.
+    Raises `TesseraError` when it cannot be read or is not UTF-8, naming the byte.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise TesseraError(f"{path}: must be a plain file of text.")
+        with open(path, "rb") as plain:
+            is_packed = plain.read(len(GZIP)) == GZIP
+            plain.seek(0)
+            with gzip.open(plain) if is_packed else plain as file:
+                yield from _decoded(path, cast(IO[bytes], file), piece_bytes)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TesseraError(f"{path}: this gzip file is damaged ({error}).") from None
+    except OSError as error:
+        raise TesseraError(f"{path}: cannot be read ({error.strerror}).") from None
+
+
+def text_of_files(paths: Iterable[Path], piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
+    """The texts of several files, read one behind the other, an empty line between two that hold something."""
+    is_first = True
+    for path in paths:
+        texts = text_of_file(path, piece_bytes)
+        for text in texts:
+            yield text if is_first else f"\n\n{text}"
+            yield from texts
+            is_first = False
+
+
+def _decoded(path: Path, file: IO[bytes], piece_bytes: int) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    line_ends = io.IncrementalNewlineDecoder(None, translate=True)
+    offset, is_first = 0, True
+    while True:
+        data = file.read(piece_bytes)
+        if not offset:
+            for beginning, what in OTHER_KINDS.items():
+                if data.startswith(beginning):
+                    raise TesseraError(f"{path}: text must be UTF-8; this is {what}.")
+        pending = len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            place = offset - pending + error.start
+            raise TesseraError(
+                f"{path}: text must be UTF-8; byte {place} is not. Convert it, such as by iconv -f LATIN1 -t UTF-8."
+            ) from None
+        offset += len(data)
+        if is_first and text:
+            text, is_first = text.removeprefix("\ufeff"), False
+        text = line_ends.decode(text, final=not data)
+        if text:
+            yield text
+        if not data:
+            return
+
+
+def safe_pieces(texts: Iterable[str]) -> Iterator[str]:
+    """The same text cut where tokenizers cut anyway, so that the pieces encode as the whole does.
+
+    GPT-2's splitting rule, and those that came after it, look ahead over white space. Two borders are safe whichever
+    text follows: before a space between visible characters (the space belongs to the next word), and after such a line
+    break. A text without such borders, as a table of numbers, is cut before the last blank in front of a word: the
+    blanks before it are one token in either case.
+    """
+    held: list[str] = []  # without a border
+    edge = ""  # the last two characters: what follows decides whether there is a border
+    for text in texts:
+        new = edge + text
+        after_line = _last_border(new, "\n")
+        cut = max(_last_border(new, " "), after_line and after_line + 1)
+        cut = cut or max(_last_border(new, mark, after_blanks=True) for mark in " \t")
+        if cut > 0:
+            yield "".join([*held, new[:cut]])
+            held, new = [], new[cut:]
+        held.append(new[:-2])
+        edge = new[-2:]
+    if rest := "".join([*held, edge]):
+        yield rest
+
+
+def _last_border(text: str, mark: str, after_blanks: bool = False) -> int:
+    """Index of the last `mark` that has a visible character behind it, and before it unless `after_blanks`; 0: none."""
+    at = text.rfind(mark, 1, len(text) - 1)
+    while at > 0 and (text[at + 1].isspace() or (text[at - 1].isspace() and not after_blanks)):
+        at = text.rfind(mark, 1, at)
+    return max(at, 0)
+
+
+def _parts(texts: Iterable[str], separator: str) -> Iterator[str]:
+    """The parts of a text between separators; every character is looked at once, however long a part is."""
+    held: list[str] = []  # of the part that goes on
+    edge = ""  # a separator may have begun here
+    for text in texts:
+        first, *others = (edge + text).split(separator)
+        if others:
+            yield "".join([*held, first])
+            yield from others[:-1]
+            held, first = [], others[-1]
+        border = max(0, len(first) - len(separator) + 1)
+        held.append(first[:border])
+        edge = first[border:]
+    yield "".join([*held, edge])
 
 
 def _text_of_json(line: str, column: str, where: str) -> str:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise TesseraError(f"{where} must be JSON; got {line[:40]!r}. Is data.format right?") from None
     text = value.get(column) if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise TesseraError(f"{where} must be a text, or an object with text in {column!r}; got {line[:40]!r}.")
-    return text
-
-
-def _decoded(path: Path, piece_bytes: int) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    offset = 0
     try:
-        with open(path, "rb") as file:
-            while True:
-                data = file.read(piece_bytes)
-                pending = len(decoder.getstate()[0])
-                try:
-                    text = decoder.decode(data, final=not data)
-                except UnicodeDecodeError as error:
-                    place = offset - pending + error.start
-                    raise TesseraError(f"{path}: text must be UTF-8; byte {place} is not. Convert the file.") from None
-                offset += len(data)
-                if text:
-                    yield text
-                if not data:
-                    return
-    except OSError as error:
-        raise TesseraError(f"{path}: cannot be read ({error.strerror}).") from None
-
-
-def _pieces(texts: Iterator[str]) -> Iterator[str]:
-    """The same text cut where every byte-level tokenizer cuts anyway, so that the pieces encode as the whole does.
-
-    GPT-2's splitting rule looks ahead over white space. Two borders are safe whichever text follows: before a single
-    space between visible characters (the space belongs to the next word), and after such a line break.
-    """
-    rest = ""
-    for text in texts:
-        rest += text
-        cut = max(_last_between_visible(rest, " "), _last_between_visible(rest, "\n"))
-        if cut > 0:
-            yield rest[:cut]
-            rest = rest[cut:]
-    if rest:
-        yield rest
-
-
-def _last_between_visible(text: str, mark: str) -> int:
-    """Index of the last `mark` (after it, for a line break) that has visible characters on both sides; 0: none."""
-    at = text.rfind(mark, 1, len(text) - 1)
-    while at > 0 and (text[at - 1].isspace() or text[at + 1].isspace()):
-        at = text.rfind(mark, 1, at)
-    return max(at, 0) + (mark == "\n" and at > 0)
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TesseraError(f"{where} must be text; character {error.start} is half of a surrogate pair.") from None
+    return text

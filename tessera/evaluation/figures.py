@@ -12,21 +12,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#334155")
+COLOURS = ("#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#334155", "#ca8a04", "#db2777", "#0891b2")
+LINES = ("solid", "dashed", "dotted", "dashdot")  # one for each round of the colours
+MADE_BY = "Tessera figure"  # in the metadata of every figure, so that it may be replaced
 
 
 def training_curves(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]], title: str = "") -> None:
     """Draw training (thin) and validation (marked) loss over tokens seen of each run's metrics into `path`."""
     figure, axes = _canvas("training tokens, millions", "loss, nats per token", title)
     lowest, highest = np.inf, 0.0
-    for (name, records), colour in zip(runs.items(), _colours(len(runs))):
+    for (name, records), look in zip(runs.items(), _looks(len(runs))):
         train = [(r["tokens"] / 1e6, r["loss"]) for r in records if r.get("loss") is not None]
         check = _validation(records)
         if train:
-            axes.plot(*zip(*train), color=colour, linewidth=0.9, alpha=0.45, label=f"{name}, training")
+            axes.plot(*zip(*train), **look, linewidth=0.9, alpha=0.45, label=f"{name}, training")
         if check:
             label = f"{name}, validation ({check[-1][1]:.3f} at the end)"
-            axes.plot(*zip(*check), color=colour, linewidth=2, marker="o", markersize=4, label=label)
+            axes.plot(*zip(*check), **look, linewidth=2, marker="o", markersize=4, label=label)
         settled = [loss for _, loss in train[max(1, len(train) // 20) :]] + [loss for _, loss in check]
         lowest, highest = min([lowest, *settled]), max([highest, *settled])
     if np.isfinite(lowest):
@@ -56,13 +58,13 @@ def position_curves(
     Losses are averaged in narrow bins; with `average`, they are `moving_average`s of that decay instead.
     """
     figure, axes = _canvas("tokens of context before the predicted one", "loss, nats per token", title)
-    for (name, curve), colour in zip(losses.items(), _colours(len(losses))):
+    for (name, curve), look in zip(losses.items(), _looks(len(losses))):
         numbers = np.asarray(curve, dtype=float)
         if average is None:
             places, means = binned(numbers)
         else:
             places, means = np.arange(1, len(numbers) + 1), moving_average(numbers, average)
-        axes.plot(places, means, color=colour, linewidth=2, label=name)
+        axes.plot(places, means, **look, linewidth=2, label=name)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if len(losses) > 1:
@@ -109,12 +111,23 @@ def _canvas(x: str, y: str, title: str) -> "tuple[Figure, Axes]":
     return figure, axes
 
 
-def _colours(count: int) -> list[str]:
-    return [COLOURS[number % len(COLOURS)] for number in range(count)]
+def _looks(count: int) -> list[dict[str, Any]]:
+    """Colour and kind of line of each of so many curves: the same only after 32."""
+    rounds = [divmod(number, len(COLOURS)) for number in range(count)]
+    return [{"color": COLOURS[colour], "linestyle": LINES[again % len(LINES)]} for again, colour in rounds]
+
+
+def is_figure(path: Path) -> bool:
+    """Whether `path` is a figure that this module drew."""
+    try:
+        return MADE_BY.encode() in path.read_bytes()
+    except OSError:
+        return False
 
 
 def _save(figure: "Figure", path: Path) -> None:
     path = Path(path)
+    kind = path.suffix[1:].lower() or "png"
+    metadata = {"Software" if kind == "png" else "Creator": MADE_BY}
     with writing(path, "figure"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda temporary: figure.savefig(temporary, format=path.suffix[1:].lower() or "png"))
+        write_atomically(path, lambda temporary: figure.savefig(temporary, format=kind, metadata=metadata))

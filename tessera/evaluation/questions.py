@@ -32,7 +32,6 @@ def answer_loss(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor]
         place, early = _after_contexts(model, contexts, questions.shape[1], batch.early_questions is not None)
         # With a cache the last segment stays open: nothing of a question is written.
         total = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), place).loss
-        count = (labels != IGNORED).sum()
         if early and batch.early_questions is not None and batch.early_labels is not None:
             segments, read = batch.early_questions.shape[1], len(early)
             expect(segments == read, "answer_loss", "early_questions", f"be of the {read} segments read", segments)
@@ -43,13 +42,21 @@ def answer_loss(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor]
             )
             memories = type(early[0]).stack(early[first:])
             total = total + _output_for(model, rows, row_labels, {"memory_state": memories}).loss
-            count = count + (row_labels != IGNORED).sum()
-        return total, count
+        return total, count_answers(model, batch)
     unlabelled = torch.full_like(contexts, IGNORED)
     rows = torch.cat([contexts, questions.flatten(1)], 1)
     mean = model(input_ids=rows, labels=torch.cat([unlabelled, labels.flatten(1)], 1)).loss
-    count = (labels != IGNORED).sum()
+    count = count_answers(model, batch)
     return mean * count, count
+
+
+def count_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
+    """How many tokens `answer_loss` counts, without reading anything."""
+    contexts, _, labels = _on_device(model, batch)
+    count = (labels != IGNORED).sum()
+    if batch.early_labels is None or not is_segmented(model):
+        return count
+    return count + (batch.early_labels[:, _first_with_gradient(model, contexts) :] != IGNORED).sum().to(count.device)
 
 
 @torch.no_grad()

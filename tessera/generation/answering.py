@@ -24,8 +24,14 @@ def answers_questions(tokenizer: "PreTrainedTokenizerFast") -> bool:
     return getattr(tokenizer, "answer_token", None) is not None
 
 
-def unknown_words(tokenizer: "PreTrainedTokenizerFast", question: str) -> list[str]:
-    """The words of a question that the tokenizer has no token for, in their order: the model cannot tell them apart."""
+def require_known_words(tokenizer: "PreTrainedTokenizerFast", text: str, what: str, where: str = "ask") -> None:
+    """Raise `TesseraError` for words that the tokenizer has no token for: the model cannot tell them apart."""
+    unknown = ", ".join(_unknown_words(tokenizer, text))
+    expect(not unknown, where, what, "be of words that the model knows", f"{text!r}: it does not know {unknown}")
+
+
+def _unknown_words(tokenizer: "PreTrainedTokenizerFast", question: str) -> list[str]:
+    """The words of a text that the tokenizer has no token for, in their order."""
     read = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)
     unknown = tokenizer.unk_token_id
     if unknown is None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tessera.base.errors import TesseraError
+from tessera.data.text_files import text_of_file
 from tessera.generation.sampling import Sampling, continuation
 
 if TYPE_CHECKING:
@@ -23,10 +24,9 @@ def read_prompts(name: str) -> list[str]:
     """
     path = STORY_PROMPTS if name == STORIES else Path(name)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        got = f"{name!r} ({error.strerror if isinstance(error, OSError) else 'not UTF-8'})"
-        message = f"generate: --prompts must be a text file with a prompt in each line, or {STORIES!r}; got {got}."
+        lines = "".join(text_of_file(path)).splitlines()
+    except TesseraError as error:
+        message = f"generate: --prompts must be a text file with a prompt in each line, or {STORIES!r}; got {error}"
         raise TesseraError(message) from None
     prompts = [line.rstrip() for line in lines if line.strip()]
     if not prompts:

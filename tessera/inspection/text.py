@@ -1,5 +1,6 @@
 """The beginning of a text file in a model's tokens."""
 
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -7,9 +8,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tessera.base.errors import TesseraError
+from tessera.data.encoding import PIECE, token_stream
+from tessera.data.text_files import text_of_file
 from tessera.models.transformer import context_limit
-
-BYTES_PER_TOKEN = 16  # read at most so much of a file at first; few tokenizers have longer tokens on average
 
 
 def read_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, count: int) -> Tensor:
@@ -18,14 +19,7 @@ def read_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
     Raises:
         TesseraError: no such file, not UTF-8, fewer than two tokens, or more than the model has positions for.
     """
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(BYTES_PER_TOKEN * count)
-    except UnicodeDecodeError as error:
-        raise TesseraError(f"{path}: must be UTF-8 text; byte {error.start} is not.") from None
-    except OSError as error:
-        raise TesseraError(f"{path}: cannot be read ({error.strerror}).") from None
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"][:count]
+    ids = list(islice(token_stream(text_of_file(path, PIECE), tokenizer, str(path)), count))
     if len(ids) < 2:
         raise TesseraError(f"{path}: must hold at least two tokens; got {len(ids)}.")
     longest = context_limit(model.config)

@@ -1,6 +1,7 @@
 """A trace: what every memory of a model stored, recalled and predicted while it read one text."""
 
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -11,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import TesseraError
 from tessera.base.files import write_atomically
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     import pandas
 
 FORMAT = "tessera trace 1"
+CHECKSUM = "crc32"
 TENSORS = ("input_ids", "losses", "queries", "removed_pairs")
 BEFORE = ("before_tokens", "before_scores")  # absent where nothing was predicted
 
@@ -219,7 +222,8 @@ class Trace:
                 f"stored/{name}": value.contiguous() for name, value in values.items() if torch.is_tensor(value)
             }
             plain["stored"] = {name: value for name, value in values.items() if not torch.is_tensor(value)}
-        metadata = {"format": FORMAT, "trace": json.dumps(plain)}
+        text = json.dumps(plain)
+        metadata = {"format": FORMAT, "trace": text, CHECKSUM: _checksum(tensors, text)}
         try:
             write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, metadata))
         except (OSError, SafetensorError) as error:
@@ -240,6 +244,13 @@ class Trace:
             raise TesseraError(f"{path}: must be a trace that `tessera inspect` saved; got {error}.") from None
         if metadata.get("format") != FORMAT:
             raise TesseraError(f"{path}: must be of format {FORMAT!r}; got {metadata.get('format')!r}.")
+        if metadata.get(CHECKSUM) != _checksum(tensors, metadata.get("trace", "")):
+            made = (
+                "has no checksum; traces of earlier releases are made again"
+                if CHECKSUM not in metadata
+                else "was changed"
+            )
+            raise TesseraError(f"{path}: must be a trace as `tessera inspect` saved it; this one {made}.")
         plain = json.loads(metadata["trace"])
         memories = [
             MemoryTrace(**(known | _under(tensors, f"memories/{index}/")))
@@ -259,6 +270,10 @@ class Trace:
             StoredMemory(**(plain["stored"] | _under(tensors, "stored/"))) if "stored" in plain else None,
             *(tensors.get(name) for name in BEFORE),
         )
+
+
+def _checksum(tensors: dict[str, Tensor], text: str) -> str:
+    return str(zlib.crc32(text.encode(), tensor_checksum(tensors)))
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

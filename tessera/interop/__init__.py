@@ -3,6 +3,7 @@
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tessera.base.errors import TesseraError, first_line
 from tessera.interop import armt, memory_mosaics, memory_mosaics_eft, nano_mosaics  # noqa: F401 (they register themselves)
 from tessera.interop.layouts import check_layout, recognised_source
 from tessera.interop.registry import REFERENCES
@@ -25,7 +26,15 @@ def from_reference(source: str, state_dict: dict[str, Tensor], arguments: dict) 
     """
     build = REFERENCES[source]
     check_layout(source, state_dict)
-    return build(dict(state_dict), dict(arguments))
+    try:
+        return build(dict(state_dict), dict(arguments))
+    except TesseraError:
+        raise
+    except Exception as error:  # whatever tensors of another shape and arguments of another kind bring up
+        raise TesseraError(
+            f"{source}: the tensors do not have the shapes, or the arguments not the values, of a published model "
+            f"({type(error).__name__}: {first_line(error)[:200]})."
+        ) from error
 
 
 __all__ = ["REFERENCES", "from_reference", "recognised_source"]

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig, GPT2Config, PreTrainedConfig
 
 from tessera.base.errors import TesseraError
-from tessera.interop.published import Published, check_arguments, refuse
+from tessera.interop.published import Published, check_arguments, refuse, require_shapes
 from tessera.interop.registry import REFERENCES
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
@@ -71,16 +71,10 @@ def prmt(state_dict: dict[str, Tensor], arguments: dict) -> PRMTForCausalLM:
 
 def _rebuild(source: str, model_class: type, state_dict: dict[str, Tensor], arguments: dict) -> SegmentedForCausalLM:
     config = configuration(source, arguments)
+    tensors = convert(source, state_dict, config)
     with torch.random.fork_rng(devices=[]):  # the weights drawn here are all replaced
         model = model_class(config)
-    tensors = convert(source, state_dict, config)
-    wrong = [
-        f"{name} must have shape {tuple(own.shape)}; got {tuple(tensors[name].shape)}"
-        for name, own in model.named_parameters()
-        if name in tensors and tensors[name].shape != own.shape
-    ]
-    if wrong:
-        raise TesseraError(f"{source}: {'; '.join(wrong[:3])}. Do the arguments belong to this checkpoint?")
+    require_shapes(source, model, tensors)
     kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     loaded = model.load_state_dict(kept, strict=False)
     missing = [name for name in loaded.missing_keys if name != "base.lm_head.weight" or not _tied(config)]

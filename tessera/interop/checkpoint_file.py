@@ -1,7 +1,6 @@
 """Files of published weights, read without running code in them."""
 
 import json
-import os
 import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tessera.base.errors import TesseraError, first_line
-from tessera.base.files import expect_writable, remove, writing
+from tessera.base.files import expect_output, expect_plain_file, new_folder, writing
 from tessera.interop import from_reference, recognised_source
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def convert_checkpoint(
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise TesseraError(f"{output}: already exists and is not an empty folder. Choose another output.")
-    expect_writable(output / "config.json", "convert", "OUTPUT")
+    expect_output(output.parent / f"{output.name}.tmp", "convert", "OUTPUT")
     weights, constructor = read_checkpoint(checkpoint)
     if arguments is not None:
         constructor = read_arguments(arguments)
@@ -42,13 +41,8 @@ def convert_checkpoint(
         raise TesseraError(f"{checkpoint}: it holds no model_args; give the constructor's with --arguments.")
     model = from_reference(source or recognised_source(weights, constructor), weights, constructor)
     model = model.to(getattr(torch, dtype))
-    temporary = output.with_name(f"{output.name}.{os.getpid()}.tmp")
-    with writing(output):
-        try:
-            model.save_pretrained(temporary)
-            os.replace(temporary, output)  # takes the place of an empty folder
-        finally:
-            remove(temporary)
+    with writing(output), new_folder(output) as folder:
+        model.save_pretrained(folder)
     return model
 
 
@@ -85,10 +79,11 @@ def read_checkpoint(path: Path) -> tuple[dict, dict | None]:
 
 def read_arguments(path: Path) -> dict:
     """The constructor's arguments from a JSON file, which may hold them under "constructor"."""
+    expect_plain_file(path, "convert", "--arguments")
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise TesseraError(f"{path}: cannot be read as JSON: {error}") from None
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TesseraError(f"{path}: cannot be read as JSON ({first_line(error)}).") from None
     if not isinstance(content, dict):
         raise TesseraError(f"{path}: must hold an object of arguments; got {type(content).__name__}.")
     if "constructor" not in content:

@@ -2,10 +2,9 @@
 
 import math
 
-import torch
 from torch import Tensor
 
-from tessera.interop.published import Published, check_arguments, precise
+from tessera.interop.published import Published, check_arguments, filled, precise
 from tessera.interop.registry import REFERENCES
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 
@@ -42,12 +41,7 @@ def nano_mosaics(state_dict: dict[str, Tensor], arguments: dict) -> MemoryMosaic
         residual_dropout=arguments["dropout"],
         key_norm_eps=KEY_NORM_EPS,
     )
-    with torch.device("meta"):
-        model = MemoryMosaicForCausalLM(config)
-    parameters = {name: tensor.clone() for name, tensor in convert(state_dict, arguments).items()}
-    model.load_state_dict(parameters, strict=False, assign=True)
-    model.tie_weights()
-    return model.eval()
+    return filled(SOURCE, MemoryMosaicForCausalLM, config, convert(state_dict, arguments))
 
 
 def _is_constant(name: str, tensor: Tensor) -> bool:

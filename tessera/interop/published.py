@@ -2,15 +2,18 @@
 
 import difflib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from tessera.base.errors import TesseraError, did_you_mean
 
 # Prefixes that torch.compile and DistributedDataParallel put before every name.
 _WRAPPERS = ("_orig_mod.", "module.")
+WEIGHT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 class Published:
@@ -32,6 +35,11 @@ class Published:
             near = ", ".join(difflib.get_close_matches(name, self._tensors, n=3)) or "none like it"
             raise TesseraError(f"{self.source}: tensor {name!r} is missing from the checkpoint; it holds {near}.")
         tensor = self._tensors.pop(name)
+        reason = _no_weights(tensor)
+        if reason is not None:
+            raise TesseraError(
+                f"{self.source}: tensor {name!r} must hold weights as plain floating-point numbers; {reason}."
+            )
         if shape and tuple(tensor.shape) != shape:
             raise TesseraError(f"{self.source}: tensor {name!r} must have shape {shape}; got {tuple(tensor.shape)}.")
         return tensor
@@ -40,6 +48,36 @@ class Published:
         """Raise if a tensor was not taken: the checkpoint holds something this model has no place for."""
         if self._tensors:
             raise TesseraError(f"{self.source}: unexpected tensors: {', '.join(sorted(self._tensors)[:5])}.")
+
+
+def _no_weights(tensor: Tensor) -> str | None:
+    """Why a tensor cannot be weights, in a few words; None where it can."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return "it is sparse" if tensor.layout != torch.strided else "it is quantised"
+    if tensor.dtype not in WEIGHT_TYPES:
+        return f"it is of type {str(tensor.dtype).removeprefix('torch.')}"
+    return None if bool(tensor.isfinite().all()) else "it has NaN or infinity"
+
+
+def require_shapes(source: str, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raise `TesseraError` unless these tensors have the shapes of the parameters of `model` of these names."""
+    wrong = [
+        f"{name} must have shape {tuple(own.shape)}; got {tuple(tensors[name].shape)}"
+        for name, own in model.named_parameters()
+        if name in tensors and tensors[name].shape != own.shape
+    ]
+    if wrong:
+        raise TesseraError(f"{source}: {'; '.join(wrong[:3])}. Do the arguments belong to this checkpoint?")
+
+
+def filled(source: str, model_class: type[Model], config: PreTrainedConfig, parameters: dict[str, Tensor]) -> Model:
+    """A model of `config` with copies of these parameters (our names), in eval mode."""
+    with torch.device("meta"):
+        model = model_class(config)
+    require_shapes(source, model, parameters)
+    model.load_state_dict({name: tensor.clone() for name, tensor in parameters.items()}, strict=False, assign=True)
+    model.tie_weights()
+    return model.eval()
 
 
 def check_arguments(source: str, arguments: dict, known: Mapping[str, object]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.errors import TesseraError
-from tessera.interop.published import Published, check_arguments, precise
+from tessera.interop.published import Published, check_arguments, filled, precise
 from tessera.interop.stack_arguments import ARGUMENTS, SCRIPT_ARGUMENTS, shared_settings
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 
@@ -65,12 +65,8 @@ class StackAssoMemImporter:
 
     def model(self) -> MemoryMosaicForCausalLM:
         """Our model, in eval mode."""
-        with torch.device("meta"):
-            model = MemoryMosaicForCausalLM(self.configuration())
-        parameters = {name: tensor.clone() for name, tensor in self.parameters().items()}
-        model.load_state_dict(parameters, strict=False, assign=True)
-        model.tie_weights()
-        return model.eval()
+        config = self.configuration()
+        return filled(self.source, MemoryMosaicForCausalLM, config, self.parameters())
 
     def configuration(self) -> MemoryMosaicConfig:
         """Our configuration of the published constructor's arguments."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.errors import TesseraError, did_you_mean
+from tessera.base.plugins import ADVICE
 from tessera.base.registry import Registry
 from tessera.base.shapes import Bool, Float, Int
 
@@ -67,6 +68,16 @@ class Kernel(ABC):
     def score_floor(self, largest: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The score at and below which no pair has weight, given the row's largest visible score; -inf: none."""
         return torch.full_like(largest, -torch.inf)
+
+    def subset_floor(
+        self, scores: Float[Tensor, "*rows n"], visible: Bool[Tensor, "*#rows #n"] | None = None
+    ) -> Float[Tensor, "*rows"]:
+        """A score at and below which no pair has weight, given the scores of some pairs of the row, (..., n) -> (...).
+
+        It must hold whatever the others score: more pairs can only raise it.
+        """
+        masked = self.masked(scores, visible)
+        return self.score_floor(masked.amax(-1)) if masked.shape[-1] else masked.new_full(masked.shape[:-1], -torch.inf)
 
     def bandwidth(
         self,
@@ -124,7 +135,7 @@ def kernel_from_config(spec: "str | dict | Kernel") -> Kernel:
         raise TesseraError(f"kernel must be a name or a mapping with a name; got {spec!r}. Known: {names}.")
     name = spec["name"]
     if name not in KERNELS and name not in KERNEL_ALIASES:
-        raise TesseraError(f"unknown kernel {name!r}. {did_you_mean(name, kernel_names())}")
+        raise TesseraError(f"unknown kernel {name!r}. {did_you_mean(name, kernel_names())} {ADVICE}")
     spec = {**spec, **KERNEL_ALIASES.get(name, {})}
     cls = KERNELS[spec.pop("name")]
     known = {field.name for field in fields(cls)}

@@ -50,6 +50,16 @@ class NearestNeighbours(RowKernel):
         values.div_(values.sum(-1, keepdim=True).clamp_min_(torch.finfo(values.dtype).tiny))
         return _scattered(indices, values, scaled), (indices, values)
 
+    def subset_floor(
+        self, scores: Float[Tensor, "*rows n"], visible: Bool[Tensor, "*#rows #n"] | None = None
+    ) -> Float[Tensor, "*rows"]:
+        """Just below the k-th largest of these scores, -inf while there are fewer: others can only raise it."""
+        masked = self.masked(scores, visible)
+        if masked.shape[-1] < self.k:
+            return masked.new_full(masked.shape[:-1], -torch.inf)
+        kth = masked.topk(self.k, dim=-1)[0][..., -1]
+        return torch.nextafter(kth, torch.full_like(kth, -torch.inf))
+
     def backward(
         self,
         scaled: Float[Tensor, "*rows N"],

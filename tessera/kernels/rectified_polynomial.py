@@ -75,6 +75,19 @@ class AdaptivePolynomial(RowKernel):
         """`largest - r`: tau lies at most 1 below the largest score over r."""
         return largest - self.order
 
+    def subset_floor(
+        self, scores: Float[Tensor, "*rows n"], visible: Bool[Tensor, "*#rows #n"] | None = None
+    ) -> Float[Tensor, "*rows"]:
+        """`r tau` of these pairs: each further pair adds to the sum of the weights, so that tau rises."""
+        scaled = self.masked(scores, visible) / self.order
+        if scaled.shape[-1] == 0:
+            return scaled.new_full(scaled.shape[:-1], -torch.inf)
+        largest = row_maximum(scaled)
+        tau = threshold(scaled - largest, self.order, Workspace())[0] + largest
+        rounding = 8 * torch.finfo(tau.dtype).eps * (1 + tau.abs())
+        floor = (self.order * (tau - rounding)).squeeze(-1)
+        return floor.masked_fill((scaled == -torch.inf).all(-1), -torch.inf)
+
     def bandwidth(
         self,
         scores: Float[Tensor, "*rows N"],

@@ -11,9 +11,9 @@ from tessera.base.shapes import Float
 from tessera.base.state import State
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.layers.complex_linear import ComplexLinear
-from tessera.memories.pair_store import PairStore
 from tessera.ops.kernel_regression import Window, kernel_regression
 from tessera.ops.unit_norm import unit_norm
+from tessera.recall.pair_store import PairStore
 
 OUTPUTS = ("projection", "sum")
 

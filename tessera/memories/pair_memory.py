@@ -11,10 +11,11 @@ from tessera.base.shapes import Float, Int
 from tessera.base.state import State
 from tessera.kernels import Kernel
 from tessera.memories.documents import continued_carry, continued_documents, last_document
-from tessera.memories.pair_store import PairStore
 from tessera.memories.pending import completed_pairs
 from tessera.ops.gated_average import GatedAverageState
 from tessera.ops.kernel_regression import Window, kernel_regression
+from tessera.ops.unit_norm import unit_norm
+from tessera.recall.pair_store import PairStore
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,27 @@ class PairMemory(nn.Module):
         when `keep_state` is set.
         """
         return self.recall(x, state, documents, keep_state, self.window)
+
+    def begun_with(self, keys: Float[Tensor, "B H N K"], values: Float[Tensor, "B H N V"]) -> PairMemoryState:
+        """The state in front of a text, of document 0, when these pairs (normalised here) are stored already.
+
+        Nothing else was read: keys are averaged, and pairs counted, from the text's first step on.
+        """
+        batch, heads, _, width = keys.shape
+        fits = keys.shape == values.shape and (heads, heads * width) == self._sizes()
+        shapes = [tuple(keys.shape), tuple(values.shape)]
+        expect(fits, type(self).__name__, "keys and values", "fit the memory's heads and width", shapes)
+        documents = keys.new_zeros(batch, keys.shape[2], dtype=torch.long)
+        pairs = PairStore.of(unit_norm(keys, self.norm_eps), unit_norm(values, self.norm_eps), documents)
+        nothing = keys.new_zeros(batch, 1, heads * width)
+        carry = self.key_extractor(nothing)[1]  # of its form; a text of another document begins anew
+        pending = keys.new_zeros(batch, heads, 1, width)
+        position = documents.new_zeros(batch) if self.bandwidth.counts_pairs else None
+        return PairMemoryState(pairs, carry, pending, pending, documents.new_full((batch, 1), -1), position)
+
+    def _sizes(self) -> tuple[int, int]:
+        projection = self.key_extractor.projection
+        return self.key_extractor.num_heads, projection.out_features
 
     def recall(
         self,

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from tessera.base.shapes import Float, Int
 from tessera.memories.documents import InDocument, last_document, stored_documents
-from tessera.memories.pair_store import PairStore
 from tessera.ops.unit_norm import unit_norm
+from tessera.recall.pair_store import PairStore
 
 
 class Pending(InDocument, Protocol):

@@ -1,7 +1,14 @@
-"""Stacks of memories as Hugging Face models. Importing any of them registers all with the Auto classes, and the
-kernels as attention of any other model (`attention.py`)."""
+"""Stacks of memories as Hugging Face models.
 
-from tessera.models import attention, auto
+Importing any of them makes all known to the Auto classes of transformers, and those that installed packages announce;
+and the kernels known as attention of any other model (`attention.py`), and our layers to PEFT (`adapters.py`).
+"""
 
-auto.register()
+from tessera.models import adapters, attention, catalogue  # noqa: F401 (the catalogue registers the library's own)
+from tessera.models.registry import MODELS, ModelEntry, register_model
+
+len(MODELS)  # reads the entry points
 attention.register()
+adapters.register()
+
+__all__ = ["MODELS", "ModelEntry", "register_model"]

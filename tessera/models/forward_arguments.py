@@ -26,8 +26,16 @@ REASONS = {
 
 
 # What the arguments of `forward` are; states and `logits_to_keep` are checked where they are used.
-_INTEGERS = ("input_ids", "labels", "document_ids", "position_ids", "cache_position")
-_DIMENSIONS = {"input_ids": 2, "labels": 2, "attention_mask": 2, "loss_mask": 2, "document_ids": 2, "inputs_embeds": 3}
+_INTEGERS = ("input_ids", "labels", "shift_labels", "document_ids", "position_ids", "cache_position")
+_DIMENSIONS = {
+    "input_ids": 2,
+    "labels": 2,
+    "shift_labels": 2,
+    "attention_mask": 2,
+    "loss_mask": 2,
+    "document_ids": 2,
+    "inputs_embeds": 3,
+}
 _FLAGS = (
     "use_cache",
     "skip_logits",

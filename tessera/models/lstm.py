@@ -1,12 +1,15 @@
 """The recurrent baseline: a stacked LSTM language model."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import CausalLMOutput
 
 from tessera.base.errors import expect
+from tessera.models.saving.code_beside_weights import SavesWithCode
+from tessera.models.sizes import num_parameters
 from tessera.models.strict_config import StrictConfig
 
 
@@ -20,7 +23,7 @@ class LSTMConfig(StrictConfig):
         TesseraError: naming every argument that is unknown or impossible.
     """
 
-    model_type = "tessera_lstm"
+    model_type = "lstm"
     attribute_map = {"num_hidden_layers": "num_layers"}
 
     vocab_size: int = 256
@@ -32,13 +35,18 @@ class LSTMConfig(StrictConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
+    use_cache: bool = False
 
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
         return self.positive("vocab_size", "hidden_size", "num_layers") + self.probabilities("dropout")
 
+    def pairs_per_query(self, context: int) -> list[int]:
+        """None: nothing is compared with a query."""
+        return []
 
-class LSTMForCausalLM(PreTrainedModel):
+
+class LSTMForCausalLM(SavesWithCode, PreTrainedModel, GenerationMixin):
     """Embedding, LSTM layers, layer norm, lm_head tied to the embedding. See `LSTMConfig`.
 
     >>> model = LSTMForCausalLM(LSTMConfig(vocab_size=20, hidden_size=32))
@@ -71,13 +79,23 @@ class LSTMForCausalLM(PreTrainedModel):
             init.ones_(module.weight)
             init.zeros_(module.bias)
 
+    def parameters_by_part(self) -> dict[str, int]:
+        """Parameters of the embeddings, which are the lm_head's, and of what stands between them."""
+        embeddings = num_parameters(self.embed_tokens)
+        return {"embeddings": embeddings, "lstm": num_parameters(self) - embeddings}
+
+    def state_bytes_per_token(self, dtype: torch.dtype) -> float:
+        """0: the state does not grow with the text."""
+        return 0.0
+
     def forward(
         self,
         input_ids: Tensor,
         labels: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        use_cache: bool = False,
-    ) -> CausalLMOutput:
+        use_cache: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> CausalLMOutput | tuple[Tensor, ...]:
         """Logits (B, T, V) and, with `labels` (B, T; shifted inside, -100 left out), the mean loss in nats per token.
 
         Padding goes to the right of a sequence, where nothing after it is read: `attention_mask` may say so.
@@ -91,4 +109,5 @@ class LSTMForCausalLM(PreTrainedModel):
         loss = None
         if labels is not None:
             loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
-        return CausalLMOutput(loss=loss, logits=logits)
+        output = CausalLMOutput(loss=loss, logits=logits)
+        return output if return_dict is not False else output.to_tuple()

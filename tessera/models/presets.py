@@ -1,45 +1,11 @@
-"""Named configurations of published sizes, and the transformer of the same configuration."""
+"""The transformer of a mosaic's configuration, and both counted as the v2 paper counts."""
 
-from collections.abc import Callable
+from typing import Any
 
 from transformers import LlamaConfig, PreTrainedConfig
 
-from tessera.base.registry import Registry
-from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
 from tessera.models.sizes import count_parameters, flops_per_token
-
-PRESETS: Registry[Callable[[], PreTrainedConfig]] = Registry("preset")
-
-
-@PRESETS.register("mosaic-gpt2-small")
-def mosaic_gpt2_small() -> MemoryMosaicConfig:
-    """Memory Mosaic of GPT-2 small's shape (Memory Mosaics, section 6)."""
-    return MemoryMosaicConfig()
-
-
-@PRESETS.register("mosaic-v2-small")
-def mosaic_v2_small() -> MemoryMosaicV2Config:
-    """24 layers, width 2,048, 16 heads (Memory Mosaics v2, section 4)."""
-    return MemoryMosaicV2Config()
-
-
-@PRESETS.register("mosaic-v2-large")
-def mosaic_v2_large() -> MemoryMosaicV2Config:
-    """32 layers, width 4,096, 32 heads: 9.9 B parameters, 8.3 B without long-term memories (v2, section 4)."""
-    return MemoryMosaicV2Config(hidden_size=4096, num_layers=32, num_heads=32, intermediate_size=14336)
-
-
-@PRESETS.register("llama-small")
-def llama_small() -> LlamaConfig:
-    """The transformer that `mosaic-v2-small` is compared with."""
-    return matching_llama_config(mosaic_v2_small())
-
-
-@PRESETS.register("llama-large")
-def llama_large() -> LlamaConfig:
-    """The transformer that `mosaic-v2-large` is compared with: 8.8 B parameters."""
-    return matching_llama_config(mosaic_v2_large())
 
 
 def matching_llama_config(config: MemoryMosaicV2Config, equal_parameters: bool = False) -> LlamaConfig:
@@ -49,25 +15,30 @@ def matching_llama_config(config: MemoryMosaicV2Config, equal_parameters: bool =
     number of parameters is that of `config` (to within one unit of that width): two memories have two matrices per
     layer more than attention, about 2/3 of the width.
     """
+    return LlamaConfig(**llama_fields(config, equal_parameters))
+
+
+def llama_fields(config: MemoryMosaicV2Config, equal_parameters: bool = False) -> dict[str, Any]:
+    """The arguments of `matching_llama_config`'s configuration."""
     width, heads = config.hidden_size, config.num_heads
     memories = 1 + config.long_term_memory
     extra = memories * (3 * width * width + 2 * width * heads + 4 * heads) - 4 * width * width
-    return LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=width,
-        intermediate_size=config.intermediate_size + (round(extra / (3 * width)) if equal_parameters else 0),
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=131072,
-        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
-        rms_norm_eps=config.rms_norm_eps,
-        initializer_range=config.initializer_range,
-        tie_word_embeddings=config.tie_word_embeddings,
-        bos_token_id=config.bos_token_id,
-        eos_token_id=config.eos_token_id,
-        pad_token_id=config.pad_token_id,
-    )
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": width,
+        "intermediate_size": config.intermediate_size + (round(extra / (3 * width)) if equal_parameters else 0),
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "max_position_embeddings": 131072,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        "rms_norm_eps": config.rms_norm_eps,
+        "initializer_range": config.initializer_range,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
+    }
 
 
 def published_counts(config: PreTrainedConfig, context: int = 256) -> dict[str, object]:
@@ -79,7 +50,7 @@ def published_counts(config: PreTrainedConfig, context: int = 256) -> dict[str, 
     return {
         "context": context,
         **{
-            name: {"parameters": count_parameters(one), "flops_per_token": flops_per_token(one, context, False)}
-            for name, one in counted.items()
+            name: {"parameters": count_parameters(each), "flops_per_token": flops_per_token(each, context, False)}
+            for name, each in counted.items()
         },
     }

@@ -20,7 +20,8 @@ def recalling_memories(stack: nn.Module) -> list[nn.Module]:
 def recorded_weights(stack: nn.Module) -> Iterator[list[list[Tensor]]]:
     """While it lasts, each memory of `stack` that runs appends its weights: a list of (B, H, T, N), one per bank.
 
-    Without dropout of the weights; with gradients. O(B H T N) memory each.
+    Without dropout of the weights; the answers are functions of them, so that gradients reach them. O(B H T N) memory
+    each.
     """
     recorded: list[list[Tensor]] = []
 
@@ -28,8 +29,16 @@ def recorded_weights(stack: nn.Module) -> Iterator[list[list[Tensor]]]:
         recorded.append([])
 
     def record(call: Call, run: Callable[[Call], Tensor]) -> Tensor:
-        recorded[-1].append(reference.weights(replace(call, dropout=0.0)))
-        return run(call)
+        weights = reference.weights(replace(call, dropout=0.0))
+        recorded[-1].append(weights)
+        if not torch.is_grad_enabled():
+            return run(call)
+        if call.dropout:
+            return torch.dropout(weights, call.dropout, train=True) @ call.value
+        with torch.no_grad():  # the numbers of a call that records nothing, bit for bit
+            answers = run(call)
+        through = weights @ call.value
+        return answers + (through - through.detach())
 
     hooks = [memory.register_forward_pre_hook(begin) for memory in recalling_memories(stack)]
     try:

@@ -48,8 +48,10 @@ def flops_per_sequence(config: PreTrainedConfig, length: int) -> int:
 
 
 def _recall_width(config: PreTrainedConfig) -> int:
-    """The width of the keys of all heads of all layers."""
+    """The width of the keys of all heads of all layers; 0 without heads."""
     text = config.get_text_config()
+    if not getattr(text, "num_attention_heads", None):
+        return 0
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return text.num_hidden_layers * text.num_attention_heads * head_dim
 

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from tessera.base.errors import TesseraError, expect
 from tessera.layers.plain_linear import is_plain_linear
+from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint
 from tessera.models.forward_arguments import (
     REASONS,
@@ -25,6 +26,7 @@ from tessera.models.forward_arguments import (
     without_packing,
 )
 from tessera.models.lazy_logits import LazyLogits, LazyOutput
+from tessera.models.prefix import Prefix
 from tessera.models.recall_recording import averaged_banks, recalling_memories, recorded_weights
 from tessera.models.saving.code_beside_weights import SavesWithCode
 from tessera.models.stack_state import StackState, last_document, read_documents
@@ -101,7 +103,7 @@ class StackModel(StackPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        past_key_values: StackState | None = None,
+        past_key_values: StackState | Prefix | None = None,
         use_cache: bool | None = None,
         document_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
@@ -111,7 +113,8 @@ class StackModel(StackPreTrainedModel):
         return_dict: bool | None = None,
         **keywords: object,
     ) -> BaseModelOutputWithPast | tuple:
-        """Hidden states (B, T, hidden) of `input_ids` (B, T); `past_key_values` is the state of an earlier call.
+        """Hidden states (B, T, hidden) of `input_ids` (B, T); `past_key_values` is the state of an earlier call, or a
+        `Prefix` of pairs.
 
         `attention_mask` (B, past + T) marks padding with zeros, anywhere. `document_ids` (B, T) separates documents
         that are packed into one sequence: memories never see a pair of another document. `position_ids` (B or 1, T)
@@ -128,7 +131,7 @@ class StackModel(StackPreTrainedModel):
         refuse_keywords(where, keywords, REASONS, self.forward)
         is_one = (input_ids is None) != (inputs_embeds is None)
         expect(is_one, where, "input_ids or inputs_embeds", "be given", "both or neither")
-        past = past_key_values
+        past = past_key_values.state(where, self.layers) if isinstance(past_key_values, Prefix) else past_key_values
         if inputs_embeds is None:
             assert input_ids is not None
             inputs_embeds = self._embed(input_ids)
@@ -191,8 +194,11 @@ class StackModel(StackPreTrainedModel):
             ) from None
 
 
-class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
-    """A stack with a linear lm_head. Subclasses name their stack's class in `stack_class`."""
+class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin):
+    """A stack with a linear lm_head. Subclasses name their stack's class in `stack_class`.
+
+    They inherit from `GenerationMixin` themselves too: tools of transformers look for it in every class on its own.
+    """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     accepts_loss_kwargs = True
@@ -209,8 +215,9 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        past_key_values: StackState | None = None,
+        past_key_values: StackState | Prefix | None = None,
         labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
         use_cache: bool | None = None,
         document_ids: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
@@ -224,21 +231,26 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         """Logits (B, T, V) of the next token at each step, and with `labels` (B, T) the mean loss in nats per token.
 
         Labels are shifted inside; left out are -100, padding, and what would be predicted from padding or from another
-        document. The loss is divided by `num_items_in_batch` when given (gradient accumulation). While training with
-        labels the loss makes logits a block at a time, and the output's `logits` are computed when somebody looks at
-        them (see `LazyOutput`; a compiled model returns none); `skip_logits` True leaves them out, False makes them.
-        `logits_to_keep` computes only the last so many, or those of the steps in a 1-d tensor. Other arguments as in
-        the stack's `forward`.
+        document. `shift_labels` (B, T) take their place: the target of each step itself, as those hand them over that
+        cut a text into parts. The loss is divided by `num_items_in_batch` when given (gradient accumulation).
+
+        While training with labels the loss makes logits a block at a time, and the output's `logits` are computed when
+        somebody looks at them (see `LazyOutput`; a compiled model returns none). `skip_logits` True leaves them out,
+        False makes them. `logits_to_keep` computes only the last so many, or those of the steps in a 1-d tensor. Other
+        arguments as in the stack's `forward`.
         """
         where = type(self).__name__
         kept = kept_steps(where, logits_to_keep)
         tokens = inputs_embeds if input_ids is None else input_ids
-        if labels is not None and tokens is not None:
+        targets = labels if shift_labels is None else shift_labels
+        if targets is not None and tokens is not None:
             shape = (tokens.shape[0], tokens.shape[1])
-            check_labels(where, labels, shape, self.config.vocab_size)
+            check_labels(where, targets, shape, self.config.vocab_size)
             keywords = without_packing(keywords, document_ids, keywords.get("position_ids"))
             places = [keywords.pop(name, None) for name in ("position_ids", "cache_position")]
             masks = (attention_mask, document_ids, *places)
+            if isinstance(past_key_values, Prefix):
+                past_key_values = past_key_values.state(where, self.model.layers)
             attention_mask, document_ids = None, read_documents(where, shape, past_key_values, *masks)
         outputs = self.model(
             input_ids,
@@ -258,10 +270,10 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
             inside = ((kept >= -steps) & (kept < steps)).all()
             demand(inside, where, "logits_to_keep", f"lie in 0..{steps - 1}", lambda: kept.tolist())
         loss = None
-        if labels is not None:
-            loss = self._loss(hidden, labels, document_ids, num_items_in_batch)
+        if targets is not None:
+            loss = self._loss(hidden, targets, shift_labels is not None, document_ids, num_items_in_batch)
         returns_dict = self._returns_dict(return_dict)
-        is_lazy = skip_logits is None and self.training and labels is not None and returns_dict
+        is_lazy = skip_logits is None and self.training and targets is not None and returns_dict
         logits: Tensor | LazyLogits | None = None
         output_class: type[CausalLMOutputWithPast] = CausalLMOutputWithPast
         if is_lazy and not torch.compiler.is_compiling():
@@ -281,13 +293,15 @@ class StackForCausalLM(StackPreTrainedModel, GenerationMixin):
         logits = self.lm_head(hidden)
         return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
 
-    def _loss(self, hidden: Tensor, labels: Tensor, documents: Tensor | None, num_items) -> Tensor:
-        targets = labels[:, 1:]
+    def _loss(self, hidden: Tensor, labels: Tensor, are_shifted: bool, documents: Tensor | None, num_items) -> Tensor:
+        targets = labels if are_shifted else labels[:, 1:]
         if documents is not None:
             is_inside = (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)
+            if are_shifted:  # what comes behind the last step is not known
+                is_inside = torch.cat([is_inside, documents[:, -1:] >= 0], 1)
             targets = torch.where(is_inside, targets, IGNORED)
         count = (targets != IGNORED).sum() if num_items is None else num_items
-        hidden, targets = hidden[:, :-1].flatten(0, 1), targets.flatten()
+        hidden, targets = hidden[:, : targets.shape[1]].flatten(0, 1), targets.flatten()
         if is_plain_linear(self.lm_head):
             total = linear_cross_entropy(hidden, self.lm_head.weight, targets, self.config.logit_scale)
         else:  # what adapters, quantisation and hooks make of it is the module's business

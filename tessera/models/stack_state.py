@@ -46,6 +46,12 @@ class StackState(State):
             "Read the text again.",
         )
 
+    def to_legacy_cache(self) -> list[tuple[Tensor, Tensor]]:
+        """The stored (keys, values) of each layer (the name PEFT asks for), to begin a prefix or a Cartridge with."""
+        from tessera.models.prefix import stored_pairs
+
+        return stored_pairs(self)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Steps read so far, padding included (the name transformers asks for)."""
         return self.length

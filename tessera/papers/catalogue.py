@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Iterator, Mapping
 
+from tessera.base.errors import TesseraError
 from tessera.base.registry import Registry
 from tessera.papers.experiment import About, Experiment
 
@@ -69,6 +70,12 @@ class Catalogue(Registry[Experiment]):
     def about(self) -> dict[str, About]:
         """What each experiment is; imports none."""
         return {**self.library, **{name: experiment.about for name, experiment in self._entries.items()}}
+
+    def add(self, name: str, entry: Experiment) -> Experiment:
+        """Register an experiment under a name that is not taken."""
+        if name in self.library:
+            raise TesseraError(f"{self.kind} {name!r} is already registered")
+        return super().add(name, entry)
 
     def __getitem__(self, name: str) -> Experiment:
         if name in self.library and name not in self._entries:

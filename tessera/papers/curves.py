@@ -62,7 +62,7 @@ def panels(
 
 
 def draw_curve(
-    axis: "Axes", points: Mapping[float, Estimate], label: str, *, scale: float = 1.0, bars: float = 1.0, **style: Any
+    axis: "Axes", points: Mapping[Any, Estimate], label: str, *, scale: float = 1.0, bars: float = 1.0, **style: Any
 ) -> None:
     """A line through means by length, with `bars` standard errors where there are some."""
     means = [scale * point.mean for point in points.values()]
@@ -81,7 +81,7 @@ def doubling(axis: "Axes", lengths: Iterable[float], form: str = "{:,}") -> None
 
 def learning_curve(seeds: Sequence[Sequence[tuple[float, float]]]) -> dict[float, Estimate]:
     """The mean over seeds at each step that all of them measured; a seed is a list of (step, value)."""
-    curves = [dict(map(tuple, seed)) for seed in seeds]
+    curves = [dict(seed) for seed in seeds]
     steps = sorted(set.intersection(*(set(curve) for curve in curves)))
     return {step: mean_of([curve[step] for curve in curves]) for step in steps}
 

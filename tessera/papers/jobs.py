@@ -122,7 +122,7 @@ def do_side_by_side(
 
 def _told(job: Job, run: Run, error: BaseException) -> Exception:
     """What is said of a run that failed."""
-    if isinstance(error, BrokenProcessPool):
+    if isinstance(error, BrokenProcessPool) or not isinstance(error, Exception):  # killed, or stopped by SIGTERM
         return TesseraError(
             f"reproduce {job.experiment}: a worker process must not end early; that of {run.key} was killed (out "
             "of memory?). The same command goes on from the checkpoints; --workers 1 needs the least memory."

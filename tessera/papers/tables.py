@@ -1,9 +1,9 @@
 """What tables are made of: records in groups, means over seeds with standard errors, Markdown."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import getitem
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
@@ -12,6 +12,9 @@ from tessera.tasks.task import Estimate, estimate
 
 Group = TypeVar("Group")
 Row = TypeVar("Row")
+Column = TypeVar("Column")
+# Heading -> (what a setting is here, the paper's value); see `settings_of`.
+SettingsRows = Mapping[str, tuple[str | Callable[[list[Record]], Any], Any]]
 
 
 class Curve(NamedTuple):
@@ -44,13 +47,20 @@ def over_seeds(values: Sequence[Sequence[float]]) -> Estimate:
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean of numbers and its standard error; not a number for a single one."""
+    """The mean of numbers and its standard error; the error is not a number for a single one."""
     return estimate(torch.tensor(values, dtype=torch.float64))
 
 
 def score(seeds: Sequence[Record], *keys: str) -> Estimate:
     """`over_seeds` of what the outcomes have under these keys, each inside the one before."""
-    return over_seeds([reduce(getitem, keys, record.outcome) for record in seeds])
+    return over_seeds([reduce(getitem, keys, cast(Any, record.outcome)) for record in seeds])
+
+
+def difference(ours: Sequence[Record], theirs: Sequence[Record], value: Callable[[Record], float]) -> Estimate | None:
+    """The mean of our `value` minus theirs over the seeds of both, which read the same batches; None without any."""
+    others = {record.configuration.seed: record for record in theirs}
+    pairs = [(record, others[seed]) for record in ours if (seed := record.configuration.seed) in others]
+    return mean_of([value(our) - value(their) for our, their in pairs]) if pairs else None
 
 
 def points_of(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[float, Estimate]:
@@ -89,10 +99,10 @@ def percent(value: Estimate | None) -> str:
     return "" if value is None else with_error(scaled(value, 100), ".1f")
 
 
-def markdown(headings: Iterable[object], rows: Iterable[Sequence[Any]]) -> str:
+def markdown(headings: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
     """A Markdown table."""
     headings = list(headings)
-    lines = [headings, ["---"] * len(headings), *rows]
+    lines: list[Iterable[object]] = [headings, ["---"] * len(headings), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
@@ -117,11 +127,53 @@ def curves_table(
     return markdown([*headings, *map(length.format, lengths)], rows) if rows else ""
 
 
+def grid_table(
+    headings: Sequence[object],
+    rows: Mapping[Row, Sequence[object]],
+    columns: Iterable[tuple[str, Column]],
+    cell: Callable[[Row, Column], object],
+) -> str:
+    """A Markdown table of a `cell` for each row and column; `rows` say what stands first, under `headings`.
+
+    Empty without rows.
+    """
+    columns = list(columns)
+    lines = [[*first, *(cell(row, column) for _, column in columns)] for row, first in rows.items()]
+    return markdown([*headings, *(name for name, _ in columns)], lines) if lines else ""
+
+
 def settings_table(ours: Mapping[str, Any], published: Mapping[str, Any]) -> str:
     """Each setting of `ours` beside the paper's (`-` where it says nothing)."""
     return table_of(
         ours, {"setting": str, "here": lambda name: _cell(ours[name]), "paper": lambda name: _cell(published.get(name))}
     )
+
+
+def settings_of(records: Iterable[Record], rows: SettingsRows) -> str:
+    """A `settings_table` of `rows`, heading -> (what it is here, the paper's value).
+
+    What it is here is a dotted path of fields and keys in the configurations that have it (`spread`), or a function of
+    the records. Empty without records.
+    """
+    known = list(records)
+    ours = {}
+    for heading, (here, _) in rows.items():
+        ours[heading] = here(known) if callable(here) else spread(_found(known, here.split(".")))
+    return settings_table(ours, {heading: paper for heading, (_, paper) in rows.items()}) if known else ""
+
+
+def num_seeds(records: Iterable[Record]) -> int:
+    """How many seeds there are, for `settings_of`."""
+    return len({record.configuration.seed for record in records})
+
+
+def _found(records: Iterable[Record], path: Sequence[str]) -> Iterator[Any]:
+    for record in records:
+        value = record.configuration
+        for name in path:
+            value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        if value is not None:
+            yield value
 
 
 def spread(values: Iterable[Any]) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, get_type_hints
 
 from tessera.base.dataclass_io import MEANING, describe
-from tessera.models.auto import MODELS
+from tessera.models.registry import strict_configs
 from tessera.models.strict_config import StrictConfig
 from tessera.models.transformer import transformer_config
 from tessera.recipes.sections import Recipe
@@ -50,7 +50,7 @@ def _shown(value: Any) -> str:
 def _model_types() -> dict[str, list[str]]:
     """Lines by model type: the meanings from its docstring, then each field with type and default."""
     result = {}
-    for config, *_ in MODELS:
+    for config in strict_configs():
         own = [cls for cls in reversed(config.__mro__) if issubclass(cls, StrictConfig)]
         hints = {name: hint for cls in own for name, hint in inspect.get_annotations(cls).items()}
         defaults = {item.name: _default(item) for item in fields(config) if item.name in hints}

@@ -5,7 +5,7 @@ end, as experiments do: from the size of a transformer, for which it chooses the
 model of a configuration by `untrained_model`.
 """
 
-from collections.abc import Callable
+import inspect
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -15,60 +15,62 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tessera.base.errors import TesseraError, did_you_mean
+from tessera.base.plugins import ADVICE
 from tessera.data.tokenizers import vocabulary_size
+from tessera.models import MODELS
 from tessera.models.recurrence import SegmentedConfig
+from tessera.models.registry import ModelEntry
 from tessera.models.saving.loading import load_config, load_model
 from tessera.models.sizes import meta_model
 from tessera.models.small_models import untrained_model
-from tessera.models.transformer import context_limit, transformer_config
+from tessera.models.strict_config import StrictConfig
+from tessera.models.transformer import context_limit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from tessera.recipes.sections import Recipe
 
-TRANSFORMER = "transformer"
-OWN_TYPES = (TRANSFORMER, "memory_mosaic")  # they check their configurations themselves
-
 
 def model_config(section: dict[str, Any], **defaults: Any) -> "PreTrainedConfig":
     """The configuration that a model section describes; `defaults` are used for fields it leaves out.
 
-    `type: transformer` is the baseline of `tessera.models.transformer`; every other type is one of `AutoConfig`.
+    `type` is a name of `tessera.models.MODELS`, or a model type of transformers.
     Raises `TesseraError`, one line per problem, for unknown types, unknown fields and values the model refuses.
     """
-    build, known = _builder(section["type"])
-    section = _with_base(section, build, defaults)
+    entry = _entry(section["type"])
+    known = _fields(entry)
+    section = _with_base(section, entry, defaults)
     problems = [f"model.{key} {message}" for key, message in _unknown(section, known)]
     if problems:
         raise TesseraError("\n".join(problems))
     arguments = {key: value for key, value in defaults.items() if key in known}
     arguments |= {key: value for key, value in section.items() if key != "type"}
-    return _checked(build, arguments)
+    return _checked(entry, arguments)
 
 
 def model_problems(section: dict[str, Any]) -> list[str]:
     """What is wrong with a model section: `model.{field} must {rule}; got {value}.`, one line each."""
     try:
-        build, known = _builder(section["type"])
+        entry = _entry(section["type"])
     except TesseraError as error:
         return [f"model.type must be a known model type: {error}"]
     try:
-        section = _with_base(section, build, {})
+        section = _with_base(section, entry, {})
     except TesseraError as error:
         return str(error).splitlines()
+    known = _fields(entry)
     problems = [f"model.{key} {message}" for key, message in _unknown(section, known)]
-    own = section["type"].startswith(OWN_TYPES)
     try:
-        config = _checked(build, {key: value for key, value in section.items() if key in known})
-        if not own:
-            _try_building(config)
+        config = _checked(entry, {key: value for key, value in section.items() if key in known})
+        if not isinstance(config, StrictConfig) or isinstance(config, SegmentedConfig):
+            _try_building(config)  # what transformers' configurations let pass
     except TesseraError as error:
-        lines = str(error).splitlines()
-        own_lines = [f"model.{line.split(': ', 1)[-1]}" for line in lines]  # "MemoryMosaicConfig: num_heads must ..."
-        problems += (
-            own_lines if own else [f"model must be one that {section['type']} accepts: {line}" for line in lines]
-        )
+        # "MemoryMosaicConfig: num_heads must ..." names the field
+        prefixes = ("transformer: ", f"{entry.maker.__name__}: ")
+        for line in str(error).splitlines():
+            about = f"model must be one that {section['type']} accepts: {line}"
+            problems.append(f"model.{line.split(': ', 1)[1]}" if line.startswith(prefixes) else about)
     return problems
 
 
@@ -125,18 +127,18 @@ def base_folder(section: dict[str, Any]) -> str | None:
     return base if isinstance(base, str) else None
 
 
-def _with_base(section: dict[str, Any], build: Callable, defaults: dict[str, Any]) -> dict[str, Any]:
+def _with_base(section: dict[str, Any], entry: ModelEntry, defaults: dict[str, Any]) -> dict[str, Any]:
     """For ARMT, RMT, PRMT: `section` with its `base` as `base_config`.
 
     `base` is a model section of its own (`base_config` with its `model_type` says the same), or a folder with a model.
     """
-
-    if not (isinstance(build, type) and issubclass(build, SegmentedConfig)):
+    maker = entry.maker
+    if not (isinstance(maker, type) and issubclass(maker, SegmentedConfig)):
         return section
     base = section.get("base", section.get("base_config"))
     if isinstance(base, dict) and isinstance(base.get("type", base.get("model_type")), str):
         fields_of_base = {key: value for key, value in base.items() if key != "model_type"}
-        sizes = [section.get(name, getattr(build, name)) for name in ("segment_size", "num_memory_tokens")]
+        sizes = [section.get(name, getattr(maker, name)) for name in ("segment_size", "num_memory_tokens")]
         positions = sizes[0] + 2 * sizes[1] if all(isinstance(size, int) for size in sizes) else 0
         limits = {"max_positions": positions, "n_positions": positions}
         try:
@@ -152,19 +154,24 @@ def _with_base(section: dict[str, Any], build: Callable, defaults: dict[str, Any
     return {**{key: value for key, value in section.items() if key != "base"}, "base_config": config}
 
 
-def _builder(name: str) -> tuple[Callable[..., "PreTrainedConfig"], set[str]]:
-    """What makes configurations of this model type, and the fields it takes."""
-
-    if name == TRANSFORMER:
-        return transformer_config, set(transformer_config.__kwdefaults__ or ())
+def _entry(name: str) -> ModelEntry:
+    """What the model type stands for: one of the library's or of a plugin's, or transformers'."""
+    if name in MODELS:
+        return MODELS[name]
     try:
-        cls = CONFIG_MAPPING[name]
+        return ModelEntry(CONFIG_MAPPING[name])
     except KeyError:
-        guess = did_you_mean(name, [TRANSFORMER, *CONFIG_MAPPING]).split("Known:")[0]
-        own = [TRANSFORMER, *sorted(key for key in CONFIG_MAPPING if key.startswith(OWN_TYPES))]
-        known = f"{guess}Known: {', '.join(own)}, and the model types of transformers."
+        guess = did_you_mean(name, [*MODELS, *CONFIG_MAPPING]).split("Known:")[0]
+        known = f"{guess}Known: {', '.join(MODELS)}, and the model types of transformers. {ADVICE}"
         raise TesseraError(f"got {name!r}. {known}") from None
-    return cls, {field.name for field in fields(cls)} | set(cls.attribute_map)
+
+
+def _fields(entry: ModelEntry) -> set[str]:
+    """The arguments of an entry's configuration."""
+    maker = entry.maker
+    if not isinstance(maker, type):
+        return set(inspect.signature(maker).parameters)
+    return {field.name for field in fields(maker)} | set(getattr(maker, "attribute_map", ()))
 
 
 def _unknown(section: dict[str, Any], known: set[str]) -> list[tuple[str, str]]:
@@ -177,11 +184,11 @@ def _unknown(section: dict[str, Any], known: set[str]) -> list[tuple[str, str]]:
     ]
 
 
-def _checked(build: Callable[..., "PreTrainedConfig"], arguments: dict[str, Any]) -> "PreTrainedConfig":
-    """`build(**arguments)`, with the type errors of transformers' configurations as a `TesseraError` of one line."""
+def _checked(entry: ModelEntry, arguments: dict[str, Any]) -> "PreTrainedConfig":
+    """`entry.config(**arguments)`, with transformers' type errors as a `TesseraError` of one line."""
 
     try:
-        return build(**arguments)
+        return entry.config(**arguments)
     except TesseraError:
         raise
     except (TypeError, ValueError, StrictDataclassError) as error:

@@ -3,30 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from tessera.base.dataclass_io import MEANING, option, shown
-from tessera.base.errors import did_you_mean
 from tessera.data.tokenizers import TokenizerSpec
-from tessera.training.curriculum import Stage
 
 FORMATS = ("text", "json_lines")
 PRECISIONS = ("auto", "bf16", "fp32")
 ON_NONFINITE = ("stop", "skip")
 REPORTERS = ("tensorboard", "wandb")
-# What `training.trainer` may set: resuming is tested with it, or does not depend on it.
-TRAINER_ARGUMENTS = frozenset(
-    "dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend "
-    "ddp_bucket_cap_mb ddp_find_unused_parameters ddp_timeout fsdp fsdp_config tf32 torch_compile_backend "
-    "torch_compile_mode torch_empty_cache_steps".split()
-)
-# What the recipe's own keys decide.
-OWN_TRAINER_ARGUMENTS = frozenset(
-    "output_dir max_steps num_train_epochs per_device_train_batch_size per_device_eval_batch_size learning_rate "
-    "gradient_accumulation_steps lr_scheduler_type lr_scheduler_kwargs warmup_steps optim optim_args weight_decay "
-    "adam_beta1 adam_beta2 max_grad_norm bf16 fp16 torch_compile activation_checkpointing gradient_checkpointing "
-    "logging_strategy logging_steps logging_first_step logging_nan_inf_filter disable_tqdm report_to eval_strategy "
-    "eval_steps save_strategy save_steps save_total_limit seed data_seed resume_from_checkpoint "
-    "remove_unused_columns".split()
-)
 
 Problems = list[tuple[str, str]]
 
@@ -99,6 +84,54 @@ class DataSection:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """Train on lengths of `min_length` to `length` (segments, pairs: whatever the task counts), drawn anew each step.
+
+    Attributes:
+        steps: at most. target: the score, at most 1, at which the stage ends; above 1 it takes all its steps.
+        learning_rate: its peak. settings: of the task in this stage, such as a key size.
+        model: settings of the model's configuration that hold from this stage on, see
+            `tessera.models.adjusting.adjust_model`.
+    """
+
+    length: int
+    steps: int
+    min_length: int = 1
+    target: float = 1.0
+    learning_rate: float = 1e-3
+    settings: dict = field(default_factory=dict)
+    model: dict = field(default_factory=dict)
+
+    def problems(self) -> Problems:
+        """(field, what is wrong) for every rule this stage breaks."""
+        invalid = []
+        for name in ("length", "steps", "min_length"):
+            if getattr(self, name) < 1:
+                invalid.append((name, f"must be at least 1; got {getattr(self, name)}."))
+        if self.min_length > self.length:
+            invalid.append(("min_length", f"must be at most length ({self.length}); got {self.min_length}."))
+        for name in ("target", "learning_rate"):
+            if not getattr(self, name) > 0:
+                invalid.append((name, f"must be positive; got {getattr(self, name)}."))
+        return invalid
+
+    @property
+    def mean_length(self) -> float:
+        """Of its steps."""
+        return (self.min_length + self.length) / 2
+
+    @property
+    def cost(self) -> float:
+        """Of all its steps; one costs in proportion to its length."""
+        return self.steps * self.mean_length
+
+    def length_at(self, step: int, seed: int) -> int:
+        """The length of a step's batch: a function of the step, whatever was drawn before."""
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        return int(torch.randint(self.min_length, self.length + 1, (), generator=generator))
+
+
+@dataclass(frozen=True)
 class TrainingSection:
     """Optimisation, precision and bookkeeping of a run."""
 
@@ -150,9 +183,6 @@ class TrainingSection:
     )
     patience: int | None = option(None, "a stage ends after so many validations without a better one; null: never")
     freeze_base: bool = option(False, "of ARMT, RMT and PRMT: keep the base's weights, train the memory alone")
-    trainer: dict[str, Any] = option(
-        {}, f"further settings of the transformers Trainer: {', '.join(sorted(TRAINER_ARGUMENTS))}"
-    )
 
     @property
     def warmup(self) -> int:
@@ -202,44 +232,30 @@ class TrainingSection:
             problems.append(
                 ("report_to", f"must list {', '.join(REPORTERS)}, or some of them; got {self.report_to!r}.")
             )
-        return problems + self._trainer_problems() + self._curriculum_problems()
+        return problems + self._curriculum_problems()
 
     @property
     def curriculum_steps(self) -> int:
         """The most that all stages take together."""
         return sum(stage.steps for stage in self.curriculum)
 
+    @property
+    def stages(self) -> list[Stage]:
+        """Those of the curriculum; without one, the whole training is a stage of whole contexts."""
+        return self.curriculum or [Stage(length=1, steps=self.steps, learning_rate=self.learning_rate)]
+
     def _curriculum_problems(self) -> Problems:
-        """Beside a curriculum: what its stages say, and what only the training without stages can do."""
+        """Beside a curriculum: what its stages say."""
         if not self.curriculum:
             return [] if self.patience is None else [("patience", "must be null without a curriculum.")]
         defaults = TrainingSection()
         own = {"steps": self.curriculum_steps}
-        names = (
-            "steps learning_rate min_learning_rate warmup_steps micro_batch_size compile shard on_nonfinite report_to "
-            "trainer keep_checkpoints scalar_learning_rate_scales gradient_checkpointing"
-        )
+        names = "steps learning_rate min_learning_rate warmup_steps"
         return [
             (name, f"must be left out beside a curriculum; got {shown(getattr(self, name))}.")
             for name in names.split()
             if getattr(self, name) not in (getattr(defaults, name), own.get(name, getattr(defaults, name)))
         ]
-
-    def _trainer_problems(self) -> Problems:
-        """Of what passes through to the Trainer: only what is tested with resuming."""
-        problems = []
-        for name in sorted(self.trainer, key=str):
-            if name in OWN_TRAINER_ARGUMENTS:
-                requirement = "set by the recipe's own keys"
-            elif name not in TRAINER_ARGUMENTS:
-                requirement = f"left out; {did_you_mean(name, TRAINER_ARGUMENTS)[:-1].replace('Known', 'possible')}"
-            else:
-                continue
-            problems.append((f"trainer.{name}", f"must be {requirement}; got {shown(self.trainer[name])}."))
-        workers = self.trainer.get("dataloader_num_workers", 0)
-        if not isinstance(workers, int) or isinstance(workers, bool) or not 0 <= workers <= 256:
-            problems.append(("trainer.dataloader_num_workers", f"must be an integer in 0..256; got {shown(workers)}."))
-        return problems
 
 
 @dataclass(frozen=True)
@@ -270,6 +286,8 @@ class Recipe:
                 return [("training.curriculum", "must name the stages of a task's training; got none.")]
             if self.tokenizer != TokenizerSpec():
                 return [("tokenizer", "must be left out with data.task, which has its own; got another.")]
+            if self.training.shard:  # a process without a row of a batch would leave the others waiting for its shards
+                return [("training.shard", "must be false with data.task; got true.")]
         if not isinstance(self.model.get("type"), str):
             return [("model.type", f"must name a model type, such as memory_mosaic; got {self.model.get('type')!r}.")]
         return []

@@ -59,6 +59,13 @@ class QuestionTask(Protocol):
     def special_tokens(self) -> Mapping[str, str]:
         """`unk_token`, `pad_token`, `eos_token` (after an answer) and `answer_token` (after a question)."""
 
+    @property
+    def understands(self) -> str:
+        """For people: what can be asked, of what in a text, and what is answered."""
+
+    def is_known(self, question: str) -> bool:
+        """Whether training asks such questions, with other names in them perhaps."""
+
     def context_lengths(self, segments: int, segment: int) -> range:
         """Tokens that contexts of so many segments may have: training draws one, a validation takes the last."""
 

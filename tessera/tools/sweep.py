@@ -13,10 +13,10 @@ from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import write_text_atomically, writing
 from tessera.recipes.recipe import read_recipe
 from tessera.recipes.sections import Recipe
-from tessera.training.callbacks import NotFinite
+from tessera.training.loop import NotFinite
 from tessera.training.overwrite import RESULT
 from tessera.training.run import train
-from tessera.training.saved_recipe import RECIPE, says
+from tessera.training.saved_recipe import RECIPE, equals_saved
 
 TABLE = "sweep.json"
 BRACKETS = {"[": "]", "{": "}", "(": ")"}
@@ -125,7 +125,7 @@ class Sweep:
 
 def is_done(folder: Path, recipe: Recipe) -> bool:
     """Has a run of this very recipe ended in `folder`?"""
-    return (folder / RESULT).is_file() and says(folder / RECIPE, recipe)
+    return (folder / RESULT).is_file() and equals_saved(folder / RECIPE, recipe)
 
 
 def best(outcomes: Sequence[Outcome]) -> int | None:

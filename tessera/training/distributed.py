@@ -1,4 +1,4 @@
-"""The processes that share a training in stages: those that torchrun or accelerate started, or this one alone."""
+"""The processes that share a training: those that torchrun or accelerate started, or this one alone."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from tessera.base.errors import TesseraError
+from tessera.recipes.sections import TrainingSection
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,12 @@ class Processes:
         """Where this one computes: a GPU of its own where there are any."""
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
-    def part(self, rows: int) -> tuple[int, int]:
+    def shard_rows(self, rows: int) -> tuple[int, int]:
         """The first of this process's rows of a batch, and the one after its last; equal where it has none."""
         return rows * self.rank // self.count, rows * (self.rank + 1) // self.count
 
     @torch.no_grad()
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all processes, which is the same to the bit in each of them."""
         if self.count == 1:
             return
@@ -44,7 +47,7 @@ class Processes:
     def total(self, values: Tensor) -> Tensor:
         """The sum over all processes, without gradient."""
         summed = values.detach().clone()
-        self.add_up([summed])
+        self.all_reduce([summed])
         return summed
 
     def any(self, condition: bool) -> bool:
@@ -57,17 +60,17 @@ class Processes:
             dist.barrier()
 
 
-ALONE = Processes()
+SINGLE_PROCESS = Processes()
 
 
 @contextmanager
-def joined() -> Iterator[Processes]:
+def init_processes() -> Iterator[Processes]:
     """The processes of torchrun or accelerate, which can talk to each other as long as the context lasts.
 
     They talk by gloo, of tensors on GPUs by NCCL.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     has_gpu = torch.cuda.is_available()
     if has_gpu:
@@ -77,3 +80,23 @@ def joined() -> Iterator[Processes]:
         yield Processes(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()
+
+
+def batch_shape(section: TrainingSection, processes: int) -> tuple[int, int]:
+    """(sequences per forward pass of a process, forward passes per step), which multiply to the batch size."""
+    if section.batch_size % processes:
+        raise TesseraError(
+            f"training.batch_size must be a multiple of the {processes} processes; got {section.batch_size}."
+        )
+    share = section.batch_size // processes
+    micro = min(section.micro_batch_size or share, share)
+    if share % micro:
+        raise TesseraError(f"training.micro_batch_size must divide each process's {share} sequences; got {micro}.")
+    return micro, share // micro
+
+
+def micro_batches(section: TrainingSection, processes: Processes) -> list[tuple[int, int]]:
+    """This process's rows of a batch, a forward pass at a time: the first, and the one after the last."""
+    micro, count = batch_shape(section, processes.count)
+    first, _ = processes.shard_rows(section.batch_size)
+    return [(first + index * micro, first + (index + 1) * micro) for index in range(count)]

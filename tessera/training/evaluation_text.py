@@ -3,13 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from tessera.base.dataclass_io import from_json
 from tessera.base.errors import TesseraError
-from tessera.base.yaml_files import read_yaml
 from tessera.data.sources import text_source
 from tessera.evaluation.text import EvaluationText
 from tessera.recipes.sections import DataSection
-from tessera.training.saved_recipe import RECIPE
+from tessera.training.run_data import run_data
 
 
 def evaluation_text(
@@ -28,15 +26,7 @@ def evaluation_text(
     Raises:
         TesseraError: no such text, or a folder without a recipe when `data` is None.
     """
-    recipe = Path(folder) / RECIPE
-    section = None
-    if recipe.is_file():
-        try:
-            section = from_json(DataSection, read_yaml(recipe, "recipe")["data"], "data")
-        except (ValueError, TypeError, KeyError) as error:
-            raise TesseraError(
-                f"{recipe}: cannot be read as a recipe ({' '.join(str(error).split())[:200]})."
-            ) from None
+    section = run_data(folder)
     if section is None and data is None:
         raise TesseraError(f"eval: --data must name text; {folder} is not a run folder with a recipe of its own.")
     if section is None:

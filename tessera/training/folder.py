@@ -25,17 +25,24 @@ from tessera.training.data_fingerprint import (
     write_tokenizer,
 )
 from tessera.training.overwrite import (
-    LITTER,
     METRICS,
-    OURS,
     REPLACED,
     RESULT,
+    RUN_FILES,
+    TEMPORARY_FILES,
     holds_replaced,
     matching,
     move_aside,
     recover,
 )
-from tessera.training.saved_recipe import RECIPE, is_saved_recipe, is_untouched, require_same, saved_text, says
+from tessera.training.saved_recipe import (
+    RECIPE,
+    equals_saved,
+    is_machine_written,
+    is_saved_recipe,
+    require_same,
+    saved_text,
+)
 
 LOCK = "run.lock"
 OUTPUT, ADVICE = "output folder", "Use --output."
@@ -63,7 +70,7 @@ class Claim:
         with writing(self.run, OUTPUT, ADVICE):
             if saved and not self.resume:
                 move_aside(self.run)
-            if not (saved and self.resume) or not says(self.run / RECIPE, self.recipe):
+            if not (saved and self.resume) or not equals_saved(self.run / RECIPE, self.recipe):
                 write_text_atomically(self.run / RECIPE, saved_text(self.recipe))
             if not (self.resume and (self.run / TOKENIZER).exists()):
                 write_tokenizer(self.run, corpus.tokenizer)
@@ -99,7 +106,7 @@ def claimed(recipe: Recipe, run: Path, *, resume: bool, overwrite: bool) -> Iter
 def _require_run_or_nothing(run: Path) -> None:
     if not run.exists() or is_run(run) or holds_replaced(run):
         return
-    strange = {path.name for path in run.iterdir()} - {path.name for path in matching(run, LITTER)} - {LOCK}
+    strange = {path.name for path in run.iterdir()} - {path.name for path in matching(run, TEMPORARY_FILES)} - {LOCK}
     if strange:
         hint = f" Its {RECIPE} is damaged." if is_lock_file(run / LOCK) and RECIPE in strange else ""
         raise TesseraError(f"{run}: must be a new or empty folder, or a run's; got a folder with other files.{hint}")
@@ -113,13 +120,14 @@ def is_run(run: Path) -> bool:
         return True
     if any((path / MANIFEST).is_file() for path in checkpoints(run)) or (run / METRICS).is_file():
         return True
-    return len(matching(run, [*OURS, *LITTER])) == len(list(run.iterdir()))  # before locks, and before its first step
+    # Before there were locks, and before its first step.
+    return len(matching(run, [*RUN_FILES, *TEMPORARY_FILES])) == len(list(run.iterdir()))
 
 
 def delete_run(run: Path) -> None:
     """Delete a run that nobody works in, and its folder unless it holds other files too."""
     if run.is_dir() and is_run(run):
-        for path in matching(run, [*OURS, *LITTER, LOCK]):
+        for path in matching(run, [*RUN_FILES, *TEMPORARY_FILES, LOCK]):
             remove(path)
         with suppress(OSError):  # other files
             run.rmdir()
@@ -129,7 +137,7 @@ def _require_mine(recipe: Recipe, run: Path, resume: bool, overwrite: bool) -> N
     """Raise unless the run in the folder may be continued, or replaced, as was said."""
     kept = f" The run it was to replace is kept in {run / REPLACED}." if holds_replaced(run) else ""
     if overwrite:
-        if not is_untouched(run / RECIPE):
+        if not is_machine_written(run / RECIPE):
             raise TesseraError(
                 f"{run}: --overwrite must name a run's folder; got one whose {RECIPE} a person has written or changed. "
                 "Use another --output, or delete the folder yourself."

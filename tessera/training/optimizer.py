@@ -2,18 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
 
 from tessera.base.errors import TesseraError, did_you_mean
-
-if TYPE_CHECKING:
-    from tessera.recipes.sections import TrainingSection
+from tessera.training.options import FitOptions
 
 # How fast the published code's scalars move: it learns b and uses 10 b (leak rates, scales), exp(20 b) (inverse
 # bandwidths) and c itself (mixing weights).
@@ -21,7 +17,7 @@ PUBLISHED_SCALAR_SCALES = {"decay_rate": 10.0, "log_scale": 10.0, "log_inverse_b
 
 
 class Rates(Protocol):
-    """What `parameter_groups` needs to know; `TrainingSection` is one."""
+    """What the optimizer needs to know; `FitOptions` and `TrainingSection` say it."""
 
     @property
     def learning_rate(self) -> float:
@@ -34,6 +30,14 @@ class Rates(Protocol):
     @property
     def scalar_learning_rate_scale(self) -> float:
         """Factor of the rate for the per-head scalars."""
+
+    @property
+    def scalar_learning_rate_scales(self) -> Mapping[str, float]:
+        """The same for scalars of some names."""
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        """Of AdamW."""
 
 
 def parameter_groups(
@@ -81,10 +85,10 @@ def scalar_parameters(model: nn.Module) -> set[str]:
     }
 
 
-def make_optimizer(model: nn.Module, section: "TrainingSection") -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, options: Rates) -> torch.optim.AdamW:
     """AdamW over `parameter_groups`."""
-    groups = parameter_groups(model, section, section.scalar_learning_rate_scales)
-    return torch.optim.AdamW(groups, lr=section.learning_rate, betas=section.betas)
+    groups = parameter_groups(model, options, options.scalar_learning_rate_scales)
+    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas)
 
 
 def learning_rate_factor(step: int, *, warmup: int, steps: int, floor: float, decay: str = "cosine") -> float:
@@ -102,12 +106,12 @@ def learning_rate_factor(step: int, *, warmup: int, steps: int, floor: float, de
     return floor + (1 - floor) * shape
 
 
-def make_scheduler(optimizer: torch.optim.Optimizer, section: "TrainingSection") -> LambdaLR:
-    """`learning_rate_factor` on every parameter group."""
-    return LambdaLR(optimizer, partial(schedule_factor, section))
-
-
-def schedule_factor(section: "TrainingSection", step: int) -> float:
-    """`learning_rate_factor` of a recipe, after `step` steps."""
-    floor = section.min_learning_rate / section.learning_rate
-    return learning_rate_factor(step, warmup=section.warmup, steps=section.steps, floor=floor)
+def schedule_factor(options: FitOptions, step: int) -> float:
+    """`learning_rate_factor` of a stage, after `step` steps."""
+    return learning_rate_factor(
+        step,
+        warmup=options.warmup,
+        steps=round(options.schedule_ratio * options.steps),
+        floor=options.min_learning_rate / options.learning_rate,
+        decay=options.decay,
+    )

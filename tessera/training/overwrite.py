@@ -18,14 +18,14 @@ from tessera.training.saved_recipe import RECIPE, is_saved_recipe
 
 RESULT, METRICS, EVENTS, REPLACED = "run.json", "metrics.jsonl", "tensorboard", "replaced-run"
 # What a run writes into its folder; nothing else in it is ever moved or deleted.
-OURS = (
+RUN_FILES = (
     f"{RECIPE} {INPUTS} {RESULT} {METRICS} {EVENTS} {FOLDER} config.json generation_config.json model.safetensors "
     "model-*.safetensors model.safetensors.index.json tokenizer.json tokenizer_config.json special_tokens_map.json "
     f"added_tokens.json vocab.json vocab.txt merges.txt chat_template.jinja {CARD}"
 ).split()
 # What a process that died has left half written; the first ones are those of earlier releases.
-LITTER = ["recipe.yaml.tmp", "metrics.tmp", "run.tmp", "model.tmp", "tokenizer.tmp", f"{REPLACED}.tmp"]
-LITTER += [f"{name}.*.tmp" for name in OURS]
+TEMPORARY_FILES = ["recipe.yaml.tmp", "metrics.tmp", "run.tmp", "model.tmp", "tokenizer.tmp", f"{REPLACED}.tmp"]
+TEMPORARY_FILES += [f"{name}.*.tmp" for name in RUN_FILES]
 
 
 def matching(run: Path, patterns: list[str]) -> list[Path]:
@@ -42,11 +42,11 @@ def holds_replaced(run: Path) -> bool:
 def move_aside(run: Path) -> None:
     """Make room in `run` for another run; call `discard_replaced` when that one has a checkpoint."""
     if holds_replaced(run):  # this run has no checkpoint yet: what is worth keeping has been moved aside before
-        for path in _recipe_last(matching(run, OURS)):
+        for path in _recipe_last(matching(run, RUN_FILES)):
             remove(path)
         return
     (run / REPLACED).mkdir(exist_ok=True)
-    for path in reversed(_recipe_last(matching(run, OURS))):
+    for path in reversed(_recipe_last(matching(run, RUN_FILES))):
         os.replace(path, run / REPLACED / path.name)
 
 
@@ -59,7 +59,7 @@ def discard_replaced(run: Path) -> None:
 
 def recover(run: Path) -> None:
     """Bring to an end what a process that died began: moving, moving back, deleting. The caller holds the lock."""
-    for path in matching(run, LITTER):
+    for path in matching(run, TEMPORARY_FILES):
         remove(path)
     remove(run / FOLDER / TEMPORARY)
     if not holds_replaced(run):

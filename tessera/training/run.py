@@ -3,44 +3,37 @@
 import logging
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tessera.base.checkpoints import latest_complete, step_of
-from tessera.base.errors import TesseraError, TrainingInterrupted
-from tessera.data.windows import TrainingWindows, ValidationWindows
+import torch
+
 from tessera.recipes.sections import Recipe
-from tessera.training.arguments import training_arguments
-from tessera.training.corpus import Corpus, open_corpus
+from tessera.training.checkpoint import Checkpoints
+from tessera.training.corpus import open_corpus
+from tessera.training.curriculum import stage_plans
+from tessera.training.distributed import Processes, batch_shape, init_processes
 from tessera.training.folder import claimed
 from tessera.training.initial_model import enable_checkpointing, require_document_ids, require_start, starting_model
+from tessera.training.loop import Report, train_stages, unreported
+from tessera.training.metrics import MetricsFile
 from tessera.training.optimizer import schedule_factor
-from tessera.training.result import publish_model
+from tessera.training.options import stage_options
+from tessera.training.overwrite import METRICS, discard_replaced
+from tessera.training.result import publish_model, write_model_files
+from tessera.training.run_log import RunLog
 from tessera.training.saved_recipe import saved_steps
-from tessera.training.sharding import ShardedTrainer
-from tessera.training.staged_run import train_in_stages
+from tessera.training.sharding import shard
+from tessera.training.signals import Interruption
+from tessera.training.staged_data import open_staged_data
 from tessera.training.summary import RunSummary
-from tessera.training.tracking import reporters, require_reporters
-from tessera.training.trainer import RecipeTrainer
+from tessera.training.tracking import require_trackers, trackers
+from tessera.training.training_data import TextData, TrainingData
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
-
+    from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Everything that can go wrong before the first step has gone right."""
-
-    corpus: Corpus
-    model: "PreTrainedModel"
-    training: TrainingWindows
-    validation: ValidationWindows
 
 
 def train(
@@ -50,109 +43,91 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = True,
-    callbacks: "Sequence[TrainerCallback]" = (),
+    report: Report = unreported,
 ) -> RunSummary:
     """Train as `recipe` says into folder `run`, and leave a model there that `from_pretrained` loads.
 
     With `resume`, continue from the latest complete checkpoint (from the start if there is none): on CPU the weights
-    end bit-identical to an uninterrupted run's. An existing run is never replaced unless `overwrite` says so; it is
-    deleted when the new one has its first checkpoint. `callbacks` are further ones for the Trainer.
+    end bit-identical to an uninterrupted run's by as many processes. An existing run is never replaced unless
+    `overwrite` says so; it is deleted when the new one has its first checkpoint. `report(share, note)` hears how far
+    it is.
     Raises `TesseraError` for impossible recipes, unusable data, folders and checkpoints, and non-finite losses;
     `TrainingInterrupted` after a Ctrl-C, when a checkpoint of the step holds everything.
     """
-    if recipe.training.curriculum:
-        return train_in_stages(recipe, run, resume=resume, overwrite=overwrite, progress=progress)
     began = time.time()
-    arguments = training_arguments(recipe, run)
-    require_reporters(recipe.training)
-    with ExitStack() as stack:
-        claim = None
-        if arguments.process_index == 0:
-            claim = stack.enter_context(claimed(recipe, run, resume=resume, overwrite=overwrite))
-        with arguments.main_process_first(desc="tokenising"):
-            prepared = _prepare(recipe, run, saved_tokenizer=not overwrite)
-        checkpoint = _checkpoint(run) if resume else None
-        extended = _extension(recipe, run) if checkpoint else ""
-        trainer = _trainer(recipe, run, arguments, prepared, progress)
-        if claim is not None:
-            claim.begin(prepared.corpus)
-            trainer.metrics.cut_after(step_of(checkpoint) if checkpoint else 0)
-        for callback in (*reporters(recipe.training, run, step_of(checkpoint) if checkpoint else 0), *callbacks):
-            trainer.add_callback(callback)
-        trainer.guard.skipped = trainer.metrics.skipped_steps()
-        if extended and claim is not None:
-            log.warning(extended)
-        _steps(trainer, checkpoint, recipe.training.steps)
-        return publish_model(trainer, time.time() - began)
-
-
-def _prepare(recipe: Recipe, run: Path, saved_tokenizer: bool) -> Prepared:
-    data = recipe.data
+    require_trackers(recipe.training)
     require_start(recipe)
-    corpus = open_corpus(recipe, run, saved_tokenizer=saved_tokenizer)
-    samples = recipe.training.steps * recipe.training.batch_size
-    training = TrainingWindows(corpus.training, data.context, samples, recipe.seed, data.document_ids)
-    validation = ValidationWindows(
-        corpus.validation, data.context, recipe.training.evaluate_sequences, data.document_ids
-    )
-    model = starting_model(recipe, corpus.tokenizer, corpus.largest_token)
-    require_document_ids(model, recipe)
-    enable_checkpointing(model, recipe.training)
-    return Prepared(corpus, model, training, validation)
-
-
-def _trainer(
-    recipe: Recipe, run: Path, arguments: "TrainingArguments", prepared: Prepared, progress: bool
-) -> "RecipeTrainer":
-
-    # one process has nothing to shard
-    trainer_class = ShardedTrainer if recipe.training.shard and arguments.world_size > 1 else RecipeTrainer
-    return trainer_class(
-        prepared.model,
-        recipe,
-        run,
-        arguments,
-        prepared.corpus.tokenizer,
-        prepared.training,
-        prepared.validation,
-        progress,
-    )
-
-
-def _steps(trainer: "RecipeTrainer", checkpoint: Path | None, steps: int) -> None:
-    """All remaining steps; none when the checkpoint is the last one's."""
-    try:
-        if checkpoint is not None and step_of(checkpoint) >= steps:
-            trainer._load_from_checkpoint(str(checkpoint))
+    with ExitStack() as stack:
+        processes = stack.enter_context(init_processes())
+        batch_shape(recipe.training, processes.count)
+        claim = None
+        if processes.is_first:
+            claim = stack.enter_context(claimed(recipe, run, resume=resume, overwrite=overwrite))
         else:
-            with trainer.interruption.listening():
-                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-            trainer.finish_checkpoint()
-    finally:
-        trainer.progress.close()
-    step = trainer.state.global_step
-    if trainer.interruption.is_requested and step < steps:
-        raise TrainingInterrupted(f"{trainer.run}: stopped after step {step:,} of {steps:,}; a checkpoint holds it.")
-
-
-def _extension(recipe: Recipe, run: Path) -> str:
-    """What more steps than the run was begun with mean for its learning rate; "" when there are none."""
-    steps = saved_steps(run)
-    if steps is None or steps >= recipe.training.steps:
-        return ""
-    rate = recipe.training.learning_rate * schedule_factor(recipe.training, steps)
-    return (
-        f"{run}: extended from {steps:,} to {recipe.training.steps:,} steps. From here on the learning rate is that of "
-        f"a run of {recipe.training.steps:,} steps: {rate:.3g} after step {steps:,}."
-    )
-
-
-def _checkpoint(run: Path) -> Path | None:
-    checkpoint, passed = latest_complete(run)
-    for line in passed:
-        log.warning(line)
-    if checkpoint is None and passed:
-        raise TesseraError(
-            f"{run}: no complete checkpoint to resume from: {'; '.join(passed)}. Start again: --overwrite."
+            processes.wait()  # until the first has written the tokenizer
+        saved_tokenizer = not (overwrite and processes.is_first)
+        data = open_data(recipe, run, saved_tokenizer=saved_tokenizer, processes=processes)
+        model = _model(recipe, data, processes)
+        checkpoints = Checkpoints(
+            run,
+            model,
+            resume=resume,
+            processes=processes,
+            keep=recipe.training.keep_checkpoints,
+            describe=lambda folder: write_model_files(model, data.tokenizer, folder),
+            published=lambda: discard_replaced(run),
         )
-    return checkpoint
+        metrics = MetricsFile(run / METRICS)
+        run_log = RunLog(recipe, data, metrics, progress, report)
+        if claim is not None:
+            for line in [*checkpoints.passed, *_extension(recipe, run, checkpoints.step)]:
+                log.warning(line)
+            claim.begin(data)
+            metrics.cut_after(checkpoints.step)
+            run_log.trackers = trackers(recipe, run, checkpoints.step)
+            processes.wait()
+        stack.callback(run_log.close)
+        run_log.open(model, checkpoints.step)
+        torch.manual_seed(recipe.seed)  # dropout and random delays draw from it
+        torch.empty((), dtype=torch.int64).random_()  # earlier releases drew a number here: models stay the same
+        interruption = Interruption()
+        with interruption.listening():
+            plans = stage_plans(recipe, model, data, run_log.validation, str(run))
+            stages = train_stages(model, plans, checkpoints, run_log, lambda: interruption.is_requested, processes)
+        run_log.summarise(stages)
+        return publish_model(recipe, run, model, data, stages, run_log.validated, time.time() - began)
+
+
+def open_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool, processes: Processes) -> TrainingData:
+    """What the recipe trains on. Raises `TesseraError` for data that is missing, unusable or too short."""
+    if recipe.training.curriculum:
+        return open_staged_data(recipe, run, saved_tokenizer=saved_tokenizer, processes=processes)
+    corpus = open_corpus(recipe, run, saved_tokenizer=saved_tokenizer)
+    return TextData(recipe, recipe.data.context, corpus, processes=processes)
+
+
+def _model(recipe: Recipe, data: TrainingData, processes: Processes) -> "PreTrainedModel":
+    """The model before its first step, where and how it will compute."""
+    section = recipe.training
+    longest = max(stage.length for stage in section.stages) * data.segment
+    model = starting_model(recipe, data.tokenizer, data.largest_token, max(longest, recipe.data.context))
+    require_document_ids(model, recipe)
+    enable_checkpointing(model, section)
+    model.to(processes.device)
+    if section.shard and processes.count > 1:  # one process has nothing to shard
+        shard(model)
+    if section.compile:
+        model.compile()
+    return model
+
+
+def _extension(recipe: Recipe, run: Path, step: int) -> list[str]:
+    """What more steps than the run was begun with mean for its learning rate; nothing when there are none."""
+    section, before = recipe.training, saved_steps(run)
+    if section.curriculum or not step or before is None or before >= section.steps:
+        return []
+    rate = section.learning_rate * schedule_factor(stage_options(section, section.stages[0]), before)
+    return [
+        f"{run}: extended from {before:,} to {section.steps:,} steps. From here on the learning rate is that of a run "
+        f"of {section.steps:,} steps: {rate:.3g} after step {before:,}."
+    ]

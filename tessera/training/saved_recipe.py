@@ -13,11 +13,11 @@ from tessera.recipes.sections import Recipe
 
 RECIPE = "recipe.yaml"
 # What changes no weight: they may differ when a run goes on.
-FREE = {
+RESUMABLE_KEYS = {
     f"training.{name}" for name in ("log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints", "report_to")
 }
 STEPS = "training.steps"
-KEYS = {"name", "model", "data", "tokenizer", "training", "seed"}
+SECTIONS = {"name", "model", "data", "tokenizer", "training", "seed"}
 
 
 def saved_text(recipe: Recipe) -> str:
@@ -28,13 +28,13 @@ def saved_text(recipe: Recipe) -> str:
 def is_saved_recipe(path: Path) -> bool:
     """Does `path` hold a recipe with every section, as runs write it? People leave out what has a default."""
     content = _read(path)[1]
-    sections = isinstance(content, dict) and content.keys() >= KEYS
+    sections = isinstance(content, dict) and content.keys() >= SECTIONS
     return sections and all(isinstance(content[name], dict) for name in ("model", "data", "tokenizer", "training"))
 
 
-def says(path: Path, recipe: Recipe) -> bool:
-    """Does the saved recipe hold the very settings of `recipe`?"""
-    return _read(path)[1] == parse_yaml(saved_text(recipe), str(path))
+def equals_saved(path: Path, recipe: Recipe) -> bool:
+    """Does the saved recipe hold the very settings of `recipe`? Keys count as in `require_same`."""
+    return _completed(_read(path)[1]) == recipe_to_dict(recipe)
 
 
 def saved_steps(run: Path) -> int | None:
@@ -44,7 +44,7 @@ def saved_steps(run: Path) -> int | None:
     return steps if isinstance(steps, int) else None
 
 
-def is_untouched(path: Path) -> bool:
+def is_machine_written(path: Path) -> bool:
     """Is the saved recipe, byte for byte, what YAML's writer makes of it? Comments and other layouts are a person's."""
     text, content = _read(path)
     return is_saved_recipe(path) and text == yaml.safe_dump(content, sort_keys=False)
@@ -53,13 +53,12 @@ def is_untouched(path: Path) -> bool:
 def require_same(run: Path, recipe: Recipe) -> None:
     """Raise `TesseraError` unless the run's recipe says what `recipe` says, naming the first key that differs.
 
-    Keys that a later release has added count with their defaults. Intervals may differ, and there may be more steps.
+    Keys that a later release has added count with their defaults, and those that it has dropped do not. Intervals may
+    differ, and there may be more steps.
     """
-    theirs = _read(run / RECIPE)[1]
-    complete = read_dataclass(Recipe, theirs, lambda key, message: None)
-    before, now = _flat(theirs if complete is None else recipe_to_dict(complete)), _flat(recipe_to_dict(recipe))
-    differing = [key for key in sorted((before.keys() | now.keys()) - FREE) if before.get(key) != now.get(key)]
-    differing = [key for key in differing if not (key == STEPS and _is_more(now, before))]
+    before, now = _flat(_completed(_read(run / RECIPE)[1])), _flat(recipe_to_dict(recipe))
+    fixed = (before.keys() | now.keys()) - RESUMABLE_KEYS - ({STEPS} if _is_more(now, before) else set())
+    differing = [key for key in sorted(fixed) if before.get(key) != now.get(key)]
     if differing:
         key = differing[0]
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
@@ -71,6 +70,12 @@ def require_same(run: Path, recipe: Recipe) -> None:
 
 def _is_more(now: dict[str, Any], before: dict[str, Any]) -> bool:
     return isinstance(before.get(STEPS), int) and now[STEPS] > before[STEPS]
+
+
+def _completed(content: Any) -> Any:
+    """A saved recipe with all keys of today and no others; as it is where it cannot be read."""
+    complete = read_dataclass(Recipe, content, lambda key, message: None)
+    return content if complete is None else recipe_to_dict(complete)
 
 
 def _read(path: Path) -> tuple[str, Any]:

@@ -1,5 +1,6 @@
-"""Ctrl-C or a scheduler's SIGTERM during training: the step is ended, a checkpoint written, and the run stops."""
+"""Ctrl-C, a scheduler's SIGTERM or a lost terminal: the step is ended, a checkpoint written, and the run stops."""
 
+import os
 import signal
 import sys
 import threading
@@ -8,32 +9,29 @@ from contextlib import contextmanager
 from typing import Any
 
 from tqdm import tqdm
-from transformers import TrainerCallback
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
-class Interruption(TrainerCallback):
-    """After a Ctrl-C or SIGTERM inside `listening`: log, save and stop at the end of the step that is being done.
-
-    It must come after the callback that schedules checkpoints. A second one raises `KeyboardInterrupt` at once.
-    """
+class Interruption:
+    """Whether one of `SIGNALS` came inside `listening`. A second one raises `KeyboardInterrupt` at once."""
 
     def __init__(self) -> None:
         self.is_requested = False
-        self.any_process = lambda requested: requested  # the trainer replaces it where there are several processes
-
-    def on_step_end(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        if self.any_process(self.is_requested):
-            control.should_log = control.should_save = control.should_training_stop = True
-        return control
+        self._terminals: list[int] = []
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Catch both signals until the block ends; outside the main thread Python allows no handlers, so nothing."""
+        """Catch the signals until the block ends; outside the main thread Python allows no handlers, so nothing.
+
+        A signal that is ignored (SIGHUP under nohup) stays so.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._terminals = [number for number in (1, 2) if os.isatty(number)]
+        heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._interrupt) for number in heard}
         try:
             yield
         finally:
@@ -44,4 +42,13 @@ class Interruption(TrainerCallback):
         if self.is_requested:
             raise KeyboardInterrupt
         self.is_requested = True
+        if number == getattr(signal, "SIGHUP", None):
+            _mute(self._terminals)
         tqdm.write("Stopping after this step, with a checkpoint. Ctrl-C again stops at once, without.", file=sys.stderr)
+
+
+def _mute(terminals: list[int]) -> None:
+    """Send to nowhere what would be written to terminals that are gone: every write would fail."""
+    with open(os.devnull, "wb") as nowhere:
+        for number in terminals:
+            os.dup2(nowhere.fileno(), number)

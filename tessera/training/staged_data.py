@@ -2,10 +2,11 @@
 
 import hashlib
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,50 +17,31 @@ from transformers import PreTrainedTokenizerFast
 
 from tessera.base.errors import TesseraError
 from tessera.data.windows import ValidationWindows
-from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_position
-from tessera.evaluation.questions import answer_loss, is_segmented, score_answers
+from tessera.evaluation.loss import bits_per_byte
+from tessera.evaluation.questions import answer_loss, count_answers, is_segmented, score_answers
 from tessera.models.adjusting import adjust_model
-from tessera.recipes.sections import Recipe
+from tessera.recipes.sections import Recipe, Stage
 from tessera.tasks.question_answering import QuestionBatch, QuestionTask, question_task
 from tessera.training.corpus import Corpus, open_corpus
-from tessera.training.curriculum import Stage
-from tessera.training.distributed import ALONE, Processes
+from tessera.training.distributed import SINGLE_PROCESS, Processes, micro_batches
+from tessera.training.training_data import TrainingData, shared_loss
 
 LOSS_SHARE = 1e-3  # of a score: between equal shares of right answers the loss decides
 CHECKED = 4  # contexts of each split that the checksum of a task covers
 
 
-@dataclass(frozen=True)
-class StagedData(ABC):
-    """Batches that are a function of stage and step, and a validation of each stage.
-
-    Attributes:
-        segment: tokens that one unit of `Stage.length` stands for.
-        processes: that share each batch in equal parts, and each validation.
-    """
-
-    recipe: Recipe
-    segment: int
-    processes: Processes = field(default=ALONE, kw_only=True)
-
-    @property
-    @abstractmethod
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Of its text."""
-
-    @abstractmethod
-    def checksums(self) -> dict[str, dict[str, Any]]:
-        """See `tessera.training.data_fingerprint.TrainingData`."""
+class StagedData(TrainingData):
+    """Batches and validations of stages of growing length."""
 
     @abstractmethod
     def require(self, stage: Stage) -> None:
         """Raise `TesseraError` unless there is text for this stage."""
 
     @abstractmethod
-    def prediction_loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
-        """Mean cross entropy in nats of what the batch of a step of stage `number` asks for.
+    def part_losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> list[Callable[[], Tensor]]:
+        """The mean cross entropy in nats of what the batch of a step of stage `number` asks for, a part at a time.
 
-        Of several processes each gives its part, and the sum of these is the mean.
+        Of several processes each gives its own parts; the sum of all of them is the mean.
         """
 
     @abstractmethod
@@ -70,28 +52,27 @@ class StagedData(ABC):
         """
 
     def begin(self, model: Any, stage: Stage) -> None:
-        """Set in `model` what holds from this stage on."""
+        """See `TrainingData`."""
         adjust_model(model, stage.model, "training.curriculum: model")
 
-    def loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
-        """`prediction_loss`, and what the model charges for calls without a loss of their own."""
-        with recorded_penalties(model) as penalties:
-            loss = self.prediction_loss(model, stage, number, step)
-        return loss + sum(penalty for penalty, _ in penalties) / self.processes.count if penalties else loss
+    def losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> Iterator[Tensor]:
+        """`part_losses`, and what the model charges for calls without a loss of their own."""
+        parts = self.part_losses(model, stage, number, step)
+        for part in parts:
+            with self.autocast(), recorded_penalties(model) as penalties:
+                loss = part()
+            charged = sum(penalty for penalty, _ in penalties) / (len(parts) * self.processes.count)
+            yield loss + charged if penalties else loss
 
     def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
-        """The numbers of a line of metrics: `predictions`, the score less what the model charges for a text."""
-        with recorded_penalties(model) as penalties:
+        """`predictions`, whose score is lower by what the model charges for a text."""
+        with self.autocast(), recorded_penalties(model) as penalties:
             numbers = self.predictions(model, stage)
         of_texts = torch.tensor([[penalty.item() * rows, rows] for penalty, rows in penalties], dtype=torch.double)
         total, texts = self.processes.total(of_texts.view(-1, 2).sum(0)).tolist()
         if not texts:
             return numbers
         return {**numbers, "score": numbers["score"] - total / texts, "validation_penalty": total / texts}
-
-    def batch_tokens(self, stage: Stage, step: int) -> int:
-        """Tokens of the contexts of a step."""
-        return self.recipe.training.batch_size * self.segment * stage.length_at(step, self.recipe.seed)
 
     def seed_of(self, number: int, step: int) -> int:
         """Of a step's batch."""
@@ -115,7 +96,9 @@ def recorded_penalties(model: nn.Module) -> Iterator[list[tuple[Tensor, int]]]:
         hook.remove()
 
 
-def open_staged_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool, processes: Processes = ALONE) -> StagedData:
+def open_staged_data(
+    recipe: Recipe, run: Path, *, saved_tokenizer: bool, processes: Processes = SINGLE_PROCESS
+) -> StagedData:
     """The task of the recipe, else its text; `saved_tokenizer`: see `open_corpus`.
 
     Raises:
@@ -157,23 +140,25 @@ class StagedText(StagedData):
         ):
             split.require(stage.length * self.segment, what)
 
-    def prediction_loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
+    def part_losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> list[Callable[[], Tensor]]:
         """Of all tokens."""
         split, context = self.corpus.training, stage.length_at(step, self.recipe.seed) * self.segment
         random = Random(self.seed_of(number, step))
         starts = [random.randint(split.start, split.stop - context) for _ in range(self.recipe.training.batch_size)]
-        mine = slice(*self.processes.part(len(starts)))
-        tokens = torch.stack([split.window(start, context)["input_ids"] for start in starts[mine]])
-        tokens = tokens.to(next(model.parameters()).device)
-        return model(input_ids=tokens, labels=tokens).loss / self.processes.count
+        parts = [starts[slice(*rows)] for rows in micro_batches(self.recipe.training, self.processes)]
+
+        def loss(starts: list[int]) -> Tensor:
+            tokens = torch.stack([split.window(start, context)["input_ids"] for start in starts])
+            tokens = tokens.to(next(model.parameters()).device)
+            return model(input_ids=tokens, labels=tokens).loss / (len(parts) * self.processes.count)
+
+        return [partial(loss, part) for part in parts]
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """Loss and bits per byte."""
-        training, processes = self.recipe.training, self.processes
+        training = self.recipe.training
         windows = ValidationWindows(self.corpus.validation, stage.length * self.segment, training.evaluate_sequences)
-        own_batch = training.batch_size // processes.count
-        part = loss_by_position(model, windows, own_batch, rank=processes.rank, world_size=processes.count)
-        loss = LossByPosition(*processes.total(torch.stack([part.total, part.count]))).mean
+        loss = shared_loss(model, windows, training.batch_size // self.processes.count, self)
         bits = bits_per_byte(loss, self.corpus.validation.tokens_per_byte)
         return {"score": math.exp(-loss), "validation_loss": loss, "validation_bits_per_byte": bits}
 
@@ -200,7 +185,7 @@ class StagedQuestions(StagedData):
 
         def entry(split: str) -> dict[str, Any]:
             batch = self.batch(stage, CHECKED, self.lengths(stage, stage.length)[-1], 0, split)
-            parts = (getattr(batch, one.name) for one in fields(batch))
+            parts = (getattr(batch, item.name) for item in fields(batch))
             digest = hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts if part is not None))
             return {"tokens": batch.contexts.numel(), "checksums": [digest.hexdigest()]}
 
@@ -220,16 +205,20 @@ class StagedQuestions(StagedData):
         """Tokens that contexts of so many segments may have in this stage."""
         return self.task_of(stage).context_lengths(segments, self.segment)
 
-    def prediction_loss(self, model: nn.Module, stage: Stage, number: int, step: int) -> Tensor:
+    def part_losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> list[Callable[[], Tensor]]:
         """Of the answers."""
         seed = self.seed_of(number, step)
         lengths = self.lengths(stage, stage.length_at(step, self.recipe.seed))
         tokens = lengths[-1 - Random(seed).randint(0, len(lengths) - 1)]
         count, early = self.recipe.training.batch_size, self.recipe.data.early_questions
         batch = self.batch(stage, count, tokens, seed, "train", early if is_segmented(model) else 0)
-        part = batch.rows(*self.processes.part(count))
-        total, answers = answer_loss(model, part)
-        return total / self.processes.total(answers)
+        parts = [batch.rows(*rows) for rows in micro_batches(self.recipe.training, self.processes)]
+        answers = self.processes.total(torch.stack([count_answers(model, part) for part in parts]).sum())
+
+        def loss(part: QuestionBatch) -> Tensor:
+            return answer_loss(model, part)[0] / answers
+
+        return [partial(loss, part) for part in parts]
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """The share of right answers, and the loss of the answers."""
@@ -237,7 +226,7 @@ class StagedQuestions(StagedData):
         for first in range(0, training.evaluate_sequences, training.batch_size):
             count = min(training.batch_size, training.evaluate_sequences - first)
             batch = self.batch(stage, count, self.lengths(stage, stage.length)[-1], first, "validation")
-            start, stop = self.processes.part(count)
+            start, stop = self.processes.shard_rows(count)
             sums = torch.zeros(3, dtype=torch.double)  # of the loss, of its tokens, of shares of right answers
             if start < stop:
                 total, answers, right = score_answers(model, batch.rows(start, stop))

@@ -1,13 +1,9 @@
 """What a run will cost: sizes before the first step, time after a few steps."""
 
-import sys
-import time
-
-from tqdm import tqdm
-from transformers import TrainerCallback
+from torch import nn
 
 from tessera.models.sizes import num_parameters
-from tessera.recipes.sections import Recipe
+from tessera.recipes.sections import Recipe, Stage
 
 STEPS, SECONDS = 5, 10.0  # measure so many steps, or for so long
 
@@ -36,58 +32,60 @@ def duration(seconds: float) -> str:
     return f"{hours / 24:,.0f} days"
 
 
-class Expectation(TrainerCallback):
-    """Writes two lines to standard error: what will be trained on how much, and how long it takes on this machine.
+class TimeEstimate:
+    """Lines for people: what will be trained on how much, and how long it takes on this machine.
 
-    `sequences` is the number of a validation's. The first step, which is slower than the others, is not counted unless
-    it alone took `SECONDS` and nothing is compiled.
+    Args:
+        sequences: of a validation. segment: tokens that one unit of `Stage.length` stands for.
     """
 
-    def __init__(self, recipe: Recipe, sequences: int, enabled: bool = True) -> None:
-        self.recipe, self.sequences, self.enabled = recipe, sequences, enabled
-        self.seconds: list[float] = []
-        self._began = 0.0
+    def __init__(self, recipe: Recipe, sequences: int, segment: int) -> None:
+        self.recipe, self.sequences, self.segment = recipe, sequences, segment
+        self._seconds: list[float] = []
+        self._tokens: list[int] = []
+        self._is_said = False
 
-    def on_train_begin(self, args, state, control, model=None, **kwargs):
-        """See `TrainerCallback`."""
-        self.enabled = self.enabled and state.is_world_process_zero
+    def sizes(self, model: nn.Module, done: int) -> str:
+        """The line before the first step; `done`: steps that a checkpoint holds."""
         section, parameters = self.recipe.training, num_parameters(model)
-        tokens = section.steps * self._tokens_per_step
-        line = (
-            f"{self.recipe.name}: {parameters:,} parameters, {tokens:,} training tokens "
-            f"({tokens / parameters:.3g} per parameter), {section.steps:,} steps"
-        )
-        self._say(line + (f", {state.global_step:,} of them done" if state.global_step else ""))
+        line = f"{self.recipe.name}: {parameters:,} parameters, "
+        if section.curriculum:
+            lengths = ", ".join(str(stage.length) for stage in section.stages)
+            line += f"{len(section.stages)} stages of {lengths} segments, at most {section.curriculum_steps:,} steps"
+        else:
+            tokens = section.steps * section.batch_size * self.segment
+            line += f"{tokens:,} training tokens ({tokens / parameters:.3g} per parameter), {section.steps:,} steps"
+        return line + (f", {done:,} of them done" if done else "")
 
-    def on_step_begin(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        self._began = time.perf_counter()
+    def after_step(self, number: int, step: int, seconds: float, tokens: int) -> str:
+        """The line about the time that is left, after the first few steps; "" after all others.
 
-    def on_step_end(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        if not self.enabled:
-            return
-        self.seconds.append(time.perf_counter() - self._began)
-        steady = self.seconds[1:] or ([] if self.recipe.training.compile else self.seconds)
-        if steady and (len(self.seconds) > STEPS or sum(self.seconds) >= SECONDS):
-            self._say(self.time_left(state.global_step, sum(steady) / len(steady)))
-            self.enabled = False
+        The first step, which is slower than the others, is not counted unless it alone took `SECONDS` and nothing is
+        compiled.
+        """
+        if self._is_said:
+            return ""
+        self._seconds.append(seconds)
+        self._tokens.append(tokens)
+        first = 1 if len(self._seconds) > 1 or self.recipe.training.compile else 0
+        steady = self._seconds[first:]
+        if not steady or (len(self._seconds) <= STEPS and sum(self._seconds) < SECONDS):
+            return ""
+        self._is_said = True
+        return self.time_left(number, step, sum(self._tokens[first:]) / sum(steady))
 
-    def time_left(self, step: int, seconds_per_step: float) -> str:
-        """The line about the time that is left after `step`."""
+    def time_left(self, number: int, step: int, speed: float) -> str:
+        """The line about the time that is left after `step` of stage `number`, at `speed` tokens/s."""
         section = self.recipe.training
-        left: float = section.steps - step
-        evaluations = section.steps // section.evaluate_every - step // section.evaluate_every
-        left += evaluations * evaluation_in_steps(self.sequences, section.batch_size)
-        speed = self._tokens_per_step / seconds_per_step
-        return (
-            f"expected: {duration(left * seconds_per_step)} at {speed:,.0f} tokens/s (Ctrl-C stops; --resume goes on)"
-        )
+        later = sum(self._tokens_of(stage, 0) for stage in section.stages[number + 1 :])
+        seconds = (later + self._tokens_of(section.stages[number], step)) / speed
+        at_most = " at most" if section.curriculum else ""
+        return f"expected: {duration(seconds)}{at_most} at {speed:,.0f} tokens/s (Ctrl-C stops; --resume goes on)"
 
-    @property
-    def _tokens_per_step(self) -> int:
-        return self.recipe.training.batch_size * self.recipe.data.context
-
-    def _say(self, line: str) -> None:
-        if self.enabled:
-            tqdm.write(line, file=sys.stderr)
+    def _tokens_of(self, stage: Stage, done: int) -> float:
+        """Training tokens that take as long as what is left of a stage, validations included."""
+        section = self.recipe.training
+        steps = float(stage.steps - done) * stage.mean_length
+        evaluations = stage.steps // section.evaluate_every - done // section.evaluate_every
+        steps += evaluations * evaluation_in_steps(self.sequences, section.batch_size) * stage.length
+        return steps * section.batch_size * self.segment

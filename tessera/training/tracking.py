@@ -1,23 +1,30 @@
-"""A run's metrics in TensorBoard and Weights & Biases, through transformers' own callbacks."""
+"""A run's metrics in TensorBoard and Weights & Biases."""
 
-from functools import partial
+import os
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from transformers.integrations import TensorBoardCallback, WandbCallback
+from typing import Any, Protocol
 
 from tessera.base.errors import TesseraError, first_line
-from tessera.recipes.sections import TrainingSection
+from tessera.recipes.recipe import recipe_to_dict
+from tessera.recipes.sections import Recipe, TrainingSection
 from tessera.training.overwrite import EVENTS
-
-if TYPE_CHECKING:
-    from transformers import TrainerCallback
 
 MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
 
 
-def require_reporters(section: TrainingSection) -> None:
+class Tracker(Protocol):
+    """Where metrics go beside metrics.jsonl."""
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        """Numbers by their names, such as "train/loss", after a step; None is no number."""
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+
+
+def require_trackers(section: TrainingSection) -> None:
     """Raise `TesseraError` unless each package that `training.report_to` needs can be imported."""
     for name in section.report_to:
         try:
@@ -29,20 +36,50 @@ def require_reporters(section: TrainingSection) -> None:
             ) from error
 
 
-def reporters(section: TrainingSection, run: Path, step: int) -> list["TrainerCallback"]:
-    """The callbacks that `training.report_to` names, for a run in folder `run` that goes on after `step`.
+def trackers(recipe: Recipe, run: Path, step: int) -> list[Tracker]:
+    """What `training.report_to` names, for a run in folder `run` that goes on after `step`.
 
     TensorBoard's event files go to `run`/tensorboard (or to $TENSORBOARD_LOGGING_DIR); what was written after `step`
     by a process that died is not shown any more. Weights & Biases is told by its own environment variables
     (WANDB_PROJECT, WANDB_MODE, ...) where to write.
     """
-    return [
-        {"tensorboard": partial(_tensorboard, run, step), "wandb": WandbCallback}[name]() for name in section.report_to
-    ]
+    known: dict[str, Callable[[Recipe, Path, int], Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+    return [known[name](recipe, run, step) for name in recipe.training.report_to]
 
 
-def _tensorboard(run: Path, step: int) -> TensorBoardCallback:
-    callback = TensorBoardCallback()
-    callback.logging_dir = callback.logging_dir or str(run / EVENTS)
-    callback._SummaryWriter = partial(callback._SummaryWriter, purge_step=step + 1)
-    return callback
+class TensorBoard:
+    """Event files."""
+
+    def __init__(self, recipe: Recipe, run: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = os.path.expanduser(os.environ.get("TENSORBOARD_LOGGING_DIR") or run / EVENTS)
+        self._writer = SummaryWriter(folder, purge_step=step + 1)
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        """See `Tracker`."""
+        for name, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """See `Tracker`."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of its own there, under the recipe's name."""
+
+    def __init__(self, recipe: Recipe, run: Path, step: int) -> None:
+        import wandb  # type: ignore[import-not-found]
+
+        self._run = wandb.init(name=recipe.name, config=recipe_to_dict(recipe))
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        """See `Tracker`."""
+        self._run.log({name: value for name, value in values.items() if value is not None}, step=step)
+
+    def close(self) -> None:
+        """See `Tracker`."""
+        self._run.finish()

@@ -11,7 +11,14 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
 from tessera.base.errors import TesseraError
-from tessera.base.files import expect_writable, write_atomically, write_text_atomically, writing
+from tessera.base.files import (
+    expect_output,
+    expect_writable,
+    new_folder,
+    write_atomically,
+    write_text_atomically,
+    writing,
+)
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -85,3 +92,47 @@ def test_outputs_are_tried_without_a_trace(tmp_path):
             expect_writable(path, "eval", "--plot")
     assert os.listdir(tmp_path) == ["file"]
     assert (tmp_path / "file").read_text() == "x"
+
+
+def test_outputs_lie_in_folders_that_exist_and_replace_only_what_is_ours(tmp_path):
+    (tmp_path / "theirs").write_text("x")
+    (tmp_path / "ours").write_text("tessera")
+    os.mkfifo(tmp_path / "pipe")
+    is_ours = lambda path: path.read_text() == "tessera"  # noqa: E731
+    expect_output(tmp_path / "new", "eval", "--plot", is_ours, "a figure")
+    expect_output(tmp_path / "ours", "eval", "--plot", is_ours, "a figure")
+    for name, rule, message in (
+        ("no/new", is_ours, "must lie in an existing folder"),
+        ("theirs", is_ours, "must be a new file or a figure to replace; got .* is no figure of this library"),
+        ("pipe", is_ours, "must be a new file or a figure"),
+        ("ours", None, "must be a new file; got"),
+    ):
+        with pytest.raises(TesseraError, match=f"eval: --plot {message}"):
+            expect_output(tmp_path / name, "eval", "--plot", rule, "a figure" if rule else "")
+    assert set(os.listdir(tmp_path)) == {"theirs", "ours", "pipe"}
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_files_have_the_modes_that_the_umask_says(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        for name, write in WRITERS.items():
+            write_atomically(tmp_path / name, write)
+        with new_folder(tmp_path / "folder") as folder:
+            (folder / "inner").mkdir()
+            WRITERS["safetensors"](folder / "inner" / "weights")
+    finally:
+        os.umask(before)
+    files = [*(tmp_path / name for name in WRITERS), tmp_path / "folder" / "inner" / "weights"]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~mask}
+
+
+def test_a_folder_is_complete_or_absent(tmp_path):
+    def write_and_stop():
+        with new_folder(tmp_path / "folder") as folder:
+            (folder / "half").write_text("x")
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError):
+        write_and_stop()
+    assert os.listdir(tmp_path) == []

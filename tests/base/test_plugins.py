@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import tessera
 from tessera.base import plugins
 from tessera.base.errors import TesseraError
 from tessera.base.registry import Registry
@@ -28,6 +29,8 @@ class MyConfig(tessera.MemoryMosaicConfig):
 
 class MyForCausalLM(tessera.MemoryMosaicForCausalLM):
     config_class = MyConfig
+
+tessera.models.register_model(MyConfig, MyForCausalLM)
 """
 
 
@@ -72,21 +75,30 @@ def test_a_broken_package_is_named_and_stays_an_error(package):
             len(table)
 
 
-def test_a_model_of_another_package_is_known_to_the_auto_classes(package):
-    folder = package(MODEL, "[tessera.models]\nmy_mosaic = tessera_plugin_of_a_test:MyForCausalLM\n")
+@pytest.mark.parametrize("first", ["tessera.models", "tessera_plugin_of_a_test"])
+def test_models_of_the_library_and_of_another_package_are_known_to_the_auto_classes(package, first):
+    """The library's after `import tessera.models`, the other's whichever of both is imported first."""
+    folder = package(MODEL, "[tessera.models]\nmy_mosaic = tessera_plugin_of_a_test\n")
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 4}
+    tessera.MemoryMosaicForCausalLM(tessera.MemoryMosaicConfig(**sizes)).save_pretrained(folder / "saved")
     code = (
-        "import sys, tessera\nfrom transformers import AutoConfig, AutoModelForCausalLM\n"
-        "sizes = dict(vocab_size=20, hidden_size=8, num_layers=1, num_heads=2, num_persistent_slots=4)\n"
-        "assert 'tessera_plugin_of_a_test' not in sys.modules\n"
-        "config = AutoConfig.for_model('my_mosaic', **sizes)\n"
-        "print(type(AutoModelForCausalLM.from_config(config)).__name__)"
+        f"import sys; sys.path.insert(0, {str(folder)!r})\nimport {first}\n"
+        "from transformers import AutoConfig, AutoModelForCausalLM\n"
+        f"saved = {str(folder / 'saved')!r}\n"
+        "config = AutoConfig.from_pretrained(saved)\n"
+        "print(type(config).__name__, type(AutoModelForCausalLM.from_config(config)).__name__,"
+        " type(AutoModelForCausalLM.from_pretrained(saved)).__name__)\n"
+        f"print(type(AutoModelForCausalLM.from_config(AutoConfig.for_model('my_mosaic', **{sizes}))).__name__)\n"
+        "from tessera.recipes.model_section import model_problems\n"
+        "print(model_problems({'type': 'my_mosaic', 'num_heads': 0})[0])\n"
+        "assert not {'jaxtyping', 'beartype'} & sys.modules.keys()"  # packages of the tests alone
     )
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(folder)!r})\n{code}"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.split() == ["MyForCausalLM"], done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    library, model, problem = done.stdout.splitlines()
+    assert library.split() == ["MemoryMosaicConfig", *2 * ["MemoryMosaicForCausalLM"]]
+    assert model == "MyForCausalLM"
+    assert problem.startswith("model.num_heads must be a positive integer")
 
 
 def test_import_makes_a_kernel_known_to_recipes(tmp_path, monkeypatch, capsys):

@@ -1,6 +1,9 @@
 """`tessera convert`: published files become folders that from_pretrained reads, and code is never unpickled."""
 
 import json
+import os
+import signal
+import socket
 
 import pytest
 import torch
@@ -126,3 +129,69 @@ def test_arguments_that_are_none(published, tmp_path, capsys):
     (tmp_path / "arguments.json").write_text('{"constructor": 5}')
     assert convert(tmp_path / "weights.safetensors", tmp_path / "out", "--arguments", tmp_path / "arguments.json") == 2
     assert '"constructor" must be an object of arguments; got int.' in capsys.readouterr().err
+
+
+def test_weights_that_are_no_numbers_are_not_saved(published, tmp_path, capsys):
+    weights, constructor = published
+    (tmp_path / "arguments.json").write_text(json.dumps(constructor))
+    name = "mosaic.h.0.attn.c_proj.weight"
+    for what, tensor in (
+        ("NaN", weights[name] * float("nan")),
+        ("int64", weights[name].long()),
+        ("shape", weights[name][:1]),
+    ):
+        torch.save({**weights, name: tensor}, tmp_path / "weights.pt")
+        assert convert(tmp_path / "weights.pt", tmp_path / "out", "--arguments", tmp_path / "arguments.json") == 2
+        error = capsys.readouterr().err
+        assert what in error
+        assert len(error.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["arguments.json", "weights.pt"]
+
+
+def test_arguments_nested_for_ever_and_pipes(published, tmp_path, capsys):
+    save_file(published[0], tmp_path / "weights.safetensors")
+    (tmp_path / "deep.json").write_text('{"a":' * 5000 + "1" + "}" * 5000)
+    os.mkfifo(tmp_path / "pipe")
+    for name, message in (("deep.json", "cannot be read as JSON"), ("pipe", "which is no plain file")):
+        assert convert(tmp_path / "weights.safetensors", tmp_path / "out", "--arguments", tmp_path / name) == 2
+        assert message in capsys.readouterr().err
+    assert convert(tmp_path / "pipe", tmp_path / "out") == 2
+    assert convert(tmp_path / "weights.safetensors", tmp_path / "no" / "out") == 2
+    assert "OUTPUT must lie in an existing folder" in capsys.readouterr().err
+
+
+def test_files_have_the_modes_of_new_files_and_what_a_killed_run_left_is_deleted(published, tmp_path):
+    weights, constructor = published
+    torch.save({"model": weights, "model_args": constructor}, tmp_path / "ckpt.pt")
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    litter = tmp_path / f"out.{socket.gethostname()}-{child}.tmp"
+    litter.mkdir()
+    (litter / "model.safetensors").write_text("half")
+    before = os.umask(0o027)
+    try:
+        assert convert(tmp_path / "ckpt.pt", tmp_path / "out") == 0
+    finally:
+        os.umask(before)
+    assert {path.name for path in tmp_path.iterdir()} == {"ckpt.pt", "out"}
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o640}
+
+
+def test_a_terminated_convert_leaves_nothing(published, tmp_path, monkeypatch):
+    """SIGTERM ends the program as an exception does: what is half written is deleted."""
+    weights, constructor = published
+    torch.save({"model": weights, "model_args": constructor}, tmp_path / "ckpt.pt")
+
+    def end(self, folder):
+        (folder / "model.safetensors").write_text("half")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("tessera.models.memory_mosaic.MemoryMosaicForCausalLM.save_pretrained", end)
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        convert(tmp_path / "ckpt.pt", tmp_path / "out")
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt.pt"]
+    assert signal.getsignal(signal.SIGTERM) == handler

@@ -50,6 +50,7 @@ def test_the_text_that_is_named_is_the_text_that_is_read(tessera, run_folder, co
     assert len(err.strip().splitlines()) == 1
     status, out, _ = tessera("eval", run_folder, "--data", "stories", "--sequences", 2, "--context", 16)
     assert "tokens of stories (validation split) in 2 sequences of 16" in out
+    assert "bits per byte" in out
 
 
 def test_several_models_in_one_table_and_one_figure(tessera, run_folder, transformer, corpus, tmp_path, monkeypatch):

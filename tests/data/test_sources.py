@@ -1,5 +1,6 @@
 """Every way of naming text finds it, or says what is wrong."""
 
+import gzip
 import hashlib
 import re
 
@@ -47,7 +48,18 @@ def test_files_folders_globs_and_lists(tmp_path):
     assert texts(text_source([str(tmp_path / "b.txt"), str(tmp_path / "a.txt")])) == ["b", "a"]
 
 
-@pytest.mark.parametrize("name", ["nowhere.txt", "./no/such/*.txt"])
+def test_folders_are_read_with_what_lies_below_and_say_what_is_left_out(tmp_path, caplog):
+    for name in ("one.txt", "TWO.TXT", "more/three.txt", "more/.hidden.txt", "other.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "four.txt.gz").write_bytes(gzip.compress(b"four"))
+    assert texts(text_source(str(tmp_path))) == ["four", "one.txt", "TWO.TXT", "more/three.txt"]
+    assert "only its .txt, .text files are read, not other.md" in caplog.text
+    (tmp_path / "more" / "rows.JSONL").write_text('"row"\n')
+    assert texts(text_source(str(tmp_path), format="json_lines")) == ["row"]
+
+
+@pytest.mark.parametrize("name", ["nowhere.txt", "./no/such/*.txt", "data/corpas.jsonl", "data/corpas.JSON.gz"])
 def test_text_that_does_not_exist_is_named(name):
     with pytest.raises(TesseraError, match=re.escape(repr(name))):
         text_source(name)
@@ -60,6 +72,14 @@ def test_identity_changes_with_the_file(tmp_path):
     path.write_text("other")
     assert text_source(str(path)).identity != before
     assert text_source(str(path), separator="x").identity != text_source(str(path)).identity
+
+
+def test_a_misspelt_file_is_not_asked_for_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    for name, options in (("texts/corpas", {}), ("corpora/stories", {"format": "json_lines"})):
+        with pytest.raises(TesseraError, match="no such text file"):
+            text_source(name, **options)
 
 
 @pytest.fixture

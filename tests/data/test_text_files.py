@@ -1,13 +1,15 @@
 """Text comes out as it went in, in pieces that tokenise as the whole does."""
 
+import gzip
 import json
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.base.errors import TesseraError
-from tessera.data.text_files import documents_of_file, documents_of_json_lines
+from tessera.data.text_files import documents_of_file, documents_of_json_lines, safe_pieces, text_of_file
 from tessera.data.tokenizers import train_bpe
 
 SAMPLE = "The king's daughter said:\r\n\n  'No.'\n\nThen 12 geese\tflew  away \nand\nnever came back, né? "
@@ -27,6 +29,7 @@ def test_pieces_tokenise_as_the_whole(tmp_path_factory, tokenizer, text, piece):
     path = tmp_path_factory.mktemp("text") / "file.txt"
     path.write_bytes(text.encode())
     (pieces,) = read(path, piece_bytes=piece)
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     assert "".join(pieces) == text
     ids = [token for part in pieces for token in tokenizer.encode(part, add_special_tokens=False).ids]
     assert ids == tokenizer.encode(text, add_special_tokens=False).ids
@@ -37,6 +40,53 @@ def test_a_long_file_is_read_in_many_pieces(tmp_path):
     (pieces,) = read(tmp_path / "file.txt", piece_bytes=100)
     assert len(pieces) > 20
     assert max(map(len, pieces)) < 300
+
+
+@pytest.mark.parametrize("line", ["   12   345    6.75   -8.1e-03\n", "a\tb\tc\r\n", "  \t 1\t \t2\n\n"])
+def test_tables_are_read_in_many_pieces_that_tokenise_as_the_whole(tmp_path, tokenizer, line):
+    (tmp_path / "file.txt").write_text(line * 200, newline="")
+    (pieces,) = read(tmp_path / "file.txt", piece_bytes=100)
+    assert len(pieces) > 10
+    ids = [token for part in pieces for token in tokenizer.encode(part, add_special_tokens=False).ids]
+    assert ids == tokenizer.encode("".join(pieces), add_special_tokens=False).ids
+
+
+def test_time_is_linear_in_a_text_without_borders(tmp_path):
+    began = time.perf_counter()
+    assert sum(map(len, safe_pieces("x" * 4096 for _ in range(4000)))) == 4096 * 4000
+    (tmp_path / "file.txt").write_bytes(b"x" * (1 << 24))
+    ((document,),) = read(tmp_path / "file.txt", separator="<|end|>", piece_bytes=4096)
+    assert len(document) == 1 << 24
+    assert time.perf_counter() - began < 10  # in quadratic time these copy 64 GB
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 1000])
+def test_marks_of_other_systems_are_no_text(tmp_path, piece):
+    content = b"\xef\xbb\xbfone\r\n\r\ntwo\xef\xbb\xbf\rthree\r\n"
+    for name, data in (("plain.txt", content), ("packed.txt", gzip.compress(content))):
+        (tmp_path / name).write_bytes(data)
+        assert "".join(text_of_file(tmp_path / name, piece)) == "one\n\ntwo\ufeff\nthree\n"
+        documents = read(tmp_path / name, separator="\r\n\r\n", piece_bytes=piece)
+        assert documents == [["one"], ["two\ufeff\nthree"]]
+    (tmp_path / "file.jsonl").write_bytes(b'\xef\xbb\xbf"a"\r\n"b"\r\n')
+    assert [list(one) for one in documents_of_json_lines(tmp_path / "file.jsonl", "text", piece)] == [["a"], ["b"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"%PDF-1.7\n", "this is a PDF; pdftotext makes text of it"),
+        (b"PK\x03\x04...", "this is a zip archive, such as docx"),
+        ("a king".encode("utf-16"), "this is UTF-16; run iconv -f UTF-16"),
+        ("né".encode("latin-1"), "byte 1 is not. Convert it, such as by iconv -f LATIN1"),
+        (gzip.compress(b"a king" * 1000)[:-20], "this gzip file is damaged"),
+    ],
+)
+def test_files_that_hold_no_utf8_say_what_would(tmp_path, content, message):
+    (tmp_path / "file.txt").write_bytes(content)
+    with pytest.raises(TesseraError, match=r"file\.txt: ") as caught:
+        list(text_of_file(tmp_path / "file.txt"))
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1000])
@@ -66,7 +116,7 @@ def test_json_lines_hold_texts_or_objects(tmp_path, piece):
     assert actual == [["a\nb"], ["c"]]
 
 
-@pytest.mark.parametrize("line", ["once upon", "[1]", '{"other": "x"}'])
+@pytest.mark.parametrize("line", ["once upon", "[1]", '{"other": "x"}', r'"\ud83d"', "[" * 100_000])
 def test_the_json_line_without_text_is_named(tmp_path, line):
     (tmp_path / "file.jsonl").write_text('"fine"\n' + line)
     with pytest.raises(TesseraError, match="line 2 must be"):

@@ -9,9 +9,8 @@ import torch
 
 from tessera.kernels import KERNELS, kernel_from_config
 from tessera.tasks.task import TASKS
-from tests.kernels import contract as kernels
+from tessera.testing import kernels, tasks
 from tests.kernels import oracles
-from tests.tasks import contract as tasks
 from tests.tolerances import REORDERED_FLOAT64
 
 ROOT = Path(__file__).parents[2]
@@ -36,9 +35,8 @@ def cauchy(tmp_path, monkeypatch):
     del sys.modules["cauchy"]
 
 
-@pytest.mark.parametrize("check", kernels.CHECKS, ids=lambda check: check.__name__)
-def test_the_kernel_keeps_the_contract(cauchy, check):
-    check(cauchy)
+def test_the_kernel_keeps_the_contract(cauchy):
+    kernels.check_kernel(cauchy)
 
 
 def test_the_kernel_equals_the_oracle_that_is_shown(cauchy):
@@ -60,13 +58,12 @@ def test_the_kernel_is_what_its_formula_says(cauchy):
     torch.testing.assert_close(weights, responses / responses.sum(), rtol=0, atol=REORDERED_FLOAT64)
 
 
-@pytest.mark.parametrize("check", tasks.CHECKS, ids=lambda check: check.__name__)
-def test_the_task_keeps_the_contract(check, monkeypatch):
+def test_the_task_keeps_the_contract(monkeypatch):
     monkeypatch.setattr(TASKS, "_entries", dict(TASKS.items()))
     (program,) = (block for block in blocks("python", CONTRIBUTING) if "TASKS.register" in block)
     exec(compile(program, "CONTRIBUTING.md", "exec"), {"__name__": __name__})
     for task in TASKS["first_token"].variants():
-        check(task)
+        tasks.check_task(task)
 
 
 def test_the_files_that_are_named_exist():

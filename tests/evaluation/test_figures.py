@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from tessera.evaluation.figures import _validation, binned, moving_average, position_curves, training_curves
+from tessera.evaluation.figures import (
+    _looks,
+    _validation,
+    binned,
+    is_figure,
+    moving_average,
+    position_curves,
+    training_curves,
+)
 
 
 def test_bins_average_every_value_once():
@@ -56,3 +64,19 @@ def test_a_moving_average_is_its_formula():
         expected.append((weights * np.nan_to_num(curve[: place + 1])).sum() / weights.sum())
     np.testing.assert_allclose(moving_average(curve, decay), expected)
     assert np.isnan(moving_average(np.array([np.nan, 1.0]), decay)[0])
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_figures_are_known_as_ours(tmp_path, kind):
+    from matplotlib.figure import Figure
+
+    position_curves(tmp_path / f"ours.{kind}", {"a": [3.0, 2.0]})
+    Figure().savefig(tmp_path / f"theirs.{kind}")
+    assert is_figure(tmp_path / f"ours.{kind}")
+    assert not is_figure(tmp_path / f"theirs.{kind}")
+    assert not is_figure(tmp_path)
+
+
+def test_no_two_of_many_curves_look_the_same():
+    looks = [tuple(look.values()) for look in _looks(30)]
+    assert len(set(looks)) == 30

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 import tessera
 from tessera.inspection import trace
 from tessera.memories.pair_memory import PairMemoryState
-from tessera.memories.pair_store import PairStore
+from tessera.recall.pair_store import PairStore
 from tessera.models.stack_state import StackState
 
 def peak():

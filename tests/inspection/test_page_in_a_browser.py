@@ -86,7 +86,7 @@ def test_a_notebook_shows_the_page(browser, tmp_path):
     assert not errors
 
 
-def test_ten_thousand_hostile_strings_are_shown_and_do_nothing(opened):
+def test_hostile_strings_are_shown_and_do_nothing(opened):
     trace = mosaic_trace()
     pieces = [
         "</script>",
@@ -108,11 +108,11 @@ def test_ten_thousand_hostile_strings_are_shown_and_do_nothing(opened):
         "\x1b[31m",
     ]
     draw = random.Random(0)
-    tokens = tuple("".join(draw.choices(pieces, k=draw.randint(1, 4))) for _ in range(10_000))
+    tokens = tuple("".join(draw.choices(pieces, k=draw.randint(1, 4))) for _ in range(300))
     memories = tuple(
         replace(memory, loss_change=None, head_loss_change=None, pair_loss_change=None) for memory in trace.memories
     )
-    losses = torch.rand(10_000)
+    losses = torch.rand(300)
     page = opened(
         replace(
             trace,
@@ -122,7 +122,7 @@ def test_ten_thousand_hostile_strings_are_shown_and_do_nothing(opened):
             vocabulary=dict.fromkeys(trace.vocabulary, tokens[0]),
         )
     )
-    page.locator(".token").nth(10_000 - 1).wait_for(state="attached", timeout=60_000)
+    page.locator(".token").nth(300 - 1).wait_for(state="attached", timeout=60_000)
     assert page.locator("img").count() == 0
     assert page.locator("script").count() == 2
     page.locator("[data-token='3']").click()

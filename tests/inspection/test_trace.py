@@ -1,5 +1,7 @@
 """Traces: what they list, what leaving a part out costs, files."""
 
+from random import Random
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
@@ -150,6 +152,28 @@ def test_files(model, tmp_path):
     frame = again.to_pandas()
     assert len(frame) == sum(len(memory.pairs) for memory in done.memories if memory.recalls)
     assert set(frame["query"]) <= {3, 19}
+
+
+def test_damaged_files_are_noticed(tmp_path):
+    """Wherever a byte is changed: in the tensors, in the texts, in the names."""
+    path = tmp_path / "t.safetensors"
+    trace(build("v1"), IDS, queries=[3]).save(path)
+    content, random, loaded = path.read_bytes(), Random(0), 0
+    original = Trace.load(path)
+    for _ in range(150):
+        damaged = bytearray(content)
+        damaged[random.randrange(len(content))] ^= 1 << random.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            again = Trace.load(path)
+        except TesseraError:
+            continue
+        loaded += 1  # a bit of white space: what is read must be what was stored
+        assert again.tokens == original.tokens
+        assert again.vocabulary == original.vocabulary
+        for one, other in zip(original.memories, again.memories, strict=True):
+            assert torch.equal(one.weights, other.weights)
+    assert loaded < 15
 
 
 def test_numpy_reads_the_file(tmp_path):

@@ -7,6 +7,7 @@ from torch.func import functional_call
 from tessera.base.errors import TesseraError
 from tessera.interop import armt, from_reference
 from tests.golden_files import cases, load, part
+from tests.interop.hostile_tensors import expect_refusals
 from tests.tolerances import GOLDEN_GRADIENT, GOLDEN_VALUE
 
 FAMILY = {"armt": "E_armt", "rmt": "F_rmt_prmt", "prmt": "F_rmt_prmt"}
@@ -181,3 +182,10 @@ def test_missing_and_unexpected_tensors_are_refused():
         from_reference("rmt", {**published, "memory_cell.extra": torch.ones(1)}, arguments)
     with pytest.raises(TesseraError, match=r"unexpected"):
         from_reference("rmt", {**published, "memory_cell.model.transformer.extra": torch.ones(1)}, arguments)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize")
+@pytest.mark.parametrize("source", ["armt", "rmt", "prmt"])
+def test_tensors_that_are_no_weights_are_one_line(source):
+    tensors, arguments = golden(source, names(source)[0], **({"correction": True} if source == "armt" else {}))
+    expect_refusals(source, part(tensors, "param/"), arguments)

@@ -11,6 +11,7 @@ from tessera.interop.memory_mosaics import SparseKernelImporter
 from tessera.interop.memory_mosaics_eft import SparseKernelTrainingImporter, TrainingScriptImporter
 from tessera.interop.stack_asso_mem import StackAssoMemImporter
 from tests.golden_files import cases, load, part
+from tests.interop.hostile_tensors import expect_refusals
 from tests.tolerances import GOLDEN_FLOAT32_RATIO, GOLDEN_GRADIENT, GOLDEN_VALUE
 
 SOURCES = {
@@ -233,3 +234,29 @@ def test_arguments_of_the_wrong_script_are_refused():
     rate = "_orig_mod.blocks.0.attn.leaky_average.leaky_beta_u_under"
     with pytest.raises(TesseraError, match="two leak rates"):
         from_reference("memory-mosaics-eft", {**eft, rate: eft[rate] + 1}, arguments)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize")
+@pytest.mark.parametrize("family", ["A_library", "B_nano", "I_eft_sparse"])
+def test_tensors_that_are_no_weights_are_one_line(family):
+    _, description, weights = golden(*next(one for one in CASES if one[0] == family))
+    expect_refusals(SOURCES[family], weights, description["constructor"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_layer": 10**9},
+        {"n_layer": "2"},
+        {"n_layer": -1},
+        {"n_embd": 0},
+        {"vocab_size": None},
+        {"n_head": 1.5},
+        {"bias": 3},
+    ],
+)
+def test_arguments_that_are_none_are_one_line(changes):
+    tensors, description = load("B_nano", "B1_nobias_pmem1")
+    with pytest.raises(TesseraError) as caught:
+        from_reference("nano-mosaics", part(tensors, "param/"), {**description["constructor"], **changes})
+    assert len(str(caught.value).splitlines()) == 1

@@ -8,23 +8,24 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.kernels import KERNELS, Gaussian, Kernel, kernel_from_config
-from tests.kernels import contract
+from tessera.testing.kernels import LAWS, example
+from tests.kernels.contract import all_kernels, identifier
 from tests.kernels.oracles import ORACLES, oracle
 from tests.tolerances import REORDERED_FLOAT64
 
-KERNEL = pytest.mark.parametrize("kernel", contract.all_kernels(), ids=contract.identifier)
+KERNEL = pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
 
 
 @KERNEL
-@pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
-def test_contract(kernel, check):
-    check(kernel)
+@pytest.mark.parametrize("law", LAWS)
+def test_contract(kernel, law):
+    LAWS[law](kernel)
 
 
 @KERNEL
 @pytest.mark.parametrize("scale", [0.2, 3.0])
 def test_weights_equal_the_oracle(kernel, scale):
-    scores, visible = contract.example(scale)
+    scores, visible = example(scale)
     expected = oracle(kernel, scores, visible)
     torch.testing.assert_close(kernel.weights(scores, visible), expected, rtol=0, atol=REORDERED_FLOAT64)
 
@@ -115,16 +116,16 @@ WRONG = {
 @pytest.mark.parametrize("kernel", WRONG, ids=lambda kernel: kernel.__name__)
 def test_wrong_kernels_are_rejected(kernel):
     rejected = set()
-    for check in contract.CHECKS:
+    for name, law in LAWS.items():
         try:
-            check(kernel())
+            law(kernel())
         except (AssertionError, RuntimeError):
-            rejected.add(check.__name__)
+            rejected.add(name)
     assert rejected >= WRONG[kernel]
 
 
 def test_every_check_rejects_some_wrong_kernel():
-    assert set().union(*WRONG.values()) == {check.__name__ for check in contract.CHECKS}
+    assert set().union(*WRONG.values()) == set(LAWS)
 
 
 @pytest.mark.parametrize(

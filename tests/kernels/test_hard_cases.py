@@ -13,7 +13,8 @@ from tessera.kernels import (
     relumax,
     sparsemax,
 )
-from tests.kernels.contract import all_kernels, example, identifier
+from tessera.testing.kernels import example
+from tests.kernels.contract import all_kernels, identifier
 
 KERNEL = pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
 FUNCTIONS = {

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tessera.models.auto import MODELS
+from tessera.models.registry import strict_configs
 from tests.models.contract import CASES, VOCABULARY, tokens
 
 SMOOTHING = 0.1
@@ -78,8 +78,8 @@ def test_a_loss_function_of_the_users_own(model, tmp_path):
 
 def test_every_model_is_known_by_its_name():
     """lm-eval, pipelines and the Trainer ask so."""
-    for config, _, causal in MODELS:
-        assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type] == causal.__name__
+    for config in strict_configs():
+        assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type] == MODEL_FOR_CAUSAL_LM_MAPPING[config].__name__
 
 
 # Adapters and quantised layers

@@ -4,10 +4,12 @@ import random
 
 import pytest
 from torch import nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from tessera.models.auto import MODELS
 from tessera.models.memory_mosaic import MemoryMosaicForCausalLM
-from tests.models.contract import CASES, LAWS, Case, v1
+from tessera.models.registry import strict_configs
+from tessera.testing.models import LAWS
+from tests.models.contract import CASES, Case, v1
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -18,7 +20,7 @@ def test_a_model_keeps_the_laws(name, law):
 
 def test_every_registered_model_is_a_case():
     tested = {type(case.build()) for case in CASES.values()}
-    assert {causal for _, _, causal in MODELS} <= tested
+    assert {MODEL_FOR_CAUSAL_LM_MAPPING[config] for config in strict_configs()} <= tested
 
 
 class SeesTheFuture(MemoryMosaicForCausalLM):

@@ -355,3 +355,43 @@ def test_an_empty_memory_is_stored(tmp_path):
     empty.save(tmp_path / "memory")
     loaded = type(empty).load(tmp_path / "memory")
     assert all(torch.equal(tensor, loaded.tensors()[name]) for name, tensor in empty.tensors().items())
+
+
+# Targets that were shifted before
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_shifted_labels_are_the_targets_themselves(name):
+    model, ids = make(name), tokens(2, 12)
+    mask = torch.ones_like(ids)
+    mask[1, 8:] = 0
+    documents = (torch.arange(12) >= 5).long().expand(2, -1)
+    shifted = nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+    for keywords in ({}, {"attention_mask": mask}, {"document_ids": documents}):
+        expected = model(ids, labels=ids, **keywords).loss
+        close(model(ids, labels=torch.full_like(ids, 7), shift_labels=shifted, **keywords).loss, expected)
+        close(model(ids, shift_labels=shifted, **keywords).loss, expected)
+    # The last step of a part has a target in the next one.
+    targets = torch.cat([ids[:, 1:], ids[:, :1]], 1)
+    output = model(ids, shift_labels=targets)
+    close(output.loss, cross_entropy(output.logits.flatten(0, 1), targets.flatten()))
+    with pytest.raises(TesseraError, match="must lie in 0..269"):
+        model(ids, shift_labels=targets + 300)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_gradients_reach_attentions_and_hidden_states(name):
+    """By the chain rule: moving a recall weight by little moves the loss by its gradient."""
+    model, ids = make(name), tokens()
+    output = model(ids, labels=ids, output_attentions=True, output_hidden_states=True)
+    assert torch.equal(output.logits, model(ids).logits)
+    for tensor in (*output.attentions, *output.hidden_states):
+        tensor.retain_grad()
+    output.loss.backward()
+    assert all(tensor.grad is not None and tensor.grad.abs().max() > 0 for tensor in output.hidden_states)
+    assert all(tensor.grad is not None and tensor.grad.abs().max() > 0 for tensor in output.attentions)
+    recorded = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+    model.zero_grad()
+    model(ids, labels=ids).loss.backward()
+    for key, parameter in model.named_parameters():
+        close(recorded[key], parameter.grad)

@@ -68,10 +68,10 @@ def test_with_code_it_loads_without_import_tessera(tmp_path, monkeypatch):
 def test_it_keeps_what_the_loaded_card_knew(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mosaic().save_pretrained("run")
-    (tmp_path / "run" / "README.md").write_text("# x\n\n## Training\n\n| text | stories |\n\nSee `recipe.yaml`.\n")
+    (tmp_path / "run" / "README.md").write_text("# x\n\n## Training\n\n| text | <b>stories |\n\nSee `recipe.yaml`.\n")
     AutoModelForCausalLM.from_pretrained("run").save_pretrained("again")
     card = (tmp_path / "again" / "README.md").read_text()
-    assert section(card, "Training").endswith("later training is not in it.\n\n| text | stories |")
+    assert section(card, "Training").endswith("later training is not in it.\n\n| text | &lt;b>stories |")
     assert section(card, "Evaluation").startswith("Not recorded here")
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tessera import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, TesseraError
-from tessera.models.presets import PRESETS, matching_llama_config, published_counts
+from tessera.models import MODELS
+from tessera.models.presets import matching_llama_config, published_counts
 from tessera.models.sizes import count_parameters, flops_per_token, pairs_per_query
 
 
@@ -14,19 +15,19 @@ def billions(count):
 
 def test_the_large_sizes_are_the_papers():
     """Memory Mosaics v2, tables 2 and 6: parameters and FLOPs per token at context 256."""
-    counts = published_counts(PRESETS["mosaic-v2-large"]())
+    counts = published_counts(MODELS["mosaic-v2-large"].config())
     table = {"model": (9.9, 18.9), "without_long_term_memory": (8.3, 15.6), "transformer": (8.8, 16.7)}
     for name, row in table.items():
         assert (billions(counts[name]["parameters"]), billions(counts[name]["flops_per_token"])) == row
-    transformer = published_counts(PRESETS["llama-large"]())
+    transformer = published_counts(MODELS["llama-large"].config())
     assert transformer == {"context": 256, "model": counts["transformer"]}
 
 
 def test_the_small_sizes():
     """Small is "llama-1.5b scale": 24 layers, width 2,048, hidden 6,144."""
-    config = PRESETS["mosaic-v2-small"]()
+    config = MODELS["mosaic-v2-small"].config()
     assert (config.num_layers, config.hidden_size, config.num_heads, config.intermediate_size) == (24, 2048, 16, 6144)
-    assert billions(count_parameters(PRESETS["llama-small"]()) - config.vocab_size * config.hidden_size) == 1.6
+    assert billions(count_parameters(MODELS["llama-small"].config()) - config.vocab_size * config.hidden_size) == 1.6
 
 
 @pytest.mark.parametrize("long_term_memory", [True, False])
@@ -46,7 +47,7 @@ def test_the_matching_llama_has_as_many_parameters(long_term_memory):
 
 
 def test_only_the_short_term_memory_stops_growing():
-    config = PRESETS["mosaic-v2-large"]()
+    config = MODELS["mosaic-v2-large"].config()
     assert pairs_per_query(config, 100) == [100, 100]
     assert pairs_per_query(config, 4096) == [256, 4096]
     more = flops_per_token(config, 4096) - flops_per_token(config, 256)
@@ -67,5 +68,5 @@ def test_a_mosaic_accounts_for_itself():
 
 
 def test_unknown_names_are_explained():
-    with pytest.raises(TesseraError, match=r"unknown preset 'mosaic-v2-larg'. Did you mean 'mosaic-v2-large'"):
-        PRESETS["mosaic-v2-larg"]
+    with pytest.raises(TesseraError, match=r"unknown model 'mosaic-v2-larg'. Did you mean 'mosaic-v2-large'"):
+        MODELS["mosaic-v2-larg"]

@@ -5,10 +5,12 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.kernels import kernel_from_config, kernel_names
-from tessera.models.small_models import SMALL_MODELS, ModelSize, build_small_model
+from tessera.models import MODELS
+from tessera.models.small_models import ModelSize, build_small_model
 
 SIZES = {"vocab_size": 20, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_positions": 32}
 
+SMALL_MODELS = [name for name, entry in MODELS.items() if entry.of_size is not None]
 SEGMENTED = ("armt", "armt_no_correction", "rmt", "prmt")
 WHOLE_TEXT = [name for name in SMALL_MODELS if name not in SEGMENTED]
 
@@ -75,6 +77,7 @@ def test_seed_decides_and_the_global_state_does_not():
     ("name", "changes", "words"),
     [
         ("mosiac", {}, "unknown model 'mosiac'. Did you mean 'mosaic'?"),
+        ("memory_mosaic", {}, "model 'memory_mosaic' has no rule for its size. Did you mean 'mosaic'"),
         ("mosaic", {"kernel": "biwieght"}, "unknown kernel 'biwieght'. Did you mean 'biweight'?"),
         ("mosaic", {"kernel": "sparsmax"}, "unknown kernel 'sparsmax'. Did you mean 'sparsemax'?"),
         ("lstm", {"kernel": {"name": "knn", "neighbours": 3}}, "unknown field 'neighbours'"),

@@ -13,7 +13,7 @@ from tessera.data.windows import ValidationWindows
 from tessera.evaluation.text import EvaluationText
 from tessera.papers.armt_language import training
 from tessera.papers.armt_language.report import difference, tables
-from tessera.papers.armt_language.settings import BUDGETS, CONTINUED, MODELS
+from tessera.papers.armt_language.settings import BASES, BUDGETS, CONTINUED, MODELS
 from tessera.papers.armt_language.training import SegmentsAlone, bits_by_segment
 from tessera.papers.catalogue import EXPERIMENTS
 from tessera.papers.experiment import Record, RunContext, RunSelection
@@ -65,16 +65,15 @@ def test_the_loss_of_segments_alone_is_that_of_their_logits():
     torch.testing.assert_close(output.loss, of_tokens.mean())
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", BASES)
 def test_all_that_starts_from_a_base_sees_the_same_texts(budget, tmp_path):
-    for base in BUDGETS[budget].bases:
-        recipes = {
-            model: BUDGETS[budget].run(model, base, 0).configuration.read_recipe(tmp_path) for model in MODELS[1:]
-        }
-        for model, recipe in recipes.items():
-            assert recipe.training.curriculum == recipes["armt"].training.curriculum
-            assert recipe.training.batch_size == recipes["armt"].training.batch_size
-            assert (recipe.training.initialize_from == str(tmp_path)) == (model == CONTINUED)
+    for base, section in BASES[budget].items():
+        settings = [BUDGETS[budget].run(model, base, section, 0).configuration for model in MODELS[1:]]
+        recipes = [one.read_recipe(tmp_path) for one in settings]
+        for one, recipe in zip(settings, recipes):
+            assert recipe.training.curriculum == recipes[0].training.curriculum
+            assert recipe.training.batch_size == recipes[0].training.batch_size
+            assert (recipe.training.initialize_from == str(tmp_path)) == (one.model == CONTINUED)
 
 
 @pytest.mark.usefixtures("short_books")
@@ -82,7 +81,7 @@ def test_all_that_starts_from_a_base_sees_the_same_texts(budget, tmp_path):
 def test_a_base_is_trained_on_with_each_segment_alone(model, tmp_path, monkeypatch):
     trained = []
     monkeypatch.setattr(training, "train_stages_of", lambda model, *rest: trained.append((model, rest[1])) or [])
-    settings = BUDGETS["smoke"].run(model, "transformer", 0).configuration
+    settings = BUDGETS["smoke"].run(model, "transformer", BASES["smoke"]["transformer"], 0).configuration
     training.train_and_measure(settings, RunContext(tmp_path / "run"))
     ((reader, data),) = trained
     assert isinstance(reader, SegmentsAlone) == (model == CONTINUED)

@@ -15,8 +15,8 @@ from tessera.papers.babilong.settings import BUDGETS, GATED, MODELS, RECIPES, TH
 from tessera.papers.results import ResultsFile
 from tessera.recipes.model_section import model_config
 from tessera.recipes.recipe import read_recipe
+from tessera.recipes.sections import Stage
 from tessera.tasks.question_answering import question_task
-from tessera.training.curriculum import Stage
 from tessera.training.staged_data import StagedQuestions
 
 CPU = BUDGETS["cpu"]

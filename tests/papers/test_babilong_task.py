@@ -12,7 +12,7 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.papers.babilong import BABILong
-from tessera.papers.babilong.benchmark import exact_match, published_match, read_samples
+from tessera.papers.babilong.benchmark import benchmark_labels, exact_match, published_match, read_samples
 from tessera.papers.babilong.noise import SHORTEST, books_of, draw_noise
 from tessera.papers.babilong.sample import RESERVED, HalfFacts
 from tessera.papers.babilong.solver import answer, world_after
@@ -370,3 +370,29 @@ def test_the_benchmarks_rule_takes_its_own_labels():
     )
     assert not published_match("the milk", "What is Mary carrying?", "apple,milk", ["apple", "milk"])
     assert published_match("n,e", "How do you go there?", "n,e", ["n,e", "s,w"])
+
+
+@pytest.mark.parametrize("targets", [["office"], ["office", "garden"], list(labels("qa1"))])
+def test_what_the_benchmark_looks_for_are_the_answers_of_the_task(targets):
+    """However few of them a file holds: else a model that names two places is right in small files."""
+    for path, kind in (("qa1/4k.json", "qa1"), ("my.json", "qa1"), ("data/qa3_2k.jsonl", "qa3")):
+        known, answers = benchmark_labels(Path(path), targets)
+        assert (known, set(answers)) == (kind, set(labels(kind)))
+        said = "Mary went from the kitchen to the office."
+        assert not published_match(said, "Where is Mary?", "office", answers)
+        assert published_match("She is in the office.", "Where is Mary?", "office", answers)
+    assert benchmark_labels(Path("my.json"), ["Bill", "apple"])[0] == "qa5"
+    assert benchmark_labels(Path("qa12/1k.json"), ["yes", "no"]) == ("", {"yes", "no"})
+
+
+def test_a_task_says_what_can_be_asked():
+    task = BABILong("qa1", vocab_size=250, also_asked=("qa2",))
+    assert "Where is Daniel?" in task.understands
+    assert "bathroom, bedroom, garden, hallway, kitchen, office" in task.understands
+    assert task.is_known("where is mary")
+    assert task.is_known("Where is the milk?")
+    assert not task.is_known("Who is in the kitchen?")
+    assert not BABILong("qa1", vocab_size=250).is_known("Where is the milk?")
+    for other in BABILong.variants():
+        sample = next(other.samples(0))
+        assert other.is_known(sample.question.text)

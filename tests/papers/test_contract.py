@@ -1,6 +1,7 @@
 """Every registered experiment: its runs of all budgets, and its smoke budget from end to end."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from tessera.papers.catalogue import EXPERIMENTS
 from tessera.papers.experiment import RunSelection
 from tessera.papers.results import ResultsFile
 from tessera.papers.runner import reproduce
+from tessera.recipes.files import find_recipe
 
 NAMES = list(EXPERIMENTS)
 
@@ -32,6 +34,14 @@ def test_runs_of_every_budget(name, budget):
     configurations = [json.dumps(to_json(run.configuration), sort_keys=True) for run in runs]
     assert len(set(configurations)) == len(runs), "two runs are the same"
     assert keys == [run.key for run in EXPERIMENTS[name].runs(RunSelection(budget))]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "full" not in EXPERIMENTS[name].budgets])
+def test_who_asks_for_the_published_setting_is_told_what_there_is(name):
+    with pytest.raises(TesseraError, match=r"--budget must be one of smoke, cpu; got full\. [A-Z].+") as error:
+        EXPERIMENTS[name].runs(RunSelection("full"))
+    for recipe in re.findall(r"(?:train|then) `?(?:tessera train )?([a-z0-9-]+)", str(error.value)):
+        assert find_recipe(recipe)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ import pytest
 
 from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError
-from tessera.papers.catalogue import EXPERIMENTS
+from tessera.papers.catalogue import EXPERIMENTS, LIBRARY, Catalogue
 from tessera.papers.experiment import RunSelection
 from tessera.papers.runner import reproduce
 from tessera.training.fit import FitOptions
@@ -114,6 +114,15 @@ def test_refusals(go, toy, selection, message):
         go(**selection)
     assert message in str(error.value)
     assert not toy.executed
+
+
+def test_the_librarys_names_are_taken_although_nothing_is_imported():
+    catalogue = Catalogue(LIBRARY)
+    with pytest.raises(TesseraError, match="'induction' is already registered"):
+        catalogue.add("induction", module.EXPERIMENT)
+    assert catalogue.add("mine", module.EXPERIMENT) is catalogue["mine"]
+    assert [*catalogue] == [*LIBRARY, "mine"]
+    assert catalogue.about()["mine"].title == "A line"
 
 
 def test_unknown_experiment():

@@ -11,11 +11,12 @@ from tessera.base.errors import TesseraError
 from tessera.kernels import Triweight
 from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.papers.experiment import Record, RunContext, RunSelection
-from tessera.papers.three_moons import ThreeMoons, continuations, deviation
+from tessera.papers.three_moons import continuations
 from tessera.papers.three_moons import run as module
 from tessera.papers.three_moons.disentangling import dedication, disentangled, gains, levels, weights
 from tessera.papers.three_moons.run import EXPERIMENT
 from tessera.papers.three_moons.settings import BUDGETS, DEFAULT, VARIANTS
+from tessera.papers.three_moons.task import ThreeMoons, deviation
 from tests.tolerances import REORDERED_FLOAT64
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tessera.base.errors import TesseraError
-from tessera.papers.three_moons import (
+from tessera.papers.three_moons.task import (
+    CANDIDATES,
     HELD_OUT,
     STEP,
     TRAINING,
@@ -16,7 +17,6 @@ from tessera.papers.three_moons import (
     positions_of,
     skill,
 )
-from tessera.papers.three_moons.task import CANDIDATES
 from tests.golden_files import load
 
 

@@ -7,6 +7,7 @@ from tessera.base.errors import TesseraError
 from tessera.recipes.recipe import read_recipe, recipe_to_dict
 from tessera.recipes.sections import Recipe
 
+ARMT = {"type": "armt", "base": {"type": "transformer", "hidden_size": 8, "num_heads": 2}}
 MINIMAL = {"model": {"type": "memory_mosaic", "hidden_size": 16, "num_layers": 1, "num_heads": 2}}
 
 
@@ -88,15 +89,7 @@ def test_all_problems_come_in_one_message_each_with_file_and_key(recipe, tmp_pat
         ("training", {"on_nonfinite": "pray"}, "training.on_nonfinite must be one of stop, skip"),
         ("training", {"checkpoint_every": 0}, "training.checkpoint_every must be a positive integer; got 0."),
         ("training", {"learning_rate": float("nan")}, "training.learning_rate must be a number; got nan."),
-        ("training", {"trainer": {"max_steps": 3}}, "training.trainer.max_steps must be set by the recipe's own keys"),
-        ("training", {"trainer": {"save_only_model": True}}, "training.trainer.save_only_model must be left out; "),
-        ("training", {"trainer": {"push_to_hub": True}}, "training.trainer.push_to_hub must be left out; "),
-        ("training", {"trainer": {"deepspeed": {}}}, "training.trainer.deepspeed must be left out; "),
-        (
-            "training",
-            {"trainer": {"dataloader_num_workers": -1}},
-            "dataloader_num_workers must be an integer in 0..256",
-        ),
+        ("training", {"trainer": {"tf32": True}}, "training.trainer is not a known key; got {'tf32': True}."),
         ("training", 3, "training must be a mapping; got 3."),
         ("data", {"source": 7}, "data.source must be text or a list of text; got 7."),
         ("data", {"validation_fraction": 1.0}, "data.validation_fraction must lie in (0, 1); got 1.0."),
@@ -112,6 +105,17 @@ def test_all_problems_come_in_one_message_each_with_file_and_key(recipe, tmp_pat
             "model.num_heads must divide hidden_size (10)",
         ),
         ("model", {"type": "transformer", "kernel": "knn"}, "model.kernel is not a known key; got 'knn'."),
+        ("model", {**ARMT, "memory_dim": 0}, "model.memory_dim must be a positive integer; got 0."),
+        ("model", {**ARMT, "type": "rmt", "segment_size": 0}, "model.segment_size must be a positive integer; got 0."),
+        ("model", {**ARMT, "base": {"type": "gpt2", "n_embd": 10, "n_head": 4}}, "model must be one that armt accepts"),
+        ("model", {"type": "linear_attention", "variant": "x"}, "model.variant must be one of "),
+        ("model", {"type": "retnet", "num_heads": 0}, "model.num_heads must be a positive integer; got 0."),
+        ("model", {"type": "lstm", "hidden_size": 0}, "model.hidden_size must be a positive integer; got 0."),
+        (
+            "model",
+            {"type": "prtm"},
+            "Did you mean 'prmt'? Known: memory_mosaic, memory_mosaic_v2, linear_att",
+        ),
         ("model", {"type": "gpt2", "n_embd": 10, "n_head": 4}, "model must be one that gpt2 accepts"),
         ("model", {"type": "gpt2", "n_embd": "wide"}, "model must be one that gpt2 accepts"),
     ],

@@ -6,7 +6,7 @@ import pytest
 
 from tessera.base.dataclass_io import MEANING
 from tessera.data.tokenizers import TokenizerSpec
-from tessera.models.auto import MODELS
+from tessera.models.registry import strict_configs
 from tessera.recipes.help import recipe_help
 from tessera.recipes.sections import DataSection, Recipe, TrainingSection
 
@@ -30,11 +30,11 @@ def test_the_help_names_every_key_with_type_default_and_meaning():
 
 def test_the_help_names_the_fields_of_every_model_of_the_library():
     text = recipe_help()
-    for config, *_ in MODELS:
+    for config in strict_configs():
         assert f"model: {{type: {config.model_type}, ...}}" in text
     assert "  model.num_persistent_slots: an integer; default 2688" in text
     assert "  model.positions: text; default 'absolute'" in text
 
 
 def test_defaults_are_not_shared():
-    assert Recipe("a", {}).training.trainer is not Recipe("b", {}).training.trainer
+    assert Recipe("a", {}).training.report_to is not Recipe("b", {}).training.report_to

@@ -6,7 +6,7 @@ import pytest
 
 from tessera.data.tokenizers import vocabulary_size
 from tessera.evaluation.accounting import account
-from tessera.models.presets import PRESETS
+from tessera.models import MODELS
 from tessera.recipes.files import SHIPPED
 from tessera.recipes.model_section import model_config
 from tessera.recipes.recipe import read_recipe
@@ -127,10 +127,10 @@ def test_compact_kernels_have_their_own_rates(layers, rate, least):
 @pytest.mark.parametrize(("size", "rate", "tokens"), [("small", 3e-4, 200e9), ("large", 1e-3, 1000e9)])
 def test_v2_and_its_transformer_as_trained(size, rate, tokens):
     mosaic, llama = read_recipe(f"mosaic-v2-{size}-4k"), read_recipe(f"llama-{size}-4k")
-    assert model_config(mosaic.model).to_dict() == PRESETS[f"mosaic-v2-{size}"]().to_dict()
+    assert model_config(mosaic.model).to_dict() == MODELS[f"mosaic-v2-{size}"].config().to_dict()
     assert (
         model_config(llama.model, bos_token_id=None, eos_token_id=None).to_dict()
-        == PRESETS[f"llama-{size}"]().to_dict()
+        == MODELS[f"llama-{size}"].config().to_dict()
     )
     assert mosaic.training == llama.training
     training = mosaic.training

@@ -1,6 +1,5 @@
 """What `plan` says against what runs really take, and against the v2 paper's counts."""
 
-import gc
 import json
 import math
 import os
@@ -34,27 +33,14 @@ def test_exact_parts():
     memory = step_memory(recipe, 1, "fp32")
     model = meta_model(untrained_config(recipe))
     size = 4 * count_parameters(model.config)
-    assert memory.weights == memory.gradients == size
-    assert memory.optimizer == 2 * size + 4 * len(list(model.parameters()))
-    assert memory.buffers == 0
+    assert memory["weights"] == memory["gradients"] == size
+    assert memory["optimizer"] == 2 * size + 4 * len(list(model.parameters()))
+    assert memory["buffers"] == 0
     # all gradients at once, and the square roots of the second moments of the largest group
     matrices = 4 * sum(parameter.numel() for parameter in model.parameters() if parameter.dim() >= 2)
-    assert memory.optimizer_step == pytest.approx(2 * size + memory.optimizer + matrices, rel=0.01)
-    parts = memory.weights + memory.optimizer + memory.gradients_at_peak + memory.activations
-    assert memory.forward_and_backward == memory.peak == parts
-
-
-def test_what_a_program_has_frozen_stays_frozen():
-    """From garbage collections; what it has not is collected again afterwards."""
-    gc.freeze()
-    step_memory(small(), 1, "fp32")
-    assert gc.get_freeze_count() > 0
-    gc.unfreeze()
-    try:
-        step_memory(small(), 1, "fp32")
-        assert gc.get_freeze_count() == 0
-    finally:
-        gc.freeze()  # as tests/conftest.py does
+    assert memory["optimizer_step"] == pytest.approx(2 * size + memory["optimizer"] + matrices, rel=0.01)
+    parts = memory["weights"] + memory["optimizer"] + memory["gradients_at_peak"] + memory["activations"]
+    assert memory["forward_and_backward"] == memory["peak"] == parts
 
 
 def test_shards():
@@ -63,17 +49,17 @@ def test_shards():
     memory = step_memory(recipe, devices, "bf16")
     parameters = list(meta_model(untrained_config(recipe)).parameters())
     shares = sum(math.ceil(one.shape[0] / devices) * one[0].numel() for one in parameters)
-    assert memory.weights == memory.gradients == 4 * shares
-    assert memory.optimizer == 8 * shares + 4 * len(parameters)
-    assert memory.optimizer_step < 1.5 * (memory.weights + memory.gradients + memory.optimizer)
+    assert memory["weights"] == memory["gradients"] == 4 * shares
+    assert memory["optimizer"] == 8 * shares + 4 * len(parameters)
+    assert memory["optimizer_step"] < 1.5 * (memory["weights"] + memory["gradients"] + memory["optimizer"])
     alone = step_memory(replace(recipe, training=replace(recipe.training, shard=False)), devices, "bf16")
-    assert alone.buffers == alone.gradients  # what DDP sends gradients in
-    assert memory.peak < alone.peak
+    assert alone["buffers"] == alone["gradients"]  # what DDP sends gradients in
+    assert memory["peak"] < alone["peak"]
 
 
 def test_what_costs_more_and_less():
     peaks = {
-        name: step_memory(small(*overrides), 1, "bf16").activations
+        name: step_memory(small(*overrides), 1, "bf16")["activations"]
         for name, overrides in {
             "usual": (),
             "checkpointing": ("training.gradient_checkpointing=true",),
@@ -106,7 +92,7 @@ def test_what_costs_more_and_less():
 def test_other_models(name, device_type):
     overrides = ["training.batch_size=2", "training.micro_batch_size=1", "data.context=128"]
     memory = step_memory(read_recipe(name, overrides), 1, "fp32", device_type)
-    assert memory.activations > 0
+    assert memory["activations"] > 0
 
 
 def test_numbers_of_the_v2_paper():
@@ -129,34 +115,34 @@ def test_flops_of_a_sequence_are_those_of_its_tokens():
 def test_speed_and_time():
     recipe = small("training.evaluate_every=500", "training.evaluate_sequences=96", "training.batch_size=32")
     planned = plan(recipe, 4, utilization=0.25, peak_flops=2e12)
-    assert planned.flops_per_step == 32 * training_flops_per_sequence(untrained_config(recipe), 64)
-    assert planned.tokens_per_second == pytest.approx(0.25 * 4 * 2e12 * 32 * 64 / planned.flops_per_step)
+    assert planned["flops_per_step"] == 32 * training_flops_per_sequence(untrained_config(recipe), 64)
+    assert planned["tokens_per_second"] == pytest.approx(0.25 * 4 * 2e12 * 32 * 64 / planned["flops_per_step"])
     # four validations, each as long as a training step on a third as many sequences
     steps = 2000 + 4 * 96 / 32 / 3
-    assert planned.days == pytest.approx(steps * 32 * 64 / planned.tokens_per_second / 86400)
-    assert plan(recipe).peak_flops == H100_FLOPS["bf16"]
-    assert (planned.micro_batch, planned.accumulation) == (2, 4)
+    assert planned["days"] == pytest.approx(steps * 32 * 64 / planned["tokens_per_second"] / 86400)
+    assert plan(recipe)["peak_flops"] == H100_FLOPS["bf16"]
+    assert (planned["micro_batch"], planned["accumulation"]) == (2, 4)
 
 
 def test_what_does_not_fit():
     one_layer = ("training.batch_size=8", "data.context=128", "model.num_layers=1")
     recipe = small(*one_layer, "training.micro_batch_size=4")
-    needed = step_memory(recipe, 2, "bf16").peak
+    needed = step_memory(recipe, 2, "bf16")["peak"]
     enough = plan(recipe, 2, needed)
-    assert (enough.fits, enough.changes, enough.memory.peak) == (True, (), needed)
+    assert (enough["fits"], enough["changes"], enough["memory"]["peak"]) == (True, [], needed)
     less = plan(recipe, 2, needed - 1)
-    assert less.fits is False
-    assert less.changes[0].overrides == ("training.shard=true",)
+    assert less["fits"] is False
+    assert less["changes"][0]["overrides"] == ["training.shard=true"]
     nothing = plan(recipe, 2, 1000)
-    assert nothing.changes[-1].overrides == (
+    assert nothing["changes"][-1]["overrides"] == [
         "training.shard=true",
         "training.micro_batch_size=1",
         "training.gradient_checkpointing=true",
-    )
-    assert not any(change.fits for change in nothing.changes)
+    ]
+    assert not any(change["fits"] for change in nothing["changes"])
     # what it says of a change is what a plan of the changed recipe says
     changed = small(*one_layer, "training.shard=true", "training.micro_batch_size=1")
-    assert step_memory(changed, 2, "bf16").peak == nothing.changes[1].peak
+    assert step_memory(changed, 2, "bf16")["peak"] == nothing["changes"][1]["peak"]
 
 
 def test_refusals():
@@ -164,8 +150,6 @@ def test_refusals():
         plan(small(), 3)
     with pytest.raises(TesseraError, match=r"training\.curriculum must be empty; got \d+ stages"):
         plan(read_recipe("armt-babilong-qa1"))
-    with pytest.raises(TesseraError, match=r"training\.trainer\.fsdp must be left out"):
-        plan(small("training.trainer.fsdp=full_shard"))
     with pytest.raises(TesseraError, match=r"data\.document_ids must be false for model type llama"):
         plan(read_recipe("llama-small-4k", ["data.document_ids=true", "model.num_hidden_layers=1"]))
 
@@ -190,8 +174,8 @@ def test_checkpoint(tmp_path):
     folder = tmp_path / "run" / "checkpoints" / "checkpoint-2"
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     planned = plan(recipe)
-    assert planned.checkpoint_bytes == pytest.approx(sum(sizes.values()), rel=0.02)
-    assert planned.model_bytes == pytest.approx((tmp_path / "run" / "model.safetensors").stat().st_size, rel=0.02)
+    assert planned["checkpoint_bytes"] == pytest.approx(sum(sizes.values()), rel=0.02)
+    assert planned["model_bytes"] == pytest.approx((tmp_path / "run" / "model.safetensors").stat().st_size, rel=0.02)
 
 
 MEASURED = {
@@ -243,7 +227,7 @@ def test_memory_of_real_runs(model, settings, tmp_path):
             f"{layers}\ntokenizer: {{type: byte}}\ndata: {{source: {json.dumps(str(text))}, context: 256}}\n"
             f"training: {{steps: 2, {training}, precision: fp32, evaluate_sequences: 1, warmup_steps: 1}}\n"
         )
-        planned[size] = plan(read_recipe(recipes[size]), device_type="cpu").memory.peak
+        planned[size] = plan(read_recipe(recipes[size]), device_type="cpu")["memory"]["peak"]
         resident_bytes[size] = resident(recipes[size], tmp_path / size)
     measured = resident_bytes["large"] - resident_bytes["small"]
     assert measured > 100e6

@@ -3,6 +3,8 @@
 import pytest
 import yaml
 
+from tessera.training.training_data import TextData
+
 TINY = {
     "name": "tiny",
     "model": {"type": "memory_mosaic", "hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 8},
@@ -33,3 +35,20 @@ def recipe_file(tmp_path):
     recipe = {**TINY, "data": {**TINY["data"], "source": str(tmp_path / "text.txt")}}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe))
     return tmp_path / "tiny.yaml"
+
+
+@pytest.fixture
+def change_losses(monkeypatch):
+    """`change_losses(change)` puts `change(step, loss)` in place of each loss of a plain run; it may also raise."""
+
+    def patch(change):
+        original = TextData.losses
+
+        def losses(self, model, stage, number, step):
+            for loss in original(self, model, stage, number, step):
+                yield change(step, loss)
+
+        monkeypatch.setattr(TextData, "losses", losses)
+        return lambda: monkeypatch.setattr(TextData, "losses", original)
+
+    return patch

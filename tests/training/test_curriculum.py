@@ -7,8 +7,10 @@ import torch
 import yaml
 
 from tessera.base.errors import TesseraError
-from tessera.training.curriculum import Curriculum, Stage, train_stages
-from tessera.training.fit import FitOptions
+from tessera.recipes.curriculum import Curriculum
+from tessera.recipes.sections import Stage
+from tessera.training.curriculum import train_stages
+from tessera.training.options import FitOptions
 
 TEXT = """
 stages:

@@ -106,7 +106,7 @@ def test_it_learns_and_reports(tmp_path):
     result = fit(net, loss_at, options, tmp_path, report=lambda share, note: reports.append((share, note)))
     assert result.loss < 1.0
     assert validation(net) < 0.3
-    assert [share for share, _ in reports] == pytest.approx([step / 200 for step in range(20, 201, 20)])
+    assert [share for share, _ in reports] == pytest.approx([1 / 200, *(step / 200 for step in range(20, 201, 20))])
 
 
 def test_decay_is_on_matrices_alone_and_rates_follow_the_plan(tmp_path):
@@ -152,7 +152,7 @@ def test_a_schedule_may_be_longer_or_shorter_than_the_training(tmp_path, ratio, 
 
 def test_a_loss_that_is_not_finite_stops_it(tmp_path):
     net = model()
-    with pytest.raises(TesseraError, match="the loss must be finite; got nan at step 20"):
+    with pytest.raises(TesseraError, match="training: loss must be finite; got NaN or infinity at step 1"):
         fit(net, lambda step: net(data(step)).sum() * math.nan, FitOptions(30, 0.1), tmp_path)
 
 

@@ -18,7 +18,7 @@ import os, random, signal, sys, time
 from pathlib import Path
 from tessera.recipes.recipe import read_recipe
 from tessera.training.run import train
-import tessera.training.trainer, transformers.models.gpt2.modeling_gpt2
+import transformers.models.gpt2.modeling_gpt2
 from transformers.utils import logging
 logging.set_verbosity_error()
 

@@ -27,6 +27,12 @@ def test_names_cannot_break_it():
     assert """| text | `["x'", "{y}"]` |""" in card
 
 
+def test_the_folders_of_this_machine_are_not_in_it():
+    recipe = replace(RECIPE, data=DataSection(source=["/home/me/a.txt", "b/c.txt"]))
+    assert """| text | `["a.txt", "b/c.txt"]` |""" in model_card(recipe, SUMMARY)
+    assert "| text | `a.txt` |" in model_card(replace(RECIPE, data=DataSection(source="/home/me/a.txt")), SUMMARY)
+
+
 def test_a_file_of_somebody_else_stays(tmp_path):
     write_model_card(tmp_path, RECIPE, SUMMARY)
     write_model_card(tmp_path, replace(RECIPE, name="other"), SUMMARY)

@@ -11,7 +11,6 @@ from tessera.models.saving.loading import load_model
 from tessera.recipes.recipe import read_recipe
 from tessera.training import overwrite as replacing
 from tessera.training.run import train
-from tessera.training.trainer import RecipeTrainer
 
 REPLACED = "replaced-run"
 
@@ -58,7 +57,7 @@ def test_a_refused_command_deletes_nothing(go, tmp_path, override, message):
 
 def test_a_refused_new_run_leaves_nothing(go, tmp_path):
     before = sorted(tmp_path.iterdir())
-    for override in ("data.source=/typo", "training.initialize_from=nowhere", "training.trainer={seed: 3}"):
+    for override in ("data.source=/typo", "training.initialize_from=nowhere", "training.shards=true"):
         with pytest.raises(TesseraError):
             go(override, output=tmp_path / "a" / "b" / "run")
         assert sorted(tmp_path.iterdir()) == before
@@ -123,18 +122,18 @@ def test_names_are_names_not_paths(recipe_file, name):
         read_recipe(recipe_file, [f"name={json.dumps(name)}"])
 
 
-def test_the_old_run_is_kept_until_the_new_one_has_a_checkpoint(go, tmp_path, monkeypatch):
+def test_the_old_run_is_kept_until_the_new_one_has_a_checkpoint(go, tmp_path, change_losses):
     go()
     old = contents(tmp_path / "run")
 
-    def killed(self, *arguments, **options):
+    def killed(step, loss):
         raise Killed
 
-    with monkeypatch.context() as patch:
-        patch.setattr(RecipeTrainer, "training_step", killed)
-        for _ in range(2):  # a second attempt must not take the first one's rest for the old run
-            with pytest.raises(Killed):
-                go("seed=3", overwrite=True)
+    mend = change_losses(killed)
+    for _ in range(2):  # a second attempt must not take the first one's rest for the old run
+        with pytest.raises(Killed):
+            go("seed=3", overwrite=True)
+    mend()
     kept = contents(tmp_path / "run" / REPLACED)
     assert kept == {path: content for path, content in old.items() if path.name != "run.lock"}
     load_model(tmp_path / "run" / REPLACED)

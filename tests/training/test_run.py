@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from tessera.base.errors import TesseraError
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.recipes.recipe import read_recipe
+from tessera.training import training_data
 from tessera.training.metrics import MetricsFile
 from tessera.training.model_card import is_generated_card
 from tessera.training.run import train
-from tessera.training.trainer import RecipeTrainer
 
 TRANSFORMER = "model={type: transformer, hidden_size: 16, num_layers: 1, num_heads: 2, dropout: 0.1}"
 V2 = (
@@ -36,19 +36,16 @@ def go(recipe_file, tmp_path):
 
 
 @pytest.fixture
-def stop_after(monkeypatch):
+def stop_after(change_losses):
     """Make training fail right after the given step, as a kill would: nothing is tidied up."""
 
-    def patch(step):
-        original = RecipeTrainer.training_step
-
-        def training_step(self, *args, **kwargs):
-            if self.state.global_step >= step:
+    def patch(last):
+        def killed(step, loss):
+            if step >= last:
                 raise KeyboardInterrupt
-            return original(self, *args, **kwargs)
+            return loss
 
-        monkeypatch.setattr(RecipeTrainer, "training_step", training_step)
-        return lambda: monkeypatch.setattr(RecipeTrainer, "training_step", original)
+        return change_losses(killed)
 
     return patch
 
@@ -89,17 +86,19 @@ def test_a_run_learns_and_leaves_a_hugging_face_model(go, tmp_path, model):
 
 
 def test_all_models_see_the_same_batches(go, monkeypatch):
-    seen = {}
-    original = RecipeTrainer.training_step
+    seen = []
+    original = training_data.stacked
 
-    def training_step(self, model, inputs, *args):
-        seen.setdefault(self.recipe.model["type"], []).append(inputs["input_ids"].clone())
-        return original(self, model, inputs, *args)
+    def stacked(windows):
+        seen.append(original(windows)["input_ids"])
+        return original(windows)
 
-    monkeypatch.setattr(RecipeTrainer, "training_step", training_step)
+    monkeypatch.setattr(training_data, "stacked", stacked)
     go(folder="a")
+    first = seen.copy()
+    seen.clear()
     go(TRANSFORMER, folder="b")
-    first, second = seen["memory_mosaic"], seen["transformer"]
+    second = seen
     assert len(first) == len(second) == 6
     assert all(torch.equal(one, other) for one, other in zip(first, second))
 
@@ -119,7 +118,7 @@ def test_a_stopped_run_ends_bit_identical(go, tmp_path, stop_after, stopped, mod
 def test_resuming_passes_over_a_truncated_checkpoint(go, tmp_path, caplog):
     go(*DROPOUT, folder="whole")
     go(*DROPOUT)
-    damaged = tmp_path / "run" / "checkpoints" / "checkpoint-6" / "optimizer.pt"
+    damaged = tmp_path / "run" / "checkpoints" / "checkpoint-6" / "optimizer.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-10])
     (tmp_path / "run" / "model.safetensors").unlink()
     go(*DROPOUT, resume=True)
@@ -185,21 +184,12 @@ def test_another_tokenizers_weights_are_not_taken(go, tmp_path):
     go(start, f"tokenizer={{type: pretrained, path: {tmp_path / 'first'}}}", folder="same")
 
 
-def broken_gradients(monkeypatch, at):
-    original = RecipeTrainer.training_step
-
-    def training_step(self, model, *args, **kwargs):
-        loss = original(self, model, *args, **kwargs)
-        if self.state.global_step == at:
-            next(model.parameters()).grad[0] = torch.nan
-            return loss * torch.nan
-        return loss
-
-    monkeypatch.setattr(RecipeTrainer, "training_step", training_step)
+def broken_fourth(step, loss):
+    return loss * torch.nan if step == 3 else loss
 
 
-def test_a_nan_stops_and_the_last_checkpoint_is_good(go, tmp_path, monkeypatch):
-    broken_gradients(monkeypatch, at=3)
+def test_a_nan_stops_and_the_last_checkpoint_is_good(go, tmp_path, change_losses):
+    change_losses(broken_fourth)
     with pytest.raises(
         TesseraError, match=r"got NaN or infinity at step 4\. Stopped: the last good checkpoint is .*checkpoint-2"
     ):
@@ -209,8 +199,8 @@ def test_a_nan_stops_and_the_last_checkpoint_is_good(go, tmp_path, monkeypatch):
     assert len(load_tokenizer(tmp_path / "run")) == 258
 
 
-def test_a_nan_step_can_be_left_out_and_is_counted(go, tmp_path, monkeypatch):
-    broken_gradients(monkeypatch, at=3)
+def test_a_nan_step_can_be_left_out_and_is_counted(go, tmp_path, change_losses):
+    change_losses(broken_fourth)
     summary = go("training.on_nonfinite=skip")
     assert summary.skipped_steps == 1
     assert all(torch.isfinite(value).all() for value in weights(tmp_path / "run").values())
@@ -218,8 +208,8 @@ def test_a_nan_step_can_be_left_out_and_is_counted(go, tmp_path, monkeypatch):
     assert None not in losses
 
 
-def test_a_skipped_step_leaves_the_weights_alone(go, tmp_path, monkeypatch):
-    broken_gradients(monkeypatch, at=3)
+def test_a_skipped_step_leaves_the_weights_alone(go, tmp_path, change_losses):
+    change_losses(broken_fourth)
     go("training.on_nonfinite=skip", "training.checkpoint_every=1")
     folder = tmp_path / "run" / "checkpoints"
     assert same_bits(weights(folder / "checkpoint-3"), weights(folder / "checkpoint-4"))

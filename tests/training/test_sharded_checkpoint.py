@@ -11,7 +11,7 @@ from tessera.base.errors import TesseraError
 from tessera.cli.main import main
 from tessera.models.saving.loading import model_folder
 from tessera.recipes.recipe import read_recipe
-from tessera.training import sharded_checkpoint
+from tessera.training import checkpoint_tensors, merging
 from tessera.training.run import train
 from tests.training.processes import interrupted, metrics, start, train_by
 
@@ -51,7 +51,7 @@ def test_four_processes_write_parts_that_one_two_and_four_resume(recipe, tmp_pat
     parts = four / "checkpoints" / "checkpoint-3"
     assert verify(parts) is None
     assert len(list((parts / "shards").glob("*.safetensors"))) == 4
-    assert {path.suffix for path in parts.rglob("*") if path.is_file()} <= {".safetensors", ".json", ".pt", ".pth"}
+    assert {path.suffix for path in parts.rglob("*") if path.is_file()} <= {".safetensors", ".json", ".jinja"}
     expected = load_file(one / "model.safetensors")
     same_weights(load_file(four / "model.safetensors"), expected)
     for processes in (1, 2, 4):
@@ -124,15 +124,14 @@ def test_what_is_written_in_the_background_is_what_was_there_at_the_start(alone,
     model, optimizer = trained()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     averages = [optimizer.state[parameter]["exp_avg"].clone() for parameter in model.parameters()]
-    writer, called = sharded_checkpoint.ShardWriter(), []
+    writer, called = checkpoint_tensors.ShardWriter(), []
     folder = tmp_path / "checkpoint-3"
     tensors = {
-        **sharded_checkpoint.model_tensors(model),
-        **sharded_checkpoint.optimizer_tensors(model, optimizer),
+        **checkpoint_tensors.prefixed(checkpoint_tensors.WEIGHT, checkpoint_tensors.model_tensors(model)),
+        **checkpoint_tensors.optimizer_tensors(model, optimizer),
     }
     assert len(tensors) == 9
     folder.mkdir()
-    sharded_checkpoint.write_numbers(folder, model, optimizer)
     writer.start(folder / "shards", tensors, lambda: called.append(len(list(folder.glob("shards/*.safetensors")))))
     with torch.no_grad():
         for tensor in tensors.values():
@@ -141,31 +140,31 @@ def test_what_is_written_in_the_background_is_what_was_there_at_the_start(alone,
     assert called == [1]
     other = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3, bias=False))
     resumed = torch.optim.AdamW(other.parameters(), lr=3.0)
-    sharded_checkpoint.read_weights(folder, other)
-    sharded_checkpoint.read_optimizer(folder, other, resumed)
+    checkpoint_tensors.restore_weights(folder, other)
+    steps = checkpoint_tensors.optimizer_steps(model, optimizer)
+    checkpoint_tensors.restore_optimizer(folder, other, resumed, steps)
     assert all(torch.equal(value, weights[name]) for name, value in other.state_dict().items())
     for parameter, average in zip(other.parameters(), averages):
         assert torch.equal(resumed.state[parameter]["exp_avg"], average)
         assert float(resumed.state[parameter]["step"]) == 3.0
-    assert resumed.param_groups[0]["lr"] == 0.1
-    assert resumed.param_groups[0]["betas"] == (0.9, 0.999)
-    with pytest.raises(TesseraError, match="its parts must be those of this model"):
-        sharded_checkpoint.read_weights(folder, torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 4)))
+    with pytest.raises(TesseraError, match="its tensors must be those of this model"):
+        checkpoint_tensors.restore_weights(folder, torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 4)))
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_parts_become_files_of_a_bounded_size(alone, tmp_path, monkeypatch):
     model, _ = trained()
-    writer = sharded_checkpoint.ShardWriter()
-    writer.start(tmp_path / "shards", sharded_checkpoint.model_tensors(model), lambda: None)
+    writer = checkpoint_tensors.ShardWriter()
+    weights = checkpoint_tensors.prefixed(checkpoint_tensors.WEIGHT, checkpoint_tensors.model_tensors(model))
+    writer.start(tmp_path / "shards", weights, lambda: None)
     writer.finish()
-    assert sharded_checkpoint.merge(tmp_path, tmp_path) == 1
+    assert merging.merge(tmp_path, tmp_path) == 1
     merged = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(value, merged[name]) for name, value in model.state_dict().items())
-    monkeypatch.setattr(sharded_checkpoint, "LARGEST_FILE", 100)
+    monkeypatch.setattr(merging, "LARGEST_FILE", 100)
     several = tmp_path / "several"
     several.mkdir()
-    assert sharded_checkpoint.merge(tmp_path, several, torch.bfloat16) == 2
+    assert merging.merge(tmp_path, several, torch.bfloat16) == 2
     index = json.loads((several / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == 2 * (5 * 7 + 7 + 7 * 3)
     for name, value in model.state_dict().items():
@@ -174,7 +173,7 @@ def test_parts_become_files_of_a_bounded_size(alone, tmp_path, monkeypatch):
 
 def test_a_folder_without_parts_is_no_checkpoint_in_parts(tmp_path, capsys):
     assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 2
-    assert "must be a checkpoint in parts, or a run with one" in capsys.readouterr().err
+    assert "must be a sharded checkpoint, or a run with one" in capsys.readouterr().err
     (tmp_path / "shards").mkdir()
     with pytest.raises(TesseraError, match="is in parts. Merge them: tessera convert"):
         model_folder(tmp_path)

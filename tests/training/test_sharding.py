@@ -6,7 +6,6 @@ from safetensors.torch import load_file
 
 from tessera.recipes.recipe import read_recipe
 from tessera.training.run import train
-from tessera.training.sharding import _spread
 from tests.training.processes import interrupted, metrics, train_by
 
 # One delay: the processes draw theirs from generators of their own.
@@ -45,9 +44,3 @@ def test_two_processes_equal_one_and_resume_each_others_checkpoints(tmp_path, ti
         for name, weight in expected.items():
             # AdamW divides by the gradient's size, so that a rounding error of a tiny gradient moves a weight.
             torch.testing.assert_close(actual[name], weight, rtol=0, atol=1e-4)
-
-
-def test_state_of_a_single_process_passes_unchanged():
-    weight = torch.nn.Parameter(torch.randn(3, 2))
-    average = torch.randn(3, 2)
-    assert _spread(average, weight) is average

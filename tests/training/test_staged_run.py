@@ -8,10 +8,12 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tessera.base.checkpoints import FOLDER
+from tessera.base.checkpoints import FOLDER, verify
 from tessera.base.errors import TesseraError, TrainingInterrupted
+from tessera.base.files import remove
 from tessera.recipes.recipe import read_recipe
-from tessera.training import staged_data, staged_run
+from tessera.training import curriculum, staged_data
+from tessera.training import run as run_module
 from tessera.training.initial_model import starting_model
 from tessera.training.metrics import MetricsFile
 from tessera.training.run import train
@@ -37,6 +39,11 @@ QUESTIONS = {
         ],
     },
 }
+
+
+def prediction_loss(data, model, stage, number, step):
+    """Without what the model charges."""
+    return sum(part() for part in data.part_losses(model, stage, number, step))
 
 
 @pytest.fixture
@@ -71,14 +78,14 @@ def test_a_run_on_questions(recipe_of, tmp_path):
 def test_a_run_that_dies_in_any_stage_goes_on_to_the_same_weights(recipe_of, tmp_path, monkeypatch, stage, step):
     recipe = recipe_of(QUESTIONS)
     train(recipe, tmp_path / "whole", progress=False)
-    loss = staged_data.StagedQuestions.loss
+    losses = staged_data.StagedQuestions.losses
 
     def dying(self, model, of_stage, number, at):
         if (number, at) == (stage, step):
             raise RuntimeError("killed")
-        return loss(self, model, of_stage, number, at)
+        return losses(self, model, of_stage, number, at)
 
-    monkeypatch.setattr(staged_data.StagedQuestions, "loss", dying)
+    monkeypatch.setattr(staged_data.StagedQuestions, "losses", dying)
     with pytest.raises(RuntimeError, match="killed"):
         train(recipe, tmp_path / "killed", progress=False)
     monkeypatch.undo()
@@ -96,10 +103,10 @@ def test_a_stop_inside_a_stage_names_the_run_and_the_step(recipe_of, tmp_path, m
             super().__init__()
             self.is_requested = True  # as a Ctrl-C during the first step does
 
-    monkeypatch.setattr(staged_run, "Interruption", Requested)
-    with pytest.raises(TrainingInterrupted, match=r"run: stage-0: stopped after step 1; a checkpoint holds it\.$"):
+    monkeypatch.setattr(run_module, "Interruption", Requested)
+    with pytest.raises(TrainingInterrupted, match=r"run: stage 1: stopped after step 1 of 4; a checkpoint holds it\.$"):
         train(recipe_of(QUESTIONS), tmp_path / "run", progress=False)
-    assert (tmp_path / "run" / staged_run.FOLDER / "stage-0.safetensors").exists()
+    assert verify(tmp_path / "run" / FOLDER / "checkpoint-1") is None
 
 
 def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_file):
@@ -138,7 +145,7 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
     [
         ("training.curriculum=[]", "training.curriculum must name the stages of a task's training"),
         ("training.steps=7", "training.steps must be left out beside a curriculum; got 7"),
-        ("training.compile=true", "training.compile must be left out beside a curriculum"),
+        ("training.shard=true", "training.shard must be false with data.task; got true"),
         (
             "data.task.name=three_moons",
             "data.task.name must be a task of questions; got 'three_moons'. Known: babilong",
@@ -231,17 +238,17 @@ def test_settings_of_the_task_are_refused_of_text(recipe_of, tmp_path):
 
 def test_writes_cost_how_probable_it_is_that_their_gates_open(recipe_of, tmp_path, monkeypatch):
     losses, scores = [], []
-    loss = staged_data.StagedQuestions.loss
+    original = staged_data.StagedQuestions.losses
 
     def seen(self, model, stage, number, step):
-        value = loss(self, model, stage, number, step)
+        (value,) = original(self, model, stage, number, step)
         checked = self.validation(model, stage)
         scores.append(self.predictions(model, stage)["score"] - checked["score"])
         assert scores[-1] == pytest.approx(checked.get("validation_penalty", 0))
-        losses.append(value.item() - self.prediction_loss(model, stage, number, step).item())
+        losses.append(value.item() - prediction_loss(self, model, stage, number, step).item())
         return value
 
-    monkeypatch.setattr(staged_data.StagedQuestions, "loss", seen)
+    monkeypatch.setattr(staged_data.StagedQuestions, "losses", seen)
     stages = "{length: 2, min_length: 2, steps: 1}, {length: 2, min_length: 2, steps: 1, model: {gate_penalty: 10.0}}"
     train(recipe_of(QUESTIONS, f"training.curriculum=[{stages}]", STRETCH), tmp_path / "run", progress=False)
     assert losses[0] == 0
@@ -261,16 +268,16 @@ def test_only_writes_with_a_gradient_cost(recipe_of, tmp_path):
     openings = []
     for memory in model.memories:
         memory.gate.register_forward_hook(lambda gate, scores, strength: openings.append(gate.opening(*scores)))
-    loss = data.loss(model, stage, 0, 0)
-    torch.testing.assert_close(loss, data.prediction_loss(model, stage, 0, 0) + 10 * torch.cat(openings[:6]).mean())
+    (loss,) = data.losses(model, stage, 0, 0)
+    torch.testing.assert_close(loss, prediction_loss(data, model, stage, 0, 0) + 10 * torch.cat(openings[:6]).mean())
     openings.clear()
     model.config.backprop_segments = 2
-    loss = data.loss(model, stage, 0, 0)
+    (loss,) = data.losses(model, stage, 0, 0)
     with_gradient = [opening.requires_grad for opening in openings]
     assert with_gradient == [False, False, False, False, True, True]  # two layers; the last of four segments stays open
     of_all, of_last = (10 * torch.cat(some).mean() for some in (openings, openings[4:]))
     assert not torch.isclose(of_all, of_last)
-    torch.testing.assert_close(loss, data.prediction_loss(model, stage, 0, 0) + of_last)
+    torch.testing.assert_close(loss, prediction_loss(data, model, stage, 0, 0) + of_last)
 
 
 def test_without_a_write_there_is_no_cost(recipe_of, tmp_path):
@@ -280,18 +287,19 @@ def test_without_a_write_there_is_no_cost(recipe_of, tmp_path):
     stage = recipe.training.curriculum[0]
     data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
     model = starting_model(recipe, data.tokenizer, context=64)
-    assert torch.equal(data.loss(model, stage, 0, 0), data.prediction_loss(model, stage, 0, 0))
+    (loss,) = data.losses(model, stage, 0, 0)
+    assert torch.equal(loss, prediction_loss(data, model, stage, 0, 0))
 
 
 def test_a_threshold_holds_from_its_stage_on_also_after_a_stop(recipe_of, tmp_path, monkeypatch):
     thresholds = []
-    loss = staged_data.StagedQuestions.loss
+    losses = staged_data.StagedQuestions.losses
 
     def seen(self, model, stage, number, step):
         thresholds.append(([memory.gate.threshold for memory in model.memories], number))
-        return loss(self, model, stage, number, step)
+        return losses(self, model, stage, number, step)
 
-    monkeypatch.setattr(staged_data.StagedQuestions, "loss", seen)
+    monkeypatch.setattr(staged_data.StagedQuestions, "losses", seen)
     run = tmp_path / "run"
     stage = "length: 2, min_length: 2, steps: 1"
     stages = f"{{{stage}}}, {{{stage}, model: {{strength_threshold: 0.6}}}}, {{{stage}}}"
@@ -302,7 +310,7 @@ def test_a_threshold_holds_from_its_stage_on_also_after_a_stop(recipe_of, tmp_pa
 
     weights = (run / "model.safetensors").read_bytes()
     (run / "model.safetensors").unlink()
-    (run / FOLDER / "stage-2.safetensors").unlink()
+    remove(run / FOLDER / "checkpoint-3")
     thresholds.clear()
     train(recipe, run, resume=True, progress=False)
     assert thresholds == [([0.6, 0.6], 2)]
@@ -314,7 +322,7 @@ def test_a_threshold_holds_without_a_run_folder_too(recipe_of, tmp_path):
     recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]")
     data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
     model = starting_model(recipe, data.tokenizer, context=64)
-    staged_run.train_stages_of(model, recipe, data, tmp_path, lambda share, note: None)
+    curriculum.train_stages_of(model, recipe, data, tmp_path, lambda share, note: None)
     assert [memory.gate.threshold for memory in model.memories] == [0.6, 0.6]
 
 
@@ -338,3 +346,39 @@ def test_a_stage_ends_halfway_down_a_linear_schedule(recipe_of, tmp_path):
     train(recipe_of(QUESTIONS, stages, "training.evaluate_every=40"), run, progress=False)
     rates = {r["step"]: r["learning_rate"] for r in MetricsFile(run / "metrics.jsonl").read() if "learning_rate" in r}
     assert rates[40] == pytest.approx(0.01 * (1 - (39 - 4) / (80 - 4)), rel=0.02)
+
+
+TEXT = {"data": {"source": "novels"}, "tokenizer": {"type": "byte"}}
+
+
+@pytest.mark.parametrize("section", [{}, TEXT], ids=["questions", "text"])
+def test_accumulation_in_stages_changes_rounding_only(recipe_of, tmp_path, section):
+    lines = []
+    for size in ("null", "1"):
+        options = (STRETCH, "model.gate_penalty=0.5", "data.early_questions=1") if not section else ()
+        recipe = recipe_of({**QUESTIONS, **section}, f"training.micro_batch_size={size}", *options)
+        train(recipe, tmp_path / size, progress=False)
+        lines.append(MetricsFile(tmp_path / size / "metrics.jsonl").read())
+    for name in ("loss", "gradient_norm", "validation_loss"):
+        whole, parts = ([line[name] for line in of if name in line] for of in lines)
+        assert parts == pytest.approx(whole, rel=1e-4), name
+        assert len(whole) >= 4
+    assert lines[0] != lines[1], "nothing was accumulated"
+
+
+def test_stages_take_the_options_of_plain_runs(recipe_of, tmp_path, monkeypatch):
+    monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
+    losses = staged_data.StagedQuestions.losses
+
+    def broken(self, model, stage, number, step):
+        for loss in losses(self, model, stage, number, step):
+            yield loss * torch.nan if (number, step) == (1, 0) else loss
+
+    monkeypatch.setattr(staged_data.StagedQuestions, "losses", broken)
+    options = ("gradient_checkpointing=true", "keep_checkpoints=1", "report_to=[tensorboard]", "on_nonfinite=skip")
+    scales = "training.scalar_learning_rate_scales={mix: 2.0}"
+    recipe = recipe_of(QUESTIONS, scales, *(f"training.{option}" for option in options))
+    summary = train(recipe, tmp_path / "run", progress=False)
+    assert summary.skipped_steps == 1
+    assert [path.name for path in (tmp_path / "run" / FOLDER).iterdir()] == ["checkpoint-9"]
+    assert list((tmp_path / "run" / "tensorboard").iterdir())

@@ -1,6 +1,7 @@
 """The recurrent baselines as Hugging Face models."""
 
 from torch import Tensor, nn
+from transformers import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.layers.swiglu import SwiGLU
@@ -70,7 +71,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel, StackModel):
         return _norm(config)
 
 
-class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, StackForCausalLM):
+class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, StackForCausalLM, GenerationMixin):
     """A recurrent baseline as a language model.
 
     >>> config = LinearAttentionConfig(variant="retnet", vocab_size=20, hidden_size=32)

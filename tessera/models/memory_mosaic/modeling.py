@@ -4,6 +4,7 @@ import math
 
 from torch import Tensor, nn
 from torch.nn.functional import dropout
+from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -70,6 +71,10 @@ class MemoryMosaicLayer(GradientCheckpointingLayer):
                 hidden, self.persistent_norm, self.persistent, persistent, documents, keep_state
             )
         return hidden, (contextual, persistent) if keep_state else None
+
+    def begun_with(self, keys: Tensor, values: Tensor) -> tuple[PairMemoryState, None]:
+        """The state in front of a text, when the contextual memory holds these pairs already."""
+        return self.contextual.begun_with(keys, values), None
 
     def _add(self, hidden, norm, memory, state, documents, keep_state):
         read = norm(hidden)
@@ -138,7 +143,7 @@ class MemoryMosaicModel(MemoryMosaicPreTrainedModel, StackModel):
         return _norm(config)
 
 
-class MemoryMosaicForCausalLM(MemoryMosaicPreTrainedModel, StackForCausalLM):
+class MemoryMosaicForCausalLM(MemoryMosaicPreTrainedModel, StackForCausalLM, GenerationMixin):
     """A Memory Mosaic language model.
 
     >>> from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM

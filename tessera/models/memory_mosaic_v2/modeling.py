@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.base.errors import expect
@@ -54,6 +55,12 @@ class MemoryMosaicV2Layer(GradientCheckpointingLayer):
         hidden = hidden + recalled
         hidden = hidden + self.persistent(self.persistent_norm(hidden))
         return hidden, (short, long) if keep_state else None
+
+    def begun_with(self, keys: Tensor, values: Tensor) -> LayerState:
+        """The state in front of a text, when both memories hold these pairs already."""
+        has_long_term = self.long_term is not None and self.long_term_enabled
+        long = self.long_term.begun_with(keys, values) if has_long_term else None
+        return self.short_term.begun_with(keys, values), long
 
     def branch_ends(self) -> list[nn.Module]:
         """The layers whose output is added to the residual stream."""
@@ -136,7 +143,7 @@ class MemoryMosaicV2Model(MemoryMosaicV2PreTrainedModel, StackModel):
         return {"long_term_delay": torch.randint(lowest, highest + 1, hidden.shape[:1], device=hidden.device)}
 
 
-class MemoryMosaicV2ForCausalLM(MemoryMosaicV2PreTrainedModel, StackForCausalLM):
+class MemoryMosaicV2ForCausalLM(MemoryMosaicV2PreTrainedModel, StackForCausalLM, GenerationMixin):
     """A Memory Mosaics v2 language model.
 
     >>> from tessera import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM

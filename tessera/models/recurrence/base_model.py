@@ -112,7 +112,8 @@ def expect_base(base: PreTrainedModel, layers: nn.ModuleList, where: str) -> Non
     expect(is_headed, where, "the model", "make logits, as AutoModelForCausalLM loads it", kind)
     if not can_be_tried(base):
         return
-    tokens, called = trial_tokens(base), []
+    tokens = trial_tokens(base)
+    called: list = []
     handles = [
         layer.register_forward_pre_hook(_record(called, index, (1, tokens.shape[1])), with_kwargs=True)
         for index, layer in enumerate(layers)

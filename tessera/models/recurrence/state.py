@@ -1,7 +1,6 @@
 """What is carried from segment to segment: the memory, a value."""
 
 import os
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,12 +11,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import write_atomically
 from tessera.base.state import State
 from tessera.models.fingerprint import difference
 
-CHECKSUM, MODEL = "crc32", "model"
+CHECKSUM, MODEL, READ_BY = "crc32", "model", "read_by"  # in the metadata of a file
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ class MemoryState(State):
         layers = tuple(cls.layer_state(*(named[f"layers.{i}.{name}"] for name in names)) for i in range(count))
         return cls(layers, named["tokens_read"], named["segments_read"])
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Write a safetensors file; `load` inverts it exactly."""
+    def save(self, path: str | os.PathLike, model: str | None = None) -> None:
+        """Write a safetensors file; `load` inverts it exactly. `model`: what tells model and tokenizer exactly."""
         # Copies: an empty memory's tensors share their storage, which safetensors refuses.
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors().items()}
-        metadata = {"format": "pt", "tessera_memory": self.kind, CHECKSUM: str(_checksum(tensors))}
-        if self.model is not None:
-            metadata[MODEL] = self.model
+        metadata = {"format": "pt", "tessera_memory": self.kind, CHECKSUM: str(tensor_checksum(tensors))}
+        known = {MODEL: model, READ_BY: self.model}
+        metadata |= {name: value for name, value in known.items() if value is not None}
         write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, metadata=metadata))
 
     @classmethod
@@ -109,10 +109,11 @@ class MemoryState(State):
                 expect(kind == cls.kind, where, "path", f"be a stored {cls.kind} memory", f"{kind or 'another'} file")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             # Files of earlier releases have no checksum; one whose name was damaged is no such file.
-            unknown = metadata.keys() - {"format", "tessera_memory", CHECKSUM, MODEL}
-            is_intact = not unknown and metadata.get(CHECKSUM, str(_checksum(tensors))) == str(_checksum(tensors))
+            unknown = metadata.keys() - {"format", "tessera_memory", CHECKSUM, MODEL, READ_BY}
+            actual = str(tensor_checksum(tensors))
+            is_intact = not unknown and metadata.get(CHECKSUM, actual) == actual
             expect(is_intact, where, "path", "be a memory as it was stored", f"{os.fspath(path)!r}, which was changed")
-            return replace(cls.from_tensors(tensors), model=metadata.get(MODEL))
+            return replace(cls.from_tensors(tensors), model=metadata.get(READ_BY))
         except TesseraError:
             raise
         except Exception as error:
@@ -195,13 +196,3 @@ def _together(parts: Sequence[tuple[tuple[int, ...], MemoryState | None]], rows:
     states = [state.for_batch(len(held)) for held, state in parts if state is not None]
     stacked = states[0] if len(states) == 1 else type(states[0]).stack(states)
     return stacked.select_batch(torch.tensor([places[row] for row in rows]))
-
-
-def _checksum(tensors: dict[str, Tensor]) -> int:
-    """CRC-32 of names, types, shapes and bytes: about 1 GB/s, which is milliseconds for a memory."""
-    value = 0
-    for name in sorted(tensors):
-        tensor = tensors[name].cpu().contiguous()
-        value = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), value)
-        value = zlib.crc32(tensor.flatten().view(torch.uint8).numpy().data, value)
-    return value

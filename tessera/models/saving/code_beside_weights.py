@@ -1,4 +1,4 @@
-"""`save_pretrained(folder, with_code=True)`: a saved model that loads without `import tessera`.
+"""`save_pretrained(folder, with_code=True)`: a saved model that loads without `import tessera.models`.
 
 transformers has no entry points for model types. It reads classes of a type that it does not know from a
 Python file beside the weights, and only if the user says `trust_remote_code=True`. That file imports them from this

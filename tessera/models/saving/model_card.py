@@ -2,7 +2,9 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import ModelCard, ModelCardData
 
 import tessera
 from tessera.base.files import write_text_atomically
@@ -12,95 +14,92 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CARD = "README.md"
+CAUSAL = "AutoModelForCausalLM"
 TEMPLATE = """---
-library_name: transformers
-tags:
-- tessera
-- {model_type}
+{{ card_data }}
 ---
-{first_line}
-# {name}
+{{ mark }}
+# {{ name }}
 
-A {kind} of type `{model_type}` with {parameters:,} parameters, {origin}.
+A {{ "causal language model" if auto == "AutoModelForCausalLM" else "model" }} of type `{{ model_type }}` with {{
+"{:,}".format(parameters) }} parameters, {{ origin }}.
 
 ## How to load
 
-{loading}
+```python
+{% if not with_code -%}
+import tessera.models  # makes its model types known to transformers
+{% endif -%}
+from transformers import {{ auto }}{{ ", AutoTokenizer" if run }}
 
+model = {{ auto }}.from_pretrained("FOLDER"{{ ", trust_remote_code=True" if with_code }})
+{% if run -%}
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+{% endif -%}
+```
+{% if run %}
+On the command line: `tessera generate FOLDER --prompt "Once upon a time"`.
+{% elif with_code %}
+The package `tessera` must be installed: `modeling_tessera.py` in this folder imports the model's classes from it.
+A program that says `import tessera.models` needs no `trust_remote_code`.
+{% endif %}
 ## Training
 
-{training}
+{{ training or "Not recorded here: say which text the weights were trained on, for how long and with which settings." }}
 
 ## Evaluation
 
-{evaluation}
+{{ evaluation or "Not recorded here: say on what the weights were measured, with which command, and what came out." }}
 
 ## Licence
 
 Nothing is said here about the weights: state a licence of yours, and mind that of the text they were trained on. The
 code that reads them is under Apache-2.0.
 """
-CAUSAL = "causal language model"
-LOADING = """```python
-import tessera  # makes its model types known to transformers
-from transformers import {auto}
-
-model = {auto}.from_pretrained("FOLDER")
-```"""
-LOADING_WITH_CODE = """```python
-from transformers import {auto}
-
-model = {auto}.from_pretrained("FOLDER", trust_remote_code=True)
-```
-
-The package `tessera` must be installed: `modeling_tessera.py` in this folder imports the model's classes from it.
-A program that says `import tessera` needs no `trust_remote_code`."""
-UNKNOWN = {
-    "Training": "Not recorded here: say which text the weights were trained on, for how long and with which settings.",
-    "Evaluation": "Not recorded here: say on what the weights were measured, with which command, and what came out.",
-}
 QUOTED = "From the card of the folder that these weights were loaded from; later training is not in it."
 
 
+def render_card(model_type: str, auto: str = CAUSAL, **values: Any) -> str:
+    """The text of `TEMPLATE` with these values; those that are left out stay empty."""
+    data = ModelCardData(library_name="transformers", tags=["tessera", model_type])
+    return str(ModelCard.from_template(data, template_str=TEMPLATE, model_type=model_type, auto=auto, **values)) + "\n"
+
+
 def write_missing_card(folder: Path, model: "PreTrainedModel", with_code: bool) -> None:
-    """Write README.md into `folder` unless there is one: whoever wrote that knew more."""
+    """Write README.md into `folder` unless there is one: whoever wrote that knew more.
+
+    Tables of training and evaluation come from where the model was loaded.
+    """
     path = folder / CARD
-    if folder.is_dir() and not path.exists():
-        write_text_atomically(path, saved_model_card(model, with_code))
-
-
-def saved_model_card(model: "PreTrainedModel", with_code: bool) -> str:
-    """The card of a model that a program saves. Tables of training and evaluation come from where it was loaded."""
+    if not folder.is_dir() or path.exists():
+        return
     known = _tables(Path(model.name_or_path) / CARD) if model.name_or_path else {}
-    loading = LOADING_WITH_CODE if with_code else LOADING
-    return TEMPLATE.format(
-        first_line="",
+    card = render_card(
+        model.config.model_type,
+        auto_class(type(model)),
         name=type(model).__name__,
-        model_type=model.config.model_type,
-        kind=CAUSAL if auto_class(type(model)) == "AutoModelForCausalLM" else "model",
         parameters=num_parameters(model),
         origin=f"saved by Tessera {tessera.__version__}",
-        loading=loading.format(auto=auto_class(type(model))),
-        **{
-            title.lower(): f"{QUOTED}\n\n{known[title]}" if title in known else unknown
-            for title, unknown in UNKNOWN.items()
-        },
+        with_code=with_code,
+        training=known.get("Training"),
+        evaluation=known.get("Evaluation"),
     )
+    write_text_atomically(path, card)
 
 
 def auto_class(cls: type) -> str:
     """The class of transformers that loads models of `cls`."""
-    return "AutoModelForCausalLM" if cls.__name__.endswith("ForCausalLM") else "AutoModel"
+    return CAUSAL if cls.__name__.endswith("ForCausalLM") else "AutoModel"
 
 
 def _tables(card: Path) -> dict[str, str]:
-    """The tables in the sections of a card, by title; none without a card."""
+    """The tables in the sections of a card, by title, with the sentence that says whence; no HTML."""
     if not card.is_file():
         return {}
     tables = {}
     for section in re.split("^## ", card.read_text(encoding="utf-8", errors="replace"), flags=re.MULTILINE)[1:]:
         title, *lines = section.splitlines()
-        rows = [line for line in lines if line.startswith("|")]
+        rows = [line.replace("<", "&lt;") for line in lines if line.startswith("|")]
         if rows:
-            tables[title.strip()] = "\n".join(rows)
+            tables[title.strip()] = "\n".join([QUOTED, "", *rows])
     return tables

@@ -3,17 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
 from transformers import AutoModelForCausalLM, MambaConfig, PreTrainedConfig, PreTrainedModel
 
 from tessera.kernels import kernel_from_config
 from tessera.models.linear_attention import LinearAttentionConfig
-from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
-from tessera.models.mamba import use_selective_scan
+from tessera.models.lstm import LSTMConfig
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
 from tessera.models.presets import matching_llama_config
-from tessera.models.small_models.table import SMALL_MODELS, ModelSize
+from tessera.models.small_models.size import ModelSize
 from tessera.models.transformer import transformer_config
 
 
@@ -21,10 +19,14 @@ def untrained_model(config: PreTrainedConfig) -> PreTrainedModel:
     """The causal language model of `config`, initialised by PyTorch's generator, without a warning about its loss."""
     model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     model.loss_type = model.loss_type or "ForCausalLM"  # what GPT-2 and GPT-NeoX take anyway, but with a warning
+    if config.model_type != "mamba":
+        return model
+    from tessera.models.mamba import use_selective_scan  # transformers' Mamba takes half a second to import
+
     return use_selective_scan(model)
 
 
-def _transformer_of(size: ModelSize, **positions: Any) -> nn.Module:
+def _transformer_of(size: ModelSize, **positions: Any) -> PreTrainedModel:
     return untrained_model(
         transformer_config(
             vocab_size=size.vocab_size,
@@ -36,8 +38,7 @@ def _transformer_of(size: ModelSize, **positions: Any) -> nn.Module:
     )
 
 
-@SMALL_MODELS.register("mosaic")
-def _mosaic(size: ModelSize) -> nn.Module:
+def mosaic(size: ModelSize) -> PreTrainedModel:
     """Slots of 7/2 the width make the two memories' 12 width^2: three matrices, two, and the slots' keys and values."""
     slots = size.num_persistent_slots
     return untrained_model(
@@ -57,8 +58,7 @@ def _mosaic(size: ModelSize) -> nn.Module:
     )
 
 
-@SMALL_MODELS.register("mosaic_v2")
-def _mosaic_v2(size: ModelSize) -> nn.Module:
+def mosaic_v2(size: ModelSize) -> PreTrainedModel:
     """Published proportions at context 4,096: short term 256, delay 64 and, in training, 64 to 256."""
     return untrained_model(_mosaic_v2_config(size))
 
@@ -83,31 +83,27 @@ def _mosaic_v2_config(size: ModelSize) -> MemoryMosaicV2Config:
     )
 
 
-@SMALL_MODELS.register("llama")
-def _llama(size: ModelSize) -> nn.Module:
+def llama(size: ModelSize) -> PreTrainedModel:
     """The twin of `mosaic_v2`: Llama of its width, depth and heads, with as many parameters; rotary positions."""
     return untrained_model(matching_llama_config(_mosaic_v2_config(size), equal_parameters=True))
 
 
-@SMALL_MODELS.register("transformer_alibi")
-def _transformer_alibi(size: ModelSize) -> nn.Module:
+def transformer_alibi(size: ModelSize) -> PreTrainedModel:
     """BLOOM: attention that falls off with distance (Press et al. 2021)."""
     return _transformer_of(size, positions="alibi")
 
 
-@SMALL_MODELS.register("transformer")
-def _transformer(size: ModelSize) -> nn.Module:
+def transformer(size: ModelSize) -> PreTrainedModel:
     """GPT-2: learned absolute positions."""
     return _transformer_of(size, max_positions=size.max_positions)
 
 
-@SMALL_MODELS.register("transformer_rope")
-def _transformer_rope(size: ModelSize) -> nn.Module:
+def transformer_rope(size: ModelSize) -> PreTrainedModel:
     """GPT-NeoX with rotary positions, which do not end with the trained length."""
     return _transformer_of(size, positions="rope")
 
 
-def _linear_attention(size: ModelSize, variant: str) -> nn.Module:
+def _linear_attention(size: ModelSize, variant: str) -> PreTrainedModel:
     return untrained_model(
         LinearAttentionConfig(
             variant=variant,
@@ -119,37 +115,32 @@ def _linear_attention(size: ModelSize, variant: str) -> nn.Module:
     )
 
 
-@SMALL_MODELS.register("linear_transformer")
-def _linear_transformer(size: ModelSize) -> nn.Module:
+def linear_transformer(size: ModelSize) -> PreTrainedModel:
     """A sum of all pairs without decay (Katharopoulos et al. 2020)."""
     return _linear_attention(size, "linear_transformer")
 
 
-@SMALL_MODELS.register("retnet")
-def _retnet(size: ModelSize) -> nn.Module:
+def retnet(size: ModelSize) -> PreTrainedModel:
     """A sum with a fixed decay per head (Sun et al. 2023)."""
     return _linear_attention(size, "retnet")
 
 
-@SMALL_MODELS.register("gla")
-def _gla(size: ModelSize) -> nn.Module:
+def gla(size: ModelSize) -> PreTrainedModel:
     """A sum whose decay depends on the input (Yang et al. 2024)."""
     return _linear_attention(size, "gla")
 
 
-@SMALL_MODELS.register("lstm")
-def _lstm(size: ModelSize) -> nn.Module:
+def lstm(size: ModelSize) -> PreTrainedModel:
     """As many layers, of the width whose 8 width^2 per layer come closest to the transformer's parameters."""
 
     def count(width: int) -> int:
         return size.vocab_size * width + size.num_layers * (8 * width**2 + 8 * width) + 2 * width
 
     width = _closest(count, size.num_parameters, step=1)
-    return LSTMForCausalLM(LSTMConfig(vocab_size=size.vocab_size, hidden_size=width, num_layers=size.num_layers))
+    return untrained_model(LSTMConfig(vocab_size=size.vocab_size, hidden_size=width, num_layers=size.num_layers))
 
 
-@SMALL_MODELS.register("mamba")
-def _mamba(size: ModelSize) -> nn.Module:
+def mamba(size: ModelSize) -> PreTrainedModel:
     """Two Mamba blocks for a transformer's layer, as published (Gu and Dao 2023), of the width that equals its size.
 
     With `mamba_state_size`: one block for a layer, of the layer's width.

@@ -2,23 +2,22 @@
 
 from typing import Any
 
-from torch import nn
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, PreTrainedModel
 
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
 from tessera.models.rmt import RMTConfig, RMTForCausalLM
-from tessera.models.small_models.table import SMALL_MODELS, ModelSize
+from tessera.models.small_models.size import ModelSize
 
 SEGMENT_SIZE = 4  # to begin with: whoever reads a text says its segments
 
 
-def _base(size: ModelSize) -> nn.Module:
+def _base(size: ModelSize) -> PreTrainedModel:
     """GPT-NeoX, a quarter of each head rotated, inner width equal to the width, untied.
 
     Positions that are learned and added, as in GPT-2, end up in the memory's keys and hold training on a plateau.
     """
-    return GPTNeoXForCausalLM(
+    return AutoModelForCausalLM.from_config(
         GPTNeoXConfig(
             vocab_size=size.vocab_size,
             hidden_size=size.hidden_size,
@@ -34,7 +33,7 @@ def _base(size: ModelSize) -> nn.Module:
     )
 
 
-def _wrapped(config_class: type, model_class: type, size: ModelSize, **options: Any) -> nn.Module:
+def _wrapped(config_class: type, model_class: type, size: ModelSize, **options: Any) -> PreTrainedModel:
     base = _base(size)
     config = config_class(
         base_config=base.config, segment_size=SEGMENT_SIZE, num_memory_tokens=size.num_memory_tokens, **options
@@ -42,25 +41,21 @@ def _wrapped(config_class: type, model_class: type, size: ModelSize, **options: 
     return model_class(config, base=base)
 
 
-@SMALL_MODELS.register("armt")
-def _armt(size: ModelSize) -> nn.Module:
+def armt(size: ModelSize) -> PreTrainedModel:
     """ARMT as published."""
     return _wrapped(ARMTConfig, ARMTForCausalLM, size, memory_dim=size.memory_dim)
 
 
-@SMALL_MODELS.register("armt_no_correction")
-def _armt_no_correction(size: ModelSize) -> nn.Module:
+def armt_no_correction(size: ModelSize) -> PreTrainedModel:
     """ARMT with gamma = 1: the ablation."""
     return _wrapped(ARMTConfig, ARMTForCausalLM, size, memory_dim=size.memory_dim, correction=False)
 
 
-@SMALL_MODELS.register("rmt")
-def _rmt(size: ModelSize) -> nn.Module:
+def rmt(size: ModelSize) -> PreTrainedModel:
     """RMT: the last layer's memory tokens go to the next segment."""
     return _wrapped(RMTConfig, RMTForCausalLM, size)
 
 
-@SMALL_MODELS.register("prmt")
-def _prmt(size: ModelSize) -> nn.Module:
+def prmt(size: ModelSize) -> PreTrainedModel:
     """PRMT: every layer's memory tokens go to the next segment."""
     return _wrapped(PRMTConfig, PRMTForCausalLM, size, memory_initializer_range=size.memory_initializer_range)

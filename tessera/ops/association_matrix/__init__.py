@@ -34,7 +34,7 @@ def read_association(
     Raises:
         TesseraError: shapes that do not fit, or a `backend` that cannot run this call.
     """
-    call = ReadCall(*map(widened, (matrix, normaliser, query)), eps)
+    call = ReadCall(widened(matrix), widened(normaliser), widened(query), eps)
     with float16_autocast.without(matrix):
         return BACKENDS.choose(call, backend).run(call)
 
@@ -71,8 +71,8 @@ def write_association(
     Raises:
         TesseraError: shapes that do not fit, an unknown order, or a `backend` that cannot run this call.
     """
-    tensors = map(widened, (matrix, normaliser, key, value, strength))
-    call = WriteCall(*tensors, empty, correction, order, eps, gate_normaliser)
+    before, pairs = (widened(matrix), widened(normaliser)), (widened(key), widened(value), widened(strength))
+    call = WriteCall(*before, *pairs, empty, correction, order, eps, gate_normaliser)
     with float16_autocast.without(matrix):
         return BACKENDS.choose(call, backend).run(call)
 

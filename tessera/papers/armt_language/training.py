@@ -21,11 +21,11 @@ from tessera.models.sizes import num_parameters
 from tessera.papers.armt_language.settings import BASE, CONTINUED, SegmentSettings
 from tessera.papers.experiment import RunContext
 from tessera.training.corpus import Corpus, open_corpus
+from tessera.training.curriculum import train_stages_of
 from tessera.training.initial_model import starting_model
 from tessera.training.overwrite import RESULT
 from tessera.training.run import train
 from tessera.training.staged_data import StagedText
-from tessera.training.staged_run import train_stages_of
 
 TESTED_SHARE = 0.5  # of the held-out book; the rest of it chooses the weights
 DIGITS = 4

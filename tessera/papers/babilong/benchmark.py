@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.base.errors import TesseraError
+from tessera.papers.babilong.stories import LENGTHS, labels
 
 FIELDS = ("input", "question", "target")
 
@@ -63,15 +64,27 @@ def subtargets(target: str) -> list[str]:
     return [part.strip() for part in target.split(",")] if len(target) > 3 else [target]
 
 
-def published_match(output: str, question: str, target: str, labels: Collection[str]) -> bool:
-    """The public benchmark's rule (Kuratov et al. 2024): the labels that are named must be the target's and no others.
+def benchmark_labels(path: Path, targets: Iterable[str]) -> tuple[str, Collection[str]]:
+    """The task that a file of samples is of, and its labels, which are the task's and not those that the file holds.
 
-    Counted are the labels that stand, in any case and also inside of words, in the output up to its first full stop
-    (and to `<context>` or `<example>`), but not those that the question names.
+    It is named in the path, as in `qa1/4k.json`, or it is the first whose labels have all `targets`; a file of no task
+    of the benchmark ("") has its own.
+    """
+    answers = {part for target in targets for part in subtargets(target)}
+    named = re.search(r"qa[1-5](?!\d)", str(path))
+    kind = named[0] if named else next((kind for kind in LENGTHS if answers <= set(labels(kind))), "")
+    return kind, labels(kind) if kind else answers
+
+
+def published_match(output: str, question: str, target: str, answers: Collection[str]) -> bool:
+    """The public benchmark's rule (Kuratov et al. 2024): the answers that are named must be the target's and no others.
+
+    Counted are those of the task's `answers` that stand, in any case and also inside of words, in the output up to its
+    first full stop (and to `<context>` or `<example>`), but not those that the question names.
     """
     first = re.split(r"\.|<context>|<example>", output.lower(), maxsplit=1)[0]
 
     def named(text: str) -> set[str]:
-        return {label for label in (one.strip().lower() for one in labels) if label in text.lower()}
+        return {label for label in (one.strip().lower() for one in answers) if label in text.lower()}
 
     return named(first) - named(question) == set(subtargets(target))

@@ -17,12 +17,12 @@ from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.writes import written_facts, written_noise
 from tessera.papers.catalogue import LIBRARY
 from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
+from tessera.recipes.sections import Stage
 from tessera.tasks.question_answering import QuestionBatch, question_task
 from tessera.tasks.task import estimate
-from tessera.training.curriculum import Stage
+from tessera.training.curriculum import train_stages_of
 from tessera.training.initial_model import starting_model
 from tessera.training.staged_data import StagedQuestions
-from tessera.training.staged_run import train_stages_of
 
 READ_AT_ONCE = 1 << 22  # tokens of the contexts that are read side by side, segment by segment or the last alone
 NOISE_SEGMENTS = 1024
@@ -110,6 +110,6 @@ EXPERIMENT = Experiment(
     plan=plan,
     execute=execute,
     tables=report.tables,
-    plot=report.draw,
+    plot=report.plot,
     models=tuple(MODELS),
 )

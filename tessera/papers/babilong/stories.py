@@ -26,6 +26,14 @@ SHORTEST_FACT = {"qa1": 6, "qa2": 5, "qa3": 5, "qa4": 8, "qa5": 5}
 PLAIN_FACT = {"qa1": 6, "qa2": 6, "qa3": 6, "qa4": 8, "qa5": 6}
 
 
+_NAMES = {
+    "<person>": {name.lower() for name in (*PEOPLE, *GIVERS)},
+    "<place>": set(PLACES),
+    "<thing>": set(THINGS),
+    "<side>": set(OPPOSITE),
+}
+
+
 @dataclass(frozen=True)
 class Question:
     """A question, and its answer in one lower-case word."""
@@ -69,6 +77,19 @@ def facts_of(kind: str) -> tuple[str, ...]:
     """Facts of many stories of a task, each once."""
     stories = (generate(kind, Random(seed)) for seed in range(MANY))
     return tuple(sorted({fact for story in stories for fact in story.facts}))
+
+
+@lru_cache
+def examples_of(kind: str) -> tuple[str, ...]:
+    """Questions about many stories of a task, each once."""
+    stories = (generate(kind, Random(seed)) for seed in range(MANY))
+    return tuple(sorted({question.text for story in stories for question in story.questions}))
+
+
+def shape_of(question: str) -> str:
+    """A question with a mark for each name: two of one shape ask the same of other people, places and things."""
+    words = question.lower().rstrip(" ?").split()
+    return " ".join(next((kind for kind, names in _NAMES.items() if word in names), word) for word in words)
 
 
 def questions_after(kind: str, facts: Sequence[str]) -> tuple[Question, ...]:

@@ -22,16 +22,20 @@ from tessera.papers.babilong.sample import RESERVED, Borders, HalfFacts, Lookali
 from tessera.papers.babilong.solver import answer, world_after
 from tessera.papers.babilong.stories import (
     FEWEST,
+    GIVERS,
     LENGTHS,
+    PEOPLE,
     PLAIN_FACT,
     SHORTEST_FACT,
     Question,
     Story,
+    examples_of,
     facts_of,
     generate,
     labels,
     questions_after,
     read_stories,
+    shape_of,
 )
 from tessera.papers.babilong.vocabulary import (
     END,
@@ -47,9 +51,7 @@ from tessera.papers.babilong.vocabulary import (
     word_of,
 )
 from tessera.tasks.question_answering import QuestionBatch
-from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples
-
-SPLIT_TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
+from tessera.tasks.task import SPLIT_TENTHS, SPLITS, TASKS, Task, TokenExamples
 
 
 @TASKS.register("babilong")
@@ -138,6 +140,23 @@ class BABILong(Task):
     def special_tokens(self) -> dict[str, str]:
         """See `QuestionTask`."""
         return {"unk_token": UNKNOWN, "pad_token": PAD, "eos_token": END, "answer_token": GENERATE}
+
+    @property
+    def understands(self) -> str:
+        """See `QuestionTask`."""
+        facts, questions = facts_of(self.kind), examples_of(self.kind)
+        people = [name for name in dict.fromkeys((*PEOPLE, *GIVERS)) if any(name in fact for fact in facts)]
+        about = f" of {', '.join(people)}" if people else ""
+        answers = ", ".join(self.labels)
+        return (
+            f'questions such as "{questions[0]}", answered in one word ({answers}), about sentences such as '
+            f'"{facts[0]}" or "{facts[-1]}"{about} anywhere in a text; of other names and verbs it knows nothing'
+        )
+
+    def is_known(self, question: str) -> bool:
+        """See `QuestionTask`."""
+        asked = {shape_of(text) for kind in (self.kind, *self.also_asked) for text in examples_of(kind)}
+        return shape_of(question) in asked
 
     def context_lengths(self, segments: int, segment: int) -> range:
         """See `QuestionTask` and `from_memory`."""

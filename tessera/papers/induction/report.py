@@ -6,15 +6,24 @@ from pathlib import Path
 from tessera.papers.curves import draw_learning, panels
 from tessera.papers.experiment import Record
 from tessera.papers.induction.settings import MODELS
-from tessera.papers.tables import grouped, score, settings_table, table_of, with_error
+from tessera.papers.tables import SettingsRows, grid_table, grouped, score, settings_of, table_of, with_error
 
 # The shares of right successors whose step of training is told.
 LEVELS = (0.5, 0.9)
 # What the papers say: a layer of memories is enough (Memory Mosaics, section 3), a transformer needs two of attention.
 NEEDED_LAYERS = {"mosaic": 1, "transformer": 2, "transformer_rope": 2}
 COLORS = {"mosaic": "tab:purple", "transformer": "tab:blue", "transformer_rope": "tab:orange"}
-# Bietti et al. 2023, section 3; their model: attention with absolute positions, no feed-forward in the last block.
-PUBLISHED = {"width": 128, "tokens of a sequence": 256, "batch": 512}
+# Here, and in Bietti et al. 2023, section 3 (attention with absolute positions, no feed-forward in the last block).
+SETTINGS: SettingsRows = {
+    "width": ("hidden_size", 128),
+    "heads": ("num_heads", None),
+    "tokens of a sequence": ("task.length", 256),
+    "triggers": (lambda records: f"{(task := records[0].configuration.task).num_triggers}, {task.triggers}", None),
+    "batch": ("batch_size", 512),
+    "steps": ("fit.steps", None),
+    "peak learning rate": ("fit.learning_rate", None),
+    "test sequences": ("test", None),
+}
 
 
 def by_model(records: Mapping[str, Record]) -> dict[str, list[Record]]:
@@ -25,19 +34,23 @@ def by_model(records: Mapping[str, Record]) -> dict[str, list[Record]]:
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """Accuracy, the course of the trainings, settings."""
     groups = by_model(records)
+    rows = {
+        name: (MODELS[name][2], f"{seeds[0].outcome['parameters']:,}", len(seeds)) for name, seeds in groups.items()
+    }
     return {
-        "Successors of triggers": table_of(
-            groups.items(),
+        "Successors of triggers": grid_table(
+            ["model", "parameters", "seeds"],
+            rows,
             {
-                "model": lambda row: MODELS[row[0]][2],
-                "parameters": lambda row: f"{row[1][0].outcome['parameters']:,}",
-                "seeds": lambda row: len(row[1]),
-                "accuracy from the second occurrence on": _cell("accuracy"),
-                "at the first": _cell("first_accuracy"),
-                "loss from the second on, nats": _cell("loss"),
-                "loss elsewhere, nats": _cell("other_loss"),
-                "the paper says": lambda row: _published(*MODELS[row[0]]),
-            },
+                "accuracy from the second occurrence on": "accuracy",
+                "at the first": "first_accuracy",
+                "loss from the second on, nats": "loss",
+                "loss elsewhere, nats": "other_loss",
+                "the paper says": "",
+            }.items(),
+            lambda name, quantity: (
+                with_error(score(groups[name], "scores", quantity), ".3f") if quantity else f"*{_published(name)}*"
+            ),
         ),
         "Trainings": table_of(
             records.items(),
@@ -48,16 +61,13 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
                 "minutes": lambda row: f"{row[1].outcome['training']['seconds'] / 60:.1f}",
             },
         ),
-        "Settings": _settings(groups),
+        "Settings": settings_of(records.values(), SETTINGS),
     }
 
 
-def _cell(name: str) -> Callable[[tuple[str, list[Record]]], str]:
-    return lambda row: with_error(score(row[1], "scores", name), ".3f")
-
-
-def _published(kind: str, num_layers: int, label: str) -> str:
-    return "*can*" if num_layers >= NEEDED_LAYERS[kind] else "*cannot*"
+def _published(name: str) -> str:
+    kind, num_layers, _ = MODELS[name]
+    return "can" if num_layers >= NEEDED_LAYERS[kind] else "cannot"
 
 
 def accuracies(record: Record) -> list[tuple[int, float]]:
@@ -70,28 +80,12 @@ def _step_cell(level: float) -> Callable[[tuple[str, Record]], str]:
     return lambda row: next((f"{step:,}" for step, share in accuracies(row[1]) if share >= level), "never")
 
 
-def _settings(groups: Mapping[str, list[Record]]) -> str:
-    first = next(iter(groups.values()))[0].configuration
-    ours = {
-        "width": first.hidden_size,
-        "heads": first.num_heads,
-        "tokens of a sequence": first.task.length,
-        "triggers": f"{first.task.num_triggers}, {first.task.triggers}",
-        "batch": first.batch_size,
-        "steps": first.fit.steps,
-        "peak learning rate": first.fit.learning_rate,
-        "test sequences": first.test,
-    }
-    return settings_table(ours, PUBLISHED)
-
-
 def plot(records: Mapping[str, Record], path: Path) -> None:
     """Right successors against the step of training, of each model."""
     with panels(path, 8, 4.6) as (axis,):
         for name, seeds in by_model(records).items():
-            kind, num_layers, label = MODELS[name]
-            line = "-" if num_layers >= NEEDED_LAYERS[kind] else "--"
-            draw_learning(axis, [accuracies(one) for one in seeds], label, color=COLORS[kind], ls=line)
+            line = "-" if _published(name) == "can" else "--"
+            draw_learning(axis, list(map(accuracies, seeds)), MODELS[name][2], color=COLORS[MODELS[name][0]], ls=line)
         chance = 1 / seeds[0].configuration.task.vocab_size
         axis.axhline(chance, color="gray", lw=0.8, ls=":", label="guess")
         axis.set(xlabel="step of training", ylabel="right successors", ylim=(0, 1.02))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from tessera.papers.induction import Induction
 from tessera.training.fit import FitOptions
 
-# Name: model of `SMALL_MODELS`, blocks, name in tables and figures.
+# Name: model of `MODELS`, blocks, name in tables and figures.
 MODELS = {
     "mosaic-1": ("mosaic", 1, "Memory Mosaic, 1 block"),
     "transformer-1": ("transformer", 1, "transformer, absolute positions, 1 block"),

@@ -1,9 +1,9 @@
 """Many-shot classification with any language model and its own tokenizer (Memory Mosaics v2, section 5.3)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -11,20 +11,15 @@ from tqdm import tqdm
 from tessera.base.errors import expect
 from tessera.evaluation.continuations import Request, continuation_likelihoods
 from tessera.models.transformer import context_limit
-from tessera.papers.many_shot.episodes import Episode, draw_episode
 from tessera.papers.many_shot.files import Example
-from tessera.papers.many_shot.prompts import DELIMITERS, Template
-from tessera.tasks.task import estimate
+from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Template, draw_episode
+from tessera.tasks.task import Estimate, estimate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-STRATEGIES = tuple((delimiter, order) for delimiter in DELIMITERS for order in ("fixed", "shuffled"))
-SCORES = ("exact_match", "likeliest_label")
 
-
-@dataclass(frozen=True)
-class LabelledTexts:
+class LabelledTexts(NamedTuple):
     """A data set: examples to show and texts to ask about, by class, and how a prompt is written."""
 
     demonstrations: Mapping[str, Sequence[Example]]
@@ -59,45 +54,53 @@ def many_shot_scores(
     """
     outcome: dict[str, Any] = {}
     steps = [(count, strategy) for count in shots for strategy in STRATEGIES]
-    for count, (delimiter, order) in tqdm(steps, disable=not progress, unit=" strategies"):
-        random = Random(f"{seed} {count} {order}")
-        episodes = [
-            draw_episode(
-                texts.demonstrations, texts.queries, list(texts.queries), count, order, anonymous, random, queries
+    for count, strategy in tqdm(steps, disable=not progress, unit=" strategies"):
+        delimiter, order = strategy.split(", ")
+        random, classes = Random(f"{seed} {count} {order}"), list(texts.queries)
+        shares = []
+        for _ in range(contexts):
+            episode = draw_episode(
+                texts.demonstrations, texts.queries, classes, count, order, anonymous, random, queries
             )
-            for _ in range(contexts)
-        ]
-        shares = [_shares(model, tokenizer, texts.template, one, delimiter, batch_size) for one in episodes]
-        scores = {name: estimate(torch.tensor([share[name] for share in shares]))._asdict() for name in SCORES}
-        outcome.setdefault(str(count), {})[f"{delimiter}, {order}"] = scores
+            ask = partial(requests_of, model, tokenizer, texts.template, episode, delimiter)
+            shares.append(episode_shares(model, episode, ask, batch_size))
+        scores = {name: estimate._asdict() for name, estimate in over_contexts(shares).items()}
+        outcome.setdefault(str(count), {})[strategy] = scores
     for by_strategy in outcome.values():
         by_strategy["best"] = max(by_strategy.values(), key=lambda scores: scores["exact_match"]["mean"])
     return outcome
 
 
-def _shares(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    template: Template,
-    episode: Episode,
-    delimiter: str,
-    batch_size: int,
+def episode_shares(
+    model: "PreTrainedModel", episode: Episode, ask: Callable[[Example], list[Request]], batch_size: int
 ) -> dict[str, float]:
-    """Of one context: the share of right queries by each score."""
-    between, requests = DELIMITERS[delimiter], []
-    for query in episode.queries:
-        prompt = template.prompt(episode.demonstrations, query, delimiter)
-        answers = [*(f"{between}{label}" for label in episode.labels), f"{between}{query.label}\n"]
-        requests += [request_of(model, tokenizer, prompt, answer) for answer in answers]
-    answered = continuation_likelihoods(model, requests, batch_size=batch_size)
-    per_query = len(episode.labels) + 1
+    """Of one context: the share of right queries by each score.
+
+    `ask(query)`: a request for each of the context's labels, and one for all of the right answer.
+    """
+    asked = [ask(query) for query in episode.queries]
+    answered = iter(continuation_likelihoods(model, [r for of_query in asked for r in of_query], batch_size=batch_size))
     exact = likeliest = 0
-    for place, query in enumerate(episode.queries):
-        *labels, right_answer = answered[place * per_query : (place + 1) * per_query]
-        exact += right_answer.is_greedy
-        best = max(range(len(labels)), key=lambda number: labels[number].log_likelihood)
-        likeliest += episode.labels[best] == query.label
+    for query in episode.queries:
+        values = [next(answered).log_likelihood for _ in episode.labels]
+        exact += next(answered).is_greedy
+        likeliest += episode.labels[values.index(max(values))] == query.label
     return {"exact_match": exact / len(episode.queries), "likeliest_label": likeliest / len(episode.queries)}
+
+
+def over_contexts(shares: Sequence[Mapping[str, float]]) -> dict[str, Estimate]:
+    """Each score: the mean over contexts, whose queries are not independent."""
+    return {name: estimate(torch.tensor([share[name] for share in shares], dtype=torch.float64)) for name in shares[0]}
+
+
+def requests_of(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", template: Template, episode: Episode,
+    delimiter: str, query: Example,
+) -> list[Request]:  # fmt: skip
+    """What is asked about one query: see `episode_shares`."""
+    prompt, between = template.prompt(episode.demonstrations, query, delimiter), DELIMITERS[delimiter]
+    answers = [*(f"{between}{label}" for label in episode.labels), f"{between}{query.label}\n"]
+    return [request_of(model, tokenizer, prompt, answer) for answer in answers]
 
 
 def request_of(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", prompt: str, answer: str) -> Request:
@@ -111,9 +114,7 @@ def request_of(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", p
     if tokens[: len(context)] != context or len(tokens) == len(context):  # the tokenizer merges across the border
         tokens = [*context, *tokenizer(answer, add_special_tokens=False)["input_ids"]]
     longest = context_limit(model.config)
-    where, kind = "many_shot", model.config.model_type
-    needed = f"fit the {longest} positions that this {kind} has learned"
-    expect(
-        longest is None or len(tokens) <= longest, where, "the prompt", needed, f"{len(tokens)} tokens", "Fewer shots."
-    )
+    needed = f"fit the {longest} positions that this {model.config.model_type} has learned"
+    fits = longest is None or len(tokens) <= longest
+    expect(fits, "many_shot", "the prompt", needed, f"{len(tokens)} tokens", "Fewer shots.")
     return Request(context, tokens[len(context) :])

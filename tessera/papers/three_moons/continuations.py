@@ -7,7 +7,7 @@ from torch.nn.functional import pad
 from tessera.base.errors import expect
 from tessera.kernels.workspace import Workspace
 from tessera.memories.linear_contextual import LinearContextualMemory
-from tessera.papers.three_moons import deviation
+from tessera.papers.three_moons.task import deviation
 
 # Sequences and contexts done together: their scores stay in the second-level cache.
 SEQUENCES = 8

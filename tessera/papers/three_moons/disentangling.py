@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from tessera.memories.linear_contextual import LinearContextualMemory
-from tessera.papers.three_moons import MEAN_MODULUS, common_period, in_observations
 from tessera.papers.three_moons.settings import INVERSE_BANDWIDTH
+from tessera.papers.three_moons.task import MEAN_MODULUS, common_period, in_observations
 
 # A head is dedicated to a moon that has at least this share of its squared moduli.
 DEDICATED = 0.9

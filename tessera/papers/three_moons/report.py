@@ -4,25 +4,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
-from tessera.papers.tables import mean_of, settings_table, spread, table_of, with_error
-from tessera.papers.three_moons import MEAN_MODULUS, common_period, in_observations
+from tessera.papers.tables import SettingsRows, mean_of, settings_of, table_of, with_error
 from tessera.papers.three_moons.disentangling import LATER, dedication, disentangled, gains, levels, moduli
 from tessera.papers.three_moons.settings import INVERSE_BANDWIDTH, VARIANTS
+from tessera.papers.three_moons.task import MEAN_MODULUS, common_period, in_observations
 
 ROUNDS = {"first_round": "as published", "second_round": "second round"}
-# The paper's setting. Its figures carry no numbers.
-PUBLISHED = {
-    "steps": 500,
-    "batch": 64,
-    "observations": 800,
-    "peak learning rate": 1e-2,
-    "last learning rate": 5e-6,
-    "sequences of an evaluation": 512,
-    "longest context": 775,
-    "predictions": 25,
-    "inverse bandwidth": INVERSE_BANDWIDTH,
+# Here, and in the paper, whose figures carry no numbers.
+SETTINGS: SettingsRows = {
+    "steps": ("first_round.fit.steps", 500),
+    "batch": ("first_round.batch_size", 64),
+    "observations": ("length", 800),
+    "peak learning rate": ("first_round.fit.learning_rate", 1e-2),
+    "last learning rate": ("first_round.fit.min_learning_rate", 5e-6),
+    "sequences of an evaluation": ("first_round.evaluation.sequences", 512),
+    "longest context": ("first_round.evaluation.contexts", 775),
+    "predictions": ("first_round.evaluation.horizon", 25),
+    "inverse bandwidth": ("inverse_bandwidth", INVERSE_BANDWIDTH),
 }
 SYMBOLS = {"W_phi": r"$W_\varphi$", "W_psi": r"$W_\psi$", "W_z": "$W_z$"}
 # Memory of each row of panels, and the one that is not trained beside it.
@@ -65,7 +67,8 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """Every table; those without a row are left out."""
     parts = {f"Errors, {triple} triple": _errors(records, triple) for triple in triples_of(records)}
     parts |= {"Heads of each seed": _heads(records), "Turn, leak and width": _gains(records)}
-    parts["Settings"] = _settings(records)
+    trained = [record for record in records.values() if record.configuration.first_round.fit]
+    parts["Settings"] = settings_of(trained, SETTINGS)
     return {heading: table for heading, table in parts.items() if table}
 
 
@@ -151,34 +154,17 @@ def _gains(records: Mapping[str, Record]) -> str:
     )
 
 
-def _settings(records: Mapping[str, Record]) -> str:
-    trained = [record.configuration for record in records.values() if record.configuration.first_round.fit]
-    rounds = [one.first_round for one in trained]
-    ours = {
-        "steps": spread(part.fit.steps for part in rounds),
-        "batch": spread(part.batch_size for part in rounds),
-        "observations": spread(one.length for one in trained),
-        "peak learning rate": spread(part.fit.learning_rate for part in rounds),
-        "last learning rate": spread(part.fit.min_learning_rate for part in rounds),
-        "sequences of an evaluation": spread(part.evaluation.sequences for part in rounds),
-        "longest context": spread(part.evaluation.contexts for part in rounds),
-        "predictions": spread(part.evaluation.horizon for part in rounds),
-        "inverse bandwidth": spread(one.inverse_bandwidth for one in trained),
-    }
-    return settings_table(ours, PUBLISHED) if trained else ""
-
-
 def plot(records: Mapping[str, Record], path: Path) -> None:
     """Errors of both memories and each triple, and the matrices of the first seed of three heads."""
     names, triples = [name for name in PANELS if seeds_of(records, name)], triples_of(records)
     figure = new_figure(5.6 * len(triples), 3.4 + 3.4 * len(names))
-    grid = figure.add_gridspec(len(names) + 1, 3 * len(triples))
+    errors, matrices = figure.subfigures(2, 1, height_ratios=[max(1, len(names)), 1])
     for row, name in enumerate(names):
         for column, triple in enumerate(triples):
-            axis = figure.add_subplot(grid[row, 3 * column : 3 * column + 3])
+            axis = errors.add_subplot(len(names), len(triples), row * len(triples) + column + 1)
             _draw_errors(axis, records, name, triple)
     if "three_heads" in names:
-        _draw_matrices(figure, grid, seeds_of(records, "three_heads")[0], len(triples))
+        _draw_matrices(matrices, seeds_of(records, "three_heads")[0])
     figure.suptitle("Three moons: error of auto-regressive predictions (thick: first seed), and the moons of the heads")
     figure.savefig(path, dpi=110)
 
@@ -222,18 +208,16 @@ def _mark_periods(axis, periods: Sequence[float]) -> None:
             axis.text(context, MEAN_MODULUS * 1.24, f" {words}", color=color, fontsize=8, va="top")
 
 
-def _draw_matrices(figure, grid, record: Record, columns: int) -> None:
+def _draw_matrices(figure, record: Record) -> None:
     """The moduli of the matrices with their numbers."""
-    for column, (name, matrix) in enumerate(moduli(record.outcome["first_round"]["weights"]).items()):
-        axis = figure.add_subplot(grid[-1, columns * column : columns * (column + 1)])
+    parts = moduli(record.outcome["first_round"]["weights"])
+    for axis, (name, matrix) in zip(figure.subplots(1, len(parts)), parts.items(), strict=True):
         picture = axis.imshow(matrix.tolist(), cmap="viridis", vmin=0)
-        for i, row in enumerate(matrix.tolist()):
-            for j, value in enumerate(row):
-                color = "w" if value < matrix.max() / 2 else "k"
-                axis.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8, color=color)
-        axis.set_xticks(range(matrix.shape[1]), [str(j + 1) for j in range(matrix.shape[1])])
-        axis.set_yticks(range(matrix.shape[0]), [str(i + 1) for i in range(matrix.shape[0])])
-        rows, columns_word = ("moon", "head") if name == "W_z" else ("head", "moon")
-        axis.set(xlabel=columns_word, ylabel=rows)
+        for (i, j), value in np.ndenumerate(matrix.numpy()):
+            color = "w" if value < matrix.max() / 2 else "k"
+            axis.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8, color=color)
+        for ticks, count in ((axis.set_xticks, matrix.shape[1]), (axis.set_yticks, matrix.shape[0])):
+            ticks(range(count), [str(number + 1) for number in range(count)])
+        axis.set(**dict(zip(("xlabel", "ylabel"), ("head", "moon") if name == "W_z" else ("moon", "head"))))
         axis.set_title(f"|{SYMBOLS[name]}|, 3 heads, seed {record.configuration.seed}, as published", fontsize=10)
         figure.colorbar(picture, ax=axis, fraction=0.046)

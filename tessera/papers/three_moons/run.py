@@ -10,10 +10,11 @@ from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.models.sizes import num_parameters
 from tessera.papers.catalogue import LIBRARY
 from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
-from tessera.papers.three_moons import TRAINING, ThreeMoons, report
+from tessera.papers.three_moons import report
 from tessera.papers.three_moons.continuations import continuation_errors, repetition_errors
 from tessera.papers.three_moons.disentangling import layers, weights
 from tessera.papers.three_moons.settings import BUDGETS, DEFAULT, SEEDS, VARIANTS, Evaluation, MoonSettings, Round
+from tessera.papers.three_moons.task import TRAINING, ThreeMoons
 from tessera.training.fit import fit
 
 
@@ -125,4 +126,5 @@ EXPERIMENT = Experiment(
     tables=report.tables,
     plot=report.plot,
     models=tuple(VARIANTS),
+    published="The first round of --budget cpu is the published training.",
 )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tessera.papers.experiment import Run
-from tessera.papers.three_moons import HELD_OUT, Periods
+from tessera.papers.three_moons.task import HELD_OUT, Periods
 from tessera.training.fit import FitOptions
 
 INVERSE_BANDWIDTH = 50.0  # the paper's

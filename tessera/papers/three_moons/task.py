@@ -93,6 +93,7 @@ class ThreeMoons(Task):
     source = "Memory Mosaics, section 5 and appendix A"
     main_score = "skill"
     length_setting = "context"
+    holds_out_twice = False  # the paper holds a single triple out
 
     def __post_init__(self) -> None:
         where = "ThreeMoons"

@@ -1,0 +1,32 @@
+"""Check that what a model keeps while it reads is right: cut, padded, batched, copied or reordered, the same logits.
+
+MODEL is the folder of any causal language model of transformers, or of a run. Exit status 1 if a law does not hold.
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera check`."""
+    parser.add_argument("model", help="folder of a model or a run")
+    parser.add_argument("--allowed", type=float, help="largest difference, in units of the largest logit (1e-4)")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Try every law and print what came."""
+    from tessera.models.saving.loading import load_model
+    from tessera.testing.state_laws import check_state
+
+    findings = check_state(load_model(arguments.model), arguments.allowed)
+    failed = [finding for finding in findings if not finding.holds and not finding.note.startswith("not tried")]
+    if arguments.json:
+        print(json.dumps([{**asdict(finding), "holds": finding.holds} for finding in findings], indent=1))
+        return bool(failed)
+    for finding in findings:
+        error = finding.note if finding.error is None else f"{finding.error:.1e}"
+        verdict = "holds" if finding.holds else "FAILS" if finding in failed else "-"
+        print(f"{finding.law:<46}{verdict:<7}{error}")
+    return bool(failed)

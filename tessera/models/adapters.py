@@ -1,0 +1,30 @@
+"""What PEFT's tables say of our models: the layers that an adapter goes on where a user names none, and prefixes."""
+
+import importlib.util
+
+from tessera.models.prefix import Prefix
+
+# Those of keys and values, as in PEFT's own tables for transformers.
+MOSAIC = ["key_extractor.projection", "value_extractor.projection"]
+WRAPPED = ["c_attn", "q_proj", "v_proj", "query_key_value", *MOSAIC]  # around a base of any of these families
+ADAPTED = {
+    "memory_mosaic": MOSAIC,
+    "memory_mosaic_v2": MOSAIC,
+    "linear_attention": ["memory.key", "memory.value"],
+    **dict.fromkeys(("armt", "rmt", "prmt"), WRAPPED),
+}
+STACKS = ("memory_mosaic", "memory_mosaic_v2", "linear_attention")
+OTHER_LAYERS = ("LNTUNING", "IA3", "BEFT")  # norms, feed-forward networks, biases: their tables name other layers
+
+
+def register() -> None:
+    """Extend PEFT's tables, if it is installed."""
+    if importlib.util.find_spec("peft") is None:
+        return
+    from peft.utils import constants
+
+    for name, table in vars(constants).items():
+        if name.endswith("_TARGET_MODULES_MAPPING") and not any(other in name for other in OTHER_LAYERS):
+            table.update(ADAPTED)
+    prefixes = constants.TRANSFORMERS_MODELS_TO_PREFIX_TUNING_POSTPROCESS_MAPPING
+    prefixes.update(dict.fromkeys(STACKS, Prefix.of))

@@ -1,0 +1,51 @@
+"""The library's own models and the baselines beside them, by name."""
+
+from functools import partial
+
+from transformers import LlamaConfig, MambaConfig
+
+from tessera.models.armt import ARMTConfig, ARMTForCausalLM
+from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, LinearAttentionModel
+from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
+from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicModel
+from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, MemoryMosaicV2Model
+from tessera.models.presets import llama_fields
+from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
+from tessera.models.registry import MODELS, ModelEntry, register_model
+from tessera.models.rmt import RMTConfig, RMTForCausalLM
+from tessera.models.small_models import language_models as sized
+from tessera.models.small_models import segmented_models as segmented
+from tessera.models.transformer import transformer_config
+
+register_model(MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicModel)
+register_model(MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, MemoryMosaicV2Model)
+register_model(LinearAttentionConfig, LinearAttentionForCausalLM, LinearAttentionModel)
+register_model(LSTMConfig, LSTMForCausalLM, of_size=sized.lstm)
+register_model(ARMTConfig, ARMTForCausalLM, of_size=segmented.armt)
+register_model(RMTConfig, RMTForCausalLM, of_size=segmented.rmt)
+register_model(PRMTConfig, PRMTForCausalLM, of_size=segmented.prmt)
+
+_V2_LARGE = {"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "intermediate_size": 14336}
+_ENTRIES = {
+    "mosaic": ModelEntry(MemoryMosaicConfig, sized.mosaic),
+    "mosaic_v2": ModelEntry(MemoryMosaicV2Config, sized.mosaic_v2),
+    "llama": ModelEntry(LlamaConfig, sized.llama),
+    "mamba": ModelEntry(MambaConfig, sized.mamba),
+    "transformer": ModelEntry(transformer_config, sized.transformer),
+    "transformer_rope": ModelEntry(partial(transformer_config, positions="rope"), sized.transformer_rope),
+    "transformer_alibi": ModelEntry(partial(transformer_config, positions="alibi"), sized.transformer_alibi),
+    "linear_transformer": ModelEntry(LinearAttentionConfig, sized.linear_transformer),
+    "retnet": ModelEntry(partial(LinearAttentionConfig, variant="retnet"), sized.retnet),
+    "gla": ModelEntry(partial(LinearAttentionConfig, variant="gla"), sized.gla),
+    "armt_no_correction": ModelEntry(partial(ARMTConfig, correction=False), segmented.armt_no_correction),
+    # Memory Mosaics, section 6: the shape of GPT-2 small.
+    "mosaic-gpt2-small": ModelEntry(MemoryMosaicConfig, is_preset=True),
+    # Memory Mosaics v2, section 4, and the transformers beside them. Large: 9.9 B parameters, 8.3 B without long-term
+    # memories, Llama 8.8 B.
+    "mosaic-v2-small": ModelEntry(MemoryMosaicV2Config, is_preset=True),
+    "mosaic-v2-large": ModelEntry(partial(MemoryMosaicV2Config, **_V2_LARGE), is_preset=True),
+    "llama-small": ModelEntry(partial(LlamaConfig, **llama_fields(MemoryMosaicV2Config())), is_preset=True),
+    "llama-large": ModelEntry(partial(LlamaConfig, **llama_fields(MemoryMosaicV2Config(**_V2_LARGE))), is_preset=True),
+}
+for _name, _entry in _ENTRIES.items():
+    MODELS.add(_name, _entry)

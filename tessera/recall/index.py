@@ -1,0 +1,171 @@
+"""An index beside a store of pairs, and what it recalls."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from tessera.base.errors import expect
+from tessera.base.shapes import Bool, Float, Int
+from tessera.kernels import Kernel, kernel_from_config
+from tessera.ops.kernel_regression import Window
+from tessera.recall.leaves import BLOCK, Leaves, working_dtype
+from tessera.recall.pair_store import PairStore
+from tessera.recall.search import Queries, Recall, search
+
+SMALLEST_BLOCK = 4096  # fewer pairs are scanned as fast
+
+
+@dataclass(frozen=True)
+class PairIndex:
+    """The pairs of one sequence, filed in leaves but for the last ones, which are scanned. A value, as a store is.
+
+    Attributes:
+        pairs: B is 1. blocks: leaves of the first `filed` pairs. kept: (N,), False where a pair was deleted, or None.
+    """
+
+    pairs: PairStore
+    blocks: tuple[Leaves, ...] = ()
+    filed: int = 0
+    kept: Bool[Tensor, " N"] | None = None
+
+    def __len__(self) -> int:
+        return self.pairs.length
+
+    def append(
+        self, keys: Float[Tensor, "H n K"], values: Float[Tensor, "H n V"], documents: Int[Tensor, " n"] | None = None
+    ) -> Self:
+        """An index of these pairs too. They are scanned until there are enough to be filed."""
+        _check(keys, values, documents)
+        expect(
+            (documents is None) == (self.pairs.documents is None), "append", "documents", "be as at first", documents
+        )
+        pairs = self.pairs.append(keys[None], values[None], None if documents is None else documents[None])
+        kept = None if self.kept is None else torch.cat([self.kept, self.kept.new_ones(keys.shape[1])])
+        return replace(self, pairs=pairs, kept=kept).with_all_filed()
+
+    def delete(self, places: Int[Tensor, " n"]) -> Self:
+        """An index without the pairs at these places, counted from 0 in the order in which pairs were given."""
+        kept = torch.ones(len(self), dtype=torch.bool, device=self.pairs.keys.device)
+        return replace(self, kept=(kept if self.kept is None else self.kept).index_fill(0, places, False))
+
+    def merge(self, other: Self) -> Self:
+        """An index of these pairs and then those of `other`, whose places come behind."""
+        joined = self.append(
+            other.pairs.keys[0],
+            other.pairs.values[0],
+            None if other.pairs.documents is None else other.pairs.documents[0],
+        )
+        if self.kept is None and other.kept is None:
+            return joined
+        kept = [torch.ones(len(x), dtype=torch.bool) if x.kept is None else x.kept for x in (self, other)]
+        return replace(joined, kept=torch.cat(kept))
+
+    def recall(
+        self,
+        queries: Float[Tensor, "H Q K"],
+        *,
+        kernel: Kernel | str | dict,
+        slope: Float[Tensor, "..."] | float,
+        intercept: Float[Tensor, "..."] | float = 0.0,
+        window: Window | None = None,
+        query_offset: int = 0,
+        query_documents: Int[Tensor, " Q"] | None = None,
+        tolerance: float = 1e-6,
+    ) -> Recall:
+        """`kernel_regression` of one sequence, read through the index; arguments mean what they mean there.
+
+        Args:
+            slope, intercept: numbers, or broadcastable to (H, Q); slopes are positive.
+            tolerance: of kernels whose weights are never 0 (Gaussian): the share of weight that may be left out.
+        Raises:
+            TesseraError: shapes, dtypes or settings that do not agree.
+        """
+        (heads, count, width), keys = queries.shape, self.pairs.keys
+        fits = (heads, width) == (keys.shape[1], keys.shape[3]) and queries.dtype == keys.dtype
+        expected = f"(H, Q, K) of {keys.dtype} with H = {keys.shape[1]} and K = {keys.shape[3]}"
+        expect(fits, "recall", "queries", f"be {expected}", f"{tuple(queries.shape)} of {queries.dtype}")
+        agree = (query_documents is None) == (self.pairs.documents is None)
+        expect(agree, "recall", "query_documents", "be given where pairs have documents, and only there", None)
+        queries = queries.to(working_dtype(queries))
+        slopes = torch.as_tensor(slope, dtype=queries.dtype, device=queries.device).expand(heads, count)
+        expect(bool((slopes > 0).all()), "recall", "slope", "be positive", slopes.flatten().tolist()[:3])
+        intercepts = torch.as_tensor(intercept, dtype=queries.dtype, device=queries.device).expand(heads, count)
+        places = torch.arange(count, device=queries.device) + query_offset
+        newest = places - window.delay if window else torch.full_like(places, len(self))
+        oldest = places - window.span + 1 if window and window.span else torch.zeros_like(places)
+        asked = Queries(queries, slopes, intercepts, oldest, newest, query_documents)
+        return search(self.pairs, self.blocks, self.filed, self.kept, asked, kernel_from_config(kernel), tolerance)
+
+    def with_all_filed(self) -> Self:
+        """What can be filed is: in blocks of `BLOCK` pairs, then of falling powers of two, so that they are few.
+
+        A pair that comes alone is filed anew at most log2(BLOCK / SMALLEST_BLOCK) + 1 times.
+        """
+        blocks, filed = self.blocks, 0
+        for size in _block_sizes(len(self)):
+            if filed + size <= self.filed and filed + size in _borders(blocks):
+                filed += size  # as it was
+                continue
+            blocks = _cut(blocks, filed)
+            made = Leaves.of(self.pairs.keys[0, :, filed : filed + size], filed)
+            if size == BLOCK and blocks:
+                made, blocks = blocks[0].joined(made), ()
+            blocks, filed = (*blocks, made), filed + size
+        return replace(self, blocks=blocks, filed=filed)
+
+
+def _block_sizes(count: int) -> list[int]:
+    full, rest = divmod(count, BLOCK)
+    sizes, size = [BLOCK] * full, BLOCK // 2
+    while size >= SMALLEST_BLOCK:
+        if rest >= size:
+            sizes.append(size)
+            rest -= size
+        size //= 2
+    return sizes
+
+
+def _borders(blocks: Sequence[Leaves]) -> set[int]:
+    """Where blocks end; the first holds all those of `BLOCK` pairs."""
+    ends, end = set(), 0
+    for leaves in blocks:
+        step = min(len(leaves), BLOCK)
+        ends |= set(range(end + step, end + len(leaves) + 1, step))
+        end += len(leaves)
+    return ends
+
+
+def _cut(blocks: tuple[Leaves, ...], end: int) -> tuple[Leaves, ...]:
+    """The blocks that lie before place `end`, which is a border of theirs."""
+    kept, before = [], 0
+    for leaves in blocks:
+        before += len(leaves)
+        if before <= end:
+            kept.append(leaves)
+    return tuple(kept)
+
+
+def build(
+    keys: Float[Tensor, "H N K"], values: Float[Tensor, "H N V"], documents: Int[Tensor, " N"] | None = None
+) -> PairIndex:
+    """An index of N pairs per head; `documents` (N,) says of which each pair is.
+
+    Raises:
+        TesseraError: shapes or dtypes that do not agree.
+    """
+    _check(keys, values, documents)
+    store = PairStore.of(keys[None], values[None], None if documents is None else documents[None])
+    return PairIndex(store).with_all_filed()
+
+
+def _check(keys: Tensor, values: Tensor, documents: Tensor | None) -> None:
+    tensors: Sequence[Tensor] = (keys, values)
+    fits = all(x.dim() == 3 for x in tensors) and keys.shape[:2] == values.shape[:2] and keys.dtype == values.dtype
+    shapes = ", ".join(f"{tuple(x.shape)} of {x.dtype}" for x in tensors)
+    expect(fits, "recall", "keys and values", "be (H, N, K) and (H, N, V) of one dtype", shapes)
+    expect(bool(keys.isfinite().all()), "recall", "keys", "be finite", "NaN or infinity")
+    if documents is not None:
+        expect(documents.shape == keys.shape[1:2], "recall", "documents", "be (N,)", tuple(documents.shape))

@@ -1,0 +1,247 @@
+"""What every memory must satisfy."""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tessera.base.errors import TesseraError
+from tessera.base.state import State
+from tessera.testing.tolerances import REORDERED_FLOAT64
+
+BATCH, STEPS = 3, 23
+CHANGED = 14  # the step whose change no earlier answer may show
+CUTS = ([STEPS], [1] * STEPS, [7, 1, 13, 2], [2, 21])
+BORDERS = (0, 5, 6, 17, STEPS)
+
+
+@dataclass(frozen=True)
+class MemoryCase:
+    """A memory to test.
+
+    Attributes:
+        make: the memory; its weights are moved away from their start, so that it matters what is recalled.
+        hidden_size: the width of what it reads.
+        has_documents: whether `forward` takes documents.
+        bfloat16: how far bfloat16 may be from float64, relative to the largest answer; None: not tested (a choice of
+            neighbours may change).
+    """
+
+    make: Callable[[], nn.Module]
+    hidden_size: int
+    has_documents: bool = True
+    bfloat16: float | None = 0.05
+
+    def build(self) -> nn.Module:
+        """The memory in float64, in evaluation mode, always the same weights."""
+        torch.manual_seed(1)
+        memory = self.make()
+        with torch.no_grad():
+            for parameter in memory.parameters():
+                parameter.add_(0.2 * torch.randn_like(parameter))
+        return memory.double().eval()
+
+    def inputs(self) -> Tensor:
+        """x (3, 23, hidden_size) in float64."""
+        generator = torch.Generator().manual_seed(2)
+        return torch.randn(BATCH, STEPS, self.hidden_size, dtype=torch.float64, generator=generator)
+
+
+def check_memory(make: Callable[[], nn.Module], hidden_size: int, **case: Any) -> None:
+    """Run every law of `LAWS` on the memory that `make()` returns; raises AssertionError at the first that it breaks.
+
+    `case`: further fields of `MemoryCase`.
+    """
+    for law in LAWS.values():
+        law(MemoryCase(make, hidden_size, **case))
+
+
+def _close(one: Tensor, other: Tensor, tolerance: float = REORDERED_FLOAT64) -> bool:
+    """Equal but for the order of sums."""
+    return one.shape == other.shape and bool(((one - other).abs() <= tolerance).all())
+
+
+def _read(memory: nn.Module, x: Tensor, sizes: list[int], state: State | None = None) -> tuple[Tensor, Any]:
+    """The answers to `x` read in pieces of these sizes, and the last state."""
+    answers = []
+    for piece in x.split(sizes, dim=1):
+        answer, state = memory(piece, state, keep_state=True)
+        answers.append(answer)
+    return torch.cat(answers, 1), state
+
+
+@torch.no_grad()
+def any_cut(case: MemoryCase) -> None:
+    """Reading in any pieces, down to single steps, is reading the whole; the answers are not all zero."""
+    memory, x = case.build(), case.inputs()
+    expected, none = memory(x)
+    assert none is None, "a state comes back unasked"
+    assert expected.shape == x.shape, "answers have another shape than the input"
+    assert expected.abs().max() > 1e-3, "the memory answers nothing"
+    for sizes in CUTS:
+        answers, _ = _read(memory, x, sizes)
+        assert _close(answers, expected), f"reading in pieces of {sizes} differs from the whole"
+
+
+@torch.no_grad()
+def causality(case: MemoryCase) -> None:
+    """A change of one step changes no answer before it, and some answer at it or after it."""
+    memory, x = case.build(), case.inputs()
+    changed = x.clone()
+    changed[:, CHANGED] += 1.0
+    before, after = memory(x)[0], memory(changed)[0]
+    assert _close(before[:, :CHANGED], after[:, :CHANGED]), "an answer owes something to a later step"
+    assert not _close(before[:, CHANGED:], after[:, CHANGED:]), "a step changes nothing"
+
+
+@torch.no_grad()
+def packing(case: MemoryCase) -> None:
+    """Documents packed into one sequence, cut anywhere, are answered as if each were alone."""
+    if not case.has_documents:
+        return
+    memory, x = case.build(), case.inputs()
+    lengths = [stop - start for start, stop in pairwise(BORDERS)]
+    alone = torch.cat([memory(x[:, start:stop])[0] for start, stop in pairwise(BORDERS)], 1)
+    documents = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).expand(BATCH, -1)
+    assert _close(memory(x, documents=documents)[0], alone), "packed documents see each other"
+    state, answers = None, []
+    for piece, ids in zip(x.split([4, 1, 9, 9], 1), documents.split([4, 1, 9, 9], 1)):
+        answer, state = memory(piece, state, ids, keep_state=True)
+        answers.append(answer)
+    assert _close(torch.cat(answers, 1), alone), "documents that a state continues see each other"
+
+
+@torch.no_grad()
+def padding(case: MemoryCase) -> None:
+    """Padding on either side, of another width in each sequence, changes no answer; a state behind it goes on."""
+    if not case.has_documents:
+        return
+    memory, x = case.build(), case.inputs()
+    for side in ("left", "right"):
+        documents = torch.zeros(BATCH, STEPS, dtype=torch.long)
+        for row, width in enumerate((0, 3, 9)):
+            documents[row, slice(0, width) if side == "left" else slice(STEPS - width, STEPS)] = -1
+        answers, state = memory(x, documents=documents, keep_state=True)
+        more = memory(x[:, :2], state, torch.zeros(BATCH, 2, dtype=torch.long))[0]
+        for row in range(BATCH):
+            real = documents[row] == 0
+            text = x[row : row + 1, real]
+            expected, alone = memory(text, keep_state=True)
+            assert _close(answers[row : row + 1, real], expected), f"padding on the {side} changes answers"
+            if side == "left":
+                continued = memory(x[row : row + 1, :2], alone)[0]
+                assert _close(more[row : row + 1], continued), "a state behind padding does not go on"
+
+
+@torch.no_grad()
+def state_is_a_value(case: MemoryCase) -> None:
+    """A state may be continued twice, in either order, and stays what it was."""
+    memory, x = case.build(), case.inputs()
+    expected = memory(x)[0]
+    _, state = _read(memory, x[:, :10], [9, 1])
+    copy = _tensors_of(state.map(torch.clone))
+    first = memory(x[:, 10:], state)[0]
+    memory(-x[:, 10:], state, keep_state=True)
+    assert _close(memory(x[:, 10:], state)[0], first), "a second continuation differs from the first"
+    assert _close(first, expected[:, 10:]), "a continued state differs from the whole"
+    now = _tensors_of(state.map(torch.clone))
+    assert all(torch.equal(now[name], tensor) for name, tensor in copy.items()), "continuing a state changes it"
+
+
+@torch.no_grad()
+def saving(case: MemoryCase) -> None:
+    """A state saved as safetensors and loaded again goes on as if it had not been away."""
+    memory, x = case.build(), case.inputs()
+    _, state = _read(memory, x[:, :10], [10])
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "state.safetensors"
+        save_file({name: tensor.contiguous().clone() for name, tensor in _tensors_of(state).items()}, file)
+        stored = iter(load_file(file)[name] for name in _tensors_of(state))
+        loaded = state.map(lambda _: next(stored))
+    assert _close(memory(x[:, 10:], loaded)[0], memory(x[:, 10:], state)[0]), "a loaded state is another"
+
+
+@torch.no_grad()
+def batch_selection(case: MemoryCase) -> None:
+    """Sequences of a state may be reordered, repeated and left out."""
+    memory, x = case.build(), case.inputs()
+    _, state = _read(memory, x[:, :10], [10])
+    chosen = torch.tensor([2, 0, 2, 1])
+    answers = memory(x[chosen, 10:], state.select_batch(chosen))[0]
+    assert _close(answers, memory(x[:, 10:], state)[0][chosen]), "a selected sequence is another"
+
+
+@torch.no_grad()
+def bfloat16(case: MemoryCase) -> None:
+    """Answers in bfloat16 are bfloat16, and close to those in float64 of the same rounded weights and inputs."""
+    if case.bfloat16 is None:
+        return
+    memory, x = case.build().bfloat16(), case.inputs().bfloat16()
+    answers = memory(x)[0]
+    expected = memory.double()(x.double())[0]
+    assert answers.dtype == torch.bfloat16, "bfloat16 does not stay"
+    assert _close(answers.double(), expected, case.bfloat16 * expected.abs().max().item()), "bfloat16 is far off"
+
+
+@torch.no_grad()
+def small_inputs(case: MemoryCase) -> None:
+    """One step, no sequence; no step at all is one clear error."""
+    memory, x = case.build(), case.inputs()
+    assert _close(memory(x[:, :1])[0], memory(x)[0][:, :1]), "a single step differs from the first of many"
+    answer, state = memory(x[:0], keep_state=True)
+    assert answer.shape == x[:0].shape, "an empty batch has an answer"
+    assert memory(x[:0, :1], state)[0].shape == x[:0, :1].shape, "the state of an empty batch does not go on"
+    message = None
+    try:
+        memory(x[:, :0])
+    except TesseraError as error:
+        message = str(error)
+    assert message is not None, "no step at all is no error"
+    assert "\n" not in message, "the error is not one line"
+
+
+def gradients(case: MemoryCase) -> None:
+    """Every parameter gets a finite gradient, and x one that does not come from the future."""
+    memory, x = case.build(), case.inputs().requires_grad_()
+    answers = memory(x)[0]
+    answers.square().sum().backward(retain_graph=True)
+    for name, parameter in memory.named_parameters():
+        assert parameter.grad is not None, f"{name} has no gradient"
+        assert torch.view_as_real(parameter.grad + 0j).isfinite().all(), f"{name} has no finite gradient"
+    (gradient,) = torch.autograd.grad(answers[:, :CHANGED].sum(), x)
+    assert gradient[:, CHANGED:].abs().max() == 0, "an answer has a gradient from a later step"
+
+
+def _tensors_of(state: State) -> dict[str, Tensor]:
+    """The tensors of a compacted state by name, in the order in which `State.map` meets them."""
+    collected: dict[str, Tensor] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        collected[f"{len(collected)}"] = tensor
+        return tensor
+
+    state.map(note)
+    return collected
+
+
+LAWS = {
+    law.__name__: law
+    for law in (
+        any_cut,
+        causality,
+        packing,
+        padding,
+        state_is_a_value,
+        saving,
+        batch_selection,
+        bfloat16,
+        small_inputs,
+        gradients,
+    )
+}

@@ -1,0 +1,350 @@
+"""What every causal language model must satisfy."""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from tessera.models.forking import fork
+from tessera.testing.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64
+
+STEPS, SEGMENT = 21, 8
+
+
+@dataclass(frozen=True)
+class ModelCase:
+    """A model to test.
+
+    Attributes:
+        make: the model, whose token 0 is padding; one that reads in segments reads 8 tokens in each. Its weights are
+            moved away from their start, so that every part has an effect.
+        state: the argument of `forward` that takes a state as a value, with its name in the output; None: there is
+            none.
+        continues: whether it reads in parts. packs: takes `document_ids`. pads_left: padding before tokens.
+        generates: also behind padding. checkpoints: has layers that may be computed twice. registered: with AutoModel.
+        plain: `forward` is transformers' own, or the baseline's: without `skip_logits` and `num_items_in_batch`.
+    """
+
+    make: Callable[[], PreTrainedModel]
+    state: str | None = "past_key_values"
+    continues: bool = True
+    packs: bool = True
+    pads_left: bool = True
+    generates: bool = True
+    checkpoints: bool = True
+    registered: bool = True
+    plain: bool = False
+
+    def build(self) -> PreTrainedModel:
+        """The model in float64, in evaluation mode, always the same weights."""
+        torch.manual_seed(1)
+        model = self.make().double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        return model.eval()
+
+
+def check_model(make: Callable[[], PreTrainedModel], **case: Any) -> None:
+    """Run every law of `LAWS` on the model that `make()` returns; raises AssertionError at the first that it breaks.
+
+    `case`: further fields of `ModelCase`, which say what the model cannot do.
+    """
+    for law in LAWS.values():
+        law(ModelCase(make, **case))
+
+
+def tokens(model: PreTrainedModel, batch: int = 2, steps: int = STEPS) -> Tensor:
+    """Token indices (batch, steps) of the model's vocabulary, none of them the padding 0."""
+    return torch.randint(1, model.config.vocab_size, (batch, steps), generator=torch.Generator().manual_seed(0))
+
+
+def _close(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one, other, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+
+
+@torch.no_grad()
+def parts_are_the_whole(case: ModelCase) -> None:
+    """Reading in any parts, down to single tokens, gives the logits of the whole."""
+    if not case.continues:
+        return
+    model = case.build()
+    ids = tokens(model)
+    expected = model(ids).logits
+    for sizes in ([1] * STEPS, [7, 1, 8, 1, 4], [20, 1]):
+        past: Any = None
+        logits = []
+        for part in ids.split(sizes, 1):
+            output = model(part, past_key_values=past, use_cache=True)
+            past = output.past_key_values
+            logits.append(output.logits)
+        _close(torch.cat(logits, 1), expected)
+        assert past is not None
+        assert past.get_seq_length() == STEPS
+    if case.state == "memory_state":
+        first = model(ids[:, : 2 * SEGMENT])
+        second = model(ids[:, 2 * SEGMENT :], memory_state=first.memory_state)
+        _close(torch.cat([first.logits, second.logits], 1), expected)
+
+
+@torch.no_grad()
+def parts_are_the_whole_in_float32(case: ModelCase) -> None:
+    """Where other backends compute."""
+    if not case.continues:
+        return
+    model = case.build().float()
+    ids = tokens(model)
+    first = model(ids[:, :9], use_cache=True)
+    second = model(ids[:, 9:], past_key_values=first.past_key_values)
+    logits, expected = torch.cat([first.logits, second.logits], 1), model(ids).logits
+    assert (logits - expected).abs().max() < 10 * REORDERED_FLOAT32 * expected.abs().max()  # sums of some ten layers
+
+
+@torch.no_grad()
+def the_future_has_no_influence(case: ModelCase) -> None:
+    """A changed token changes its own logits and later ones, and none before it."""
+    model = case.build()
+    ids = tokens(model)
+    changed = ids.clone()
+    changed[:, 13] = ids[:, 13] % (model.config.vocab_size - 1) + 1
+    before, after = model(ids).logits, model(changed).logits
+    _close(after[:, :13], before[:, :13])
+    assert not torch.allclose(after[:, 13], before[:, 13])
+    assert not torch.allclose(after[:, 14:], before[:, 14:]), "what was read has no influence"
+
+
+@torch.no_grad()
+def documents_do_not_see_each_other(case: ModelCase) -> None:
+    """Documents packed into one row, cut anywhere, are read as if each were alone."""
+    if not case.packs:
+        return
+    model = case.build()
+    ids = tokens(model, 1)
+    documents = torch.tensor([[0] * 9 + [1] * (STEPS - 9)])
+    apart = torch.cat([model(ids[:, :9]).logits, model(ids[:, 9:]).logits], 1)
+    _close(model(ids, document_ids=documents).logits, apart)
+    past, logits = None, []
+    for part, numbers in zip(ids.split([5, 3, 1, 12], 1), documents.split([5, 3, 1, 12], 1)):
+        output = model(part, document_ids=numbers, past_key_values=past, use_cache=True)
+        past = output.past_key_values
+        logits.append(output.logits)
+    _close(torch.cat(logits, 1), apart)
+
+
+def _padded(model: PreTrainedModel, side: str) -> tuple[Tensor, Tensor, slice]:
+    """Two rows, the second with 6 steps of padding; which of its steps are real."""
+    ids, mask = tokens(model), torch.ones(2, STEPS, dtype=torch.long)
+    real = slice(6, STEPS) if side == "left" else slice(0, STEPS - 6)
+    mask[1] = 0
+    mask[1, real] = 1
+    return ids.masked_fill(mask == 0, 0), mask, real
+
+
+@torch.no_grad()
+def _padding_has_no_influence(case: ModelCase, side: str) -> None:
+    model = case.build()
+    ids, mask, real = _padded(model, side)
+    alone = [ids[:1], ids[1:, real]]
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[1, real.start] = -100  # transformers' own models predict it from padding
+    output = model(ids, attention_mask=mask, labels=labels)
+    outputs = [model(row, labels=row) for row in alone]
+    # transformers makes rotary angles in float32.
+    rtol, atol = (1e-6, 1e-7) if case.plain else (REORDERED_FLOAT64, REORDERED_FLOAT64)
+    torch.testing.assert_close(output.logits[:1], outputs[0].logits, rtol=rtol, atol=atol)
+    torch.testing.assert_close(output.logits[1:, real], outputs[1].logits, rtol=rtol, atol=atol)
+    counts = [row.shape[1] - 1 for row in alone]
+    expected = sum(row.loss * count for row, count in zip(outputs, counts)) / sum(counts)
+    torch.testing.assert_close(output.loss, expected)
+
+
+def padding_on_the_right_has_no_influence(case: ModelCase) -> None:
+    """Padding after the tokens changes neither their logits nor the loss."""
+    _padding_has_no_influence(case, "right")
+
+
+def padding_on_the_left_has_no_influence(case: ModelCase) -> None:
+    """Padding before the tokens changes neither their logits nor the loss."""
+    if case.pads_left:
+        _padding_has_no_influence(case, "left")
+
+
+def generation_chooses_what_the_whole_says(case: ModelCase) -> None:
+    """Greedily, from prompts of different lengths, across segments; and beams as without a cache."""
+    if not case.generates:
+        return
+    model = case.build()
+    ids, mask, real = _padded(model, "left")
+    options: dict[str, Any] = {"max_new_tokens": 7, "do_sample": False}
+    together = model.generate(ids, attention_mask=mask, **options)
+    for row, prompt in zip(together, (ids[:1], ids[1:, real])):
+        text = prompt
+        with torch.no_grad():
+            for _ in range(7):
+                text = torch.cat([text, model(text).logits[:, -1:].argmax(-1)], 1)
+        assert torch.equal(row[STEPS:], text[0, prompt.shape[1] :])
+    prompt = ids[:1, :6].repeat(2, 1)
+    prompt[1, 2] += 1
+    options |= {"attention_mask": torch.ones_like(prompt), "num_beams": 3, "output_scores": True}
+    options["return_dict_in_generate"] = True
+    cached, uncached = (model.generate(prompt, use_cache=use_cache, **options) for use_cache in (True, False))
+    assert torch.equal(cached.sequences, uncached.sequences)
+    torch.testing.assert_close(cached.sequences_scores, uncached.sequences_scores)
+
+
+@torch.no_grad()
+def generation_goes_on_from_a_state(case: ModelCase) -> None:
+    """`past_key_values` of a part of the prompt changes nothing, and stays what it was."""
+    if not (case.generates and case.continues):
+        return
+    model = case.build()
+    ids = tokens(model, 1)
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 7, "do_sample": False}
+    expected = model.generate(ids, **options)
+    state = model(ids[:, :11], use_cache=True).past_key_values
+    for _ in range(2):
+        assert torch.equal(model.generate(ids, past_key_values=fork(state, 1), **options), expected)
+
+
+@torch.no_grad()
+def saved_is_loaded(case: ModelCase) -> None:
+    """A saved and loaded model is of the same class and says the same; the folder has no code and no pickles."""
+    model = case.build()
+    ids = tokens(model, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        assert {path.suffix for path in Path(folder).iterdir()} - {".md"} == {".json", ".safetensors"}
+        loader = AutoModelForCausalLM if case.registered else type(model)
+        loaded = loader.from_pretrained(folder, dtype=torch.float64).eval()
+    assert type(loaded) is type(model)
+    # transformers makes rotary frequencies in float32 and casts them in one of the two.
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=1e-6, atol=1e-6)
+
+
+@torch.no_grad()
+def a_state_is_a_value(case: ModelCase) -> None:
+    """A state may be continued twice, copied, moved and reordered, and stays what it was."""
+    if case.state is None:
+        return
+    model = case.build()
+    ids = tokens(model, 2, 3 * SEGMENT)
+    cached = {"use_cache": True} if case.state == "past_key_values" else {}
+    state = getattr(model(ids[:, :SEGMENT], **cached), case.state)
+    copy = state.map(torch.clone)
+    first = model(ids[:, SEGMENT:], **{case.state: state}).logits
+    assert not torch.allclose(first, model(ids[:, SEGMENT:]).logits), "the state has no influence"
+    model(ids[:, 2 * SEGMENT :], **{case.state: state}, **cached)
+    assert torch.equal(model(ids[:, SEGMENT:], **{case.state: state}).logits, first)
+    assert torch.equal(model(ids[:, SEGMENT:], **{case.state: copy}).logits, first)
+    swapped = state.select_batch(torch.tensor([1, 0]))
+    _close(model(ids[:, SEGMENT:].flip(0), **{case.state: swapped}).logits.flip(0), first)
+    assert state.num_bytes() > 0
+    dtypes: list[torch.dtype] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        dtypes.append(tensor.dtype)
+        return tensor
+
+    state.to(torch.float32).map(note)
+    assert torch.float32 in dtypes
+    assert torch.float64 not in dtypes
+
+
+def _gradients(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    torch.manual_seed(2)  # for what is drawn in training
+    model(ids, labels=ids).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def layers_computed_twice_have_the_same_gradients(case: ModelCase) -> None:
+    """Gradient checkpointing changes no gradient."""
+    if not case.checkpoints:
+        return
+    model = case.build().train()
+    ids = tokens(model)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    expected, computed = _gradients(model, ids), 0
+
+    def twice(*arguments: object) -> object:
+        nonlocal computed
+        computed += 1
+        return checkpoint(*arguments, use_reentrant=False)
+
+    for module in model.modules():  # what the method to switch it on, renamed between versions, does in the end
+        if isinstance(module, GradientCheckpointingLayer):
+            module.gradient_checkpointing, module._gradient_checkpointing_func = True, twice
+    gradients = _gradients(model, ids)
+    assert computed
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[name])
+
+
+def bfloat16_is_near(case: ModelCase) -> None:
+    """Logits in bfloat16 are near those in float64, and its gradients finite."""
+    model = case.build()
+    ids = tokens(model)
+    with torch.no_grad():
+        expected = model(ids).logits
+        logits = model.to(torch.bfloat16)(ids).logits
+    assert logits.dtype == torch.bfloat16
+    # Eight bits in each of some ten sums; a kernel that takes another neighbour changes single logits by more.
+    assert (logits.double() - expected).abs().mean() < 0.1 * expected.std()
+    gradients = _gradients(model.train(), ids)
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+
+
+@torch.no_grad()
+def one_token_is_the_first_of_many(case: ModelCase) -> None:
+    """A single token has the logits of the first of many."""
+    model = case.build()
+    ids = tokens(model)
+    _close(model(ids[:, :1]).logits, model(ids).logits[:, :1])
+
+
+def the_loss_is_that_of_the_logits(case: ModelCase) -> None:
+    """The loss is the cross entropy of the shifted logits, also without logits and of a given number of items."""
+    model = case.build()
+    ids = tokens(model)
+    labels = ids.clone()
+    labels[0, :5] = -100
+    output = model(ids, labels=labels)
+    expected = cross_entropy(output.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    torch.testing.assert_close(output.loss.double(), expected, rtol=1e-6, atol=0)  # transformers sums in float32
+    if not case.plain:
+        torch.testing.assert_close(output.loss, expected)
+        lean = model(ids, labels=labels, skip_logits=True, num_items_in_batch=1)
+        assert lean.logits is None
+        torch.testing.assert_close(lean.loss / (labels[:, 1:] != -100).sum(), expected)
+
+
+LAWS = {
+    law.__name__: law
+    for law in (
+        parts_are_the_whole,
+        parts_are_the_whole_in_float32,
+        the_future_has_no_influence,
+        documents_do_not_see_each_other,
+        padding_on_the_right_has_no_influence,
+        padding_on_the_left_has_no_influence,
+        generation_chooses_what_the_whole_says,
+        generation_goes_on_from_a_state,
+        saved_is_loaded,
+        a_state_is_a_value,
+        layers_computed_twice_have_the_same_gradients,
+        bfloat16_is_near,
+        one_token_is_the_first_of_many,
+        the_loss_is_that_of_the_logits,
+    )
+}

@@ -1,0 +1,224 @@
+"""The laws of a state, for any causal language model of transformers.
+
+A state (a key-value cache, the state of a recurrence, a memory) is right when reading on from it gives what reading
+everything at once gives, however the text is cut, padded, batched, copied or reordered. `check_state(model)` tries each
+law on random tokens and says by how much it is missed. It needs no network and no tokenizer, and runs on models of any
+size, but takes a dozen forward passes.
+
+>>> from transformers import GPT2Config, GPT2LMHeadModel
+>>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=64)).eval()
+>>> all(finding.holds for finding in check_state(model))
+True
+"""
+
+import copy
+import inspect
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tessera.base.errors import first_line
+from tessera.base.state import State
+
+STATES = ("past_key_values", "memory_state", "cache_params", "state")  # what models call it
+LENGTH = 24
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of one law: the largest difference of a logit in units of the largest logit, or why there is none.
+
+    Attributes:
+        error: None where the law could not be tried; then `note` says why. allowed: the largest that rounding explains.
+    """
+
+    law: str
+    error: float | None
+    allowed: float
+    note: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the law was tried and holds."""
+        return self.error is not None and self.error <= self.allowed
+
+
+class Subject:
+    """A model, and how its state goes in and out."""
+
+    def __init__(self, model: PreTrainedModel, seed: int = 0) -> None:
+        self.model = model
+        config = model.config.get_text_config()
+        generator = torch.Generator().manual_seed(seed)
+        low = min(4, config.vocab_size - 2)  # the first tokens are often special
+        self.ids = torch.randint(low, config.vocab_size, (2, LENGTH), generator=generator).to(model.device)
+        # Models that read segments hand a state on where a segment ends.
+        self.cut = next(c for c in (getattr(config, "segment_size", None), LENGTH // 2) if c)
+        if self.cut >= LENGTH:
+            repeats = -(-2 * self.cut // LENGTH)
+            self.ids = self.ids.repeat(1, repeats)[:, : self.cut + LENGTH // 2]
+        self.is_segmented = hasattr(config, "segment_size")
+        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+
+    def read(self, ids: Tensor, state: tuple[str, Any] | None = None, **options: Any) -> tuple[Tensor, Any]:
+        """(logits, state) of tokens that follow `state`."""
+        if state is not None:
+            options[state[0]] = state[1]
+        if not self.is_segmented:
+            options["use_cache"] = True
+        mask = options.get("attention_mask")
+        if mask is not None and self.takes_positions:  # padding takes no position, as in `generate`
+            options["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        output = self.model(input_ids=ids, **options)
+        found = [(name, output[name]) for name in STATES if output.get(name) is not None]
+        if not found:
+            raise LookupError("the model returns no state")
+        return output.logits, found[0]
+
+    def fork(self, state: tuple[str, Any]) -> tuple[str, Any]:
+        """A copy that reading does not change; a state of this library is a value already."""
+        return state if isinstance(state[1], State) else copy.deepcopy(state)
+
+
+def _difference(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+
+
+def _later_tokens_change_nothing(subject: Subject) -> float:
+    changed = subject.ids.clone()
+    changed[:, subject.cut] = subject.ids[:, subject.cut - 1] + 1 - 2 * (subject.ids[:, subject.cut - 1] > 4).long()
+    before, after = (subject.read(ids)[0][:, : subject.cut] for ids in (subject.ids, changed))
+    return _difference(after, before)
+
+
+def _chunks(subject: Subject) -> float:
+    first, state = subject.read(subject.ids[:, : subject.cut])
+    second, _ = subject.read(subject.ids[:, subject.cut :], state)
+    return _difference(torch.cat([first, second], 1), subject.read(subject.ids)[0])
+
+
+def _one_by_one(subject: Subject) -> float:
+    if subject.is_segmented:
+        raise LookupError("it reads segments")
+    _, state = subject.read(subject.ids[:, : subject.cut])
+    several, _ = subject.read(subject.ids[:, subject.cut : subject.cut + 4], subject.fork(state))
+    single = []
+    for step in range(subject.cut, subject.cut + 4):
+        logits, state = subject.read(subject.ids[:, step : step + 1], state)
+        single.append(logits)
+    return _difference(torch.cat(single, 1), several)
+
+
+def _padded(subject: Subject, side: str) -> float:
+    short = subject.cut // 2 + 1
+    ids, mask = subject.ids.clone(), torch.ones_like(subject.ids)
+    length = ids.shape[1]
+    real = slice(length - short, length) if side == "left" else slice(0, short)
+    padding = slice(0, length - short) if side == "left" else slice(short, length)
+    ids[1, padding], mask[1, padding] = ids[0, 0], 0
+    alone, _ = subject.read(ids[1:, real])
+    padded, _ = subject.read(ids, attention_mask=mask)
+    return _difference(padded[1:, real], alone)
+
+
+def _padded_then_on(subject: Subject) -> float:
+    """A row that was padded on the left, and then one more token: the state must not hold the padding."""
+    if subject.is_segmented:
+        raise LookupError("it reads segments")
+    ids, mask = subject.ids.clone(), torch.ones_like(subject.ids)
+    ids[1, :5], mask[1, :5] = ids[0, 0], 0
+    _, state = subject.read(ids[:, :-1], attention_mask=mask[:, :-1])
+    padded, _ = subject.read(ids[:, -1:], state, attention_mask=mask)
+    _, alone = subject.read(ids[1:, 5:-1])
+    return _difference(padded[1:], subject.read(ids[1:, -1:], alone)[0])
+
+
+def _batch(subject: Subject) -> float:
+    alone = torch.cat([subject.read(row[None])[0] for row in subject.ids])
+    return _difference(subject.read(subject.ids)[0], alone)
+
+
+def _fork(subject: Subject) -> float:
+    first, second = subject.ids[:, subject.cut :], subject.ids[:, subject.cut :].flip(1)
+    _, state = subject.read(subject.ids[:, : subject.cut])
+    subject.read(first, subject.fork(state))
+    forked, _ = subject.read(second, subject.fork(state))
+    whole, _ = subject.read(torch.cat([subject.ids[:, : subject.cut], second], 1))
+    return _difference(forked, whole[:, subject.cut :])
+
+
+def _reorder(subject: Subject) -> float:
+    order = torch.tensor([1, 0], device=subject.ids.device)
+    _, (name, state) = subject.read(subject.ids[:, : subject.cut])
+    if isinstance(state, State):
+        state = state.select_batch(order)
+    elif hasattr(state, "reorder_cache"):
+        state = state.reorder_cache(order) or state
+    elif hasattr(subject.model, "_reorder_cache"):
+        state = subject.model._reorder_cache(state, order)
+    else:
+        raise LookupError("its state cannot be reordered")
+    swapped, _ = subject.read(subject.ids[order, subject.cut :], (name, state))
+    return _difference(swapped, subject.read(subject.ids[order])[0][:, subject.cut :])
+
+
+def _gradient(subject: Subject) -> float:
+    """Of the second half's logits by the token embeddings, through the state."""
+    embeddings = subject.model.get_input_embeddings().weight
+    with torch.enable_grad():
+        _, state = subject.read(subject.ids[:, : subject.cut])
+        second, _ = subject.read(subject.ids[:, subject.cut :], state)
+        through = torch.autograd.grad(second.square().mean(), embeddings)[0]
+        whole = subject.read(subject.ids)[0][:, subject.cut :]
+        expected = torch.autograd.grad(whole.square().mean(), embeddings)[0]
+    return _difference(through, expected)
+
+
+def _saved(subject: Subject) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        subject.model.save_pretrained(folder)
+        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=subject.model.dtype).to(subject.model.device)
+    return _difference(Subject(loaded.eval()).read(subject.ids)[0], subject.read(subject.ids)[0])
+
+
+LAWS: dict[str, Callable[[Subject], float]] = {
+    "a later token changes no earlier logit": _later_tokens_change_nothing,
+    "two chunks are the whole": _chunks,
+    "several tokens behind a state are one by one": _one_by_one,
+    "padding on the left changes nothing": lambda subject: _padded(subject, "left"),
+    "padding on the right changes nothing": lambda subject: _padded(subject, "right"),
+    "a padded row goes on as alone": _padded_then_on,
+    "a batch is its rows alone": _batch,
+    "a copied state goes two ways": _fork,
+    "rows of a state can be reordered": _reorder,
+    "gradients flow through the state": _gradient,
+    "saved and loaded is the same": _saved,
+}
+
+
+def check_state(model: PreTrainedModel, allowed: float | None = None) -> list[Finding]:
+    """Try every law on `model`, in evaluation mode and without dropout; the model is left as it was.
+
+    `allowed` is the largest difference of a logit, in units of the largest logit: by default 1e-4, in float64 1e-9.
+    """
+    if allowed is None:
+        allowed = 1e-9 if model.dtype == torch.float64 else 1e-4
+    was_training, findings = model.training, []
+    model.eval()
+    try:
+        for law, difference in LAWS.items():
+            try:
+                with torch.no_grad():
+                    findings.append(Finding(law, difference(Subject(model)), allowed))
+            except LookupError as reason:
+                findings.append(Finding(law, None, allowed, f"not tried: {first_line(reason)}"))
+            except Exception as error:  # a model of anybody's: what it raises is what is to be known
+                findings.append(Finding(law, None, allowed, f"{type(error).__name__}: {first_line(error)}"))
+    finally:
+        model.train(was_training)
+    return findings

@@ -1,0 +1,111 @@
+"""What every task must do."""
+
+import dataclasses
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.tasks.task import SPLITS, Task, TokenExamples, estimate
+
+COUNT = 24
+# Six standard errors: one check in a billion fails by chance.
+STANDARD_ERRORS = 6
+
+
+def check_task(task: Task) -> None:
+    """Run every law of `LAWS` on `task`; raises AssertionError at the first that it breaks."""
+    for law in LAWS.values():
+        law(task)
+
+
+def _tensors_of(value: Any) -> Iterator[Tensor]:
+    """Every tensor in a nest of dataclasses, tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _tensors_of(getattr(value, field.name))
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_of(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_of(item)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal bytes in every tensor."""
+    pairs = list(zip(_tensors_of(one), _tensors_of(other), strict=True))
+    return bool(pairs) and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+
+
+def determinism(task: Task) -> None:
+    """The seed and the split decide, the global random state does not, and nothing of it is used up."""
+    torch.manual_seed(1)
+    first = task.sample(COUNT, 3)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    assert _same(first, task.sample(COUNT, 3)), "the global random state changes the examples"
+    assert torch.equal(before, torch.get_rng_state()), "sampling uses the global random state"
+    assert not _same(first, task.sample(COUNT, 4)), "the seed changes nothing"
+    for split in SPLITS[1:]:
+        assert not _same(first, task.sample(COUNT, 3, split)), f"{split} repeats train"
+
+
+def splits_apart(task: Task) -> None:
+    """No automaton, triple or vocabulary of one split is in another, over several seeds."""
+    seen: dict[str, set] = {split: set() for split in SPLITS}
+    for split in SPLITS:
+        for seed in range(3):
+            seen[split] |= task.held_apart(task.sample(COUNT, seed, split))
+    for one, other in combinations(SPLITS, 2):
+        if task.holds_out_twice or one != "validation":
+            assert not seen[one] & seen[other], f"{one} and {other} share something"
+
+
+def tokens(task: Task) -> None:
+    """Labels repeat the tokens where predictions count, and something counts in every example."""
+    examples = task.sample(COUNT, 0)
+    if not isinstance(examples, TokenExamples):
+        return
+    is_answer = examples.labels != IGNORED
+    assert examples.tokens.dtype == torch.int64
+    assert (examples.tokens >= 0).all()
+    assert is_answer.any(1).all(), "an example asks for nothing"
+    assert not is_answer[:, 0].any(), "nothing comes before the first token, so nothing predicts it"
+    assert torch.equal(examples.labels[is_answer], examples.tokens[is_answer]), "labels are shifted or wrong"
+
+
+def oracle(task: Task) -> None:
+    """Who knows the rule scores 1, in every split, and the score of a wrong answer is lower."""
+    for split in SPLITS:
+        examples = task.sample(COUNT, 5, split)
+        score = task.scores(task.oracle(examples), examples)[task.main_score]
+        assert score.shape == (len(examples),), "scores are per example"
+        torch.testing.assert_close(score[~score.isnan()].double(), torch.ones_like(score[~score.isnan()]).double())
+    shifted = task.scores(_rolled(task.oracle(examples)), examples)[task.main_score]
+    assert estimate(shifted).mean < 1.0, "the answers of another example score as well"
+
+
+def chance(task: Task) -> None:
+    """A guess scores what the formula says, within its standard error, and less than the oracle."""
+    examples = task.sample(40 * COUNT, 6)
+    guessed = estimate(task.scores(task.guess(examples, 0), examples)[task.main_score])
+    expected = task.chance(examples)
+    # A score of rare hits can have no spread in the sample: then the binomial's.
+    spread = max(guessed.standard_error, (abs(expected) * (1 - min(1, abs(expected))) / guessed.count) ** 0.5)
+    assert abs(guessed.mean - expected) <= STANDARD_ERRORS * spread, f"{guessed} is not {expected}"
+    assert guessed.mean < 1.0
+
+
+def _rolled(predictions: Any) -> Any:
+    """Each example's predictions, given to the next one."""
+    assert isinstance(predictions, Tensor), "predictions are one tensor"
+    return predictions.roll(1, 0)
+
+
+LAWS = {law.__name__: law for law in (determinism, splits_apart, tokens, oracle, chance)}

@@ -1,0 +1,159 @@
+"""What a run trains on: batches that are a function of stage and step, and a validation of each stage."""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from tessera.base.precision import autocast, resolve_precision
+from tessera.data.windows import TrainingWindows, ValidationWindows, stacked
+from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_position
+from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.recipes.sections import Recipe, Stage
+from tessera.training.corpus import Corpus
+from tessera.training.distributed import SINGLE_PROCESS, Processes, batch_shape, micro_batches
+
+
+@dataclass(frozen=True)
+class TrainingData(ABC):
+    """See the module.
+
+    Attributes:
+        segment: tokens that one unit of `Stage.length` stands for.
+        processes: that share each batch in equal rows, and each validation.
+    """
+
+    recipe: Recipe
+    segment: int
+    processes: Processes = field(default=SINGLE_PROCESS, kw_only=True)
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Of its text."""
+
+    @abstractmethod
+    def checksums(self) -> dict[str, dict[str, Any]]:
+        """Of "training" and "validation": number of `tokens`, and `checksums` that change when these do."""
+
+    @abstractmethod
+    def losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> Iterator[Tensor]:
+        """The loss of a step of stage `number`, in parts whose sum over all processes it is: one per micro-batch."""
+
+    @abstractmethod
+    def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
+        """How well `model` does on held-out text, as a line of metrics.
+
+        `score` is not written: at most 1, higher is better, it chooses the weights of a curriculum's stages. All
+        processes must call it, and get the same numbers.
+        """
+
+    @property
+    def largest_token(self) -> int:
+        """The largest token id that occurs; -1: no larger one than the tokenizer's."""
+        return -1
+
+    @property
+    def validation_sequences(self) -> int:
+        """How many a validation reads."""
+        return self.recipe.training.evaluate_sequences
+
+    def begin(self, model: Any, stage: Stage) -> None:  # noqa: B027
+        """Set in `model` what holds from this stage on; by default nothing."""
+
+    def batch_tokens(self, stage: Stage, step: int) -> int:
+        """Tokens of the contexts of a step."""
+        return self.recipe.training.batch_size * self.segment * stage.length_at(step, self.recipe.seed)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The precision of a forward pass."""
+        device = self.processes.device.type
+        return autocast(resolve_precision(self.recipe.training.precision, device), device)
+
+
+@dataclass(frozen=True)
+class TextData(TrainingData):
+    """All windows of a corpus in a random order, pass after pass: what a recipe without a curriculum trains on."""
+
+    corpus: Corpus
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The corpus's."""
+        return self.corpus.tokenizer
+
+    def checksums(self) -> dict[str, dict[str, Any]]:
+        """The corpus's."""
+        return self.corpus.checksums()
+
+    @property
+    def largest_token(self) -> int:
+        """The corpus's."""
+        return self.corpus.largest_token
+
+    @cached_property
+    def training(self) -> TrainingWindows:
+        """The sequences of all steps."""
+        data, section = self.recipe.data, self.recipe.training
+        samples = section.steps * section.batch_size
+        return TrainingWindows(self.corpus.training, data.context, samples, self.recipe.seed, data.document_ids)
+
+    @cached_property
+    def held_out(self) -> ValidationWindows:
+        """The sequences of a validation."""
+        data, sequences = self.recipe.data, self.recipe.training.evaluate_sequences
+        return ValidationWindows(self.corpus.validation, data.context, sequences, data.document_ids)
+
+    @property
+    def validation_sequences(self) -> int:
+        """The text may be shorter than was asked for."""
+        return len(self.held_out)
+
+    def losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> Iterator[Tensor]:
+        """Of all tokens that have a label; micro-batches with fewer of them count less."""
+        section = self.recipe.training
+        first = step * section.batch_size
+        parts = [
+            stacked([self.training[first + row] for row in range(start, stop)])
+            for start, stop in micro_batches(section, self.processes)
+        ]
+        if takes_num_items(model):
+            labels = sum((part["labels"][:, 1:] != IGNORED).sum() for part in parts)
+            items = self.processes.total(torch.as_tensor(labels)).to(self.processes.device)
+            options, share = {"num_items_in_batch": items}, 1
+        else:
+            options, share = {}, len(parts) * self.processes.count
+        for part in parts:
+            inputs = {name: tensor.to(self.processes.device) for name, tensor in part.items()}
+            with self.autocast():
+                loss = model(**inputs, **options).loss / share
+            yield loss
+
+    def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
+        """Loss in nats per token, and in bits per byte."""
+        micro, _ = batch_shape(self.recipe.training, self.processes.count)
+        loss = shared_loss(model, self.held_out, micro, self)
+        bits = bits_per_byte(loss, self.corpus.validation.tokens_per_byte)
+        return {"validation_loss": loss, "validation_bits_per_byte": bits}
+
+
+def shared_loss(model: nn.Module, windows: ValidationWindows, batch_size: int, data: TrainingData) -> float:
+    """Nats per token of all windows, which the processes share."""
+    processes = data.processes
+    part = loss_by_position(
+        model, windows, batch_size, context=data.autocast, rank=processes.rank, world_size=processes.count
+    )
+    return LossByPosition(*processes.total(torch.stack([part.total, part.count]))).mean
+
+
+def takes_num_items(model: nn.Module) -> bool:
+    """Whether the model divides its loss by `num_items_in_batch`, as transformers' own do."""
+    parameters: Sequence[inspect.Parameter] = tuple(inspect.signature(model.forward).parameters.values())
+    return getattr(model, "accepts_loss_kwargs", any(p.kind is p.VAR_KEYWORD for p in parameters))

@@ -1,0 +1,88 @@
+"""The tokens of a text do not depend on the pieces that it comes in, whichever tokenizer makes them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from tessera.data.encoding import encoded_pieces
+from tessera.data.sources import text_source
+from tessera.data.store import open_or_build
+from tessera.data.text_files import safe_pieces, text_of_file
+from tessera.data.tokenizers import byte_tokenizer, train_bpe
+
+SAMPLE = "The king's daughter said: 'No.' Then 12 geese flew away and never came back, né? 国王说：你好，世界！ "
+CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def wrapped(tokenizer):
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+
+
+def trained(model, trainer, pre_tokenizer=None, normalizer=None):
+    tokenizer = Tokenizer(model)
+    if pre_tokenizer is not None:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.train_from_iterator([SAMPLE] * 20, trainer)
+    return wrapped(tokenizer)
+
+
+def tokenizers_of_other_people():
+    special = {"special_tokens": ["<unk>", "</s>"], "show_progress": False}
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    later = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(CL100K), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    llama = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    alphabet = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    bpe = lambda: models.BPE(unk_token="<unk>", fuse_unk=False)  # noqa: E731
+    return {
+        "byte": byte_tokenizer(),
+        "bpe": train_bpe([SAMPLE] * 20, 400),
+        "prefix space": trained(bpe(), trainers.BpeTrainer(vocab_size=400, **special, **alphabet), byte_level),
+        "llama 3": trained(bpe(), trainers.BpeTrainer(vocab_size=400, **special, **alphabet), later),
+        "llama 2": trained(bpe(), trainers.BpeTrainer(vocab_size=200, **special), pre_tokenizers.Metaspace(), llama),
+        "t5": trained(
+            models.Unigram(),
+            trainers.UnigramTrainer(vocab_size=90, unk_token="<unk>", **special),
+            pre_tokenizers.Metaspace(),
+            normalizers.Replace(Regex(r"[\n\t]"), " "),  # as T5's; two unknown characters would be one token
+        ),
+        "bert": trained(
+            models.WordPiece(unk_token="<unk>"),
+            trainers.WordPieceTrainer(vocab_size=200, **special),
+            pre_tokenizers.BertPreTokenizer(),
+            normalizers.BertNormalizer(),
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def known():
+    return tokenizers_of_other_people()
+
+
+@pytest.mark.parametrize("name", ["byte", "bpe", "prefix space", "llama 3", "llama 2", "t5", "bert"])
+@given(text=st.text(alphabet=" \n\tab'1.,é国，", max_size=80), size=st.integers(1, 30))
+def test_pieces_have_the_tokens_of_the_whole(known, name, text, size):
+    tokenizer = known[name]
+    texts = [text[start : start + size] for start in range(0, len(text), size)]
+    actual = [token for ids in encoded_pieces(safe_pieces(texts), tokenizer) for token in ids]
+    assert actual == tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("name", ["byte", "bpe", "llama 2", "t5"])
+def test_stores_hold_the_tokens_of_the_whole(known, name, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + (SAMPLE.replace(" ", "\r\n") * 40_000).encode())
+    tokenizer = known[name]
+    store = open_or_build(text_source(str(tmp_path / "a.txt")), tokenizer, tmp_path / "cache", end_token=False)
+    text = "".join(text_of_file(tmp_path / "a.txt"))
+    expected = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    assert store.tokens.tolist() == expected
+    assert store.description.num_bytes == len(text.encode())

@@ -1,0 +1,102 @@
+"""PEFT's methods on our models, as its documentation writes them."""
+
+import pytest
+import torch
+
+from tests.models.contract import CASES, tokens
+
+peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.filterwarnings("ignore")  # its and its friends' own
+PAIRS = ["v1 published", "v1 compact", "v2 gaussian", "v2 no long-term memory"]
+ALL = [*PAIRS, "linear attention gla", "armt around gpt2", "rmt around memory_mosaic"]
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [*((name, "LoraConfig") for name in ALL), ("v1 published", "LoHaConfig"), ("linear attention gla", "OFTConfig")],
+)
+def test_adapters_without_named_layers(name, method):
+    model = CASES[name].build()
+    adapted = peft.get_peft_model(model, getattr(peft, method)(task_type="CAUSAL_LM"))
+    assert adapted.get_nb_trainable_parameters()[0] > 0
+    ids = tokens(1, 15)
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in adapted.parameters() if p.requires_grad)
+
+
+def prefixed(model, kind="PrefixTuningConfig"):
+    torch.manual_seed(3)
+    return peft.get_peft_model(model, getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=5)).double()
+
+
+@pytest.mark.parametrize("kind", ["PrefixTuningConfig", "CartridgeConfig"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_prefix_acts_and_learns(name, kind, tmp_path):
+    model, ids = CASES[name].build(), tokens(2, 9)
+    with torch.no_grad():
+        alone = model(ids).logits
+    tuned = prefixed(model, kind)
+    optimizer = torch.optim.Adam([p for p in tuned.parameters() if p.requires_grad], lr=0.1)
+    losses = []
+    for _ in range(8):
+        loss = tuned(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    tuned.eval()
+    with torch.no_grad():
+        logits = tuned(input_ids=ids).logits
+        assert (logits - alone).abs().max() > 1e-3
+        with tuned.disable_adapter():
+            torch.testing.assert_close(tuned(input_ids=ids).logits, alone)
+    tuned.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(CASES[name].build(), tmp_path).double().eval()
+    torch.testing.assert_close(again(input_ids=ids).logits, logits)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_prefix_of_rows_of_unequal_length(name):
+    tuned, ids = prefixed(CASES[name].build()).eval(), tokens(2, 9)
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    with torch.no_grad():
+        together = tuned(input_ids=ids, attention_mask=mask).logits
+        torch.testing.assert_close(together[:1], tuned(input_ids=ids[:1]).logits)
+        alone = tuned(input_ids=ids[1:, 4:]).logits
+    if "v2" not in name:  # its windows count padding as age
+        torch.testing.assert_close(together[1:, 4:], alone)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_generation_from_a_prefix(name):
+    tuned, ids = prefixed(CASES[name].build()).eval(), tokens(1, 9)
+    made = tuned.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False)
+    text = ids
+    with torch.no_grad():
+        for _ in range(5):
+            text = torch.cat([text, tuned(input_ids=text).logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(made, text)
+
+
+@torch.no_grad()
+def test_a_cartridge_begins_as_a_text():
+    """Its pairs are those that the model stored while it read."""
+    from peft.tuners.cartridge.utils import initialize_kv_prefix_from_past_key_values
+
+    model, ids = CASES["v1 contextual only"].build(), tokens(1, 9)
+    state = model(ids, use_cache=True).past_key_values
+    tuned = prefixed(model, "CartridgeConfig").eval()
+    initialize_kv_prefix_from_past_key_values(tuned, past_key_values=state)
+    begun = tuned.get_prompt(1).state("", model.model.layers)
+    for layer, other in zip(state.layers, begun.layers):
+        torch.testing.assert_close(other[0].pairs.keys, layer[0].pairs.keys[:, :, :5])
+        torch.testing.assert_close(other[0].pairs.values, layer[0].pairs.values[:, :, :5])
+    tuned(input_ids=tokens(1, 4))
+
+
+def test_a_prefix_needs_pairs():
+    tuned = prefixed(CASES["linear attention gla"].build())
+    with pytest.raises(ValueError, match="Its memories are matrices, which hold no pairs"):
+        tuned(input_ids=tokens())

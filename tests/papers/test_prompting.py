@@ -1,0 +1,161 @@
+"""Prompts of the v2 paper, asked of models with a tokenizer of their own."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tessera.base.errors import TesseraError
+from tessera.cli.main import main
+from tessera.data.tokenizers import byte_tokenizer
+from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
+from tessera.models.transformer import transformer_config
+from tessera.papers.document_qa.prompting import DocumentQuestion, QuestionFile, document_scores
+from tessera.papers.many_shot.files import Example
+from tessera.papers.many_shot.prompting import LabelledTexts, episode_shares, many_shot_scores, request_of, requests_of
+from tessera.papers.many_shot.prompts import DELIMITERS, TEMPLATES, Template, draw_episode
+
+TOKENIZER = byte_tokenizer()
+GROUPS = {name: [Example(f"{name}{number}", name) for number in range(6)] for name in ("happy", "sad")}
+TEXTS = LabelledTexts(GROUPS, GROUPS, TEMPLATES["goemotions"])
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=len(TOKENIZER), **sizes)).eval()
+
+
+def test_scores_equal_those_of_each_prompt_alone():
+    model = llama()
+    scores = many_shot_scores(model, TOKENIZER, TEXTS, [1], contexts=2, queries=3, seed=5)
+    for delimiter, order in (("newline", "fixed"), ("space", "shuffled")):
+        random, between = Random(f"5 1 {order}"), DELIMITERS[delimiter]
+        likeliest = []
+        for _ in range(2):
+            episode = draw_episode(GROUPS, GROUPS, list(GROUPS), 1, order, False, random, 3)
+            right = 0
+            for query in episode.queries:
+                prompt = TEMPLATES["goemotions"].prompt(episode.demonstrations, query, delimiter)
+                values = {}
+                for label in episode.labels:
+                    context = TOKENIZER(prompt)["input_ids"]
+                    ids = torch.tensor([TOKENIZER(f"{prompt}{between}{label}")["input_ids"]])
+                    with torch.no_grad():
+                        log = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+                    values[label] = log[len(context) - 1 :].sum().item()
+                right += max(values, key=values.get) == query.label
+            likeliest.append(right / 3)
+        got = scores["1"][f"{delimiter}, {order}"]["likeliest_label"]
+        assert got["mean"] == pytest.approx(sum(likeliest) / 2)
+        assert got["count"] == 2
+    best = max(one["exact_match"]["mean"] for one in scores["1"].values())
+    assert scores["1"]["best"]["exact_match"]["mean"] == best
+
+
+def test_the_greedy_label_is_exact_up_to_the_end_of_its_line():
+    """A model that has learned to answer "sad" is right about all sad texts; one that answers "sadly" about none."""
+    for answer, expected in (("sad\n", 0.5), ("sadly\n", 0.0)):
+        model = llama()
+        ids = torch.tensor([[0, *TOKENIZER(f"category: {answer}")["input_ids"]]])
+        optimizer = torch.optim.Adam(model.parameters(), 3e-2)
+        for _ in range(60):
+            loss = model(ids, labels=ids).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        episode = draw_episode(GROUPS, GROUPS, list(GROUPS), 1, "fixed", False, Random(0))
+        queries = tuple(GROUPS[name][5]._replace(text="x") for name in ("sad", "happy"))
+        template, alone = Template("", "", "category"), replace(episode, demonstrations=(), queries=queries)
+        shares = episode_shares(model, alone, partial(requests_of, model, TOKENIZER, template, alone, "space"), 4)
+        prompt = template.prompt((), queries[0], "space")
+        written = model.generate(torch.tensor([TOKENIZER(prompt)["input_ids"]]), max_new_tokens=7, do_sample=False)
+        text = TOKENIZER.decode(written[0]).removeprefix(prompt).split("\n")[0].strip()
+        assert (text == "sad") == (expected > 0)
+        assert shares["exact_match"] == expected
+
+
+def test_a_prompt_that_does_not_fit_is_an_error():
+    from transformers import AutoModelForCausalLM
+
+    sizes = {"vocab_size": len(TOKENIZER), "hidden_size": 16, "num_layers": 1, "num_heads": 2, "max_positions": 40}
+    model = AutoModelForCausalLM.from_config(transformer_config(**sizes)).eval()
+    assert request_of(model, TOKENIZER, "one two", " three").continuation == TOKENIZER(" three")["input_ids"]
+    with pytest.raises(TesseraError, match="the prompt must fit the 40 positions .* got 45 tokens. Fewer shots."):
+        request_of(model, TOKENIZER, "x" * 40, "y" * 5)
+    file = QuestionFile(("a b",), (DocumentQuestion("Why?", ("x",), (0,)),))
+    with pytest.raises(TesseraError, match="length must be at most the 40 positions"):
+        document_scores(model, TOKENIZER, file, [64])
+
+
+SQUAD = {"data": [{"paragraphs": [
+    {"context": f"Text {number}.", "qas": [{"question": f"What {number}?", "answers": [{"text": str(number)}]}]}
+    for number in range(5)
+]}]}  # fmt: skip
+
+
+def test_documents_are_asked_about_at_every_length():
+    documents = tuple(f"text {number}" for number in range(30))
+    questions = tuple(DocumentQuestion(f"Why {number}?", ("\n", "x"), (number,)) for number in range(4))
+    model = llama()
+    lengths = [400, 500, 5000]
+    scores = document_scores(model, TOKENIZER, QuestionFile(documents, questions), lengths, answer_tokens=4)
+    counts = [scores[str(length)]["documents"] for length in lengths]
+    assert 1 <= counts[0] < counts[1] < counts[2] == 30
+    for one in scores.values():
+        assert one["contains_answer"]["count"] == 4
+
+
+@pytest.fixture
+def folder(tmp_path):
+    config = MemoryMosaicV2Config(
+        vocab_size=len(TOKENIZER), hidden_size=16, num_layers=1, num_heads=2, intermediate_size=16
+    )
+    MemoryMosaicV2ForCausalLM(config).save_pretrained(tmp_path / "model")
+    TOKENIZER.save_pretrained(tmp_path / "model")
+    return tmp_path
+
+
+def test_the_command_asks_both_kinds(folder, capsys):
+    (folder / "labels.txt").write_text("joy grief")
+    for name in ("train", "test"):
+        (folder / f"{name}.tsv").write_text("".join(f"{name} {n}\t{n % 2}\tid\n" for n in range(6)))
+    files = [str(folder / f"{name}.tsv") for name in ("train", "test")]
+    model = str(folder / "model")
+    few = ["--contexts", "2", "--queries", "2", "--shots", "1"]
+    assert main(["prompts", model, "--many-shot", "goemotions", "--files", *files, *few, "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert set(report["scores"]["1"]) == {
+        "newline, fixed",
+        "newline, shuffled",
+        "space, fixed",
+        "space, shuffled",
+        "best",
+    }
+    assert report["long_term_memory"] is True
+    (folder / "dev.json").write_text(json.dumps(SQUAD))
+    options = ["--documents", "squad", "--files", str(folder / "dev.json"), "--lengths", "400", "--questions", "2"]
+    assert main(["prompts", model, *options, "--without-long-term-memory"]) == 0
+    assert "400 tokens, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "--many-shot or --documents must be given, one of them"),
+        (["--many-shot", "banking78"], "unknown data set 'banking78'. Did you mean 'banking77'?"),
+        (["--many-shot", "goemotions"], "--files must name two files, examples and queries; got nothing"),
+        (["--documents", "squad"], "--files must name one file; got nothing"),
+        (["--documents", "squad", "--shots", "2"], "--shots must be left out with --documents; got [2]"),
+        (["--many-shot", "banking77", "--lengths", "9"], "--lengths must be left out with --many-shot; got [9]"),
+    ],
+)
+def test_mistakes_are_one_line(options, words, capsys):
+    assert main(["prompts", "nowhere", *options]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1

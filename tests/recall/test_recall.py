@@ -1,0 +1,222 @@
+"""What the index recalls is what a scan of all pairs in float64 gives, and it says so itself."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tessera.recall
+from tessera.base.errors import TesseraError
+from tessera.kernels import kernel_from_config
+from tessera.ops.kernel_regression import Window, kernel_regression
+from tessera.recall import index as index_module
+from tessera.recall import leaves as leaves_module
+from tessera.recall import search as search_module
+
+KERNELS = {  # with an affine map of similarities that leaves a few pairs
+    "sparsemax": (40.0, 0.0),
+    "biweight": (40.0, 0.0),
+    "triweight": (20.0, 0.0),
+    "relumax": (10.0, 0.0),
+    "gaussian_knn": (5.0, 0.0),
+    "uniform_knn": (5.0, 0.0),
+    "normalized_relu": (10.0, -9.0),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """Leaves and blocks so small that a few hundred pairs make many."""
+    monkeypatch.setattr(leaves_module, "LEAF", 8)
+    monkeypatch.setattr(search_module, "LEAF", 8)
+    monkeypatch.setattr(search_module, "FIRST_LEAVES", 2)
+    monkeypatch.setattr(index_module, "BLOCK", 512)
+    monkeypatch.setattr(index_module, "SMALLEST_BLOCK", 32)
+
+
+def random(*shape, seed=0, dtype=torch.double):
+    return torch.randn(*shape, dtype=torch.double, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def near_a_plane(heads, count, width, seed=0):
+    """Unit keys that vary in three directions, as those of trained memories vary in few."""
+    spread = random(heads, count, 3, seed=seed) @ random(heads, 3, width, seed=seed + 1)
+    return torch.nn.functional.normalize(spread + 0.02 * random(heads, count, width, seed=seed + 2), dim=-1)
+
+
+def scan(queries, keys, values, kernel, slope, intercept, **options):
+    """(output, weights) over all pairs, all scores at once."""
+    documents = {name: options.pop(name)[None] for name in ("query_documents", "pair_documents") if name in options}
+    arguments = {"kernel": kernel, "intercept": torch.tensor(intercept, dtype=torch.double), "backend": "reference"}
+    arguments |= {"slope": torch.tensor(slope, dtype=torch.double), **options, **documents}
+    double = [x.double()[None] for x in (queries, keys)]
+    output = kernel_regression(*double, values.double()[None], **arguments)[0]
+    every = torch.eye(keys.shape[1], dtype=torch.double).expand(1, len(keys), -1, -1)
+    return output, kernel_regression(*double, every, **arguments)[0]
+
+
+def check(found, output, weights, atol=1e-9):
+    torch.testing.assert_close(found.output.double(), output, rtol=0, atol=atol)
+    assert found.certificate.is_exact
+    for head in range(weights.shape[0]):
+        for query in range(weights.shape[1]):
+            places, ours = found.support.of(head, query)
+            theirs = weights[head, query]
+            certain = (theirs > atol).nonzero().squeeze(1)
+            assert set(certain.tolist()) <= set(places.tolist())
+            torch.testing.assert_close(ours.double(), theirs[places], rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_recall_is_the_scan_and_reads_few_pairs(kernel):
+    keys, values = near_a_plane(2, 1500, 12), random(2, 1500, 3, seed=9)
+    queries = torch.nn.functional.normalize(keys[:, 100:101] + 0.01 * random(2, 4, 12, seed=5), dim=-1)
+    index = tessera.recall.build(keys, values)
+    slope, intercept = KERNELS[kernel]
+    slope, intercept = 5 * slope, 5 * intercept - (4 if intercept else 0)
+    found = index.recall(queries, kernel=kernel, slope=slope, intercept=intercept)
+    check(found, *scan(queries, keys, values, kernel, slope, intercept))
+    assert found.certificate.pairs_read.max() < 800, "the bounds leave most leaves out"
+    assert (found.certificate.pairs_in_support <= found.certificate.pairs_read).all()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kernel=st.sampled_from(sorted(KERNELS)),
+    count=st.integers(0, 400),
+    kind=st.sampled_from(["plane", "random", "equal", "few", "zeros", "scaled"]),
+    dtype=st.sampled_from([torch.double, torch.float32, torch.bfloat16]),
+    pieces=st.integers(1, 4),
+    window=st.sampled_from([None, Window(), Window(delay=5), Window(delay=2, span=60)]),
+    with_documents=st.booleans(),
+    sharpness=st.sampled_from([0.05, 1.0, 10.0]),
+    seed=st.integers(0, 10_000),
+)
+def test_hard_pairs_are_recalled_exactly(kernel, count, kind, dtype, pieces, window, with_documents, sharpness, seed):
+    keys = near_a_plane(2, count, 6, seed) if count else torch.zeros(2, 0, 6, dtype=torch.double)
+    if kind == "random":
+        keys = random(2, count, 6, seed=seed)
+    elif kind == "equal":
+        keys = keys[:, :1].expand(-1, count, -1)
+    elif kind == "few":  # duplicates: most keys tie
+        keys = keys[:, torch.arange(count) % 5] if count > 5 else keys
+    elif kind == "zeros":
+        keys = keys * (torch.arange(count) % 3 > 0).view(-1, 1)
+    elif kind == "scaled":  # one key far outside of all others
+        keys = keys * (1 + 50.0 * (torch.arange(count) == count // 2)).view(-1, 1)
+    keys, values = keys.to(dtype), random(2, count, 3, seed=seed + 3).to(dtype)
+    queries = random(2, 3, 6, seed=seed + 4).to(dtype)
+    if count:
+        queries[:, 0] = keys[:, count // 3]
+    documents = (torch.arange(count) * 3 // max(count, 1)) - (torch.arange(count) % 7 == 6).long()
+    options = {"window": window, "query_offset": count // 2}
+    pair_documents = documents if with_documents else None
+    if with_documents:
+        options["query_documents"] = torch.tensor([0, 1, 2])
+    borders = [round(count * piece / pieces) for piece in range(pieces + 1)]
+    cut = [slice(first, last) for first, last in pairwise(borders)]
+    part = [None if pair_documents is None else pair_documents[piece] for piece in cut]
+    index = tessera.recall.build(keys[:, cut[0]], values[:, cut[0]], part[0])
+    for piece, of_piece in zip(cut[1:], part[1:]):
+        index = index.append(keys[:, piece], values[:, piece], of_piece)
+    slope, intercept = (sharpness * number for number in KERNELS[kernel])
+    found = index.recall(queries, kernel=kernel, slope=slope, intercept=intercept, **options)
+    if with_documents:
+        options["pair_documents"] = documents
+    output, weights = scan(queries, keys, values, kernel, slope, intercept, **options)
+    if dtype == torch.double:
+        check(found, output, weights)
+    elif "knn" not in kernel:  # of neighbours that tie up to rounding, either is right
+        size = float(keys.double().norm(dim=-1).max()) if count else 1.0
+        precision = {torch.float32: 2e-5, torch.bfloat16: 2e-2}[dtype]
+        error = (found.output.double() - output).abs().max() if count else torch.zeros(())
+        assert error <= precision * (1 + slope * size), "rounding of scores, times how steep the kernel is"
+        assert found.certificate.is_exact
+
+
+def test_a_bound_that_is_too_low_is_noticed(monkeypatch):
+    keys, values = near_a_plane(1, 1500, 12), random(1, 1500, 3)
+    right = leaves_module.Leaves.largest_similarities
+    monkeypatch.setattr(leaves_module.Leaves, "largest_similarities", lambda self, queries: right(self, queries) - 0.2)
+    found = tessera.recall.build(keys, values).recall(keys[:, 7:60:9], kernel="triweight", slope=50.0)
+    expected = scan(keys[:, 7:60:9], keys, values, "triweight", 50.0, 0.0)[0]
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(found.output, expected, rtol=0, atol=1e-9)
+
+
+def test_the_gaussian_says_how_much_weight_it_may_have_left_out():
+    keys, values = near_a_plane(2, 1500, 12), random(2, 1500, 3, seed=9)
+    found = tessera.recall.build(keys, values).recall(keys[:, 3:5], kernel="gaussian", slope=400.0, tolerance=1e-4)
+    output, weights = scan(keys[:, 3:5], keys, values, "gaussian", 400.0, 0.0)
+    assert not found.certificate.is_exact
+    assert (found.certificate.pairs_read < 1500).all()
+    for head in range(2):
+        for query in range(2):
+            places = found.support.of(head, query)[0]
+            dropped = 1 - weights[head, query, places].sum()
+            assert dropped <= found.certificate.dropped_weight[head, query] + 1e-4
+    torch.testing.assert_close(found.output, output, rtol=0, atol=1e-3)
+
+
+def test_deleted_pairs_are_as_if_they_had_never_been():
+    keys, values = near_a_plane(2, 700, 8), random(2, 700, 3, seed=9)
+    gone = torch.arange(100, 400)
+    stay = torch.cat([torch.arange(100), torch.arange(400, 700)])
+    index = tessera.recall.build(keys, values)
+    without, never = index.delete(gone), tessera.recall.build(keys[:, stay], values[:, stay])
+    queries = keys[:, 90:410:30]
+    ours, theirs = (x.recall(queries, kernel="biweight", slope=100.0) for x in (without, never))
+    torch.testing.assert_close(ours.output, theirs.output, rtol=0, atol=1e-12)
+    assert torch.equal(ours.support.places, stay[theirs.support.places])
+    assert len(index.recall(keys[:, 200:201], kernel="biweight", slope=100.0).support.of(0, 0)[0]), "a value"
+
+
+def test_merged_indices_are_one_of_both():
+    keys, values = near_a_plane(2, 700, 8), random(2, 700, 3, seed=9)
+    first, second = (tessera.recall.build(keys[:, part], values[:, part]) for part in (slice(300), slice(300, 700)))
+    merged = first.delete(torch.tensor([5])).merge(second.delete(torch.tensor([0])))
+    whole = tessera.recall.build(keys, values).delete(torch.tensor([5, 300]))
+    for queries in (keys[:, 3:9], keys[:, 298:303]):
+        ours, theirs = (x.recall(queries, kernel="sparsemax", slope=100.0) for x in (merged, whole))
+        torch.testing.assert_close(ours.output, theirs.output, rtol=0, atol=1e-12)
+        assert torch.equal(ours.support.places, theirs.support.places)
+
+
+def test_blocks_stay_few_when_pairs_come_one_by_one():
+    index = tessera.recall.build(near_a_plane(1, 1, 6), random(1, 1, 2))
+    for step in range(600):
+        index = index.append(near_a_plane(1, 1, 6, step), random(1, 1, 2, seed=step))
+    assert [len(block) for block in index.blocks] == [512, 64]
+    assert len(index) == 601
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"queries": torch.zeros(2, 1, 5)}, "queries"),
+        ({"slope": -1.0}, "slope"),
+        ({"query_documents": torch.zeros(1, dtype=torch.long)}, "query_documents"),
+        ({"kernel": "nothing"}, "unknown kernel"),
+    ],
+)
+def test_mistakes_are_named(change, message):
+    index = tessera.recall.build(near_a_plane(2, 20, 6), random(2, 20, 3))
+    arguments = {"queries": random(2, 1, 6), "kernel": "sparsemax", "slope": 1.0, **change}
+    with pytest.raises(TesseraError, match=message):
+        index.recall(arguments.pop("queries"), **arguments)
+
+
+def test_keys_that_are_no_numbers_are_refused():
+    with pytest.raises(TesseraError, match="finite"):
+        tessera.recall.build(torch.full((1, 3, 2), float("nan")), torch.zeros(1, 3, 2))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_floor_of_a_part_of_the_scores_is_one_of_all(kernel):
+    """What `Kernel.subset_floor` promises, with scores on both sides of it."""
+    scores = random(50, 40, seed=3) * 3
+    kernel = kernel_from_config(kernel)
+    floors, weights = kernel.subset_floor(scores[:, ::4]), kernel.weights(scores)
+    assert not ((scores <= floors.unsqueeze(1)) & (weights > 0)).any()

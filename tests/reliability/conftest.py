@@ -1,0 +1,91 @@
+"""What the tests here work on, and how much: a sample with `make test`, everything with `make torture` (TORTURE=1)."""
+
+import os
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, settings
+
+TORTURE = os.environ.get("TORTURE") == "1"
+# A sample is the same each time; a torture looks elsewhere each time, and hypothesis keeps what it found.
+settings.register_profile(
+    "reliability",
+    deadline=None,
+    derandomize=not TORTURE,
+    database=None if not TORTURE else settings.default.database,
+    suppress_health_check=list(HealthCheck),
+)
+if TORTURE:  # a huge number must not take the machine's memory
+    resource.setrlimit(resource.RLIMIT_AS, (16 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
+RECIPE = {
+    "name": "tiny",
+    "model": {"type": "memory_mosaic", "hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 4},
+    "tokenizer": {"type": "byte"},
+    "data": {"context": 8, "validation_fraction": 0.2},
+    "training": {
+        "steps": 4,
+        "batch_size": 2,
+        "warmup_steps": 1,
+        "precision": "fp32",
+        "log_every": 1,
+        "evaluate_every": 2,
+        "evaluate_sequences": 2,
+        "checkpoint_every": 2,
+        "keep_checkpoints": 2,
+    },
+}
+
+
+def examples(count: int):
+    """So many examples of a test, fifty times as many under torture."""
+    return settings(settings.get_profile("reliability"), max_examples=count * (50 if TORTURE else 1))
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """A text, a recipe of a second, a trained model, a model with a memory, a stored memory: tests work on copies."""
+
+    folder: Path
+
+    @property
+    def text(self) -> Path:
+        return self.folder / "text.txt"
+
+    @property
+    def recipe(self) -> Path:
+        return self.folder / "tiny.yaml"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "runs" / "done"
+
+    @property
+    def segmented(self) -> Path:
+        return self.folder / "armt"
+
+    @property
+    def memory(self) -> Path:
+        return self.folder / "memory"
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory) -> Workshop:
+    """Train, wrap, memorize: about a second."""
+    import tessera
+    from tessera.models.saving.loading import load_model, load_tokenizer
+    from tessera.recipes.recipe import read_recipe
+    from tessera.training.run import train
+
+    shop = Workshop(tmp_path_factory.mktemp("workshop"))
+    shop.text.write_text("Once there were kings, and some of them were wise.\n" * 20)
+    recipe = {**RECIPE, "data": {**RECIPE["data"], "source": str(shop.text)}}
+    shop.recipe.write_text(yaml.safe_dump(recipe))
+    train(read_recipe(shop.recipe), shop.run, progress=False)
+    model = tessera.wrap(load_model(shop.run), segment_size=8, num_memory_tokens=2, memory_dim=4)
+    model.save_pretrained(shop.segmented)
+    load_tokenizer(shop.run).save_pretrained(shop.segmented)
+    model.empty_memory(1).save(shop.memory)
+    return shop

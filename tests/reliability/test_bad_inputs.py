@@ -1,0 +1,289 @@
+"""Bad inputs made from the schemas end in an answer or in one sentence: what is added tomorrow is tried by existing."""
+
+import argparse
+import copy
+import inspect
+import io
+import json
+import shutil
+import signal
+import sys
+import warnings
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import fields, is_dataclass
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.base.errors import TesseraError
+from tessera.cli.main import VERBS, main, make_parser
+from tessera.models.armt import ARMTState
+from tessera.models.saving.loading import load_config, load_model
+from tessera.papers.babilong.benchmark import FIELDS, read_samples
+from tessera.recipes.recipe import read_recipe
+from tessera.recipes.sections import Recipe
+from tests.reliability.conftest import RECIPE, examples
+
+BOOK = "years of work\n"
+SPECIAL = [
+    "../victim", "a/b", "/", ".", "~", "a\0b", "hf://no", "no/such/model", "5e-3", "nan", "%s%n", "\udcff", "x" * 5000,
+    2**31, 2**63, 10**30, -(10**30), {"type": "gaussian"}, {"model_type": "gpt2"}, b"bytes",
+]  # fmt: skip
+TEXTS = ["a=b", "=", "--", "-", "training.steps=", "training=1", "model.type=", "data.source=[", "seed=-1", "1,2"]
+TEXTS += ["9" * 5000, "book.txt", "folder", "/dev/full", "/proc/self/mem", "no.txt"]
+SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.integers() | st.floats() | st.text(max_size=8)
+VALUES = st.sampled_from(SPECIAL) | st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCALARS, inner, max_size=2), max_leaves=4
+)
+WORDS = st.sampled_from(TEXTS) | VALUES.map(str)
+
+
+def paths_of(cls: type, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Where a value can stand in a mapping that is read as dataclass `cls`; nested ones and items of lists included."""
+    hints, places = get_type_hints(cls), []
+    for item in fields(cls):
+        here = (*prefix, item.name)
+        places.append(here)
+        for hint in (hints[item.name], *get_args(hints[item.name])):
+            places += paths_of(hint, here) if is_dataclass(hint) else []
+    return places
+
+
+@st.composite
+def spoiled(draw, good: dict, places: list[tuple[str, ...]]) -> dict:
+    """A copy of `good` with one to three places set to bad values, and now and then a key that nobody knows."""
+    result = copy.deepcopy(good)
+    for *way, last in draw(st.lists(st.sampled_from(places), min_size=1, max_size=3)):
+        inner = result
+        for key in way:
+            inner = inner.setdefault(key, {}) if isinstance(inner, dict) else None
+            inner = inner[0] if isinstance(inner, list) and inner else inner
+        if isinstance(inner, dict):
+            inner[last] = draw(VALUES)
+    if draw(st.integers(0, 9)) == 0:
+        result[draw(SCALARS)] = draw(VALUES)
+    return result
+
+
+@st.composite
+def damaged(draw, content: bytes) -> bytes:
+    """A file as a disk, an editor or a person may leave it: cut, overwritten, continued, with flipped bits."""
+    cut = st.integers(0, max(0, len(content) - 1)).map(lambda size: content[:size])
+    longer = st.binary(max_size=20).map(lambda more: content + more)
+    others = st.sampled_from([b"", b"[]", b"{}", b"null", b"3", b"[1, [2]]", b"\xff\xfe", b"[" * 100_000])
+    bits = st.lists(st.integers(0, max(0, 8 * len(content) - 1)), min_size=1, max_size=8)
+    flipped = bits.map(lambda places: _flip(content, places))
+    return draw(st.one_of(cut, longer, others, st.binary(max_size=200), flipped))
+
+
+def _flip(content: bytes, places: list[int]) -> bytes:
+    flipped = bytearray(content)
+    for place in places if content else ():
+        flipped[place // 8] ^= 1 << place % 8
+    return bytes(flipped)
+
+
+class TooLong(BaseException):
+    """An input takes more than a few seconds."""
+
+
+@contextmanager
+def in_time():
+    """A call that takes more than 20 seconds is left."""
+
+    def leave(*_):
+        raise TooLong
+
+    previous = signal.signal(signal.SIGALRM, leave)
+    signal.alarm(20)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def answers(call, *arguments, **options) -> None:
+    """`call` returns, or raises a `TesseraError` that says something."""
+    try:
+        with in_time(), warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            call(*arguments, **options)
+    except TesseraError as error:
+        sentence = str(error)
+    else:
+        return
+    assert sentence.strip()
+    assert "Traceback" not in sentence
+
+
+def run(words: list[str]) -> None:
+    """The command line in this process, without a terminal and without input."""
+    stdin, sys.stdin = sys.stdin, io.StringIO("")
+    try:
+        with redirect_stderr(io.StringIO()) as said:
+            status = main(words)
+    except SystemExit as error:
+        status = error.code
+    finally:
+        sys.stdin = stdin
+    assert status in (0, 2, 130)
+    assert status != 2 or said.getvalue().strip(), "exit status 2 without a word"
+    assert "Traceback" not in said.getvalue()
+
+
+def copied(source, target):
+    shutil.rmtree(target, ignore_errors=True)
+    return shutil.copytree(source, target)
+
+
+@examples(120)
+@given(data=st.data())
+def test_recipes(shop, data):
+    good = {**RECIPE, "training": {**RECIPE["training"], "curriculum": [{"length": 2, "steps": 1}]}}
+    places = paths_of(Recipe) + [("model", name) for name in load_config(shop.run).to_dict()]
+    bad = yaml.safe_dump(data.draw(spoiled(good, places)), allow_unicode=True).encode("utf-8", "surrogatepass")
+    path = shop.folder / "recipe.yaml"
+    path.write_bytes(data.draw(st.just(bad) | damaged(shop.recipe.read_bytes())))
+    answers(read_recipe, path)
+
+
+@examples(15)
+@given(data=st.data())
+def test_configurations(shop, data):
+    """config.json of a model without and of one with a base model, bad values at every key."""
+    source = data.draw(st.sampled_from([shop.run, shop.segmented]))
+    good = json.loads((source / "config.json").read_text())
+    places = [(key,) for key in good] + [("base_config", key) for key in good.get("base_config", {})]
+    bad = json.dumps(data.draw(spoiled(good, places)), default=str, skipkeys=True).encode("utf-8", "replace")
+    target = copied(source, shop.folder / "model")
+    (target / "config.json").write_bytes(data.draw(st.just(bad) | damaged(bad)))
+    answers(load_config, target)
+    answers(load_model, target)
+
+
+@examples(10)
+@given(data=st.data())
+def test_damaged_files_of_models(shop, data):
+    target = copied(shop.run, shop.folder / "model")
+    path = data.draw(st.sampled_from(sorted(file for file in target.iterdir() if file.is_file())))
+    path.write_bytes(data.draw(damaged(path.read_bytes())))
+    answers(run, ["generate", str(target), "--prompt", "Once", "--max-new-tokens", "1"])
+
+
+@examples(3)
+@given(data=st.data())
+def test_damaged_files_of_runs(shop, data):
+    """Checkpoints included, damaged or gone; then the run is resumed."""
+    target = copied(shop.run, shop.folder / "run")
+    path = data.draw(st.sampled_from(sorted(file for file in target.rglob("*") if file.is_file())))
+    if data.draw(st.booleans()):
+        path.unlink()
+    else:
+        path.write_bytes(data.draw(damaged(path.read_bytes())))
+    answers(run, ["train", str(shop.recipe), "--output", str(target), "--resume"])
+
+
+@examples(60)
+@given(data=st.data())
+def test_damaged_memories(shop, data):
+    """Either it is refused, or what is read is what was stored."""
+    stored, path = ARMTState.load(shop.memory).tensors(), shop.folder / "damaged"
+    path.write_bytes(data.draw(damaged(shop.memory.read_bytes())))
+    with suppress(TesseraError):
+        tensors = ARMTState.load(path).tensors()
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in stored.items()), "a changed memory was read"
+
+
+@examples(60)
+@given(data=st.data())
+def test_files_of_samples(shop, data):
+    good = {"input": "Mary is here.", "question": "Where is Mary?", "target": "here"}
+    rows = data.draw(st.lists(spoiled(good, [(name,) for name in FIELDS]), max_size=2))
+    content, path = json.dumps([*rows, good], default=str, skipkeys=True).encode(), shop.folder / "samples.json"
+    path.write_bytes(data.draw(st.just(content) | damaged(content)))
+    answers(read_samples, path)
+
+
+def verbs() -> dict[str, list[argparse.Action]]:
+    parser = make_parser()
+    actions = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return {name: child._actions for name, child in actions.choices.items()}
+
+
+def right_call(verb: str, shop) -> list[str]:
+    calls = {
+        "train": [str(shop.recipe)],
+        "generate": [str(shop.run), "--prompt", "Once", "--max-new-tokens", "1"],
+        "eval": [str(shop.run), "--sequences", "1"],
+        "info": [str(shop.run)],
+        "plan": [str(shop.recipe)],
+        "compare": [str(shop.run)],
+        "convert": ["book.txt", "converted", "--source", "memory-mosaics"],
+        "demo": ["data.source=/no/such/text", "--output", "demo"],
+        "memorize": [str(shop.segmented), str(shop.text), "--out", "book.txt", "--overwrite"],
+        "ask": [str(shop.segmented), "Who?", "--memory", str(shop.memory), "--max-new-tokens", "1"],
+        "reproduce": ["no-such-experiment"],
+    }
+    return [verb, *calls.get(verb, [])]
+
+
+@examples(60)
+@given(data=st.data())
+def test_command_lines(shop, data):
+    """A call of any verb that is right but for one to three options; nothing that is there before may change."""
+    verb = data.draw(st.sampled_from(sorted(VERBS)))
+    words, actions = right_call(verb, shop), [action for action in verbs()[verb] if action.dest != "help"]
+    for action in data.draw(st.lists(st.sampled_from(actions), min_size=1, max_size=3)):
+        flags = [data.draw(st.sampled_from(action.option_strings))] if action.option_strings else []
+        words += flags + ([] if action.nargs == 0 else data.draw(st.lists(WORDS, max_size=2)))
+    words += ["data.source=/no/such/text"] if verb == "train" else []
+    folder = shop.folder / "commands"
+    (folder / "folder").mkdir(parents=True, exist_ok=True)
+    (folder / "book.txt").write_text(BOOK)
+    with chdir(folder), suppress(TooLong):  # a million tokens are a right answer
+        answers(run, words)
+    assert (folder / "book.txt").read_text() == BOOK
+
+
+SHAPES = [(), (0,), (5,), (2, 5), (2, 4), (2, 6), (5, 2), (1, 2, 5), (2, 0), (0, 5), (3, 5)]
+NUMBERS = [0.0, 1.0, float("nan"), -1.0, 1e9]
+DTYPES = [torch.long, torch.int32, torch.float32, torch.bool, torch.float64, torch.uint8]
+TENSORS = st.builds(
+    lambda shape, number, dtype: torch.full(shape, number).to(dtype), *map(st.sampled_from, (SHAPES, NUMBERS, DTYPES))
+)
+
+
+@pytest.fixture(scope="module")
+def models(shop):
+    return load_model(shop.run), load_model(shop.segmented)
+
+
+@examples(150)
+@given(data=st.data())
+def test_calls_of_forward(models, data):
+    """Bad values for every argument of the signature, of a plain and of a segmented model."""
+    model = data.draw(st.sampled_from(models))
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    arguments = {"input_ids": torch.full((2, 5), 7)}
+    for name in data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=2)):
+        arguments[name] = data.draw(VALUES | TENSORS)
+    answers(model, **arguments)
+
+
+def test_a_traceback_is_noticed():
+    with pytest.raises(IndexError):
+        answers(lambda: [][1])
+
+
+def test_an_empty_sentence_is_noticed():
+    def refuse():
+        raise TesseraError(" ")
+
+    with pytest.raises(AssertionError):
+        answers(refuse)

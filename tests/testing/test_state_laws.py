@@ -1,0 +1,150 @@
+"""`tessera check`: our models keep every law, and a model that breaks one is found by it."""
+
+import json
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import tessera
+from tessera.cli.main import main
+from tessera.testing.state_laws import LAWS, check_state
+
+GPT2 = GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=64)
+LLAMA = LlamaConfig(
+    vocab_size=60,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    intermediate_size=32,
+)
+
+
+def mosaic():
+    config = tessera.MemoryMosaicConfig(
+        vocab_size=60, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=8, kernel="biweight"
+    )
+    return tessera.MemoryMosaicForCausalLM(config)
+
+
+def mosaic_v2():
+    config = tessera.MemoryMosaicV2Config(
+        vocab_size=60,
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=16,
+        long_term_delay=6,
+        short_term_span=9,
+    )
+    return tessera.MemoryMosaicV2ForCausalLM(config)
+
+
+MODELS = {
+    "v1": mosaic,
+    "v2": mosaic_v2,
+    "armt": lambda: tessera.wrap(GPT2LMHeadModel(GPT2), segment_size=8, num_memory_tokens=2, memory_dim=4),
+    "armt around v1": lambda: tessera.wrap(mosaic(), segment_size=8, num_memory_tokens=2, memory_dim=4),
+    "rmt": lambda: tessera.wrap_rmt(LlamaForCausalLM(LLAMA), segment_size=8, num_memory_tokens=2),
+    "prmt": lambda: tessera.wrap_prmt(LlamaForCausalLM(LLAMA), segment_size=8, num_memory_tokens=2),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2),
+    "llama": lambda: LlamaForCausalLM(LLAMA),
+}
+SEGMENTED = {"several tokens behind a state are one by one", "a padded row goes on as alone"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_right_model_keeps_every_law(name):
+    torch.manual_seed(0)
+    model = MODELS[name]().train()
+    findings = check_state(model)
+    assert model.training, "the model is left as it was"
+    missed = {finding.law: finding.note or finding.error for finding in findings if not finding.holds}
+    assert set(missed) == (SEGMENTED if "rmt" in name else set()), missed
+
+
+class ForgetsWhatItRead(GPT2LMHeadModel):
+    def forward(self, input_ids, past_key_values=None, **options):
+        return super().forward(input_ids, **options)
+
+
+class IgnoresPadding(GPT2LMHeadModel):
+    def forward(self, input_ids, attention_mask=None, **options):
+        return super().forward(input_ids, **options)
+
+
+class SeesTheNextToken(GPT2LMHeadModel):
+    def forward(self, input_ids, **options):
+        output = super().forward(input_ids, **options)
+        ahead = torch.nn.functional.pad(input_ids[:, 1:], (0, 1))
+        output.logits = output.logits + torch.nn.functional.one_hot(ahead, 60)
+        return output
+
+
+class MixesItsBatch(GPT2LMHeadModel):
+    def forward(self, input_ids, **options):
+        output = super().forward(input_ids, **options)
+        output.logits = output.logits + output.logits.mean(0)
+        return output
+
+
+class CutsTheGradient(GPT2LMHeadModel):
+    def forward(self, input_ids, **options):
+        output = super().forward(input_ids, **options)
+        for layer in output.past_key_values.layers:
+            layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
+        return output
+
+
+class KeepsANumber(GPT2LMHeadModel):
+    """State on the module, where a copy of the cache does not reach it, nor saving."""
+
+    calls = 0
+
+    def forward(self, input_ids, **options):
+        output = super().forward(input_ids, **options)
+        self.calls += 1
+        output.logits = output.logits + self.calls % 7
+        return output
+
+
+@pytest.mark.parametrize(
+    ("wrong", "law"),
+    [
+        (ForgetsWhatItRead, "two chunks are the whole"),
+        (ForgetsWhatItRead, "several tokens behind a state are one by one"),
+        (IgnoresPadding, "padding on the left changes nothing"),
+        (IgnoresPadding, "a padded row goes on as alone"),
+        (SeesTheNextToken, "a later token changes no earlier logit"),
+        (MixesItsBatch, "a batch is its rows alone"),
+        (MixesItsBatch, "padding on the right changes nothing"),
+        (CutsTheGradient, "gradients flow through the state"),
+        (KeepsANumber, "a copied state goes two ways"),
+        (KeepsANumber, "saved and loaded is the same"),
+        (ForgetsWhatItRead, "rows of a state can be reordered"),
+    ],
+)
+def test_a_wrong_model_is_found(wrong, law):
+    torch.manual_seed(0)
+    findings = {finding.law: finding for finding in check_state(wrong(GPT2))}
+    assert not findings[law].holds
+
+
+def test_every_law_has_a_model_that_breaks_it():
+    marks = test_a_wrong_model_is_found.pytestmark[0].args[1]
+    assert {law for _, law in marks} == set(LAWS)
+
+
+def test_the_command_prints_a_line_for_each_law_and_says_by_its_status_what_came(tmp_path, capsys):
+    torch.manual_seed(0)
+    mosaic().save_pretrained(tmp_path / "right")
+    assert main(["check", str(tmp_path / "right")]) == 0
+    assert capsys.readouterr().out.count(" holds ") == len(LAWS)
+    assert main(["check", str(tmp_path / "right"), "--allowed", "0", "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)) == len(LAWS)
+
+
+def test_a_folder_without_a_model_is_refused_in_a_line(tmp_path, capsys):
+    assert main(["check", str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
