@@ -7,16 +7,20 @@ import hashlib
 import inspect
 import json
 import struct
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers import PreTrainedConfig
 
 from tessera.base.devices import is_imagined
 from tessera.models.strict_config import StrictConfig
 
 # Fields that change nothing about what a state means: they may be set between two calls.
 _FREE = ("use_cache", "long_term_delay", "training_long_term_delay", "initialization", "initializer_range")
+_FREE += ("segment_alignment", "backprop_segments", "layers_path")
+_FOREIGN = ("num_hidden_layers", "num_attention_heads", "hidden_act", "activation_function", "rope_theta")
 _FREE_ENDINGS = ("_dropout", "_token_id", "vocab_size", "tie_word_embeddings", "logit_scale")
 NEAR = 0.02  # weights in bfloat16 are the same weights
 
@@ -78,11 +82,20 @@ def difference(one: str | None, other: str | None) -> str | None:
 
 def _structure(config: StrictConfig) -> str:
     """A digest of the fields of `config` that a state depends on."""
-    own = [cls for cls in type(config).__mro__ if issubclass(cls, StrictConfig)]
-    names = sorted({name for cls in own for name in inspect.get_annotations(cls)} - set(_FREE))
-    fields = {name: getattr(config, name, None) for name in names if not name.endswith(_FREE_ENDINGS)}
-    text = json.dumps([config.model_type, fields], sort_keys=True, default=str)
+    text = json.dumps(_meaning(config), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _meaning(config: PreTrainedConfig) -> dict[str, Any]:
+    own = [cls for cls in type(config).__mro__ if issubclass(cls, StrictConfig)]
+    if own:
+        names = {name for cls in own for name in inspect.get_annotations(cls)} - set(_FREE) - set(config.adjustable)
+    else:  # of another library: what changes the numbers that the same weights give
+        config = config.get_text_config()
+        names = {name for name in _FOREIGN if hasattr(config, name)}
+    fields = {name: getattr(config, name, None) for name in names if not name.endswith(_FREE_ENDINGS)}
+    fields = {name: _meaning(one) if isinstance(one, PreTrainedConfig) else one for name, one in fields.items()}
+    return {"model_type": config.model_type, **fields}
 
 
 def _is_readable(weight: Tensor) -> bool:

@@ -16,9 +16,14 @@ def learned_positions(model: nn.Module) -> int | None:
     return min(rows) if rows else None
 
 
-def counts_from_padding(model: nn.Module) -> bool:
-    """Whether positions begin behind the row of padding (RoBERTa), so that nobody else may say them."""
-    return any(table.padding_idx is not None for table in position_tables(model).values())
+def first_position(model: nn.Module) -> int:
+    """What `position_ids` call the first position: 0, or in RoBERTa the row behind that of padding."""
+    return max((table.padding_idx + 1 for table in _counted_from_padding(model)), default=0)
+
+
+def _counted_from_padding(model: nn.Module) -> list[nn.Embedding]:
+    tables = position_tables(model).values()
+    return [table for table in tables if table.padding_idx is not None and not getattr(table, "offset", 0)]
 
 
 def _unused_rows(table: nn.Embedding) -> int:

@@ -182,7 +182,7 @@ def test_arguments_of_segmented_models():
     hidden = torch.ones(2, 24)
     hidden[1, 15] = 0
     for keywords, message in [
-        ({"position_ids": torch.arange(12)[None]}, "positions are counted within each segment"),
+        ({"position_ids": torch.arange(12)[None] % 7}, r"count on by 1: documents \(TRL's packing=True\) need"),
         ({"labels_mask": torch.ones(2, 12)}, "it is called loss_mask"),
         ({"logits_to_keep": torch.tensor([1])}, "logits_to_keep must be a number"),
         ({"past_key_values": cache, "attention_mask": torch.ones(2, 12)}, r"attention_mask must be \(2, 24\)"),
@@ -281,7 +281,7 @@ def test_attentions_are_refused_where_there_are_none():
     linear = LinearAttentionForCausalLM(LinearAttentionConfig(vocab_size=270, hidden_size=16))
     with pytest.raises(TesseraError, match="output_attentions must be False; got True. Its memories are matrices"):
         linear(tokens(), output_attentions=True)
-    with pytest.raises(TesseraError, match="output_attentions must be left out: attention is over the positions"):
+    with pytest.raises(TesseraError, match="output_attentions must be False where GPT2LMHeadModel gives none"):
         make("armt")(tokens(), output_attentions=True)
 
 

@@ -7,7 +7,7 @@ Batching"). The sums are the same. It should pay where one segment alone leaves 
 `python -m benchmarks.armt_diagonal` measures where it does.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tessera.base.errors import expect
+from tessera.base.errors import TesseraError, expect, first_line
 from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.armt.modeling import ARMTForCausalLM
 from tessera.models.armt.state import ARMTState
@@ -29,25 +29,40 @@ from tessera.models.recurrence.stream import parts_of, progress_bar, read_stream
 
 
 class _Capture(LayerHooks):
-    """Skips the layers: only their common arguments and the embeddings that enter the first one are kept."""
+    """Skips the layers: only their common arguments and the embeddings that enter the first one are kept.
+
+    `like` is what the first layer returned in another call; None: not known yet.
+    """
+
+    def __init__(self, back: int, like: Any = None):
+        super().__init__(back=back)
+        self.like = like
 
     def run(self, index: int, layer: nn.Module, hidden: Tensor, args: tuple, kwargs: dict) -> Any:
         """See `LayerHooks`; keeps what enters layer 0."""
         if index == 0:
             self.hidden, self.arguments = hidden, (args, kwargs)
-        return hidden
+            if self.like is None:  # the layer runs once to show its output
+                with torch.no_grad():
+                    self.like = layer(hidden, *args, **kwargs)
+        return _in_the_form_of(self.like, hidden)
 
 
 class _Inject(LayerHooks):
     """Skips the layers: the last one returned `hidden`."""
 
-    def __init__(self, hidden: Tensor, back: int):
+    def __init__(self, hidden: Tensor, back: int, like: Any):
         super().__init__(back=back)
-        self.hidden = hidden
+        self.hidden, self.like = hidden, like
 
     def run(self, index: int, layer: nn.Module, hidden: Tensor, args: tuple, kwargs: dict) -> Any:
         """See `LayerHooks`; every layer returns the stored hidden states."""
-        return self.hidden
+        return _in_the_form_of(self.like, self.hidden)
+
+
+def _in_the_form_of(output: Any, hidden: Tensor) -> Any:
+    """`hidden` as a layer returns it that returned `output`, without what else it keeps."""
+    return type(output)((hidden, *[None] * (len(output) - 1))) if isinstance(output, (tuple, list)) else hidden
 
 
 class _Cell(nn.Module):
@@ -74,12 +89,12 @@ def read_diagonally(
     T must be a multiple of the segment size, and all layers of the base of one structure; no padding. Differentiable.
     Costs the memory of L cells and one stacked copy of the layers' weights.
     """
-    size = model.config.segment_size
     expect(isinstance(model, ARMTForCausalLM), "read_diagonally", "model", "be ARMT", type(model).__name__)
+    size = model.config.segment_size
     is_complete = input_ids.shape[1] > 0 and input_ids.shape[1] % size == 0
     expect(is_complete, "read_diagonally", "input_ids", f"hold whole segments of {size} tokens", input_ids.shape[1])
-    hidden, new = _read(model, input_ids, state)
-    logits = [_logits(model, part, one)[:, :size] for part, one in zip(input_ids.split(size, 1), hidden)]
+    hidden, new, like = _read(model, input_ids, state)
+    logits = [_logits(model, part, one, like)[:, :size] for part, one in zip(input_ids.split(size, 1), hidden)]
     return torch.cat(logits, 1), new
 
 
@@ -117,12 +132,21 @@ def _armt_state(state: MemoryState) -> ARMTState:
     return state
 
 
-def _read(model: ARMTForCausalLM, input_ids: Tensor, state: ARMTState | None) -> tuple[list[Tensor], ARMTState]:
-    """What the last layer says of each segment, and the memory after all of them."""
-    state = _armt_state(model.empty_memory(input_ids.shape[0])) if state is None else state
-    captured = [_captured(model, part) for part in input_ids.split(model.config.segment_size, 1)]
+def _read(model: ARMTForCausalLM, input_ids: Tensor, state: ARMTState | None) -> tuple[list[Tensor], ARMTState, Any]:
+    """What the last layer says of each segment, the memory after all of them, and in what form a layer returns it."""
+    rows = input_ids.shape[0]
+    if state is not None:
+        state.expect_fits(model.empty_memory(1), "read_diagonally")
+        is_shared = state.batch_size > 0 and rows % state.batch_size == 0
+        needed = f"have a number of rows that divides {rows}, the rows of input_ids"
+        expect(is_shared, "read_diagonally", "state", needed, state.batch_size)
+    state = _armt_state(model.empty_memory(rows) if state is None else state.for_batch(rows))
+    first, *others = input_ids.split(model.config.segment_size, 1)
+    captured = [_captured(model, first)]
+    captured += [_captured(model, part, captured[0].like) for part in others]
     hidden, layers = _run_diagonals(model, [one.hidden for one in captured], captured[0].arguments, state)
-    return hidden, ARMTState(tuple(layers), state.tokens_read + input_ids.shape[1], state.segments_read + len(hidden))
+    counts = state.tokens_read + input_ids.shape[1], state.segments_read + len(hidden)
+    return hidden, ARMTState(tuple(layers), *counts, state.model), captured[0].like
 
 
 def _run_diagonals(model: ARMTForCausalLM, hidden: list[Tensor], arguments: tuple, state: ARMTState):
@@ -144,12 +168,23 @@ def _run_diagonals(model: ARMTForCausalLM, hidden: list[Tensor], arguments: tupl
         weights, held = ({k: v[first : last + 1] for k, v in stack.items()} for stack in (parameters, buffers))
         inputs = [torch.stack([hidden[step - l] for l in active])]
         inputs += [torch.stack([memory[l][i] for l in active]) for i in range(3)]
-        with _batchable_attention(inputs[0].device):
-            outputs, *written = torch.vmap(cell, randomness="different")(weights, held, *inputs)
+        outputs, *written = _batched(cell, weights, held, *inputs)
         for place, l in enumerate(active):
             hidden[step - l] = outputs[place]
             memory[l] = tuple(tensors[place] for tensors in written)
     return hidden, [AssociationState(*tensors) for tensors in memory]
+
+
+def _batched(cell: Callable, weights: dict, held: dict, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """`torch.vmap` of a cell, which not every layer can be: operations of one's own and looks at values cannot."""
+    try:
+        with _batchable_attention(inputs[0].device):
+            return torch.vmap(cell, randomness="different")(weights, held, *inputs)
+    except RuntimeError as error:
+        raise TesseraError(
+            "read_diagonally: the layers of the base must be such that torch.vmap can batch them; "
+            f"got: {first_line(error)}. Read with model(...) or read_stream."
+        ) from error
 
 
 def _batchable_attention(device: torch.device):
@@ -174,14 +209,14 @@ def _cells(model: ARMTForCausalLM) -> list[_Cell]:
     return cells
 
 
-def _captured(model: ARMTForCausalLM, tokens: Tensor) -> _Capture:
-    capture = _Capture(back=model.config.num_memory_tokens)
+def _captured(model: ARMTForCausalLM, tokens: Tensor, like: Any = None) -> _Capture:
+    capture = _Capture(model.config.num_memory_tokens, like)
     _call(model, tokens, capture, "nothing")
     return capture
 
 
-def _logits(model: ARMTForCausalLM, tokens: Tensor, hidden: Tensor) -> Tensor:
-    return _call(model, tokens, _Inject(hidden, model.config.num_memory_tokens), "logits").logits
+def _logits(model: ARMTForCausalLM, tokens: Tensor, hidden: Tensor, like: Any) -> Tensor:
+    return _call(model, tokens, _Inject(hidden, model.config.num_memory_tokens, like), "logits").logits
 
 
 def _call(model: ARMTForCausalLM, tokens: Tensor, hooks: LayerHooks, needed: str) -> Any:

@@ -10,7 +10,7 @@ from transformers.activations import GELUTanh, NewGELUActivation
 
 from tessera.base.errors import TesseraError, expect
 from tessera.models.causality import NOTHING, can_be_tried, evaluating, expect_causal, trial_tokens, tried
-from tessera.models.learned_positions import counts_from_padding, learned_positions
+from tessera.models.learned_positions import first_position, learned_positions
 
 # Where the layers of a family have the network that works on each position alone.
 FEED_FORWARD = {
@@ -56,7 +56,7 @@ def fuse_activations(base: PreTrainedModel) -> None:
 
 def takes_positions(base: PreTrainedModel) -> bool:
     """Whether the base can be told positions, so that rows of different lengths can be one batch."""
-    return "position_ids" in inspect.signature(base.forward).parameters and not counts_from_padding(base)
+    return "position_ids" in inspect.signature(base.forward).parameters
 
 
 def position_table(base: PreTrainedModel) -> nn.Embedding | None:
@@ -120,7 +120,7 @@ def expect_base(base: PreTrainedModel, layers: nn.ModuleList, where: str) -> Non
     ]
     try:
         with evaluating(base), torch.no_grad():
-            positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+            positions = first_position(base) + torch.arange(tokens.shape[1], device=tokens.device)[None]
             said = {"position_ids": positions} if takes_positions(base) else {}
             expected = tried(where, base, input_ids=tokens).logits.float()
             called.clear()

@@ -71,10 +71,12 @@ class SegmentCache:
 
     Attributes:
         groups: row numbers and their segment. total: length of the text, with its padding, since this cache began.
+        model: the fingerprint of the model that it is of.
     """
 
     groups: tuple[tuple[tuple[int, ...], OpenSegment], ...]
     total: int
+    model: str | None = None
     is_compileable: ClassVar[bool] = False  # what transformers asks of a cache given to `generate`
 
     @property

@@ -14,7 +14,8 @@ class Collector:
 
     Args:
         head: see `plain_lm_head`; else the base makes its logits. loss: what counts them, or None. logits_to_keep: the
-            last so many positions, 0 for all, None for none. hidden_states: whether those are collected too.
+            last so many positions, 0 for all, None for none. hidden_states, attentions: whether those are collected
+            too. before: how many tokens were read before this text, columns of the attentions.
     """
 
     def __init__(
@@ -24,6 +25,8 @@ class Collector:
         loss: SegmentLoss | None = None,
         logits_to_keep: int | None = None,
         hidden_states: bool = False,
+        attentions: bool = False,
+        before: int = 0,
     ):
         steps = text.shape[1]
         self.text, self.head, self.loss, self.hidden_states = text, head, loss, hidden_states
@@ -31,6 +34,8 @@ class Collector:
         self.first_kept = steps - kept
         self.logits = StepWriter(text, kept)
         self.hidden: list[StepWriter] = []
+        self.before = before
+        self.attentions: list[Tensor] | None = [] if attentions else None
 
     def needs(self, span: Span) -> str:
         """What the base must give: "logits", "hidden" (the input of its head), or "nothing"."""
@@ -41,8 +46,10 @@ class Collector:
             return "nothing"
         return "logits" if self.head is None else "hidden"
 
-    def add(self, span: Span, result: SegmentResult) -> None:
-        """Take what a call of the base gave."""
+    def add(self, span: Span, result: SegmentResult, before: int) -> None:
+        """Take what a call of the base gave for a span in whose segment `before` tokens were read already."""
+        if self.attentions is not None:
+            self._add_attentions(span, result.attentions, before)
         if self.hidden_states:
             self.hidden = self.hidden or [StepWriter(self.text, self.text.shape[1]) for _ in result.hidden_states]
             for writer, hidden in zip(self.hidden, result.hidden_states):
@@ -58,6 +65,19 @@ class Collector:
                 self.loss.add(logits, span)
             else:
                 self.loss.add(output, span, self.head)
+
+    def _add_attentions(self, span: Span, layers: tuple[Tensor, ...], before: int) -> None:
+        """Weights (B, H, T, before the text + T) of each layer: blocks on the diagonal, elsewhere 0."""
+        assert self.attentions is not None
+        batch, steps = self.text.shape
+        if not self.attentions:
+            self.attentions = [w.new_zeros(batch, w.shape[1], steps, self.before + steps) for w in layers]
+        for whole, weights in zip(self.attentions, layers):
+            for place, (row, start, length) in enumerate(zip(span.rows, span.starts, span.lengths)):
+                first = self.before + start - before
+                whole[row, :, start : start + length, first : first + before + length] = weights[
+                    place, :, :length, : before + length
+                ]
 
     def _keeps(self, span: Span) -> bool:
         return self.logits.steps > 0 and span.end > self.first_kept
@@ -85,7 +105,8 @@ class StepWriter:
             values = output if head is None else linear(output, head.weight)
             self._scatter(values, span)
             return values
-        output = output[:, max(self.first - span.starts[0], 0) :]
+        if span.starts[0] < self.first:
+            output = output[:, self.first - span.starts[0] :]
         start = max(span.starts[0] - self.first, 0)
         if torch.is_grad_enabled() or output.shape[1] == self.steps:
             values = output if head is None else linear(output, head.weight)
@@ -104,6 +125,8 @@ class StepWriter:
     def value(self) -> Tensor | None:
         """All of them."""
         if not self.entries:
+            if len(self.columns) == 1:
+                return self.columns[0][1]
             return torch.cat([values for _, values in self.columns], 1) if self.columns else self.place
         places, values = map(torch.cat, zip(*self.entries))
         flat = values.new_zeros(self.text.shape[0] * self.steps, values.shape[-1]).index_copy(0, places, values)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -24,6 +25,8 @@ class LayerHooks:
         last_hidden: the input of the base model's head (after the final norm), once the call is done.
         needed: how many positions at the end are needed of the last layer, whose feed-forward network leaves out the
             others; None: all.
+        inputs: the ordinary tokens' hidden states before each layer, for whom they are kept; None: for nobody. What
+            follows is computed from these very tensors, so that they have gradients.
     """
 
     def __init__(self, front: int = 0, back: int = 0):
@@ -31,6 +34,7 @@ class LayerHooks:
         self.last_hidden: Tensor | None = None
         self.needed: int | None = None
         self.left_out = 0
+        self.inputs: list[Tensor] | None = None
 
     def before(self, index: int, hidden: Tensor) -> Tensor:
         """The input of layer `index` in place of `hidden`."""
@@ -41,6 +45,11 @@ class LayerHooks:
 
     def run(self, index: int, layer: nn.Module, hidden: Tensor, args: tuple, kwargs: dict) -> Any:
         """Layer `index` with these hooks around it."""
+        if self.inputs is not None:
+            end = hidden.shape[1] - self.back
+            ordinary = hidden[:, self.front : end]
+            self.inputs.append(ordinary)
+            hidden = torch.cat([hidden[:, : self.front], ordinary, hidden[:, end:]], 1)
         output = layer(self.before(index, hidden), *args, **kwargs)
         self.after(index, output[0] if isinstance(output, (tuple, list)) else output)
         return output

@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,17 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from tessera.base.errors import expect
-from tessera.models.forward_arguments import REASONS, check_labels, checks_types, demand, kept_steps, refuse_keywords
+from tessera.models.fingerprint import Fingerprint, difference
+from tessera.models.forward_arguments import (
+    REASONS,
+    check_labels,
+    checks_types,
+    demand,
+    kept_steps,
+    refuse_keywords,
+    without_packing,
+)
+from tessera.models.learned_positions import first_position
 from tessera.models.recurrence.backbone import SegmentedBackbone
 from tessera.models.recurrence.base_model import (
     expect_base,
@@ -37,8 +47,6 @@ from tessera.models.sizes import flops_per_token, num_parameters
 
 REFUSED = {
     **REASONS,
-    "output_attentions": "attention is over the positions of one segment; tessera.inspection.trace shows it",
-    "position_ids": "positions are counted within each segment; documents (TRL's packing=True) need a row each",
     "cache_position": "the cache knows its place",
     "document_ids": "the memory is carried through the whole row; give every document a row",
     "labels_mask": "it is called loss_mask",
@@ -55,7 +63,8 @@ class SegmentedOutput(ModelOutput):
         past_key_values: when `use_cache`: the memory and the open segment.
         memory_state: the memory after the last closed segment; while none is closed, the one that was given.
         segment_states: the memory after every segment, when `output_segment_states`.
-        hidden_states: the base's, of the ordinary tokens, when `output_hidden_states`.
+        hidden_states: of the ordinary tokens, when `output_hidden_states`.
+        attentions: (B, H, T, tokens before + T) of each layer, when `output_attentions`; memory tokens left out.
         penalty: what the model charges beside the cross entropy, as it stands in the loss (`ARMTConfig.gate_penalty`).
     """
 
@@ -65,6 +74,7 @@ class SegmentedOutput(ModelOutput):
     memory_state: MemoryState | None = None
     segment_states: tuple[MemoryState, ...] | None = None
     hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
     penalty: Tensor | None = None
 
 
@@ -150,7 +160,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
             leave_out_unneeded(last)
         fuse_activations(base)
         base.base_model.register_forward_hook(keep_last_hidden)
-        self._takes_positions, self._is_tried = takes_positions(base), False
+        self._first_position, self._is_tried = first_position(base) if takes_positions(base) else None, False
+        self._fingerprint = Fingerprint()
         self._add_memory(config)
         self.post_init()
         self.generation_config = copy.deepcopy(base.generation_config)
@@ -197,13 +208,14 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         is_right = not (has_adapter and is_frozen and self.adds_nothing())
         expect(is_right, type(self).__name__, "the memory", "learn with the adapter", got, advice)
 
-    def segment_runner(self) -> SegmentRunner:
-        """What reads segments with the present modules."""
-        return SegmentRunner(self.base, self._memory(), self.config, self._takes_positions)
+    def segment_runner(self, is_new: bool = True) -> SegmentRunner:
+        """What reads segments with the present modules; `is_new`: a text begins."""
+        model = self._fingerprint.of(self, is_new)
+        return SegmentRunner(self.base, self._memory(), self.config, self._first_position, model)
 
     def empty_memory(self, batch: int) -> MemoryState:
         """The memory of `batch` rows before anything was read."""
-        return self._memory().empty(batch)
+        return replace(self._memory().empty(batch), model=self._fingerprint.of(self, True))
 
     @checks_types
     def forward(
@@ -221,6 +233,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         skip_logits: bool | None = None,
         output_segment_states: bool = False,
         num_items_in_batch: Tensor | int | None = None,
+        position_ids: Tensor | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **keywords: object,
@@ -240,23 +254,29 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
             logits_to_keep: compute only the last so many; 0: all. skip_logits: leave them out of the result (default:
                 while training with labels, a block of them at a time).
             output_segment_states: also return the memory after every segment. output_hidden_states: also return the
-                base's hidden states of the ordinary tokens, (B, T, hidden) for its embeddings and each of its layers.
+                hidden states (B, T, hidden) of the ordinary tokens before each layer, and the input of the head.
+            output_attentions: also return the attention of each layer within the segments, without memory tokens.
+            position_ids: (B or 1, T), which must count on by 1: positions are the model's own, within each segment.
             num_items_in_batch: divide the summed loss by this in place of the number of counted positions.
         Raises:
             TesseraError: inputs that do not fit each other or the model, and other keywords of transformers, by name.
         """
         where, cache = type(self).__name__, past_key_values
-        refuse_keywords(where, keywords, REFUSED, self.forward)
+        refuse_keywords(where, without_packing(keywords, None, position_ids), REFUSED, self.forward)
         _check_arguments(where, cache, logits_to_keep)
         self._expect_learning_memory()
         text = self._text(input_ids, inputs_embeds, attention_mask, cache)
+        if position_ids is not None:
+            _check_positions(where, position_ids, text)
         state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
         skip = (self.training and labels is not None) if skip_logits is None else skip_logits
         hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         loss = self._loss(labels, loss_mask, text)
         kept = None if skip else logits_to_keep
-        collector = Collector(text, plain_lm_head(self.base), loss, kept, bool(hidden_states))
-        runner = self.segment_runner()
+        attentions = bool(self.config.output_attentions if output_attentions is None else output_attentions)
+        before = 0 if cache is None else cache.total
+        collector = Collector(text, plain_lm_head(self.base), loss, kept, bool(hidden_states), attentions, before)
+        runner = self.segment_runner(cache is None)
         reading = read(
             runner,
             text,
@@ -276,6 +296,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
             memory_state=reading.memory,
             segment_states=reading.states if output_segment_states else None,
             hidden_states=tuple(writer.value() for writer in collector.hidden) if hidden_states else None,
+            attentions=tuple(collector.attentions or ()) if attentions else None,
             penalty=penalty,
         )
         return output if return_dict is not False else output.to_tuple()
@@ -305,7 +326,10 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         text = SegmentedInput.of(self.get_input_embeddings(), input_ids, inputs_embeds, mask)
         if cache is not None:
             rows = cache.batch_size
-            expect(rows == text.shape[0], type(self).__name__, "past_key_values", f"have {text.shape[0]} rows", rows)
+            found = difference(cache.model, self._fingerprint.of(self, False))
+            where, name, advice = type(self).__name__, "past_key_values", "Read the text again."
+            expect(found is None, where, name, "be of this model", f"one of {found}", advice)
+            expect(rows == text.shape[0], where, name, f"have {text.shape[0]} rows", rows)
             if attention_mask is not None:
                 _check_continued_mask(type(self).__name__, attention_mask, cache.total, text.shape)
         return text
@@ -335,6 +359,17 @@ def _check_arguments(where: str, cache: object, logits_to_keep: int | Tensor) ->
     expect(is_cache, where, "past_key_values", "be what an earlier call returned", type(cache).__name__)
     is_number = kept_steps(where, logits_to_keep) is not logits_to_keep
     expect(is_number, where, "logits_to_keep", "be a number", "a tensor")
+
+
+def _check_positions(where: str, position_ids: Tensor, text: SegmentedInput) -> None:
+    """Positions say nothing but how far the text is; where they begin again another document begins."""
+    shape = tuple(position_ids.shape)
+    expect(shape[-2:] in (text.shape, (1, text.shape[1])), where, "position_ids", f"be {text.shape}", shape)
+    counts_on = position_ids.diff(dim=-1) == 1
+    if text.real is not None:
+        counts_on = counts_on | ~(text.real[:, 1:] & text.real[:, :-1])
+    rule = "count on by 1: documents (TRL's packing=True) need a row each"
+    demand(counts_on.all(), where, "position_ids", rule, lambda: "positions that begin again")
 
 
 def _check_continued_mask(where: str, attention_mask: Tensor, before: int, shape: tuple[int, int]) -> None:

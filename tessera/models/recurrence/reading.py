@@ -1,5 +1,6 @@
 """Reading a text: one loop over its segments."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ def read(
     cut = Cut(
         config.segment_size,
         config.segment_alignment,
-        runner.takes_positions,
+        runner.first_position is not None,
         use_cache,
         extend_segment,
         tuple((rows, segment.length) for rows, segment in groups),
@@ -52,18 +53,20 @@ def read(
         for span in spans:  # as a rule one
             before = opened.pop(span.rows, None)
             segment, is_cut = _segment(text, span, before, collector), _is_cut(span, config.backprop_segments)
-            asks = segment.needed != "nothing" or segment.hidden_states
+            asks = segment.needed != "nothing" or segment.hidden_states or segment.attentions
             with torch.set_grad_enabled(torch.is_grad_enabled() and (asks or not all(is_cut))):
                 result = runner.run(segment, memories.take(span.rows))
-            collector.add(span, result)
+            collector.add(span, result, segment.before)
             if not span.close:
                 open_groups.append((span.rows, _open_segment(segment, result)))
             memories.put(span.rows, result.memory and result.memory.detach_rows(is_cut))
         if keep_states and any(span.close for span in spans):  # all of them in memory at once
             states.append(memories.all(runner.memory.empty))
     total = text.shape[1] + (0 if cache is None else cache.total)
-    after = SegmentCache(tuple(open_groups), total) if use_cache else None
-    return Reading(memories.all(runner.memory.empty), after, tuple(filter(None, states)))
+    after = SegmentCache(tuple(open_groups), total, runner.model) if use_cache else None
+    states = (replace(state, model=runner.model) for state in states if state is not None)
+    end = memories.all(runner.memory.empty)
+    return Reading(end and replace(end, model=runner.model), after, tuple(states))
 
 
 def _segment(text: SegmentedInput, span: Span, before: OpenSegment | None, collector: Collector) -> Segment:
@@ -83,6 +86,7 @@ def _segment(text: SegmentedInput, span: Span, before: OpenSegment | None, colle
         None if span.is_even else torch.tensor(span.lengths, device=embeddings.device),
         collector.needs(span),
         collector.hidden_states,
+        collector.attentions is not None,
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
-from tessera.base.errors import TesseraError
+from tessera.base.errors import TesseraError, expect
 from tessera.base.state import State
 from tessera.models.recurrence.base_model import position_table
 from tessera.models.recurrence.configuration import SegmentedConfig
@@ -27,8 +27,7 @@ class Segment:
         close: whether the segment ends here, so that its memory tokens follow; else the base's cache is returned.
         cache: the base's cache of the part before. visible: booleans (B, before + n) or None. lengths: how many tokens
             of the segment each row has (B,), or None for all. needed: what of the ordinary tokens: "logits", "hidden"
-            (the input of the head), or "nothing". hidden_states: whether the base's hidden states after each layer
-            are returned.
+            (the input of the head), or "nothing". hidden_states, attentions: whether these of each layer are returned.
     """
 
     embeddings: Tensor
@@ -39,6 +38,7 @@ class Segment:
     lengths: Tensor | None = None
     needed: str = "logits"
     hidden_states: bool = False
+    attentions: bool = False
 
     @property
     def steps(self) -> int:
@@ -49,6 +49,7 @@ class Segment:
 class SegmentResult(NamedTuple):
     """What a segment's call gave: its `Segment.needed`, the memory after it, the base's cache (while it is open).
 
+    `hidden_states`: before each layer, and the input of the head. `attentions`: (B, H, n, before + n) of each layer.
     `balance`: the balancing loss of a base with experts, where its configuration asks for it.
     """
 
@@ -56,6 +57,7 @@ class SegmentResult(NamedTuple):
     memory: MemoryState | None
     cache: Any = None
     hidden_states: tuple[Tensor, ...] = ()
+    attentions: tuple[Tensor, ...] = ()
     balance: Tensor | None = None
 
 
@@ -137,12 +139,23 @@ class SegmentMemory(ABC, Generic[MemoryT, HooksT]):
 
 
 class SegmentRunner:
-    """Calls `base` with `memory`. It holds references alone and is made anew for each text."""
+    """Calls `base` with `memory`. It holds references alone and is made anew for each text.
 
-    def __init__(self, base: PreTrainedModel, memory: SegmentMemory, config: SegmentedConfig, takes_positions: bool):
+    `first_position`: what the base's `position_ids` begin with; None: it counts by itself.
+    """
+
+    def __init__(
+        self,
+        base: PreTrainedModel,
+        memory: SegmentMemory,
+        config: SegmentedConfig,
+        first_position: int | None,
+        model: str | None,
+    ):
+        self.model = model  # fingerprint
         self.base, self.memory, self.config = base, memory, config
         self.front = config.num_memory_tokens if memory.at_front else 0
-        self.takes_positions = takes_positions
+        self.first_position = first_position
 
     def run(self, segment: Segment, state: MemoryState | None) -> SegmentResult:
         """Read `segment` after the memory `state` (None: nothing was read), whose rows may serve several each."""
@@ -155,25 +168,42 @@ class SegmentRunner:
         hooks = self.memory.hooks(state, is_empty, front, back)
         if back and segment.needed == "nothing" and not segment.hidden_states and not torch.is_grad_enabled():
             hooks.needed = back  # with gradients, a checkpointed layer is computed again without its hooks
+        if segment.hidden_states:
+            hooks.inputs = []
         tokens = self.memory.embeddings(state) if front or back else None
         parts = [tokens if front else None, segment.embeddings, tokens if back else None]
         output = self.call_base(torch.cat([part for part in parts if part is not None], 1), segment, hooks)
-        ordinary = slice(front, front + segment.steps)
-        needed = {"logits": output.get("logits"), "hidden": hooks.last_hidden, "nothing": None}[segment.needed]
-        needed = None if needed is None else needed[:, ordinary]
-        hidden = tuple(layer[:, ordinary] for layer in output.hidden_states) if segment.hidden_states else ()
-        balance = output.get("aux_loss")
+        ordinary, seen = slice(front, front + segment.steps), {"balance": output.get("aux_loss")}
+        last = None if hooks.last_hidden is None else hooks.last_hidden[:, ordinary]
+        needed = last if segment.needed == "hidden" else None
+        if segment.needed == "logits":
+            needed = output.logits[:, ordinary]
+        if hooks.inputs is not None:
+            seen["hidden_states"] = (*hooks.inputs, last)
+        if segment.attentions:
+            seen["attentions"] = self._attentions(output, segment, ordinary)
         if segment.close:
             read = segment.before + segment.steps if segment.lengths is None else segment.lengths
             memory = state.after(self.memory.next_layers(hooks, state), read)
-            return SegmentResult(needed, memory, hidden_states=hidden, balance=balance)
+            return SegmentResult(needed, memory, **seen)
         if output.get("past_key_values") is None:
             base = type(self.base).__name__
             message = f"use_cache=True needs a cache of the base, and this {base} gave none"
             if self.base.training and any(getattr(m, "gradient_checkpointing", False) for m in self.base.modules()):
                 message += ": in training with gradient checkpointing it keeps none. Turn one of the two off"
             raise TesseraError(f"forward: {message}.")
-        return SegmentResult(needed, None if is_empty else state, output.past_key_values, hidden, balance)
+        return SegmentResult(needed, None if is_empty else state, output.past_key_values, **seen)
+
+    def _attentions(self, output: Any, segment: Segment, ordinary: slice) -> tuple[Tensor, ...]:
+        """What the base says of attention, without memory tokens."""
+        first, seen = self.front, segment.before + segment.steps
+        weights = output.get("attentions") or (None,)
+        total = first + seen + (self.config.num_memory_tokens if segment.close else 0)
+        is_attention = all(layer is not None and layer.shape[-1] == total for layer in weights)
+        advice = 'Load it with attn_implementation="eager"; weights of memories are in tessera.inspection.'
+        rule = f"be False where {type(self.base).__name__} gives none"
+        expect(is_attention, "forward", "output_attentions", rule, True, advice)
+        return tuple(layer[:, :, ordinary, first : first + seen] for layer in weights)
 
     def call_base(self, embeddings: Tensor, segment: Segment, hooks: LayerHooks) -> Any:
         """The base model's output for `embeddings` (B, front + n + back, hidden) of `segment` and its memory tokens."""
@@ -187,10 +217,10 @@ class SegmentRunner:
             visible = embeddings.new_ones(embeddings.shape[0], steps, dtype=torch.long)
         if visible is not None:
             arguments["attention_mask"] = visible
-        if segment.hidden_states:
-            arguments["output_hidden_states"] = True
-        if self.takes_positions:
-            arguments["position_ids"] = self._positions(segment, hooks.front, hooks.back)
+        if segment.attentions:
+            arguments["output_attentions"] = True
+        if self.first_position is not None:
+            arguments["position_ids"] = self.first_position + self._positions(segment, hooks.front, hooks.back)
         with hooks.active():
             return (self.base if segment.needed == "logits" else self.base.base_model)(**arguments)
 

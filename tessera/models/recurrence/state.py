@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from safetensors import safe_open
@@ -15,8 +15,9 @@ from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import write_atomically
 from tessera.base.state import State
+from tessera.models.fingerprint import difference
 
-CHECKSUM, MODEL = "crc32", "model"  # in the metadata of a file
+CHECKSUM, MODEL, READ_BY = "crc32", "model", "read_by"  # in the metadata of a file
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,13 @@ class MemoryState(State):
 
     Attributes:
         layers: one state per memory (ARMT, PRMT: per layer; RMT: one). tokens_read, segments_read: integers (B,).
+        model: the fingerprint of the model that it is of; None: unknown, as in files of earlier releases.
     """
 
     layers: tuple[State, ...]
     tokens_read: Tensor
     segments_read: Tensor
+    model: str | None = None
 
     kind: ClassVar[str]
     layer_state: ClassVar[type[State]]
@@ -41,7 +44,11 @@ class MemoryState(State):
 
     def after(self, layers: Sequence[State], tokens: Tensor | int) -> Self:
         """The state after one more segment of `tokens` (an integer, or integers (B,)) left `layers`."""
-        return type(self)(tuple(layers), self.tokens_read + tokens, self.segments_read + 1)
+        return type(self)(tuple(layers), self.tokens_read + tokens, self.segments_read + 1, self.model)
+
+    def parts(self) -> dict[str, Any]:
+        """See `State`: what holds tensors."""
+        return {name: part for name, part in super().parts().items() if name != "model"}
 
     def detach_rows(self, is_cut: Sequence[bool]) -> Self:
         """Some rows cut off from the autograd graph."""
@@ -64,7 +71,8 @@ class MemoryState(State):
     def stack(cls, states: Sequence[Self]) -> Self:
         """One batch of the rows of all `states`, in that order."""
         tensors = [state.tensors() for state in states]
-        return cls.from_tensors({name: torch.cat([t[name] for t in tensors]) for name in tensors[0]})
+        stacked = cls.from_tensors({name: torch.cat([t[name] for t in tensors]) for name in tensors[0]})
+        return replace(stacked, model=states[0].model)
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name; `from_tensors` inverts it."""
@@ -82,11 +90,12 @@ class MemoryState(State):
         return cls(layers, named["tokens_read"], named["segments_read"])
 
     def save(self, path: str | os.PathLike, model: str | None = None) -> None:
-        """Write a safetensors file; `load` inverts it exactly. `model`: fingerprint of the model that it is of."""
+        """Write a safetensors file; `load` inverts it exactly. `model`: what tells model and tokenizer exactly."""
         # Copies: an empty memory's tensors share their storage, which safetensors refuses.
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors().items()}
         metadata = {"format": "pt", "tessera_memory": self.kind, CHECKSUM: str(tensor_checksum(tensors))}
-        metadata |= {} if model is None else {MODEL: model}
+        known = {MODEL: model, READ_BY: self.model}
+        metadata |= {name: value for name, value in known.items() if value is not None}
         write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, metadata=metadata))
 
     @classmethod
@@ -100,11 +109,11 @@ class MemoryState(State):
                 expect(kind == cls.kind, where, "path", f"be a stored {cls.kind} memory", f"{kind or 'another'} file")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             # Files of earlier releases have no checksum; one whose name was damaged is no such file.
-            unknown = metadata.keys() - {"format", "tessera_memory", CHECKSUM, MODEL}
+            unknown = metadata.keys() - {"format", "tessera_memory", CHECKSUM, MODEL, READ_BY}
             actual = str(tensor_checksum(tensors))
             is_intact = not unknown and metadata.get(CHECKSUM, actual) == actual
             expect(is_intact, where, "path", "be a memory as it was stored", f"{os.fspath(path)!r}, which was changed")
-            return cls.from_tensors(tensors)
+            return replace(cls.from_tensors(tensors), model=metadata.get(READ_BY))
         except TesseraError:
             raise
         except Exception as error:
@@ -122,6 +131,13 @@ class MemoryState(State):
         sizes = f"{different} {shapes[1].get(different)} per row"
         same = f"come from a model of the same sizes ({sizes})"
         expect(not different, where, "memory_state", same, shapes[0].get(different))
+        self.expect_model(template.model, where)
+
+    def expect_model(self, model: str | None, where: str) -> None:
+        """Raise `TesseraError` where this is known to be the memory of another model than of fingerprint `model`."""
+        found = difference(self.model, model)
+        this = "be of this model"
+        expect(found is None, where, "memory_state", this, f"one of {found}", "Read the text again.")
 
 
 @dataclass(frozen=True)

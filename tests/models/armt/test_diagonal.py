@@ -23,6 +23,28 @@ def test_logits_and_memory(family, segments):
             torch.testing.assert_close(memory.tensors()[name], tensor, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
 
 
+def test_one_memory_is_asked_by_many():
+    model, ids = make(), tokens(4, 16)
+    state = model(tokens(2, 19)).memory_state
+    expected = model(ids, memory_state=state)
+    logits, memory = read_diagonally(model, ids, state)
+    torch.testing.assert_close(logits, expected.logits, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+    assert memory.batch_size == 4
+    with pytest.raises(TesseraError, match="divides 3, the rows of input_ids; got 2"):
+        read_diagonally(model, ids[:3], state)
+
+
+def test_closed_gates_leave_the_memory_empty():
+    model, ids = make(strength_stretch=0.1), tokens(2, 24)
+    with torch.no_grad():
+        for memory in model.memories.in_order():
+            memory.strength.weight.zero_()
+            memory.strength.bias.fill_(-6.0)
+    state = read_diagonally(model, ids)[1]
+    assert all(layer.empty.all() for layer in state.layers)
+    assert not state.z.any()
+
+
 def test_gradients():
     model, ids = make(own_memory_positions=True, update_order="sequential"), tokens(1, 24)
     both = (model(ids).logits, read_diagonally(model, ids)[0])
@@ -52,3 +74,5 @@ def test_refusals():
         read_diagonally(make(), tokens(1, 12))
     with pytest.raises(TesseraError, match="be ARMT"):
         read_diagonally(make("rmt"), tokens(1, 8))
+    with pytest.raises(TesseraError, match=r"torch\.vmap can batch them; got: .* Read with model"):
+        read_diagonally(make(family="memory_mosaic"), tokens(1, 16))

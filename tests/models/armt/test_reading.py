@@ -326,3 +326,116 @@ def test_an_open_segment_under_gradient_checkpointing_is_refused(family):
     with pytest.raises(TesseraError, match="gradient checkpointing it keeps none. Turn one of the two off"):
         model(tokens(2, 20), use_cache=True)
     assert model(tokens(2, 20), labels=tokens(2, 20)).loss.requires_grad
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_does_not_count_whatever_its_labels_are(kind, side):
+    model, lengths = make(kind), (21, 9)
+    rows = [tokens(1, length)[0] for length in lengths]
+    ids, mask = torch.ones(2, 21, dtype=torch.long), torch.zeros(2, 21, dtype=torch.long)
+    for i, row in enumerate(rows):
+        place = slice(0, len(row)) if side == "right" else slice(21 - len(row), 21)
+        ids[i, place], mask[i, place] = row, 1
+    alone = sum(model(row[None], labels=row[None]).loss * (len(row) - 1) for row in rows)
+    close(model(ids, mask, labels=ids).loss, alone / (sum(lengths) - 2))
+    close(model(ids, mask, labels=ids, num_items_in_batch=1).loss, alone)
+    everything = torch.ones_like(ids)  # an explicit mask is the whole say, as in the published code
+    assert (model(ids, mask, labels=ids, loss_mask=everything).loss - alone / 28).abs() > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("training", [True, False])
+def test_the_first_output_is_the_loss(kind, training):
+    model, ids = make(kind).train(training), tokens(2, 20)
+    for keywords in ({}, {"return_dict": False}, {"use_cache": True}, {"output_hidden_states": True}):
+        output = model(ids, labels=ids, **keywords)
+        loss = output[0]
+        assert loss.shape == ()
+        assert isinstance(output, tuple) or loss is output.loss
+
+
+@pytest.mark.parametrize(("kind", "family"), [("armt", "gpt2"), ("rmt", "llama"), ("armt", "memory_mosaic")])
+@pytest.mark.parametrize("alignment", ["left", "right", "center"])
+def test_hidden_states_of_uneven_rows_are_those_of_the_rows_alone(kind, family, alignment):
+    model, ids = make(kind, family, segment_alignment=alignment), tokens(3, 19)
+    mask = torch.ones_like(ids)
+    mask[1, 13:], mask[2, :10] = 0, 0
+    with torch.no_grad():
+        together = model(ids, mask, output_hidden_states=True, use_cache=True).hidden_states
+        rows = [model(row, output_hidden_states=True).hidden_states for row in (ids[:1], ids[1:2, :13], ids[2:, 10:])]
+    assert len(together) == 3
+    for layer, *alone in zip(together, *rows):
+        for i, (places, row) in enumerate(zip((slice(0, 19), slice(0, 13), slice(10, 19)), alone)):
+            close(layer[i : i + 1, places], row)
+
+
+def test_hidden_states_of_a_segment_have_gradients():
+    model, ids = make(), tokens(2, 8)
+    output = model(ids, output_hidden_states=True)
+    for hidden in output.hidden_states:
+        hidden.retain_grad()
+    output.logits.square().sum().backward()
+    assert all(bool((hidden.grad.abs().amax(-1) > 0).all()) for hidden in output.hidden_states)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attentions_are_the_bases_own_within_each_segment(kind):
+    model, ids = make(kind), tokens(2, 20)
+    with pytest.raises(TesseraError, match='attn_implementation="eager"'):
+        model(ids, output_attentions=True)
+    model.base.set_attn_implementation("eager")
+    output = model(ids, output_attentions=True)
+    assert [weights.shape for weights in output.attentions] == [(2, 4, 20, 20)] * 2
+    sees = output.attentions[0][0, 0] > 0
+    same = torch.arange(20)[:, None] // 8 == torch.arange(20)[None] // 8
+    assert torch.equal(sees, same.tril())
+    if kind == "armt":  # the first layer of the first segment reads no memory
+        close(output.attentions[0][:, :, :8, :8], model.base(ids[:, :8], output_attentions=True).attentions[0])
+    first = model(ids[:, :13], use_cache=True)
+    rest = model(ids[:, 13:], past_key_values=first.past_key_values, output_attentions=True)
+    close(rest.attentions[1], output.attentions[1][:, :, 13:])
+    mask = torch.ones_like(ids)
+    mask[1, :7] = 0
+    padded = model(ids, mask, output_attentions=True).attentions[1]
+    close(padded[1:, :, 7:, 7:], model(ids[1:, 7:], output_attentions=True).attentions[1])
+
+
+def test_positions_that_count_on_say_nothing_new():
+    model, ids = make(), tokens(2, 20)
+    expected = model(ids).logits
+    for first in (0, 5):
+        close(model(ids, position_ids=torch.arange(first, first + 20)[None]).logits, expected)
+    mask = torch.ones_like(ids)
+    mask[1, :6] = 0
+    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)  # as `generate` makes them
+    close(model(ids, mask, position_ids=positions).logits, model(ids, mask).logits)
+    with pytest.raises(TesseraError, match="position_ids must count on by 1"):
+        model(ids, position_ids=torch.arange(20)[None] % 9)
+
+
+def test_memories_and_caches_of_a_model_like_this_are_refused(tmp_path):
+    """Where sizes fit: other weights, segments, layers, or another kernel of the base."""
+    model, ids = make(), tokens(2, 20)
+    output = model(ids, use_cache=True)
+    memory, cache = output.memory_state, output.past_key_values
+    other = make()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.3)
+    memory.save(tmp_path / "memory")
+    stored = type(memory).load(tmp_path / "memory")
+    close(make()(ids, memory_state=stored).logits, model(ids, memory_state=memory).logits)
+    assert make().float()(ids, memory_state=stored.to(torch.float32)).logits.isfinite().all()
+    for state in (memory, stored):
+        with pytest.raises(TesseraError, match="be of this model; got one of other weights. Read the text again"):
+            other(ids, memory_state=state)
+        with pytest.raises(TesseraError, match="be of this model; got one of another configuration"):
+            make(segment_size=9)(ids, memory_state=state)
+    with pytest.raises(TesseraError, match="past_key_values must be of this model; got one of other weights"):
+        other(ids, past_key_values=cache)
+    triweight = make(family="memory_mosaic").config
+    triweight.base_config.kernel = "triweight"
+    with pytest.raises(TesseraError, match="got one of another configuration"):
+        type(model)(triweight).double().eval()(ids, memory_state=make(family="memory_mosaic")(ids).memory_state)
+    assert other.train()(ids, labels=ids, memory_state=memory).loss.isfinite(), "weights change while one trains"

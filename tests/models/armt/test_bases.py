@@ -1,0 +1,156 @@
+"""Which bases can be wrapped: what works is exact, what does not is one sentence and leaves the base as it was."""
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
+
+import tessera.armt as armt
+from tessera.base.errors import TesseraError
+from tessera.models.armt import ARMTConfig, ARMTForCausalLM
+from tessera.models.causality import expect_causal
+from tessera.models.memory_mosaic import MemoryMosaicModel
+from tests.models.armt.bases import BASES, tokens
+from tests.models.contract import CASES
+
+NONE = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+OPT = {"vocab_size": 60, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+EXPERTS = {**SIZES, **NONE, "num_key_value_heads": 2, "num_experts_per_tok": 2}
+EXPERTS_OF = ("mixtral", "olmoe", "qwen3_moe")
+FAMILIES = {
+    "mixtral": {**EXPERTS, "num_local_experts": 4},
+    "olmoe": {**EXPERTS, "num_experts": 4},
+    "qwen3_moe": {**EXPERTS, "num_experts": 4, "head_dim": 8, "moe_intermediate_size": 16},
+    "opt": {**OPT, **NONE, "word_embed_proj_dim": 16, "do_layer_norm_before": False, "max_position_embeddings": 64},
+    "electra": {**SIZES, "is_decoder": True, "embedding_size": 16},
+    "roberta": {**SIZES, "is_decoder": True, "max_position_embeddings": 64, "pad_token_id": 1},
+    "biogpt": {**SIZES, **NONE, "max_position_embeddings": 64},
+    "gpt_neo": {**NONE, "vocab_size": 60, "hidden_size": 32, "num_layers": 2, "num_heads": 4,
+                "max_position_embeddings": 64, "attention_types": [[["global", "local"], 1]]},
+    "openai-gpt": {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "bloom": {"vocab_size": 60, "hidden_size": 32, "n_layer": 2, "n_head": 4, **NONE},
+}  # fmt: skip
+
+
+def base_of(family, **changes):
+    torch.manual_seed(2)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**FAMILIES[family], **changes})).eval()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_an_untrained_memory_adds_nothing(family):
+    """Narrow embeddings, experts, positions that are counted in ways of their own."""
+    base, ids = base_of(family), 2 + tokens(2, 20, 58)  # a RoBERTa counts no position for padding, 1
+    expected = torch.cat([base(part).logits for part in ids.split(8, 1)], 1)
+    model = armt.wrap(base, segment_size=8, num_memory_tokens=3, memory_dim=4)
+    torch.testing.assert_close(model(ids).logits, expected, rtol=1e-5, atol=1e-5)  # float32 sums
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "openai-gpt"])
+def test_generation_is_reading_the_grown_text(family):
+    model = armt.wrap(base_of(family), segment_size=8, num_memory_tokens=3, memory_dim=4)
+    model = model if family in EXPERTS_OF else model.double()  # products of groups have no float64
+    with torch.no_grad():
+        for parameter in model.memories.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    text = prompt = 2 + tokens(1, 5, 58)
+    made = model.generate(prompt, attention_mask=prompt > 0, max_new_tokens=9, do_sample=False, pad_token_id=0)
+    while text.shape[1] < made.shape[1]:
+        text = torch.cat([text, model(text).logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(made, text)
+
+
+@pytest.mark.parametrize("family", EXPERTS_OF[:2])
+def test_the_balancing_loss_of_experts_counts(family):
+    ids = tokens(2, 20)
+    options = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
+    model = armt.wrap(base_of(family, **options), segment_size=20, num_memory_tokens=1, memory_dim=4)
+    with torch.no_grad():
+        expected = base_of(family, **options)(ids, labels=ids)
+        plain = armt.wrap(base_of(family), segment_size=20, num_memory_tokens=1, memory_dim=4)(ids, labels=ids).loss
+        loss = model(ids, labels=ids).loss
+        assert loss.item() == pytest.approx(expected.loss.item(), abs=0.02)  # the memory token is routed too
+        assert (loss - plain).item() == pytest.approx(0.5 * expected.aux_loss.item(), abs=0.02)
+        model.config.segment_size = 10
+        assert (model(ids, labels=ids).loss - plain).item() == pytest.approx(0.5 * expected.aux_loss.item(), abs=0.1)
+    model(ids, labels=ids).loss.backward()
+    assert all(layer.mlp.gate.weight.grad.abs().max() > 0 for layer in model.base.model.layers)
+
+
+def shapes(model):
+    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+
+
+def attributes(model):
+    """Of every module: hooks, mode, and the mark of what transformers must not draw anew."""
+    return [
+        (len(m._forward_hooks), len(m._forward_pre_hooks), m.training, getattr(m, "_is_hf_initialized", None))
+        for m in model.modules()
+    ]
+
+
+G = GPT2Config(**{**NONE, "vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64})
+REFUSED = [
+    (lambda: GPT2Model(G), {}, "make logits, as AutoModelForCausalLM loads it; got GPT2Model"),
+    (lambda: LlamaForSequenceClassification(LlamaConfig(**SIZES, pad_token_id=0)), {}, "make logits"),
+    (lambda: MemoryMosaicModel(BASES["memory_mosaic"]().config), {}, "make logits"),
+    (lambda: AutoModelForMaskedLM.from_config(AutoConfig.for_model("bert", **SIZES)), {}, "see no later token"),
+    (lambda: AutoModelForCausalLM.from_config(AutoConfig.for_model("bert", **SIZES)), {}, r"decoder \(is_decoder"),
+    (lambda: GPT2LMHeadModel(G), {"segment_size": 500}, "fit into the base's 64 positions"),
+    (lambda: GPT2LMHeadModel(G), {"segment_size": 500, "own_memory_positions": True}, "fit into the base's 66 positi"),
+    (lambda: base_of("opt"), {"segment_size": 63}, "fit into the base's 64 positions"),
+    (lambda: base_of("roberta"), {"segment_size": 62}, "fit into the base's 62 positions"),
+]
+
+
+@pytest.mark.parametrize(("build", "options", "message"), REFUSED)
+@pytest.mark.parametrize("mode", [True, False])
+def test_what_cannot_be_wrapped_is_left_as_it_was(build, options, message, mode):
+    base = build().train(mode)
+    before, marks = shapes(base), attributes(base)
+    with pytest.raises(TesseraError, match=message):
+        armt.wrap(base, **{"segment_size": 8, "num_memory_tokens": 2, "memory_dim": 4} | options)
+    assert shapes(base) == before
+    assert attributes(base) == marks
+
+
+@pytest.mark.parametrize("wrap", [armt.wrap_rmt, armt.wrap_prmt])
+def test_embeddings_that_cannot_carry_a_memory_are_refused(wrap):
+    with pytest.raises(TesseraError, match="have embeddings as wide as its layers"):
+        wrap(base_of("opt"), 8, 2)
+
+
+def test_a_base_without_a_cache_reads_but_does_not_generate():
+    model, ids = armt.wrap(base_of("openai-gpt"), segment_size=8, num_memory_tokens=2, memory_dim=4), tokens(1, 20)
+    assert model(ids).logits.isfinite().all()
+    with pytest.raises(TesseraError, match="needs a cache of the base, and this OpenAIGPTLMHeadModel gave none"):
+        model.generate(ids, attention_mask=ids > 0, max_new_tokens=2)
+
+
+def test_a_model_of_a_configuration_is_tried_too():
+    with pytest.raises(TesseraError, match="see no later token when it predicts one; got BertLMHeadModel"):
+        ARMTForCausalLM(ARMTConfig(base_config=AutoConfig.for_model("bert", **SIZES), segment_size=8, memory_dim=4))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_our_models_are_causal(name):
+    expect_causal(CASES[name].build(), "test")
+
+
+def test_a_trial_leaves_random_numbers_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    base = base_of("mixtral").train()
+    torch.manual_seed(5)
+    expect_causal(base, "test")
+    assert torch.equal(torch.rand(3), expected)
