@@ -1,9 +1,23 @@
 """Registration with the Auto classes of transformers."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
 
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
+from tessera.models.classification import CLASSIFIERS
 from tessera.models.linear_attention import (
     LinearAttentionConfig,
     LinearAttentionForCausalLM,
@@ -25,11 +39,28 @@ MODELS = [
 ]
 
 
+TASKS = {
+    "SequenceClassification": (
+        AutoModelForSequenceClassification,
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    ),
+    "TokenClassification": (AutoModelForTokenClassification, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
+}
+
+
 def register() -> None:
-    """Make every model of the library known to `AutoConfig`, `AutoModel` and `AutoModelForCausalLM`."""
+    """Make every model of the library known to transformers' Auto classes, also those of classifiers."""
     for config, base, causal in MODELS:
         register_model(config, causal, base)
     _register_name(LSTMConfig, LSTMForCausalLM)  # a baseline that is built, not loaded
+    for config, (base, classifiers) in CLASSIFIERS.items():
+        if base is not None:
+            AutoModel.register(config, base, exist_ok=True)
+            MODEL_MAPPING_NAMES[config.model_type] = base.__name__
+        for task, classifier in classifiers.items():
+            auto_class, names = TASKS[task]
+            auto_class.register(config, classifier, exist_ok=True)
+            names[config.model_type] = classifier.__name__
 
 
 def register_model(

@@ -41,6 +41,7 @@ Nothing is said here about the weights: state a licence of yours, and mind that 
 code that reads them is under Apache-2.0.
 """
 CAUSAL = "causal language model"
+TASKS = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification")  # endings of classes
 LOADING = """```python
 import tessera  # makes its model types known to transformers
 from transformers import {auto}
@@ -90,7 +91,8 @@ def saved_model_card(model: "PreTrainedModel", with_code: bool) -> str:
 
 def auto_class(cls: type) -> str:
     """The class of transformers that loads models of `cls`."""
-    return "AutoModelForCausalLM" if cls.__name__.endswith("ForCausalLM") else "AutoModel"
+    task = next((task for task in TASKS if cls.__name__.endswith(task)), "")
+    return f"AutoModel{task}"
 
 
 def _tables(card: Path) -> dict[str, str]:
