@@ -8,8 +8,10 @@ float32.
 import torch
 from torch import Tensor
 
+from tessera.base.devices import is_readable
 from tessera.base.errors import expect
 from tessera.base.shapes import Float
+from tessera.kernels.any_alpha import entmax_of_rows
 from tessera.kernels.base import Kernel
 from tessera.kernels.gaussian import Gaussian
 from tessera.kernels.nearest_neighbours import NearestNeighbours
@@ -18,13 +20,33 @@ from tessera.kernels.rectified_polynomial import Epanechnikov, RectifiedPolynomi
 from tessera.kernels.relumax import ReLUmax
 
 
-def entmax(scores: Float[Tensor, "*shape"], alpha: float = 1.5, dim: int = -1) -> Float[Tensor, "*shape"]:
-    """alpha-entmax, `[(alpha - 1) s_i - tau]_+^(1 / (alpha - 1))` with tau such that it sums to 1; alpha in [1, 2].
+def entmax(
+    scores: Float[Tensor, "*shape"], alpha: float | Float[Tensor, "..."] = 1.5, dim: int = -1
+) -> Float[Tensor, "*shape"]:
+    """alpha-entmax, `[(alpha - 1) s_i - tau]_+^(1 / (alpha - 1))` with tau such that it sums to 1; alpha of at least 1.
 
-    alpha = 1 is softmax, alpha = 2 sparsemax. Cost: one to three passes of Newton's method.
+    alpha = 1 is softmax, alpha = 2 sparsemax. A number up to 2 costs one to three passes of Newton's method. A tensor,
+    which broadcasts against `scores` with size 1 along `dim` and may be learned, must be above 1; it and numbers above
+    2 cost a pass for each binary digit.
     """
-    expect(1 <= alpha <= 2, "entmax", "alpha", "lie in [1, 2]", alpha)
-    return _along(scores, dim, Gaussian() if alpha == 1 else RectifiedPolynomial(order=1 / (alpha - 1)))
+    if not isinstance(alpha, Tensor):
+        is_number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and 1 <= alpha < float("inf")
+        expect(is_number, "entmax", "alpha", "be a finite number of at least 1", alpha)
+        if alpha <= 2:
+            return _along(scores, dim, Gaussian() if alpha == 1 else RectifiedPolynomial(order=1 / (alpha - 1)))
+        alpha = torch.tensor(alpha, dtype=torch.float64)
+    if alpha.dim() == 0:
+        alpha = alpha.expand(1)
+    one_per_row = list(scores.shape)
+    one_per_row[dim] = 1
+    fits = alpha.dim() <= scores.dim() and all(
+        size in (1, full) for size, full in zip(alpha.shape, one_per_row[len(one_per_row) - alpha.dim() :])
+    )
+    expect(fits, "entmax", "alpha", f"broadcast to {tuple(one_per_row)}", tuple(alpha.shape))
+    if is_readable(alpha):
+        expect(not bool((alpha <= 1).any()), "entmax", "alpha", "be above 1 where it is a tensor", alpha.min().item())
+    per_row = alpha.reshape((1,) * (scores.dim() - alpha.dim()) + tuple(alpha.shape)).movedim(dim, -1)
+    return entmax_of_rows(scores.movedim(dim, -1), per_row).movedim(-1, dim)
 
 
 def sparsemax(scores: Float[Tensor, "*shape"], dim: int = -1) -> Float[Tensor, "*shape"]:

@@ -51,7 +51,8 @@ class StackPreTrainedModel(SavesWithCode, PreTrainedModel):
         """Parameters of each of `parts` (name -> what its parameters' names contain, first match); shared ones once."""
         counts = dict.fromkeys(self.parts, 0)
         for name, parameter in self.named_parameters():
-            counts[next(part for part, mark in self.parts.items() if mark in name)] += parameter.numel()
+            part = next((part for part, mark in self.parts.items() if mark in name), "head")  # a classifier's own
+            counts[part] = counts.get(part, 0) + parameter.numel()
         return counts
 
 

@@ -17,7 +17,7 @@ SIZES = {"vocab_size": 99, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
 V2 = {"intermediate_size": 48, "short_term_span": 4, "long_term_delay": 2, "training_long_term_delay": [2, 2]}
 NONE = {"bos_token_id": None, "eos_token_id": None, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}
 GPT2 = GPT2Config(vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=64, **NONE)
-SEGMENTS = {"base_config": GPT2, "segment_size": 16, "num_memory_tokens": 2}
+SEGMENTS = {"base_config": GPT2, "segment_size": 3, "num_memory_tokens": 2}  # the 7 tokens are three segments
 
 
 class Tester:

@@ -5,6 +5,7 @@ Python file beside the weights, and only if the user says `trust_remote_code=Tru
 package, which must be installed: no code of the model itself is copied. Our command line never runs such files.
 """
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,5 +75,6 @@ def _code(config: type, model: type) -> str:
 
 
 def _package(cls: type) -> str:
-    """The package that offers a class of one of its modules."""
-    return cls.__module__.rpartition(".")[0]
+    """The package that offers a class of one of its modules, or that module itself."""
+    package = cls.__module__.rpartition(".")[0]
+    return package if hasattr(sys.modules[package], cls.__name__) else cls.__module__

@@ -56,6 +56,7 @@ A program that says `import tessera.models` needs no `trust_remote_code`.
 Nothing is said here about the weights: state a licence of yours, and mind that of the text they were trained on. The
 code that reads them is under Apache-2.0.
 """
+TASKS = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification")  # endings of classes
 QUOTED = "From the card of the folder that these weights were loaded from; later training is not in it."
 
 
@@ -89,7 +90,8 @@ def write_missing_card(folder: Path, model: "PreTrainedModel", with_code: bool) 
 
 def auto_class(cls: type) -> str:
     """The class of transformers that loads models of `cls`."""
-    return CAUSAL if cls.__name__.endswith("ForCausalLM") else "AutoModel"
+    task = next((task for task in TASKS if cls.__name__.endswith(task)), "")
+    return f"AutoModel{task}"
 
 
 def _tables(card: Path) -> dict[str, str]:

@@ -1,0 +1,127 @@
+"""Classifiers of texts and of tokens on every model: transformers' own heads on the hidden states.
+
+As with transformers' models: a text is judged by its last token that is not `pad_token_id`, and a causal language
+model's folder loads into a classifier whose head is new.
+"""
+
+from typing import Any
+
+from torch import nn
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
+
+from tessera.models.armt import ARMTConfig, ARMTForCausalLM
+from tessera.models.linear_attention import LinearAttentionConfig
+from tessera.models.linear_attention.modeling import LinearAttentionPreTrainedModel
+from tessera.models.memory_mosaic import MemoryMosaicConfig
+from tessera.models.memory_mosaic.modeling import MemoryMosaicPreTrainedModel
+from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
+from tessera.models.memory_mosaic_v2.modeling import MemoryMosaicV2PreTrainedModel
+from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
+from tessera.models.recurrence.modeling import SegmentedPreTrainedModel
+from tessera.models.rmt import RMTConfig, RMTForCausalLM
+
+
+class SegmentedHiddenStates:
+    """Stands before a segmented causal language model among the bases: its hidden states in place of logits.
+
+    The weights are those of the causal model, with the base's head, which is not used.
+    """
+
+    def forward(self, *arguments: Any, return_dict: bool | None = None, **keywords: Any) -> Any:
+        """Arguments as those of the causal model, without labels; `last_hidden_state` (B, T, hidden)."""
+        asked = keywords.pop("output_hidden_states", None)
+        asked = self.config.output_hidden_states if asked is None else asked  # type: ignore[attr-defined]
+        options = {**keywords, "output_hidden_states": True, "skip_logits": True}
+        output = super().forward(*arguments, **options)  # type: ignore[misc]
+        result = BaseModelOutputWithPast(
+            last_hidden_state=output.hidden_states[-1],
+            past_key_values=output.past_key_values,
+            hidden_states=output.hidden_states if asked else None,
+        )
+        return result if return_dict is not False else result.to_tuple()
+
+
+class ARMTModel(SegmentedHiddenStates, ARMTForCausalLM):
+    """ARMT down to the hidden states."""
+
+
+class RMTModel(SegmentedHiddenStates, RMTForCausalLM):
+    """RMT down to the hidden states."""
+
+
+class PRMTModel(SegmentedHiddenStates, PRMTForCausalLM):
+    """PRMT down to the hidden states."""
+
+
+class SegmentedClassifier(SegmentedPreTrainedModel):
+    """Plumbing of classifiers on segmented models, whose embeddings are those of the model inside."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The base model's."""
+        return self.model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Set the base model's."""
+        self.model.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> None:
+        """None: labels are no tokens."""
+
+
+HEADS = {
+    "SequenceClassification": GenericForSequenceClassification,
+    "TokenClassification": GenericForTokenClassification,
+}
+
+
+def _classifiers(
+    name: str, plumbing: type[PreTrainedModel], config: type[PreTrainedConfig] | None = None
+) -> dict[str, type[PreTrainedModel]]:
+    """One class for each head, which this module offers by its name."""
+    made = {}
+    for task, head in HEADS.items():
+        described = f"transformers' head for {task} on {name}."
+        body = {"__module__": __name__, "__doc__": described, "base_model_prefix": "model"}
+        body["config_class"] = config or plumbing.config_class
+        made[task] = globals()[f"{name}For{task}"] = type(f"{name}For{task}", (head, plumbing), body)
+    return made
+
+
+# Configuration -> (the class of the hidden states where it is made here, the classifiers by their task).
+CLASSIFIERS: dict[type[PreTrainedConfig], tuple[type[PreTrainedModel] | None, dict[str, type[PreTrainedModel]]]] = {
+    MemoryMosaicConfig: (None, _classifiers("MemoryMosaic", MemoryMosaicPreTrainedModel)),
+    MemoryMosaicV2Config: (None, _classifiers("MemoryMosaicV2", MemoryMosaicV2PreTrainedModel)),
+    LinearAttentionConfig: (None, _classifiers("LinearAttention", LinearAttentionPreTrainedModel)),
+    ARMTConfig: (ARMTModel, _classifiers("ARMT", SegmentedClassifier, ARMTConfig)),
+    RMTConfig: (RMTModel, _classifiers("RMT", SegmentedClassifier, RMTConfig)),
+    PRMTConfig: (PRMTModel, _classifiers("PRMT", SegmentedClassifier, PRMTConfig)),
+}
+AUTO_CLASSES = {
+    "SequenceClassification": (AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
+    "TokenClassification": (AutoModelForTokenClassification, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
+}
+
+
+def register() -> None:
+    """Make the classifiers, and the hidden states that are made here, known to the Auto classes of transformers."""
+    for config, (base, classifiers) in CLASSIFIERS.items():
+        if base is not None:
+            AutoModel.register(config, base, exist_ok=True)
+            MODEL_MAPPING_NAMES[config.model_type] = base.__name__
+        for task, classifier in classifiers.items():
+            auto_class, names = AUTO_CLASSES[task]
+            auto_class.register(config, classifier, exist_ok=True)
+            names[config.model_type] = classifier.__name__

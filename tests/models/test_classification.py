@@ -1,0 +1,70 @@
+"""Classifiers on every model: built, loaded from a causal model's folder, trained, saved, with padding."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+from tests.models.contract import CASES, SEGMENT, tokens
+
+NAMES = ["v1 published", "v2 gaussian", "linear attention gla", "armt around gpt2", "rmt around gpt2"]
+NAMES += ["prmt around gpt2"]
+TASKS = {"sequence": AutoModelForSequenceClassification, "token": AutoModelForTokenClassification}
+
+
+def loaded(name, task, folder, **options):
+    causal = CASES[name].build()
+    causal.config.pad_token_id = 0
+    causal.save_pretrained(folder / "causal")
+    options = {"num_labels": 3, "dtype": torch.float64, **options}
+    return causal, TASKS[task].from_pretrained(folder / "causal", **options).eval()
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers' words on the new head
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_classifier_of_a_language_model(name, task, tmp_path):
+    causal, model = loaded(name, task, tmp_path)
+    ids = tokens(2, 3 * SEGMENT)
+    mask = torch.ones_like(ids)
+    mask[1, 15:] = 0
+    padded = ids.masked_fill(mask == 0, 0)
+    with torch.no_grad():
+        hidden = [causal(row, output_hidden_states=True).hidden_states[-1] for row in (ids[:1], ids[1:, :15])]
+        logits = model(padded, attention_mask=mask).logits
+        expected = [model.score(states) for states in hidden]
+    if task == "sequence":
+        torch.testing.assert_close(logits, torch.cat([rows[:, -1] for rows in expected]), rtol=1e-6, atol=1e-6)
+    else:
+        torch.testing.assert_close(logits[:1], expected[0], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(logits[1:, :15], expected[1], rtol=1e-6, atol=1e-6)
+    labels = torch.tensor([2, 0]) if task == "sequence" else torch.randint(3, ids.shape)
+    output = model(padded, attention_mask=mask, labels=labels)
+    torch.testing.assert_close(output.loss.double(), cross_entropy(logits.flatten(0, -2), labels.flatten()))
+    output.loss.backward()
+    assert model.get_input_embeddings().weight.grad.abs().max() > 0
+    model.save_pretrained(tmp_path / "classifier")
+    again = TASKS[task].from_pretrained(tmp_path / "classifier", dtype=torch.float64).eval()
+    assert again.config.num_labels == 3
+    torch.testing.assert_close(again(padded, attention_mask=mask).logits, logits, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hidden_states_alone(name, tmp_path):
+    causal = CASES[name].build()
+    causal.save_pretrained(tmp_path)
+    model = AutoModel.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    ids = tokens()
+    with torch.no_grad():
+        expected = causal(ids, output_hidden_states=True).hidden_states[-1]
+        torch.testing.assert_close(model(ids).last_hidden_state, expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(model(ids, return_dict=False)[0], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_classifier_is_saved_with_its_code(tmp_path):
+    _, model = loaded("v1 published", "sequence", tmp_path)
+    model.save_pretrained(tmp_path / "code", with_code=True)
+    text = (tmp_path / "code" / "modeling_tessera.py").read_text()
+    exec(compile(text, "modeling_tessera", "exec"), {})
+    assert "AutoModelForSequenceClassification" in (tmp_path / "code" / "README.md").read_text()
