@@ -9,13 +9,17 @@ Questions about one of many documents (--files: SQuAD's or HotpotQA's file), in 
 
 import argparse
 import json
-import math
+import sys
 import time
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, did_you_mean, expect
-from tessera.cli.arguments import positive_int, seed
+from tessera.base.files import expect_output
+from tessera.cli.arguments import OUTPUT_HELP, positive_int, seed, write_json_lines
 
 # Of each kind of prompt. They are filled in late, so that an option of the other kind is noticed.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -34,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--without-long-term-memory", action="store_true", help="switch the long-term memories off (v2 models)"
     )
     parser.add_argument("--json", action="store_true", help="print as JSON, with provenance")
+    parser.add_argument("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
     shots = parser.add_argument_group("many-shot classification")
     shots.add_argument("--many-shot", metavar="DATA", help="banking77, goemotions or tacred")
     shots.add_argument("--shots", nargs="+", type=positive_int, help="default: 1 2 4")
@@ -47,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask all models, then print."""
+    """Check all models, then ask one after the other."""
+    from tessera.models.saving.loading import load_config, load_tokenizer
+
     chosen = [name for name in ("many_shot", "documents") if getattr(arguments, name)]
     expect(len(chosen) == 1, "prompts", "--many-shot or --documents", "be given, one of them", chosen or "neither")
     for group in DEFAULTS.keys() - chosen:
@@ -58,64 +65,90 @@ def run(arguments: argparse.Namespace) -> int:
     for name, default in DEFAULTS[chosen[0]].items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, default)
-    ask = _ask_many_shot if arguments.many_shot else _ask_documents
-    reports = [{"model": folder, **ask(folder, arguments)} for folder in arguments.models]
+    if arguments.output is not None:
+        expect_output(arguments.output, "prompts", "--output")
+    asked = (_many_shot if arguments.many_shot else _documents)(arguments)
+    for folder in arguments.models:
+        asked.check(load_config(folder), load_tokenizer(folder), **asked.options)
+    reports, failed, rows = [], 0, []
+    for folder in arguments.models:
+        try:
+            reports.append(_report(folder, arguments, asked, rows))
+        except TesseraError as error:  # the others' results are not lost
+            print(error, file=sys.stderr)
+            failed += 1
+        else:
+            if not arguments.json:
+                _print(reports[-1])
+        if arguments.output is not None:
+            write_json_lines(arguments.output, rows)
     if arguments.json:
-        print(json.dumps(_plain(reports), indent=1, allow_nan=False))
-    else:
-        for report in reports:
-            _print(report)
-    return 0
+        print(json.dumps(to_json(reports), indent=1, allow_nan=False))
+    return 2 if failed else 0
 
 
-def _ask_many_shot(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    from tessera.papers.many_shot.files import BANKING77, READERS, by_label
-    from tessera.papers.many_shot.prompting import LabelledTexts, many_shot_scores
+class _Asked(NamedTuple):
+    """A data set, the options that are stored, what scores a model, and what checks one beforehand."""
+
+    data: str
+    options: dict[str, Any]
+    measure: Callable[..., dict[str, Any]]
+    check: Callable[..., None]
+
+
+def _many_shot(arguments: argparse.Namespace) -> _Asked:
+    from tessera.papers.many_shot.files import BANKING77, READERS, by_label, read_examples
+    from tessera.papers.many_shot.prompting import LabelledTexts, many_shot_scores, require_room
     from tessera.papers.many_shot.prompts import TEMPLATES
 
-    data = arguments.many_shot
-    if data not in READERS:
-        raise TesseraError(f"prompts: unknown data set {data!r}. {did_you_mean(data, READERS)}")
-    files = arguments.files
-    if files is None and data == "banking77":
-        files = [BANKING77 / "train.csv", BANKING77 / "test.csv"]
-    examples, others = _require_files(files, 2, "name two files, examples and queries")
-    demonstrations, queries = (by_label(READERS[data](path)) for path in (examples, others))
+    data, bundled = arguments.many_shot, [BANKING77 / "train.csv", BANKING77 / "test.csv"]
+    files = bundled if arguments.files is None and data == "banking77" else arguments.files
+    paths = _files(data, READERS, files, 2, "name two files, examples and queries")
+    demonstrations, queries = (by_label(read_examples(data, path)) for path in paths)
     texts = LabelledTexts(demonstrations, queries, TEMPLATES[data])
     options = {name: getattr(arguments, name) for name in ("anonymous", "contexts", "queries", "batch_size", "seed")}
-    return _report(folder, arguments, data, options, many_shot_scores, texts, arguments.shots)
+    what = {"texts": texts, "shots": arguments.shots}
+    return _Asked(data, options, partial(many_shot_scores, **what), partial(require_room, **what))
 
 
-def _ask_documents(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    from tessera.papers.document_qa.files import READERS
-    from tessera.papers.document_qa.prompting import document_scores
+def _documents(arguments: argparse.Namespace) -> _Asked:
+    from tessera.papers.document_qa.prompting import READERS, document_scores, read_questions, require_room
 
     data = arguments.documents
-    if data not in READERS:
-        raise TesseraError(f"prompts: unknown data set {data!r}. {did_you_mean(data, READERS)}")
-    (path,) = _require_files(arguments.files, 1, "name one file")
+    (path,) = _files(data, READERS, arguments.files, 1, "name one file")
     options = {"questions": arguments.questions, "seed": arguments.seed}
-    return _report(folder, arguments, data, options, document_scores, READERS[data](path), arguments.lengths)
+    what = {"file": read_questions(data, path), "lengths": arguments.lengths}
+    return _Asked(data, options, partial(document_scores, **what), partial(require_room, **what))
 
 
-def _require_files(files: list[Path] | None, count: int, requirement: str) -> list[Path]:
-    names = "nothing" if files is None else " ".join(map(str, files))
-    expect(files is not None and len(files) == count, "prompts", "--files", requirement, names)
+def _files(data: str, known: Iterable[str], files: list[Path] | None, count: int, requirement: str) -> list[Path]:
+    if data not in known:
+        raise TesseraError(f"prompts: unknown data set {data!r}. {did_you_mean(data, known)}")
+    got = "nothing" if files is None else " ".join(map(str, files))
+    expect(files is not None and len(files) == count, "prompts", "--files", requirement, got)
     return files or []
 
 
-def _report(folder: str, arguments: argparse.Namespace, data: str, options: dict[str, Any], measure, *what) -> dict:
-    """A JSON-ready record with the scores, the options and the provenance."""
+def _report(folder: str, arguments: argparse.Namespace, asked: _Asked, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A JSON-ready record with the scores, the options and the provenance; `rows` gets the questions."""
     from tessera.evaluation.provenance import provenance
     from tessera.models.saving.loading import load_model, load_tokenizer
 
-    began = time.time()
-    model = load_model(folder, long_term_memory=not arguments.without_long_term_memory)
-    scores = measure(model, load_tokenizer(folder), *what, **options, progress=not arguments.json)
-    configuration = {"model": model.config.to_diff_dict(), "data": data, "options": options}
+    began, on = time.time(), not arguments.without_long_term_memory
+    model = load_model(folder, long_term_memory=on)
+    own: list[dict[str, Any]] = []
+    scores = asked.measure(model, load_tokenizer(folder), **asked.options, progress=not arguments.json, rows=own)
+    rows += [{"model": folder, **row} for row in own]
+    configuration = {"model": model.config.to_diff_dict(), "data": asked.data, "options": asked.options}
     made_with = provenance(configuration=configuration, seed=arguments.seed, wall_seconds=time.time() - began)
-    on = None if not hasattr(model.config, "long_term_memory") else not arguments.without_long_term_memory
-    return {"data": data, "long_term_memory": on, "scores": scores, "provenance": made_with}
+    switched = on if hasattr(model.config, "long_term_memory") else None
+    return {
+        "model": folder,
+        "data": asked.data,
+        "long_term_memory": switched,
+        "scores": scores,
+        "provenance": made_with,
+    }
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -123,23 +156,14 @@ def _print(report: dict[str, Any]) -> None:
 
     print(f"{report['model']}: {report['data']} (mean, standard error)")
     rows: dict[str, dict] = {}
-    for number, scores in report["scores"].items():
-        if "exact_match" in scores:
-            rows[f"{number} tokens, {scores['documents']:.1f} documents"] = scores
+    for length, scores in report["scores"].items():
+        if "documents" in scores:
+            rows[f"{length} tokens, {scores['documents']:.1f} documents"] = scores
         else:
-            rows |= {f"{number} shots, {strategy}": one for strategy, one in scores.items()}
+            rows |= {f"{length} shots, {strategy}": of_strategy for strategy, of_strategy in scores.items()}
     columns = tuple(name for name in next(iter(rows.values())) if name != "documents")
     cells = [
         tuple(f"{scores[name]['mean']:.4f} {scores[name]['standard_error']:.4f}" for name in columns)
         for scores in rows.values()
     ]
     print_table(columns, list(rows), cells)
-
-
-def _plain(value: Any) -> Any:
-    """The same with None for what is no number, such as the standard error of one sample: JSON has no NaN."""
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,13 +1,13 @@
 """What `tessera eval` prints: one model in full, several models in a table, all of it as JSON."""
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tessera.base.dataclass_io import to_json
 from tessera.evaluation.figures import binned
 
 Report = dict[str, Any]
@@ -70,17 +70,9 @@ def print_harness_reports(reports: Sequence[Report], as_json: bool) -> None:
 
 
 def _print_json(reports: Sequence[Report]) -> None:
-    content = _finite(reports[0] if len(reports) == 1 else list(reports))
+    # JSON knows no NaN and no infinity: null instead, such as for the standard error of one example.
+    content = to_json(reports[0] if len(reports) == 1 else list(reports))
     print(json.dumps(content, indent=1, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: null instead, such as for the standard error of one example."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _print_text(report: Report) -> None:

@@ -1,7 +1,7 @@
 """Scores of a language model on a task of the library, through the interface that every task has."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -68,15 +68,25 @@ def score_task(
     """
     size, needed = model.config.get_text_config().vocab_size, getattr(task, "vocab_size", None)
     name = type(task).__name__
-    values: dict[str, list[Tensor]] = {}
     expect(needed is not None, "eval", "--task", "be about tokens, which language models predict", name)
     expect(needed <= size, "eval", "the model", f"know {name}'s {needed} tokens", f"vocab_size {size}")
-    for first in range(0, examples, batch_size):
-        batch = task.sample(min(batch_size, examples - first), seed * 1_000_000 + first, "test")
+    firsts = range(0, examples, batch_size)
+    batches = (task.sample(min(batch_size, examples - n), seed * 1_000_000 + n, "test") for n in firsts)
+
+    def predictions(batch: TokenExamples) -> Tensor:
         expect(isinstance(batch, TokenExamples), "eval", "--task", "be about tokens", name)
-        for score, numbers in task.scores(_logits(model, batch, precision)[..., :needed], batch).items():
-            values.setdefault(score, []).append(numbers)
-    return {score: estimate(torch.cat(numbers)) for score, numbers in values.items()}
+        return _logits(model, batch, precision)[..., :needed]
+
+    return score_batches(task, batches, predictions)
+
+
+def score_batches(task: Task, batches: Iterable[Any], predictions: Callable[[Any], Any]) -> dict[str, Estimate]:
+    """Each score of `task` over the examples of all batches."""
+    values: dict[str, list[Tensor]] = {}
+    for batch in batches:
+        for name, scores in task.scores(predictions(batch), batch).items():
+            values.setdefault(name, []).append(scores)
+    return {name: estimate(torch.cat(scores)) for name, scores in values.items()}
 
 
 def task_report(

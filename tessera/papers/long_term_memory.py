@@ -4,24 +4,25 @@ The paper's table 6 names tasks that lose much, table 2 tasks that lose nothing,
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from tessera.papers.document_qa import published
 from tessera.papers.document_qa import report as document_qa
 from tessera.papers.many_shot import report as many_shot
-from tessera.papers.many_shot.published import NAMES as MANY_SHOT_NAMES
-from tessera.papers.many_shot.published import WITHOUT_LONG_TERM
 from tessera.papers.results import ResultsFile
-from tessera.papers.tables import markdown
-from tessera.tasks.task import Estimate
+from tessera.papers.tables import Curve, markdown, percent
 
 STORIES = Path("v2") / "stories.json"
 
 
 def tables(results: Path, budget: str) -> dict[str, str]:
     """The table of what is stored under `results`, and the paper's."""
-    rows = [*_documents(results, budget), *_many_shot(results, budget)]
+    documents, episodes = (ResultsFile(results, name, budget).read() for name in ("document_qa", "many_shot"))
+    rows = []
+    for stage, title in document_qa.STAGES.items():
+        rows += _rows(document_qa.curves(documents, stage), f"document questions, {title.lower()}, {{:,}} tokens")
+    rows += _rows(many_shot.best(episodes, "exact_match"), "new classes, {} shots") if episodes else []
     headings = ["task", "with, %", "without, %", "difference, points"]
     parts = {"Ours": markdown(headings, rows)}
     if (results / STORIES).exists():
@@ -32,23 +33,14 @@ def tables(results: Path, budget: str) -> dict[str, str]:
     return parts | {"Paper": markdown(headings, paper)}
 
 
-def _documents(results: Path, budget: str) -> Iterator[list[str]]:
-    curves = document_qa.curves(ResultsFile(results, "document_qa", budget).read())
-    for stage, title in document_qa.STAGES.items():
-        of_stage = {one.has_long_term: one.points for one in curves if (one.stage, one.model) == (stage, "mosaic_v2")}
-        for length, on in of_stage.get(True, {}).items():
-            yield [f"document questions, {title.lower()}, {length:,} tokens", *_cells(on, of_stage[False][length])]
-
-
-def _many_shot(results: Path, budget: str) -> Iterator[list[str]]:
-    curves = many_shot.curves(ResultsFile(results, "many_shot", budget).read())
-    best = {one.name: one.points for one in curves if one.strategy is None and one.score == "exact_match"}
-    for shots, on in best.get(MANY_SHOT_NAMES["mosaic_v2"], {}).items():
-        yield [f"new classes, {shots} shots", *_cells(on, best[WITHOUT_LONG_TERM][shots])]
-
-
-def _cells(on: Estimate, off: Estimate) -> list[str]:
-    return [document_qa.percent(on), document_qa.percent(off), f"{100 * (off.mean - on.mean):+.1f}"]
+def _rows(curves: Iterable[Curve], task: str) -> list[list[str]]:
+    """A row for each length: with the long-term memories, without them, and the difference."""
+    by_name = {curve.label: curve.points for curve in curves}
+    on, off = (by_name.get(name, {}) for name in (published.NAMES["mosaic_v2"], published.WITHOUT_LONG_TERM))
+    return [
+        [task.format(n), percent(on[n]), percent(off[n]), f"{100 * (off[n].mean - on[n].mean):+.1f}"]
+        for n in sorted(on.keys() & off.keys())
+    ]
 
 
 def _numbers(on: float, off: float) -> list[str]:
@@ -59,11 +51,6 @@ def _stories(path: Path) -> str:
     """Loss of the small v2 language model on stories, within its trained context and up to eight times as far."""
     stored = json.loads(path.read_text(encoding="utf-8"))
     on, off = stored["v2"], stored["v2 without long-term memory"]
-    rows = [
-        [name, f"{on[key]:.3f}", f"{off[key]:.3f}", f"{off[key] - on[key]:+.3f}"]
-        for name, key in (
-            ("stories, trained context", "loss"),
-            ("stories, eight times the trained context", "loss_at_longest"),
-        )
-    ]
+    names = {"stories, trained context": "loss", "stories, eight times the trained context": "loss_at_longest"}
+    rows = [[name, f"{on[k]:.3f}", f"{off[k]:.3f}", f"{off[k] - on[k]:+.3f}"] for name, k in names.items()]
     return markdown(["task", "with, nats per token", "without", "difference"], rows)

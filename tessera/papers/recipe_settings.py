@@ -1,11 +1,27 @@
 """What settings have in common whose training is a recipe."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from tessera.base.dataclass_io import from_json, read_dataclass, to_json
-from tessera.recipes.recipe import recipe_to_dict
+from tessera.papers.tables import spread
+from tessera.recipes.recipe import read_recipe, recipe_to_dict
 from tessera.recipes.sections import Recipe
+
+_read = cache(read_recipe)  # one process makes the list of runs several times
+
+
+def recipe_mapping(name: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """A shipped recipe with `key=value` overrides, complete, as plain values."""
+    return to_json(recipe_to_dict(_read(name, tuple(overrides))))
+
+
+def spread_of(recipes: Iterable[dict[str, Any]], key: str) -> Any:
+    """The values of a dotted key over the recipes that have it (`spread`)."""
+    section, name = key.split(".")
+    return spread(recipe[section][name] for recipe in recipes if name in recipe[section])
 
 
 class RecipeSettings:
@@ -30,6 +46,12 @@ class RecipeSettings:
     def context(self) -> int:
         """Tokens of a sequence in training."""
         return self.recipe["data"]["context"]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens seen in training."""
+        training = self.recipe["training"]
+        return training["steps"] * training["batch_size"] * self.context
 
     def read_recipe(self, data: str | None = None) -> Recipe:
         """The recipe; `data` is where the text lies that the settings name."""

@@ -44,13 +44,20 @@ def over_seeds(values: Sequence[Sequence[float]]) -> Estimate:
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean of numbers and its standard error; not a number for a single one."""
+    """The mean of numbers and its standard error; the error is not a number for a single one."""
     return estimate(torch.tensor(values, dtype=torch.float64))
 
 
 def score(seeds: Sequence[Record], *keys: str) -> Estimate:
     """`over_seeds` of what the outcomes have under these keys, each inside the one before."""
     return over_seeds([reduce(getitem, keys, record.outcome) for record in seeds])
+
+
+def difference(ours: Sequence[Record], theirs: Sequence[Record], value: Callable[[Record], float]) -> Estimate | None:
+    """The mean of our `value` minus theirs over the seeds of both, which read the same batches; None without any."""
+    others = {record.configuration.seed: record for record in theirs}
+    pairs = [(record, others[seed]) for record in ours if (seed := record.configuration.seed) in others]
+    return mean_of([value(our) - value(their) for our, their in pairs]) if pairs else None
 
 
 def points_of(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[float, Estimate]:

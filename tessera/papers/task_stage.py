@@ -1,18 +1,24 @@
-"""A training on samples of a task that are new at every step, and easier forms of the task before it."""
+"""Training on samples of a task that are new at every step, easier forms of it before, scores on held-out samples."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
+from tessera.base.precision import autocast
+from tessera.evaluation.task import score_batches
+from tessera.models.small_models import ModelSize, build_small_model
 from tessera.papers.experiment import RunContext
-from tessera.tasks.task import Task
+from tessera.tasks.task import Estimate, Task, TokenExamples
 from tessera.training.fit import FitOptions, fit
 
 EARLY_SEED = 1_000_003  # apart from the seeds of the training's steps
+TEST_SEED = 1_000_003
+TOKENS_AT_ONCE = 16_384
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,28 @@ def train_stages(
         outcomes[stage.name] = outcome.outcome() | test(stage.name)
         done += _cost(stage)
     return outcomes
+
+
+def small_model(settings: Any, name: str, **sizes: Any) -> PreTrainedModel:
+    """The small model called `name` from the seed of `settings`, with those of its fields that are sizes of models."""
+    known = {field.name for field in fields(ModelSize)} & {field.name for field in fields(settings)} - sizes.keys()
+    return build_small_model(name, settings.seed, **{field: getattr(settings, field) for field in known}, **sizes)
+
+
+@torch.no_grad()
+def held_out_scores(
+    model: nn.Module, task: Task, count: int, width: int, device: str, precision: str = "fp32"
+) -> dict[str, Estimate]:
+    """Each score of `task` on `count` examples of its test split, of `width` tokens: small batches of long rows."""
+    at_once = max(1, TOKENS_AT_ONCE // width)
+    firsts = enumerate(range(0, count, at_once), TEST_SEED)
+    batches = (task.sample(min(at_once, count - first), seed, "test") for seed, first in firsts)
+
+    def predictions(examples: TokenExamples) -> torch.Tensor:
+        with autocast(precision, device):
+            return model(input_ids=examples.tokens.to(device), use_cache=False).logits.float()
+
+    return score_batches(task, batches, predictions)
 
 
 def _cost(stage: TaskStage) -> float:

@@ -13,6 +13,8 @@ from tessera.base.errors import expect
 from tessera.base.registry import Registry
 
 SPLITS = ("train", "validation", "test")
+# Of what a task tells apart by a number of its own, as a story by its facts: which tenths each split has.
+SPLIT_TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,15 @@
 """How models are trained and asked in associative retrieval, and what is shown of it."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.models.small_models import ModelSize
-from tessera.papers.associative_retrieval import AssociativeRetrieval, capacity, models
-from tessera.papers.associative_retrieval import questions as q
-from tessera.papers.associative_retrieval.figure import draw
-from tessera.papers.associative_retrieval.questions import exact_match, memory_norms
-from tessera.papers.associative_retrieval.report import curves, tables
-from tessera.papers.associative_retrieval.run import EXPERIMENT
-from tessera.papers.associative_retrieval.settings import BUDGETS, KEY_SIZE, VOCABULARY, stage
+from tessera.papers.associative_retrieval import AssociativeRetrieval, capacity
+from tessera.papers.associative_retrieval.report import curves, numbers_kept, plot, tables
+from tessera.papers.associative_retrieval.run import CONTEXTS_AT_ONCE, EXPERIMENT, exact_match, mean_loss, memory_norms
+from tessera.papers.associative_retrieval.settings import BUDGETS, KEY_SIZE, MODELS, VOCABULARY, build, stage
 from tessera.papers.experiment import Record, RunSelection
 from tessera.tasks.task import generator_of
 from tessera.training.curriculum import Curriculum, train_stages
@@ -28,7 +23,7 @@ TASK = AssociativeRetrieval("rewrite", 3)
 
 
 def small(name, sizes=SIZES):
-    model = models.build(name, sizes, seed=0)
+    model = build(name, sizes, seed=0)
     for memory in getattr(model, "memories", []):
         torch.nn.init.normal_(memory.value.weight, generator=generator())  # a memory that says something
     return model
@@ -46,104 +41,56 @@ def record(model="armt", rule="rewrite", share=0.5, error=0.1, ablation=None, **
     return Record(replace(settings, rule=rule, ablation=ablation), outcome | more, {})
 
 
-@pytest.mark.parametrize("name", ["armt", "rmt", "prmt"])
-def test_the_loss_of_a_memory_is_that_of_the_whole_samples(name):
-    model = small(name)
-    context, questions = TASK.sample_questions(4, 2, generator())
-    texts = torch.cat([context.repeat_interleave(2, 0), questions.flatten(0, 1)], 1)
-    labels = texts.clone()
-    labels[:, :-1] = -100
-    measured = q.loss(model, context, questions, TASK.segment_size)
-    torch.testing.assert_close(measured, model(texts, labels=labels).loss)
-
-
-@pytest.mark.parametrize("name", list(models.MODELS))
-def test_answers_are_those_to_each_question_alone(name):
-    model = small(name).eval()
-    context, questions = TASK.sample_questions(4, 3, generator())
-    measured = q.answers(model, context, questions, TASK.segment_size)
-    for i in range(3):
-        prompts = torch.cat([context, questions[:, i, :-1]], 1)
-        assert torch.equal(measured[:, i], model(input_ids=prompts).logits[:, -1].argmax(-1))
-
-
-class Adding(torch.nn.Module):
-    """Says the sum of all that it has read."""
-
-    device = torch.device("cpu")
-
-    def forward(self, input_ids, use_cache):
-        return SimpleNamespace(logits=torch.nn.functional.one_hot(input_ids.cumsum(1) % 97, 97).float())
-
-
-def test_every_question_follows_its_own_context():
-    context, questions = TASK.sample_questions(5, 3, generator())
-    measured = q.answers(Adding(), context, questions, TASK.segment_size)
-    assert torch.equal(measured, (context.sum(1, keepdim=True) + questions[..., :-1].sum(-1)) % 97)
-
-
-def test_a_whole_text_model_is_trained_on_the_answers_alone():
-    model = small("mosaic").eval()
-    context, questions = TASK.sample_questions(2, 3, generator())
-    row = torch.cat([context, questions.flatten(1)], 1)
-    logits = model(input_ids=row).logits
-    expected = torch.stack([torch.log_softmax(logits, -1)[:, p - 1].gather(1, row[:, p, None]) for p in (14, 17, 20)])
-    torch.testing.assert_close(q.loss(model, context, questions, TASK.segment_size), -expected.mean())
-
-
 @pytest.mark.parametrize("name", ["armt", "mosaic"])
-def test_an_end_token_behind_the_answer_counts_in_the_loss(name):
-    end = TASK.vocab_size
-    model = small(name, replace(SIZES, vocab_size=end + 1)).eval()
-    context, questions = TASK.sample_questions(2, 1, generator())
-    row = torch.cat([context, questions.flatten(1), torch.full((2, 1), end)], 1)
-    if q.is_segmented(model):
-        model.config.segment_size = TASK.segment_size
+@pytest.mark.parametrize("end_token", [False, True])
+def test_the_loss_is_that_of_the_answers_in_whole_samples(name, end_token):
+    """An end token behind the answer counts too."""
+    model = small(name, replace(SIZES, vocab_size=TASK.vocab_size + 1)).eval()
+    batch = TASK.sample_questions(4, 1, generator(), end_token)
+    row = torch.cat([batch.contexts, batch.questions.flatten(1)], 1)
+    measured = mean_loss(model, TASK, 4, 1, generator(), end_token)
     log_probabilities = torch.log_softmax(model(input_ids=row).logits, -1)
-    places = (row.shape[1] - 2, row.shape[1] - 1)  # the answer and the end token
+    places = range(row.shape[1] - 1 - end_token, row.shape[1])
     expected = torch.stack([log_probabilities[:, p - 1].gather(1, row[:, p, None]) for p in places])
-    torch.testing.assert_close(q.loss(model, context, questions, TASK.segment_size, end), -expected.mean())
+    torch.testing.assert_close(measured, -expected.mean())
+    assert (row[:, -1] == TASK.vocab_size).all() == end_token
 
 
-def test_the_full_budget_is_as_published():
-    runs = {run.key: run.configuration for run in EXPERIMENT.runs(RunSelection("full"))}
-    settings = runs["armt/rewrite/seed 0"]
-    assert (settings.fit.schedule_ratio, settings.fit.warmup_ratio, settings.fit.decay) == (2.0, 0.1, "linear")
-    assert (settings.fit.weight_decay, settings.fit.clip_value, settings.batch_size) == (1e-3, 1.0, 512)
-    assert (settings.end_token, settings.sizes.vocab_size) == (True, VOCABULARY + 1)
-    mamba = models.build("mamba", settings.sizes, 0).config
-    assert (mamba.num_hidden_layers, mamba.hidden_size, mamba.state_size) == (4, 128, 32)
-    assert models.build("prmt", settings.sizes, 0).config.memory_initializer_range == 1.0
-    assert runs["armt/rewrite/seed 0"].sizes != BUDGETS["cpu"].sizes
+@pytest.mark.parametrize("name", MODELS)
+def test_exact_match_is_that_of_each_question_alone(name):
+    model = small(name).eval()
+    measured = exact_match(model, TASK, 4, 3, 0, "test")
+    batch = TASK.sample_questions(4, 3, generator_of(TASK, 0, "test"))
+    right = []
+    for i in range(3):
+        prompts = torch.cat([batch.contexts, batch.questions[:, i, :-1]], 1)
+        right.append(model(input_ids=prompts).logits[:, -1].argmax(-1) == batch.questions[:, i, -1])
+    torch.testing.assert_close(measured, torch.stack(right).double().mean(0))
 
 
 def test_models_start_from_their_seed_and_leave_the_global_state_alone():
     before = torch.get_rng_state()
-    one, same, other = (models.build("armt", SIZES, seed) for seed in (0, 0, 1))
+    one, same, other = (build("armt", SIZES, seed) for seed in (0, 0, 1))
     assert torch.equal(before, torch.get_rng_state())
     weights = [model.get_input_embeddings().weight for model in (one, same, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_impossible_heads_are_refused():
-    with pytest.raises(TesseraError, match=r"num_heads must divide hidden_size \(16\); got 3"):
-        models.build("armt", ModelSize(VOCABULARY, hidden_size=16, num_heads=3), 0)
-
-
-def test_published_sizes_have_about_half_a_million_parameters():
-    for name in models.MODELS:
-        count = sum(p.numel() for p in models.build(name, BUDGETS["cpu"].sizes, 0).parameters())
-        assert 400_000 < count < 510_000, name
+def test_models_of_a_budget_have_about_half_a_million_parameters():
+    for name in MODELS:
+        sizes = BUDGETS["cpu"]["rewrite"].run(name, 0).configuration.sizes
+        count = sum(p.numel() for p in build(name, sizes, 0).parameters())
+        assert 400_000 < count < 520_000, name
 
 
 def test_armt_learns_one_pair(tmp_path):
-    model = models.build("armt", SIZES, 0)
+    model = build("armt", SIZES, 0)
     curriculum = Curriculum((stage(1, 300, 0.9, 1e-2),))
     options = FitOptions(steps=1, learning_rate=1.0, evaluate_every=20)
 
     def loss_at(stage, number, step):
-        return q.loss(model, *AssociativeRetrieval("rewrite", 1).sample_questions(16, 1, generator(step)), 4)
+        return mean_loss(model, AssociativeRetrieval("rewrite", 1), 16, 1, generator(step))
 
     def score(stage):
         task = AssociativeRetrieval("rewrite", stage.length, stage.settings[KEY_SIZE])
@@ -154,18 +101,10 @@ def test_armt_learns_one_pair(tmp_path):
     assert record["steps_done"] < 300
 
 
-def test_whole_runs_measure_to_ten_times_the_trained_length():
-    for name in ("cpu", "full"):
-        for rule, measured in BUDGETS[name].measured.items():
-            trained = BUDGETS[name].curricula[rule].stages[-1].length
-            assert trained in measured
-            assert rule == "remember" or 10 * trained in measured
-
-
 def test_the_norms_are_those_of_reading_each_length_from_the_start():
     model, task = small("armt").eval(), AssociativeRetrieval("rewrite", 6)
     measured = memory_norms(model, task, [2, 6, 9], seed=0)
-    context, _ = task.sample_questions(q.CONTEXTS_AT_ONCE, 1, generator_of(task, 0, "test"))
+    context = task.sample_questions(CONTEXTS_AT_ONCE, 1, generator_of(task, 0, "test")).contexts
     for n in (2, 6):
         memory = model(input_ids=context[:, : 4 * n]).memory_state
         assert measured["normaliser"][str(n)] == pytest.approx(memory.z.norm(dim=-1).mean().item())
@@ -176,14 +115,15 @@ def test_the_norms_are_those_of_reading_each_length_from_the_start():
 
 @pytest.mark.parametrize(("name", "kept"), [("armt", 99_072), ("mamba", 36_864), ("prmt", 2048), ("rmt", 512)])
 def test_the_published_models_keep_as_many_numbers_however_much_they_read(name, kept):
-    model = models.build(name, BUDGETS["full"].sizes, 0).eval()
+    settings = BUDGETS["full"]["rewrite"].run(name, 0).configuration
+    model = build(name, settings.sizes, 0).eval()
     for pairs in (1, 10):
-        assert q.numbers_kept(model, AssociativeRetrieval("rewrite", pairs), 0) == kept
+        assert numbers_kept(model, settings, pairs) == kept
 
 
 def test_a_model_that_reads_the_whole_text_keeps_more_of_more():
     model = small("mosaic").eval()
-    one, two, three = (q.numbers_kept(model, AssociativeRetrieval("rewrite", pairs), 0) for pairs in (1, 2, 3))
+    one, two, three = (numbers_kept(model, BUDGETS["cpu"]["rewrite"], pairs) for pairs in (1, 2, 3))
     assert three - two == two - one == 4 * 2 * 18  # tokens of a pair, keys and values, width (9/8 of 16)
 
 
@@ -225,17 +165,18 @@ def test_of_a_state_that_grows_the_table_has_the_growth():
 
 def test_curves_pool_seeds():
     records = {"a": record(share=0.5), "b": record("rmt", share=0.2), "c": record("rmt", share=0.4)}
-    one, several = curves(records)
-    assert one.exact_match[20] == (0.5, 0.1, 1)  # of one seed: the error over contexts
+    (one, _), (several, _) = curves(records, "rewrite", "exact_match")
+    assert one.points[20] == (0.5, 0.1, 1)  # of one seed: the error over contexts
     # Two seeds, 0.2 apart: standard deviation 0.1 sqrt(2), standard error of their mean 0.1.
-    assert several.exact_match[20] == pytest.approx((0.3, 0.1, 2))
+    assert several.points[20] == pytest.approx((0.3, 0.1, 2))
 
 
 def test_variants_are_curves_of_their_own():
-    labels = [one.label for one in curves({"a": record(ablation="1 token"), "b": record()})]
+    records = {"a": record(ablation="1 token"), "b": record()}
+    labels = [one.label for one, _ in curves(records, "rewrite", "exact_match")]
     assert labels == ["ARMT", "ARMT, 1 token"]
 
 
 def test_the_figure_is_drawn_from_partial_results(tmp_path):
-    draw(curves({"a": record(rule="remember")}), tmp_path / "figure.png")
+    plot({"a": record(rule="remember")}, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000

@@ -45,9 +45,9 @@ def test_the_asked_key_is_uniform_over_the_distinct_ones():
 
 def test_questions_to_one_context_are_the_samples_questions():
     task = AssociativeRetrieval("rewrite", 7, key_size=2)
-    context, questions = task.sample_questions(20, 5, generator())
+    batch = task.sample_questions(20, 5, generator())
     for i in range(5):
-        examples = TokenExamples(tokens := torch.cat([context, questions[:, i]], 1), tokens)
+        examples = TokenExamples(tokens := torch.cat([batch.contexts, batch.questions[:, i]], 1), tokens)
         assert task.scores(task.oracle(examples), examples)["exact_match"].mean() == 1.0
 
 

@@ -107,18 +107,3 @@ def test_tables():
     assert "| all | 3 with a peak | rank correlation | 1.00 |" in made["Recent peak and leak"]
     assert [row.leak for row in heads({"a": record()})] == [0.1, 0.5]
     assert "Recent peak and leak" not in tables({"c": record("transformer")})
-
-
-def test_models_have_one_block_and_the_positions_of_their_names():
-    for budget in ("smoke", "cpu", "full"):
-        runs = EXPERIMENT.runs(RunSelection(budget, seeds=1))
-        models = {run.configuration.model: run.configuration.recipe["model"] for run in runs}
-        assert {name: model.get("positions") for name, model in models.items()} == {
-            "transformer": "absolute",
-            "transformer_rope": "rope",
-            "transformer_alibi": "alibi",
-            "mosaic": None,
-        }
-        assert {model["num_layers"] for model in models.values()} == {1}
-    full = EXPERIMENT.runs(RunSelection("full", seeds=1))[0].configuration
-    assert (full.context, full.sequences, full.recipe["training"]["steps"]) == (512, 5000, 80_000)

@@ -6,7 +6,7 @@ from itertools import combinations
 import torch
 
 from tessera.models.small_models import build_small_model
-from tessera.papers.document_qa.report import curves, tables
+from tessera.papers.document_qa.report import tables
 from tessera.papers.document_qa.run import EXPERIMENT
 from tessera.papers.document_qa.settings import BUDGETS
 from tessera.papers.experiment import Record, RunContext
@@ -36,7 +36,6 @@ def test_tables_have_our_rows_and_the_papers():
     assert "| Transformer small | 39.4 | fails | fails | fails |" in parts["After training, paper"]
     assert "| Memory Mosaic v2 large | 58.9 | 55.5 | 54.9 | 53.4 | 46.4 |" in parts["After tuning, paper"]
     assert "long-term memories off (large) | 38.5 | 22.2 | 20.0 | 20.2 | - |" in parts["After tuning, paper"]
-    assert {curve.trained_length for curve in curves(records) if curve.stage == "tuning"} == {1024}
 
 
 def test_early_steps_are_counted_as_they_were_done():
@@ -80,5 +79,5 @@ def test_easier_forms_come_before_the_training_of_the_twin():
     stages = BUDGETS["cpu"].run("llama", 0).configuration.stages()
     documents = [[task.num_documents for task in stage.tasks] for stage in stages[:6]]
     assert documents == [[1], [1] * 5, [1] * 5, [1, 1, 1, 1, 1, 2], [1, 2, 3], [1, 2, 3]]
-    assert all(task.length == task._length_of(task.num_documents) for stage in stages[:6] for task in stage.tasks)
+    assert all(task.length == task.length_of(task.num_documents) for stage in stages[:6] for task in stage.tasks)
     assert len({stage.tasks[0].vocab_size for stage in stages}) == 1

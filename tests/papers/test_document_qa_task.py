@@ -8,9 +8,15 @@ import pytest
 
 from tessera.base.errors import TesseraError
 from tessera.papers.document_qa import DocumentQA
-from tessera.papers.document_qa.files import DocumentQuestion, QuestionFile, read_hotpotqa, read_squad
-from tessera.papers.document_qa.prompts import contains_answer, exact_match, longest_prompt, write_prompt
-from tessera.papers.document_qa.stories import NUM_NAMES, names, write_document
+from tessera.papers.document_qa.prompting import (
+    DocumentQuestion,
+    QuestionFile,
+    contains_answer,
+    longest_prompt,
+    read_questions,
+    write_prompt,
+)
+from tessera.papers.document_qa.task import NUM_NAMES, names, write_document
 
 FRANCE = [{"text": "France"}, {"text": "France"}, {"text": "in France"}]
 SQUAD = {
@@ -39,17 +45,17 @@ SQUAD = {
 def test_squad(tmp_path):
     path = tmp_path / "dev.json"
     path.write_text(json.dumps(SQUAD))
-    file = read_squad(path)
+    file = read_questions("squad", path)
     assert file.documents == ("Normans lived in France.", "They spoke Norman.", "Oxygen is a gas.")
     assert file.questions == (
         DocumentQuestion("Where?", ("France", "in France"), (0,), (1,)),
         DocumentQuestion("What?", ("a gas",), (2,), ()),
     )
     path.write_text("[]")
-    with pytest.raises(TesseraError, match="must be a file of SQuAD"):
-        read_squad(path)
+    with pytest.raises(TesseraError, match="must be a file of squad"):
+        read_questions("squad", path)
     with pytest.raises(TesseraError, match="cannot be read"):
-        read_squad(tmp_path / "none.json")
+        read_questions("squad", tmp_path / "none.json")
 
 
 def test_hotpotqa(tmp_path):
@@ -59,13 +65,13 @@ def test_hotpotqa(tmp_path):
     ]
     path = tmp_path / "dev.json"
     path.write_text(json.dumps(rows))
-    file = read_hotpotqa(path)
+    file = read_questions("hotpotqa", path)
     assert file.documents == ("A\nOne. Two.", "B\nThree.", "C\nFour.")
     assert [question.golden for question in file.questions] == [(0, 1), (1, 2)]
     assert file.questions[1].answers == ("yes",)
     path.write_text("[]")
-    with pytest.raises(TesseraError, match="must hold questions"):
-        read_hotpotqa(path)
+    with pytest.raises(TesseraError, match="the file must hold questions"):
+        read_questions("hotpotqa", path)
 
 
 FILE = QuestionFile(tuple(f"text {number}" for number in range(20)), (DocumentQuestion("Why?", ("x",), (3,), (4, 5)),))
@@ -101,20 +107,17 @@ def test_as_many_documents_as_fit():
 
     fixed = count(write_prompt(FILE, question, 1, Random(0)))
     for length in range(fixed + 5, fixed + 60):
-        prompt = longest_prompt(FILE, question, length, count, seed=1, answer_tokens=5)
-        assert count(prompt.text) == fixed + 4 * (prompt.num_documents - 1)
-        assert count(prompt.text) + 5 <= length
-        assert prompt.num_documents == min(20, 1 + (length - 5 - fixed) // 4)
+        prompt, num_documents = longest_prompt(FILE, question, length, count, seed=1, answer_tokens=5)
+        assert count(prompt) == fixed + 4 * (num_documents - 1)
+        assert count(prompt) + 5 <= length
+        assert num_documents == min(20, 1 + (length - 5 - fixed) // 4)
     with pytest.raises(TesseraError, match=f"length must be at least {fixed + 5} tokens .*; got {fixed + 4}"):
         longest_prompt(FILE, question, fixed + 4, count, seed=1, answer_tokens=5)
 
 
-def test_both_scores():
+def test_an_answer_counts_wherever_it_stands():
     assert contains_answer("It was in FRANCE, long ago", ("France",))
     assert not contains_answer("Spain", ("France", "Gaul"))
-    assert exact_match(" The Eiffel-Tower.\nQuestion: more", ("eiffeltower",))
-    assert not exact_match("It is a gas", ("a gas",))
-    assert exact_match("Gas", ("a gas",))
 
 
 def test_stories():

@@ -9,9 +9,8 @@ import torch
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 from tessera.papers.experiment import Record, RunSelection
 from tessera.papers.length_generalization import published
-from tessera.papers.length_generalization.evaluate import evaluate, sharper
 from tessera.papers.length_generalization.report import curves, half, tables
-from tessera.papers.length_generalization.run import EXPERIMENT, _model
+from tessera.papers.length_generalization.run import EXPERIMENT, build, evaluate, sharper
 from tessera.papers.length_generalization.settings import KERNELS, SETTINGS
 
 
@@ -31,27 +30,9 @@ def test_published_numbers_have_their_places():
                 assert mean is None or mean <= best
 
 
-def test_the_full_budget_is_table_6():
-    runs = {run.key: run.configuration for run in EXPERIMENT.runs(RunSelection("full"))}
-    assert len(runs) == 3 * 3 * (len(KERNELS) + 1)
-    for task, steps in {"mqmtar": 195_312, "reverse": 117_187, "sort": 156_250}.items():
-        settings = runs[f"{task}/biweight/seed 2"]
-        assert (settings.fit.steps, settings.batch_size, settings.hidden_size) == (steps, 256, 512)
-        assert (settings.task_fields["length"], settings.task_fields["spread"], settings.test_length) == (48, 16, 64)
-        assert (round(settings.fit.warmup_ratio * steps), round(settings.fit.schedule_ratio * steps)) == (
-            40_000,
-            156_250,
-        )
-        assert (settings.fit.learning_rate, settings.fit.min_learning_rate) == (1e-3, 5e-5)
-        assert (settings.fit.betas, settings.fit.clip, settings.fit.weight_decay) == ((0.9, 0.95), 1.0, 0.1)
-        assert (settings.num_persistent_slots, settings.initialization) == (2688, "fan_in")
-        assert (settings.dropout, settings.contextual_dropout) == (0.05, False)
-    assert runs["sort/gaussian/seed 0"].num_layers == 2
-
-
 def test_a_run_has_the_dropout_and_initialization_of_its_settings():
     settings = replace(SETTINGS["smoke"][0], dropout=0.1, contextual_dropout=False, initialization="fan_in")
-    config = _model(settings).config
+    config = build(settings).config
     assert (config.weight_dropout, config.contextual_weight_dropout, config.initialization) == (0.1, 0.0, "fan_in")
 
 

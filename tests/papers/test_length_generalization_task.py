@@ -8,8 +8,9 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
+from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.length_generalization import MultiQueryRecall, Reverse, Sort
-from tessera.papers.length_generalization.layout import distinct, num_pairs, vocabularies
+from tessera.papers.length_generalization.recall import distinct, num_pairs, vocabularies
 
 SMALL = MultiQueryRecall(length=40, spread=20, num_symbols=16, num_words=50)
 
@@ -22,7 +23,7 @@ def rows(task, count=60, seed=0):
         assert tokens[0] == special["bos"]
         sep, eos = tokens.index(special["sep"]), tokens.index(special["eos"])
         assert tokens[eos + 1 :] == [special["pad"]] * (len(tokens) - eos - 1)
-        assert labels == [-100] * (sep + 1) + tokens[sep + 1 : eos + 1] + [-100] * (len(tokens) - eos - 1)
+        assert labels == [IGNORED] * (sep + 1) + tokens[sep + 1 : eos + 1] + [IGNORED] * (len(tokens) - eos - 1)
         yield tokens[1:sep], tokens[sep + 1 : eos]
 
 

@@ -8,16 +8,8 @@ import pytest
 
 from tessera.base.errors import TesseraError
 from tessera.papers.many_shot import ManyShot
-from tessera.papers.many_shot.episodes import draw_episode
-from tessera.papers.many_shot.files import (
-    BANKING77,
-    Example,
-    by_label,
-    read_banking77,
-    read_goemotions,
-    read_tacred,
-)
-from tessera.papers.many_shot.prompts import TEMPLATES
+from tessera.papers.many_shot.files import BANKING77, Example, by_label, read_examples
+from tessera.papers.many_shot.prompts import TEMPLATES, draw_episode
 
 SHOWN = [
     Example("I am still waiting on my card?", "city_arrival"),
@@ -53,7 +45,7 @@ def test_prompts_are_those_of_appendix_g():
 
 
 def test_the_bundled_files_are_the_published_ones():
-    train, test = (by_label(read_banking77(BANKING77 / f"{name}.csv")) for name in ("train", "test"))
+    train, test = (by_label(read_examples("banking77", BANKING77 / f"{name}.csv")) for name in ("train", "test"))
     assert sum(map(len, train.values())) == 10_003
     assert {len(examples) for examples in test.values()} == {40}
     assert len(test) == 77
@@ -65,15 +57,15 @@ def test_goemotions_takes_the_rows_with_one_label(tmp_path):
     (tmp_path / "labels.txt").write_text("admiration\namusement\nanger")
     path = tmp_path / "test.tsv"
     path.write_text('text\tlabel\tid\n"Quoted\t2\tab\nTwo labels\t0,1\tcd\nPlain \t0\tef\n')
-    assert read_goemotions(path) == [Example('"Quoted', "anger"), Example("Plain", "admiration")]
+    assert read_examples("goemotions", path) == [Example('"Quoted', "anger"), Example("Plain", "admiration")]
     path.write_text("text without a label\n")
     with pytest.raises(TesseraError, match="line 1 must be text, labels below 3 and id"):
-        read_goemotions(path)
+        read_examples("goemotions", path)
     path.write_text("text\t3\tid\n")
     with pytest.raises(TesseraError, match="line 1 must be"):
-        read_goemotions(path)
+        read_examples("goemotions", path)
     with pytest.raises(TesseraError, match="cannot be read"):
-        read_goemotions(tmp_path / "none.tsv")
+        read_examples("goemotions", tmp_path / "none.tsv")
 
 
 def test_tacred_names_the_two_entities(tmp_path):
@@ -82,17 +74,23 @@ def test_tacred_names_the_two_entities(tmp_path):
     path = tmp_path / "test.json"
     path.write_text(json.dumps([row | places]))
     details = (("subject", "Army of"), ("object", "ITW"))
-    assert read_tacred(path) == [Example("The Army of ITW", "org:x", details)]
+    assert read_examples("tacred", path) == [Example("The Army of ITW", "org:x", details)]
     path.write_text(json.dumps([row]))
     with pytest.raises(TesseraError, match="list of TACRED's relations"):
-        read_tacred(path)
+        read_examples("tacred", path)
+
+
+def test_a_row_ends_at_a_line_feed_alone(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text('text,category\nOne\u2028text,a\n"Two\nlines",b\n', encoding="utf-8")
+    assert read_examples("banking77", path) == [Example("One text", "a"), Example("Two lines", "b")]
 
 
 def test_banking77_needs_its_header(tmp_path):
     path = tmp_path / "train.csv"
     path.write_text("question,intent\na,b\n")
     with pytest.raises(TesseraError, match="header text,category; got \\['question', 'intent'\\]"):
-        read_banking77(path)
+        read_examples("banking77", path)
 
 
 GROUPS = {name: [Example(f"{name} {number}", name) for number in range(5)] for name in "abc"}
@@ -131,7 +129,7 @@ def test_a_row_is_the_prompt_with_one_token_for_each_label():
     for row, labels, episode in zip(examples.tokens, examples.labels, examples.details):
         targets = labels[labels >= 0].tolist()
         shown = [one.label for one in episode.demonstrations][4:] + [episode.queries[0].label]
-        assert targets == [task.label(label)[0] for label in shown]
+        assert targets == [task.label(label) for label in shown]
         text = task.vocabulary.decode(row.tolist())
         assert text.count("service query:") == 9
     with pytest.raises(TesseraError, match="num_classes must be between 2 and 8; got 9"):
@@ -149,22 +147,22 @@ def test_the_likeliest_label_is_chosen_among_the_labels_of_the_context():
 
 
 @pytest.mark.parametrize(
-    ("read", "content", "message"),
+    ("kind", "content", "message"),
     [
-        (read_banking77, b"text,category\n\xff,a\n", "must be text in UTF-8"),
-        (read_banking77, b"text,category\nonly text\n", "line 2 must hold a text and a category"),
-        (read_banking77, b"text,category\n", "must hold labelled texts; got none"),
-        (read_goemotions, b"\xff\t0\ta\n", "must be text in UTF-8"),
-        (read_goemotions, b"", "must hold labelled texts; got none"),
-        (read_tacred, b"[]", "must hold labelled texts; got none"),
-        (read_tacred, b'["\xff"]', "must be text in UTF-8"),
+        ("banking77", b"text,category\n\xff,a\n", "must be text in UTF-8"),
+        ("banking77", b"text,category\nonly text\n", "line 2 must hold a text and a category"),
+        ("banking77", b"text,category\n", "must hold labelled texts; got none"),
+        ("goemotions", b"\xff\t0\ta\n", "must be text in UTF-8"),
+        ("goemotions", b"", "must hold labelled texts; got none"),
+        ("tacred", b"[]", "must hold labelled texts; got none"),
+        ("tacred", b'["\xff"]', "must be text in UTF-8"),
     ],
 )
-def test_files_without_labelled_texts(read, content, message, tmp_path):
+def test_files_without_labelled_texts(kind, content, message, tmp_path):
     (tmp_path / "labels.txt").write_text("joy\n")
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(TesseraError, match=message):
-        read(tmp_path / "file")
+        read_examples(kind, tmp_path / "file")
 
 
 @pytest.mark.parametrize("distinct", [1, 2])

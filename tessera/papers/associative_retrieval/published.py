@@ -11,6 +11,12 @@ NAMES = {
 }
 
 # Section 3, the appendices on training details and curriculum, and the scripts of the paper's repository.
+_FIRST = ((1, 1, 2000), (2, 1, 10_000), (3, 1, 10_000), (5, 1, 10_000), (10, 1, 10_000))
+# Of each stage the pairs, the symbols of a key, and the steps.
+STAGES: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "remember": (*_FIRST, *((pairs, 2, 10_000) for pairs in (20, 40, 50)), (50, 3, 10_000), (200, 3, 15_000)),
+    "rewrite": (*_FIRST, *((pairs, 1, 10_000) for pairs in (20, 40, 50))),
+}
 SETTING = {
     "layers": 4,
     "width": 128,
@@ -21,8 +27,7 @@ SETTING = {
     "peak learning rate": 3e-4,
     "standard deviation of initial weights": 0.02,
     "steps in all": "72,000 (rewrite), 97,000 (remember)",
-    "pairs in the stages of rewrite": "1, 2, 3, 5, 10, 20, 40, 50",
-    "pairs in the stages of remember": "1, 2, 3, 5, 10, 20, 40, 50, 50, 200",
+    **{f"pairs in the stages of {rule}": ", ".join(str(pairs) for pairs, *_ in STAGES[rule]) for rule in STAGES},
     "seeds": 3,
 }
 # "Perfect memory recall on lengths exceeding 10 times those used in training."

@@ -1,15 +1,30 @@
-"""The tables of associative retrieval: exact match by number of pairs, capacity, norms, and what each training took."""
+"""What is shown of associative retrieval: exact match and capacity by number of pairs, norms, trainings, settings."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from tessera.papers.associative_retrieval import models
-from tessera.papers.associative_retrieval.published import NAMES, SETTING
-from tessera.papers.associative_retrieval.questions import numbers_kept
-from tessera.papers.associative_retrieval.settings import KEY_SIZE, RetrievalSettings
+import torch
+
+from tessera.evaluation.questions import is_segmented
+from tessera.models.forking import state_numbers
+from tessera.papers.associative_retrieval.published import NAMES, RECALLS_BEYOND_TRAINING, SETTING
+from tessera.papers.associative_retrieval.settings import KEY_SIZE, RetrievalSettings, build
+from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import Record
-from tessera.papers.tables import markdown, over_seeds, settings_table, spread, with_error
-from tessera.tasks.task import Estimate
+from tessera.papers.tables import (
+    Curve,
+    curves_table,
+    grouped,
+    markdown,
+    points_of,
+    scaled,
+    settings_table,
+    spread,
+    with_error,
+)
+from tessera.tasks.task import Estimate, generator_of
 
 # Heading -> rule, quantity, factor.
 BY_PAIRS = {
@@ -17,102 +32,89 @@ BY_PAIRS = {
     "Remember, exact match in per cent": ("remember", "exact_match", 100.0),
     "Remember, estimated pairs in memory": ("remember", "capacity", 1.0),
 }
+# Rule, quantity, label of the axis, title.
+PANELS = (
+    ("rewrite", "exact_match", "exact match", "Rewrite: latest value of a key\nup to 10 x the trained length"),
+    ("remember", "exact_match", "exact match", "Remember: one value per key"),
+    ("remember", "capacity", "pairs in memory", "Remember: pairs in memory\nk = n (16 a - 1) / 15"),
+)
 
 
-class Curve(NamedTuple):
-    """One model (or a variant of one) on one rule; `exact_match` and `capacity` by number of pairs, over seeds.
+def curves(records: Mapping[str, Record], rule: str, quantity: str) -> list[tuple[Curve, list[Record]]]:
+    """A quantity by number of pairs for each model and variant on a rule, and its records; variants last.
 
-    Of one seed the standard error is over held-out contexts. settings: of one of its runs.
+    Of one seed the standard error is over held-out contexts.
     """
-
-    model: str
-    variant: str | None
-    rule: str
-    trained_pairs: int
-    exact_match: dict[int, Estimate]
-    capacity: dict[int, Estimate]
-    settings: RetrievalSettings
-
-    @property
-    def label(self) -> str:
-        """What tables and legends call it."""
-        name = NAMES.get(self.model, self.model)
-        return name if self.variant is None else f"{name}, {self.variant}"
-
-
-def curves(records: Mapping[str, Record]) -> list[Curve]:
-    """One curve per model, variant and rule, in the order of `NAMES`, variants last."""
-    groups: dict[tuple[str, str | None, str], list[dict]] = {}
-    settings = {}
-    for record in records.values():
-        group = (record.configuration.model, record.configuration.ablation, record.configuration.rule)
-        groups.setdefault(group, []).append(record.outcome)
-        settings[group] = record.configuration
+    groups = grouped(of_rule(records, rule), lambda settings: (settings.ablation or "", settings.model))
     order = list(NAMES)
     return [
-        Curve(
-            model,
-            variant,
-            rule,
-            max(outcome["trained_pairs"] for outcome in outcomes),
-            _by_pairs(outcomes, "exact_match"),
-            _by_pairs(outcomes, "capacity"),
-            settings[model, variant, rule],
+        (
+            Curve(
+                ", ".join(filter(None, (NAMES[model], ablation))),
+                points_of([record.outcome[quantity] for record in seeds]),
+            ),
+            seeds,
         )
-        for (model, variant, rule), outcomes in sorted(
-            groups.items(), key=lambda item: (item[0][1] is not None, order.index(item[0][0]))
-        )
+        for (ablation, model), seeds in sorted(groups.items(), key=lambda item: (item[0][0], order.index(item[0][1])))
     ]
 
 
-def _by_pairs(outcomes: list[dict], quantity: str) -> dict[int, Estimate]:
-    lengths = sorted({int(pairs) for outcome in outcomes for pairs in outcome[quantity]})
-    seeds = {n: [outcome[quantity][str(n)] for outcome in outcomes if str(n) in outcome[quantity]] for n in lengths}
-    return {pairs: over_seeds(values) for pairs, values in seeds.items()}
+def of_rule(records: Mapping[str, Record], rule: str) -> dict[str, Record]:
+    """The records of one rule."""
+    return {key: record for key, record in records.items() if record.configuration.rule == rule}
+
+
+def trained_pairs(records: Iterable[Record]) -> int:
+    """Pairs of the longest stage."""
+    return max(record.outcome["trained_pairs"] for record in records)
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """Every table; those without a row are left out."""
-    every_curve, parts = curves(records), {}
-    for heading, (rule, quantity, scale) in BY_PAIRS.items():
-        chosen = [curve for curve in every_curve if curve.rule == rule]
-        if chosen:
-            parts[heading] = _curves_table(chosen, quantity, scale)
-    parts["Rewrite, norm of the normaliser (of the matrix)"] = _norms(records)
+    parts = {}
+    for heading, (rule, quantity, factor) in BY_PAIRS.items():
+        rows = [
+            curve._replace(notes=(_numbers_kept(seeds[0].configuration), trained_pairs(seeds)))
+            for curve, seeds in curves(records, rule, quantity)
+        ]
+        cell = partial(_scaled_cell, factor)
+        parts[heading] = curves_table(["pairs", "numbers kept", "trained to"], rows, cell, length="{}")
+    parts["Rewrite, norm of the normaliser (of the matrix)"] = _norms(of_rule(records, "rewrite"))
     parts["Trainings"] = _trainings(records)
-    parts["Settings"] = _settings(records)
+    parts["Settings"] = settings_table(_settings([record.configuration for record in records.values()]), SETTING)
     return {heading: table for heading, table in parts.items() if table}
 
 
-def _curves_table(chosen: list[Curve], quantity: str, scale: float) -> str:
-    pairs = sorted({n for curve in chosen for n in getattr(curve, quantity)})
-    rows = []
-    for curve in chosen:
-        values = getattr(curve, quantity)
-        cells = [with_error(_scaled(values[n], scale), ".1f") if n in values else "" for n in pairs]
-        rows.append([curve.label, _numbers_kept(curve.settings), curve.trained_pairs, *cells])
-    return markdown(["pairs", "numbers kept", "trained to", *pairs], rows)
+def _scaled_cell(factor: float, point: Estimate) -> str:
+    return with_error(scaled(point, factor), ".1f")
 
 
 def _numbers_kept(settings: RetrievalSettings) -> str:
     """What the model carries on from a text, which does not depend on its training; of a growing state, per pair."""
-    model = models.build(settings.model, settings.sizes, settings.seed).eval()
-    after_one, after_two = (numbers_kept(model, settings.task(pairs), settings.seed) for pairs in (1, 2))
+    model = build(settings.model, settings.sizes, settings.seed).eval()
+    after_one, after_two = (numbers_kept(model, settings, pairs) for pairs in (1, 2))
     return f"{after_one:,}" if after_one == after_two else f"{after_two - after_one:,} for each pair"
 
 
-def _scaled(one: Estimate, factor: float) -> Estimate:
-    return Estimate(factor * one.mean, factor * one.standard_error, one.count)
+@torch.no_grad()
+def numbers_kept(model: Any, settings: RetrievalSettings, pairs: int) -> int:
+    """How many numbers a model carries on after a context of so many pairs: its memory, or the cache of the text."""
+    task = settings.task(pairs)
+    context = task.sample_questions(1, 1, generator_of(task, settings.seed, "test")).contexts
+    if is_segmented(model):
+        model.config.segment_size = task.segment_size
+        return state_numbers(model(input_ids=context, skip_logits=True).memory_state)
+    output = model(input_ids=context, use_cache=True)
+    return state_numbers(output.get("past_key_values", output.get("cache_params")))
 
 
 def _norms(records: Mapping[str, Record]) -> str:
     """After so many rewritten pairs, of models with association matrices."""
-    outcomes = {key: record.outcome for key, record in records.items() if "/rewrite/" in key}
-    norms = {key: outcome["norms"] for key, outcome in outcomes.items() if outcome.get("norms")}
-    lengths = sorted({int(n) for one in norms.values() for n in one["normaliser"]})
+    norms = {key: of_run for key, record in records.items() if (of_run := record.outcome.get("norms"))}
+    lengths = sorted({int(n) for of_run in norms.values() for n in of_run["normaliser"]})
     rows = [
-        [key, *(f"{one['normaliser'][str(n)]:.0f} ({one['matrix'][str(n)]:.0f})" for n in lengths)]
-        for key, one in norms.items()
+        [key, *(f"{of_run['normaliser'][str(n)]:.0f} ({of_run['matrix'][str(n)]:.0f})" for n in lengths)]
+        for key, of_run in norms.items()
     ]
     return markdown(["run", *lengths], rows) if rows else ""
 
@@ -121,35 +123,63 @@ def _trainings(records: Mapping[str, Record]) -> str:
     rows = []
     for key, record in records.items():
         stages = record.outcome["stages"]
-        lengths = [f"{one['length']} ({one['settings'][KEY_SIZE]})" for one in stages]
-        steps = [f"{name}: {one['steps_done']} of {one['steps']}" for name, one in zip(lengths, stages)]
-        best = [f"{one['best']:.3f} ({one['target']:g})" for one in stages]
-        minutes = sum(one["seconds"] for one in stages) / 60
+        steps = [f"{s['length']} ({s['settings'][KEY_SIZE]}): {s['steps_done']} of {s['steps']}" for s in stages]
+        best = [f"{s['best']:.3f} ({s['target']:g})" for s in stages]
+        minutes = sum(s["seconds"] for s in stages) / 60
         rows.append([key, f"{record.outcome['parameters']:,}", "; ".join(steps), "; ".join(best), f"{minutes:.1f}"])
     headings = ["run", "parameters", "stages: pairs (key size): steps", "best exact match (target)", "minutes"]
     return markdown(headings, rows)
 
 
-def _settings(records: Mapping[str, Record]) -> str:
-    configurations = [record.configuration for record in records.values()]
-    if not configurations:
-        return ""
-    first, sizes = configurations[0], configurations[0].sizes
+def _settings(configurations: list[RetrievalSettings]) -> dict[str, Any]:
+    first, stages = configurations[0], [settings.curriculum.stages for settings in configurations]
     ours = {
-        "layers": sizes.num_layers,
-        "width": sizes.hidden_size,
-        "memory tokens": spread(one.sizes.num_memory_tokens for one in configurations),
-        "memory width": spread(one.sizes.memory_dim for one in configurations),
+        "layers": first.sizes.num_layers,
+        "width": first.sizes.hidden_size,
+        "memory tokens": spread(settings.sizes.num_memory_tokens for settings in configurations),
+        "memory width": spread(settings.sizes.memory_dim for settings in configurations),
         "batch": first.batch_size,
         "questions to each context": first.questions,
-        "peak learning rate": spread(stage.learning_rate for one in configurations for stage in one.curriculum.stages),
-        "standard deviation of initial weights": sizes.initializer_range,
+        "peak learning rate": spread(stage.learning_rate for of_run in stages for stage in of_run),
+        "standard deviation of initial weights": first.sizes.initializer_range,
     }
     for rule in ("rewrite", "remember"):
-        curricula = [one.curriculum.stages for one in configurations if one.rule == rule]
-        if curricula:
-            longest = max(curricula, key=len)
+        longest = max((s.curriculum.stages for s in configurations if s.rule == rule), key=len, default=())
+        if longest:
             ours[f"pairs in the stages of {rule}"] = ", ".join(str(stage.length) for stage in longest)
-    ours["steps in all"] = spread(sum(stage.steps for stage in one.curriculum.stages) for one in configurations)
-    ours["seeds"] = len({one.seed for one in configurations})
-    return settings_table(ours, SETTING)
+    ours["steps in all"] = spread(sum(stage.steps for stage in of_run) for of_run in stages)
+    ours["seeds"] = len({settings.seed for settings in configurations})
+    return ours
+
+
+def plot(records: Mapping[str, Record], path: Path) -> None:
+    """Draw three panels: rewrite, remember, and the capacity remember implies; variants are left to the tables."""
+    by_name = styles(NAMES.values())
+    with panels(path, 15, 4.6, columns=3, title="bars: 2 standard errors", legend="shared") as axes:
+        for axis, (rule, quantity, label, title) in zip(axes, PANELS, strict=True):
+            chosen = [pair for pair in curves(records, rule, quantity) if pair[0].label in by_name]
+            for curve, _ in chosen:
+                draw_curve(axis, curve.points, curve.label, bars=2, **by_name[curve.label])
+            if chosen:
+                trained = max(trained_pairs(seeds) for _, seeds in chosen)
+                axis.axvline(trained, color="black", lw=0.8, ls="--")
+                axis.set_xlabel(f"pairs read (dashed: {trained}, the longest in training)")
+                _draw_bounds(axis, rule, quantity, max(max(curve.points) for curve, _ in chosen), trained)
+            axis.set(xscale="log", ylabel=label, title=title)
+            axis.xaxis.set_major_formatter("{x:g}")
+
+
+def _draw_bounds(axis, rule: str, quantity: str, longest: float, trained: int) -> None:
+    """The guess and how far the paper's ARMT recalls beyond its training; of a capacity all pairs that were read."""
+    if quantity == "capacity":
+        axis.plot([1, longest], [1, longest], ":", color="gray", label="all pairs")
+        axis.set_yscale("symlog", linthresh=1)
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.set_ylim(bottom=0)
+        return
+    axis.axhline(1 / 16, color="gray", linestyle=":", label="guess")
+    axis.set_ylim(0, 1.04)
+    if rule == "rewrite":
+        reach = [trained, RECALLS_BEYOND_TRAINING * trained]
+        label = f"paper: ARMT recalls to {RECALLS_BEYOND_TRAINING} x"
+        axis.plot(reach, [1.015, 1.015], color="tab:blue", linestyle="--", linewidth=2, label=label)

@@ -1,54 +1,64 @@
 """Associative retrieval, trained by a curriculum and measured far past its trained length (ARMT, section 3)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
+from tessera.evaluation.questions import answer_loss, is_segmented, right_answers
 from tessera.models.sizes import num_parameters
-from tessera.papers.associative_retrieval import RULES, capacity, capacity_error, figure, models, questions, report
-from tessera.papers.associative_retrieval.settings import BUDGETS, KEY_SIZE, RetrievalSettings
+from tessera.papers.associative_retrieval import AssociativeRetrieval, capacity, capacity_error, report
+from tessera.papers.associative_retrieval.settings import (
+    ABLATIONS,
+    BUDGETS,
+    KEY_SIZE,
+    MODELS,
+    SEEDS,
+    RetrievalSettings,
+    build,
+)
 from tessera.papers.catalogue import LIBRARY
 from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
 from tessera.tasks.task import estimate, generator_of
 from tessera.training.curriculum import Stage, train_stages
 
+# Of held-out contexts that are read at once: at most so many, and at most so many pairs of all of them.
+CONTEXTS_AT_ONCE, PAIRS_AT_ONCE = 16, 2000
+
 
 def plan(selection: RunSelection) -> list[Run]:
     """Rewrite first, seed by seed."""
-    budget = BUDGETS[selection.budget]
-    names = selection.models or models.MODELS
+    by_rule, names = BUDGETS[selection.budget], selection.models or MODELS
+    variants = ABLATIONS[selection.budget] if "armt" in names else {}
     runs = []
-    for seed in range(selection.seeds or budget.seeds):
-        for rule in reversed(RULES):
-            runs += [budget.run(name, rule, seed) for name in names]
-        if "armt" in names:
-            runs += [budget.run("armt", "rewrite", seed, label) for label in budget.ablation]
+    for seed in range(selection.seeds or SEEDS[selection.budget]):
+        runs += [by_rule[rule].run(name, seed) for rule in ("rewrite", "remember") for name in names]
+        runs += [by_rule["rewrite"].run("armt", seed, label, **sizes) for label, sizes in variants.items()]
     return runs
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
     """Train through the curriculum, then measure."""
     settings, seed = run.configuration, run.configuration.seed
-    model = models.build(settings.model, settings.sizes, seed).to(context.device)
+    model = build(settings.model, settings.sizes, seed).to(context.device)
 
-    def loss_at(stage: Stage, number: int, step: int) -> torch.Tensor:
+    def loss_at(stage: Stage, number: int, step: int) -> Tensor:
         task = settings.task(stage.length_at(step, seed), stage.settings[KEY_SIZE])
         generator = generator_of(task, (seed * 100 + number) * 1_000_000 + step, "train")
-        contexts, with_answers = task.sample_questions(settings.batch_size, settings.questions, generator)
-        end_token = task.vocab_size if settings.end_token else None
-        return questions.loss(model, contexts, with_answers, task.segment_size, end_token)
+        return mean_loss(model, task, settings.batch_size, settings.questions, generator, settings.end_token)
 
     def score(stage: Stage) -> float:
         task = settings.task(stage.length, stage.settings[KEY_SIZE])
         sizes = settings.validation_contexts, settings.test_questions
-        return questions.exact_match(model, task, *sizes, seed, "validation").mean().item()
+        return exact_match(model, task, *sizes, seed, "validation").mean().item()
 
     stages = train_stages(model, settings.curriculum, settings.fit, context.folder, loss_at, score, context.report)
     return {"parameters": num_parameters(model), "stages": stages} | _measure(model, settings, context)
 
 
-def _measure(model: nn.Module, settings: RetrievalSettings, context: RunContext) -> dict[str, Any]:
+def _measure(model: PreTrainedModel, settings: RetrievalSettings, context: RunContext) -> dict[str, Any]:
     """Exact match and capacity at every measured number of pairs, with standard errors over contexts."""
     trained_pairs = settings.curriculum.stages[-1].length
     outcome: dict[str, Any] = {"exact_match": {}, "capacity": {}, "trained_pairs": trained_pairs}
@@ -57,27 +67,73 @@ def _measure(model: nn.Module, settings: RetrievalSettings, context: RunContext)
         task = settings.task(pairs)
         contexts = settings.test_contexts if pairs <= 10 else -(-settings.test_contexts // 4)
         # A model without a memory reads the whole text again for each question.
-        is_quick = pairs <= 10 or questions.is_segmented(model)
+        is_quick = pairs <= 10 or is_segmented(model)
         num_questions = settings.test_questions if is_quick else -(-settings.test_questions // 8)
-        share = estimate(questions.exact_match(model, task, contexts, num_questions, settings.seed, "test"))
+        share = estimate(exact_match(model, task, contexts, num_questions, settings.seed, "test"))
         outcome["exact_match"][str(pairs)] = share
         outcome["capacity"][str(pairs)] = [
             capacity(share.mean, pairs, task.num_symbols),
             capacity_error(share.standard_error, pairs, task.num_symbols),
         ]
     longest = settings.task(max(settings.measured))
-    outcome["norms"] = questions.memory_norms(model, longest, settings.measured, settings.seed)
+    outcome["norms"] = memory_norms(model, longest, settings.measured, settings.seed)
     return outcome
 
 
-# ARMT and its relatives on remember and rewrite.
+def mean_loss(
+    model: PreTrainedModel, task: AssociativeRetrieval, contexts: int, questions: int, generator: torch.Generator,
+    end_token: bool = False,
+) -> Tensor:  # fmt: skip
+    """Cross entropy in nats of the answers, and with `end_token` of the last token of the vocabulary behind each."""
+    if is_segmented(model):
+        model.config.segment_size = task.segment_size
+    total, count = answer_loss(model, task.sample_questions(contexts, questions, generator, end_token))
+    return total / count
+
+
+@torch.no_grad()
+def exact_match(
+    model: PreTrainedModel, task: AssociativeRetrieval, contexts: int, num_questions: int, seed: int, split: str
+) -> Tensor:
+    """The share of right answers of each of so many held-out contexts: questions to one context are not independent."""
+    if is_segmented(model):
+        model.config.segment_size = task.segment_size
+    generator, shares = generator_of(task, seed, split), []
+    together = max(1, min(CONTEXTS_AT_ONCE, PAIRS_AT_ONCE // task.num_pairs))
+    for start in range(0, contexts, together):
+        batch = task.sample_questions(min(together, contexts - start), num_questions, generator)
+        shares.append(right_answers(model, batch))
+    return torch.cat(shares)
+
+
+@torch.no_grad()
+def memory_norms(model: PreTrainedModel, task: AssociativeRetrieval, lengths: Sequence[int], seed: int) -> dict:
+    """Mean norms of the normaliser z and of the matrix A, over layers and contexts, after each of `lengths` pairs.
+
+    The correction of the normaliser is there to keep them from growing (ARMT, appendix). Empty for models without
+    association matrices.
+    """
+    if not hasattr(model, "memories"):
+        return {}
+    model.config.segment_size = task.segment_size
+    context = task.sample_questions(CONTEXTS_AT_ONCE, 1, generator_of(task, seed, "test")).contexts.to(model.device)
+    norms: dict[str, dict[str, float]] = {"normaliser": {}, "matrix": {}}
+    state, read = None, 0
+    for length in sorted(n for n in lengths if n <= task.num_pairs):
+        tokens = context[:, read * task.segment_size : length * task.segment_size]
+        state, read = model(input_ids=tokens, memory_state=state, skip_logits=True).memory_state, length
+        norms["normaliser"][str(length)] = state.z.norm(dim=-1).mean().item()
+        norms["matrix"][str(length)] = state.A.flatten(2).norm(dim=-1).mean().item()
+    return norms
+
+
 EXPERIMENT = Experiment(
     LIBRARY["associative_retrieval"],
     settings=RetrievalSettings,
     plan=plan,
     execute=execute,
     tables=report.tables,
-    plot=lambda records, path: figure.draw(report.curves(records), path),
-    models=models.MODELS,
+    plot=report.plot,
+    models=MODELS,
     budgets=("smoke", "cpu", "full"),
 )

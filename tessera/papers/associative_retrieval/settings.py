@@ -1,19 +1,22 @@
-"""What each budget trains: sizes, curricula, seeds, and the lengths that are measured."""
+"""What each budget of associative retrieval trains and measures."""
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tessera.models.small_models import ModelSize
-from tessera.papers.associative_retrieval import AssociativeRetrieval
+from transformers import PreTrainedModel
+
+from tessera.models.small_models import ModelSize, build_small_model
+from tessera.papers.associative_retrieval.published import NAMES, STAGES
+from tessera.papers.associative_retrieval.task import RULES, AssociativeRetrieval
 from tessera.papers.experiment import Run
 from tessera.training.curriculum import Curriculum, Stage
 from tessera.training.fit import FitOptions
 
+MODELS = tuple(NAMES)
 VOCABULARY = AssociativeRetrieval().vocab_size
 KEY_SIZE = "key_size"
 # Relative time of a step: what the time left is estimated from.
-COSTS = {"armt": 1.0, "armt_no_correction": 1.0, "rmt": 0.7, "prmt": 0.7, "mamba": 1.0, "mosaic": 0.4}
+COSTS = {"rmt": 0.7, "prmt": 0.7, "mosaic": 0.4}
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,30 @@ class RetrievalSettings:
     validation_contexts: int
     end_token: bool = False
 
-    @property
-    def key_size(self) -> int:
-        """Symbols of a key in the last stage and in tests."""
-        return self.curriculum.stages[-1].settings[KEY_SIZE]
-
     def task(self, pairs: int, key_size: int | None = None) -> AssociativeRetrieval:
-        """The rule with so many pairs."""
-        return AssociativeRetrieval(self.rule, pairs, key_size or self.key_size)
+        """The rule with so many pairs; None: of keys as in the last stage."""
+        return AssociativeRetrieval(self.rule, pairs, key_size or self.curriculum.stages[-1].settings[KEY_SIZE])
+
+    def run(self, model: str, seed: int, ablation: str | None = None, **changed_sizes: Any) -> Run:
+        """The same for another model and seed, or for an ablation that changes sizes."""
+        if model == "mamba":  # 4 blocks of width 128, as published
+            changed_sizes["mamba_state_size"] = 32
+        sizes = replace(self.sizes, **changed_sizes)
+        settings = replace(self, model=model, seed=seed, ablation=ablation, sizes=sizes)
+        key = "/".join([model, self.rule, *([ablation] if ablation else []), f"seed {seed}"])
+        return Run(key, settings, COSTS.get(model, 1.0) * sum(s.steps * (s.length + 8) for s in self.curriculum.stages))
+
+
+def build(name: str, size: ModelSize, seed: int) -> PreTrainedModel:
+    """The model called `name`, initialised from `seed`, all of about as many parameters.
+
+    `size` is that of the segmented models and of Mamba. The mosaic has half the layers, of 9/8 the width; it stores
+    every pair that it reads, the upper bound of any memory of fixed size.
+    """
+    if name == "mosaic":
+        width = round(size.hidden_size * 9 / 8 / size.num_heads) * size.num_heads
+        size = replace(size, hidden_size=width, num_layers=max(1, size.num_layers // 2))
+    return build_small_model(name, seed, **asdict(size))
 
 
 def stage(pairs: int, steps: int, target: float, rate: float, key_size: int = 1, at_least: int = 1) -> Stage:
@@ -60,148 +79,59 @@ def stage(pairs: int, steps: int, target: float, rate: float, key_size: int = 1,
     return Stage(pairs, steps, at_least, target, rate, {KEY_SIZE: key_size})
 
 
-@dataclass(frozen=True)
-class Budget:
-    """One of `--budget`: see `RetrievalSettings`.
-
-    Attributes:
-        curricula, measured: by rule. own_sizes: what a model's sizes differ in.
-        ablation: variants of ARMT's sizes, trained on rewrite alone.
-    """
-
-    sizes: ModelSize
-    curricula: dict[str, Curriculum]
-    batch_size: int
-    questions: int
-    fit: FitOptions
-    measured: dict[str, tuple[int, ...]]
-    test_contexts: int
-    seeds: int
-    test_questions: int = 16
-    validation_contexts: int = 32
-    own_sizes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    ablation: dict[str, dict[str, Any]] = field(default_factory=dict)
-    end_token: bool = False
-
-    def run(self, model: str, rule: str, seed: int, ablation: str | None = None) -> Run:
-        """One run."""
-        stages = self.curricula[rule].stages
-        # Remembered keys are all different: there are no more pairs than keys.
-        keys = AssociativeRetrieval(key_size=stages[-1].settings[KEY_SIZE]).num_keys if rule == "remember" else math.inf
-        settings = RetrievalSettings(
-            model=model,
-            rule=rule,
-            ablation=ablation,
-            seed=seed,
-            sizes=replace(self.sizes, **self.own_sizes.get(model, {}), **(self.ablation[ablation] if ablation else {})),
-            curriculum=Curriculum(stages),
-            fit=self.fit,
-            batch_size=self.batch_size,
-            questions=self.questions,
-            measured=tuple(pairs for pairs in self.measured[rule] if pairs <= keys),
-            test_contexts=self.test_contexts,
-            test_questions=self.test_questions,
-            validation_contexts=self.validation_contexts,
-            end_token=self.end_token,
-        )
-        key = "/".join([model, rule, *([ablation] if ablation else []), f"seed {seed}"])
-        return Run(key, settings, COSTS[model] * sum(one.steps * (one.length + 8) for one in stages))
+def _by_rule(settings: RetrievalSettings, stages: Any, measured: Any) -> dict[str, RetrievalSettings]:
+    """The settings of each rule, from the stages and the measured numbers of pairs of each."""
+    pairs = zip(RULES, stages, measured, strict=True)
+    return {rule: replace(settings, rule=rule, curriculum=Curriculum(s), measured=m) for rule, s, m in pairs}
 
 
+_FIRST = (stage(1, 100, 0.99, 1e-3), stage(3, 500, 0.95, 1e-3, at_least=2))
 # Published (ARMT, appendix A and the scripts of its repository): AdamW, weight decay 1e-3, gradients clipped by value.
-PUBLISHED: dict[str, Any] = {"weight_decay": 1e-3, "clip_value": 1.0, "warmup_ratio": 0.1, "decay": "linear"}
-
-SMOKE = Budget(
-    ModelSize(
-        VOCABULARY, num_layers=2, hidden_size=16, num_heads=2, num_memory_tokens=2, memory_dim=4, max_positions=64
+_CPU = RetrievalSettings(
+    "armt", "rewrite", None, 0, ModelSize(VOCABULARY, initializer_range=0.05, max_positions=1024), Curriculum(_FIRST),
+    FitOptions(steps=1, learning_rate=1e-3, evaluate_every=50, weight_decay=1e-3, clip_value=1.0, decay="linear"),
+    batch_size=16, questions=8, measured=(), test_contexts=192, test_questions=16, validation_contexts=32,
+)  # fmt: skip
+_SMOKE = replace(
+    _CPU, sizes=ModelSize(VOCABULARY, 16, 2, 2, 64, num_memory_tokens=2, memory_dim=4), batch_size=4, questions=2,
+    fit=replace(_CPU.fit, evaluate_every=4), test_contexts=6, test_questions=4, validation_contexts=4,
+)  # fmt: skip
+# Published. The rate falls over twice the steps of a stage; PRMT's memory starts at N(0, 1). What differs: the mosaic
+# is ours, and so are the seeds of RMT and PRMT (3 instead of 2).
+_FULL = replace(
+    _CPU, sizes=ModelSize(VOCABULARY + 1, initializer_range=0.02, max_positions=4096, memory_initializer_range=1.0),
+    fit=replace(_CPU.fit, learning_rate=3e-4, evaluate_every=250, schedule_ratio=2.0), batch_size=512, questions=1,
+    test_contexts=1000, validation_contexts=64, end_token=True,
+)  # fmt: skip
+BUDGETS: dict[str, dict[str, RetrievalSettings]] = {
+    "smoke": _by_rule(
+        _SMOKE,
+        [(stage(1, 4, 0.9, 1e-3), stage(2, 4, 0.99, 1e-3, key_size)) for key_size in (2, 1)],
+        [(1, 4), (1, 4)],
     ),
-    {
-        "rewrite": Curriculum((stage(1, 4, 0.9, 1e-3), stage(2, 4, 0.99, 1e-3))),
-        "remember": Curriculum((stage(1, 4, 0.9, 1e-3), stage(2, 4, 0.99, 1e-3, key_size=2))),
-    },
-    batch_size=4,
-    questions=2,
-    fit=FitOptions(steps=1, learning_rate=1e-3, evaluate_every=4, **PUBLISHED),
-    measured={"rewrite": (1, 4), "remember": (1, 4)},
-    test_contexts=6,
-    seeds=1,
-    test_questions=4,
-    validation_contexts=4,
-    ablation={"num_memory_tokens": {"num_memory_tokens": 1}},
-)
-CPU = Budget(
-    ModelSize(VOCABULARY, initializer_range=0.05, max_positions=1024),
-    {
-        "rewrite": Curriculum(
-            (
-                stage(1, 100, 0.99, 1e-3),
-                stage(3, 500, 0.95, 1e-3, at_least=2),
-                stage(10, 400, 0.99, 1e-3),
-                stage(50, 150, 0.998, 5e-4),
-            )
-        ),
-        "remember": Curriculum(
-            (
-                stage(1, 100, 0.99, 1e-3),
-                stage(3, 500, 0.95, 1e-3, at_least=2),
-                stage(10, 300, 0.99, 1e-3),
-                stage(20, 250, 0.99, 1e-3, key_size=2),
-            )
-        ),
-    },
-    batch_size=16,
-    questions=8,
-    fit=FitOptions(steps=1, learning_rate=1e-3, evaluate_every=50, **PUBLISHED),
-    measured={"rewrite": (1, 3, 5, 10, 20, 50, 100, 200, 500), "remember": (1, 3, 5, 10, 20, 40, 60, 100)},
-    test_contexts=192,
-    seeds=2,
-    own_sizes={"mamba": {"mamba_state_size": 32}},  # 4 blocks of width 128, as published
-)
-_LONG = ((1, 1, 2000), (2, 1, 10_000), (3, 1, 10_000), (5, 1, 10_000), (10, 1, 10_000))
-# The rate falls over twice the steps of a stage; Mamba has 4 blocks of width 128 and state 32; PRMT's memory starts at
-# N(0, 1). What differs: the mosaic is ours, and so are the seeds of RMT and PRMT (3 instead of 2).
-FULL = Budget(
-    ModelSize(
-        VOCABULARY + 1,
-        initializer_range=0.02,
-        max_positions=4096,
-        memory_initializer_range=1.0,
-        mamba_state_size=32,
+    "cpu": _by_rule(
+        _CPU,
+        [
+            (*_FIRST, stage(10, 300, 0.99, 1e-3), stage(20, 250, 0.99, 1e-3, key_size=2)),
+            (*_FIRST, stage(10, 400, 0.99, 1e-3), stage(50, 150, 0.998, 5e-4)),
+        ],
+        [(1, 3, 5, 10, 20, 40, 60, 100), (1, 3, 5, 10, 20, 50, 100, 200, 500)],
     ),
-    {
-        "rewrite": Curriculum(
-            tuple(
-                stage(n, steps, 1.0, 3e-4, key) for n, key, steps in (*_LONG, *((n, 1, 10_000) for n in (20, 40, 50)))
-            )
-        ),
-        "remember": Curriculum(
-            tuple(
-                stage(n, steps, 1.0, 3e-4, key)
-                for n, key, steps in (
-                    *_LONG,
-                    *((n, 2, 10_000) for n in (20, 40, 50)),
-                    (50, 3, 10_000),
-                    (200, 3, 15_000),
-                )
-            )
-        ),
-    },
-    batch_size=512,
-    questions=1,
-    fit=FitOptions(steps=1, learning_rate=3e-4, evaluate_every=250, schedule_ratio=2.0, **PUBLISHED),
-    end_token=True,
-    measured={
-        "rewrite": (1, 2, 5, 10, 20, 50, 100, 200, 500),
-        "remember": (1, 2, 5, 10, 20, 50, 100, 200, 300, 400),
-    },
-    test_contexts=1000,
-    seeds=3,
-    validation_contexts=64,
-    ablation={
+    "full": _by_rule(
+        _FULL,
+        [tuple(stage(pairs, steps, 1.0, 3e-4, key) for pairs, key, steps in STAGES[rule]) for rule in RULES],
+        [(1, 2, 5, 10, 20, 50, 100, 200, 300, 400), (1, 2, 5, 10, 20, 50, 100, 200, 500)],
+    ),
+}
+SEEDS = {"smoke": 1, "cpu": 2, "full": 3}
+# Variants of ARMT's sizes, trained on rewrite alone.
+ABLATIONS: dict[str, dict[str, dict[str, int]]] = {
+    "smoke": {"num_memory_tokens": {"num_memory_tokens": 1}},
+    "cpu": {},
+    "full": {
         "1 memory token": {"num_memory_tokens": 1},
         "10 memory tokens": {"num_memory_tokens": 10},
         "memory width 8": {"memory_dim": 8},
         "memory width 64": {"memory_dim": 64},
     },
-)
-BUDGETS = {"smoke": SMOKE, "cpu": CPU, "full": FULL}
+}

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.tasks.question_answering import QuestionBatch
 from tessera.tasks.task import TASKS, Task, TokenExamples, generator_of
 
 RULES = ("remember", "rewrite")
@@ -68,26 +69,31 @@ class AssociativeRetrieval(Task):
 
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """One question to each context: T = num_pairs segment_size + key_size + 2, the answer last."""
-        context, questions = self.sample_questions(count, 1, generator_of(self, seed, split))
-        tokens = torch.cat([context, questions.squeeze(1)], 1)
-        labels = torch.full_like(tokens, IGNORED)
-        labels[:, -1] = tokens[:, -1]
+        batch = self.sample_questions(count, 1, generator_of(self, seed, split))
+        tokens = torch.cat([batch.contexts, batch.questions.squeeze(1)], 1)
+        labels = torch.cat([torch.full_like(batch.contexts, IGNORED), batch.labels.squeeze(1)], 1)
         return TokenExamples(tokens, labels)
 
-    def sample_questions(self, count: int, num_questions: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def sample_questions(
+        self, count: int, questions: int, generator: torch.Generator, end_token: bool = False
+    ) -> QuestionBatch:
         """Contexts (B, num_pairs segment_size), and to each of them questions with answers (B, Q, key_size + 2).
 
-        A model with a memory reads the context once for all its questions, whose keys may repeat.
+        With `end_token` each answer is followed by the token `vocab_size`, which is to be predicted too. A model with a
+        memory reads the context once for all its questions, whose keys may repeat.
         """
         keys = self._keys(count, generator)
         values = torch.randint(self.num_symbols, (count, self.num_pairs), generator=generator)
         colon, comma = (torch.full((count, self.num_pairs, 1), self.num_symbols + i) for i in range(2))
-        context = torch.cat([self._digits(keys), colon, values[..., None], comma], -1).flatten(1)
-        queried = keys.gather(1, self._pick_distinct(keys, num_questions, generator))
+        contexts = torch.cat([self._digits(keys), colon, values[..., None], comma], -1).flatten(1)
+        queried = keys.gather(1, self._pick_distinct(keys, questions, generator))
         latest = self.num_pairs - 1 - (keys[:, None] == queried[:, :, None]).flip(-1).int().argmax(-1)
         answers = values.gather(1, latest)[..., None]
-        dash = torch.full_like(answers, self.num_symbols + 2)
-        return context, torch.cat([self._digits(queried), dash, answers], -1)
+        if end_token:
+            answers = torch.cat([answers, torch.full_like(answers, self.vocab_size)], -1)
+        asked = torch.cat([self._digits(queried), torch.full_like(queried[..., None], self.num_symbols + 2)], -1)
+        labels = torch.cat([torch.full_like(asked, IGNORED), answers], -1)
+        return QuestionBatch(contexts, torch.cat([asked, answers], -1), labels)
 
     def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
         """`exact_match` (B,): whether the largest logit before the answer is the answer's."""
@@ -132,3 +138,13 @@ class AssociativeRetrieval(Task):
         """The symbols (..., key_size) of keys, most significant first."""
         powers = self.num_symbols ** torch.arange(self.key_size - 1, -1, -1)
         return keys[..., None] // powers % self.num_symbols
+
+
+def capacity(share: float, num_pairs: int, num_values: int) -> float:
+    """`k = n (v a - 1) / (v - 1)` pairs of n are held, the others guessed, for exact match a (ARMT, appendix A)."""
+    return num_pairs * (num_values * share - 1) / (num_values - 1)
+
+
+def capacity_error(share_error: float, num_pairs: int, num_values: int) -> float:
+    """Standard error of `capacity` for that of the exact match; the estimate is linear in it."""
+    return num_pairs * num_values / (num_values - 1) * share_error

@@ -1,13 +1,19 @@
-"""The tables of attention profiles: the profiles in a few numbers, and peaks against leaks."""
+"""Attention profiles: the profiles and a few numbers of them, and peaks against leaks."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from tessera.papers.attention_profiles.settings import MODELS, ProfileSettings
+from tessera.papers.attention_profiles.settings import MODELS
+from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
-from tessera.papers.tables import markdown, mean_of, settings_table, with_error
+from tessera.papers.recipe_settings import spread_of
+from tessera.papers.tables import grouped, markdown, mean_of, settings_table, table_of, with_error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Memory Mosaics, section 7 and appendix D.
 PUBLISHED = {
@@ -17,6 +23,7 @@ PUBLISHED = {
     "tokens seen in training": 80_000 * 512 * 512,
     "texts of a profile": 5000,
 }
+LEAST = 1e-5  # smaller weights are drawn there
 
 
 class Head(NamedTuple):
@@ -30,8 +37,7 @@ class Head(NamedTuple):
 
 def by_model(records: Mapping[str, Record]) -> dict[str, list[Record]]:
     """The records of each model's seeds, in the order of `MODELS`."""
-    groups = {name: [one for one in records.values() if one.configuration.model == name] for name in MODELS}
-    return {name: seeds for name, seeds in groups.items() if seeds}
+    return grouped(records, lambda settings: settings.model, MODELS)
 
 
 def heads(records: Mapping[str, Record]) -> list[Head]:
@@ -45,7 +51,7 @@ def heads(records: Mapping[str, Record]) -> list[Head]:
     return sorted(rows, key=lambda row: row.leak)
 
 
-def rank_correlation(one: list[float], other: list[float]) -> float:
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
     """Spearman's: the correlation of ranks, ties sharing their mean rank. NaN for fewer than two or equal values."""
     ranks = torch.tensor([_ranks(one), _ranks(other)], dtype=torch.float64)
     if ranks.shape[1] < 2 or (ranks.std(1) == 0).any():
@@ -53,43 +59,49 @@ def rank_correlation(one: list[float], other: list[float]) -> float:
     return float(torch.corrcoef(ranks)[0, 1])
 
 
-def _ranks(values: list[float]) -> list[float]:
+def _ranks(values: Sequence[float]) -> list[float]:
     return [sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """The profiles, the heads, settings."""
-    groups = by_model(records)
-    made = {"Profiles": _profiles(groups), "Recent peak and leak": _peaks(records), "Settings": _settings(groups)}
+    made = {"Profiles": _profiles(records), "Recent peak and leak": _peaks(records), "Settings": _settings(records)}
     return {heading: table for heading, table in made.items() if table}
 
 
-def _profiles(groups: Mapping[str, list[Record]]) -> str:
-    rows = []
-    for name, seeds in groups.items():
-        lengths = sorted({int(length) for one in seeds for length in one.outcome["lengths"]})
-        for length in lengths:
-            measured = [one.outcome["lengths"][str(length)] for one in seeds]
-            means = {key: [one["mean"][key] for one in measured] for key in measured[0]["mean"]}
-            even = means["even"][0]
-            cells = [_cell([one["loss"] for one in measured], ".3f"), _cell(means["first"], ".2f")]
-            cells += [_cell(means["newest"], ".3f"), _cell(means["unevenness"], ".2f"), _cell(means["beyond"], ".3f")]
-            rows.append([MODELS[name], length, len(seeds), *cells, "" if even is None else f"{even:.3f}"])
-    headings = ["model", "tokens", "seeds", "loss at the end, nats", "first token, times the mean weight"]
-    headings += ["share of the newest eighth of a context", "unevenness between"]
-    headings += ["share beyond the trained length", "if even"]
-    return markdown(headings, rows)
+def _profiles(records: Mapping[str, Record]) -> str:
+    rows = [
+        (name, length, [one.outcome["lengths"][length] for one in seeds])
+        for name, seeds in by_model(records).items()
+        for length in sorted(seeds[0].outcome["lengths"], key=int)
+    ]
+
+    def cell(quantity: str, form: str) -> Callable[[tuple[str, str, list[dict]]], str]:
+        return lambda row: _mean([one["mean"][quantity] for one in row[2]], form)
+
+    return table_of(
+        rows,
+        {
+            "model": lambda row: MODELS[row[0]],
+            "tokens": lambda row: row[1],
+            "seeds": lambda row: len(row[2]),
+            "loss at the end, nats": lambda row: _mean([one["loss"] for one in row[2]], ".3f"),
+            "first token, times the mean weight": cell("first", ".2f"),
+            "share of the newest eighth of a context": cell("newest", ".3f"),
+            "unevenness between": cell("unevenness", ".2f"),
+            "share beyond the trained length": cell("beyond", ".3f"),
+            "if even": lambda row: _mean([row[2][0]["mean"]["even"]], ".3f"),
+        },
+    )
 
 
-def _cell(values: list[float | None], form: str) -> str:
+def _mean(values: Sequence[float | None], form: str) -> str:
     numbers = [value for value in values if value is not None]
     return with_error(mean_of(numbers), form) if numbers else ""
 
 
 def _peaks(records: Mapping[str, Record]) -> str:
     every = heads(records)
-    if not every:
-        return ""
     rows = [
         [head.seed, head.head, f"{head.leak:.3f}", "no peak" if head.width is None else f"{head.width:.1f}"]
         for head in every
@@ -97,19 +109,67 @@ def _peaks(records: Mapping[str, Record]) -> str:
     with_peak = [(head.leak, head.width) for head in every if head.width is not None]
     correlation = rank_correlation([leak for leak, _ in with_peak], [width for _, width in with_peak])
     rows.append(["all", f"{len(with_peak)} with a peak", "rank correlation", f"{correlation:.2f}"])
-    return markdown(["seed", "head", "leak rate λ", "width of the recent peak, tokens"], rows)
+    return markdown(["seed", "head", "leak rate λ", "width of the recent peak, tokens"], rows) if every else ""
 
 
-def _settings(groups: Mapping[str, list[Record]]) -> str:
-    settings: ProfileSettings = next(iter(groups.values()))[0].configuration
-    recipe = settings.read_recipe()
-    lengths = next(iter(groups.values()))[0].outcome["lengths"]
+def _settings(records: Mapping[str, Record]) -> str:
+    first = next(iter(by_model(records).values()))[0]
+    recipes = [first.configuration.recipe]
     ours = {
-        "width": recipe.model["hidden_size"],
-        "heads": recipe.model["num_heads"],
-        "tokens of a training sequence": settings.context,
-        "tokens seen in training": recipe.training.steps * recipe.training.batch_size * settings.context,
-        "peak learning rate": recipe.training.learning_rate,
-        "texts of a profile": max(one["texts"] for one in lengths.values()),
+        "width": spread_of(recipes, "model.hidden_size"),
+        "heads": spread_of(recipes, "model.num_heads"),
+        "tokens of a training sequence": first.configuration.context,
+        "tokens seen in training": first.configuration.tokens,
+        "peak learning rate": spread_of(recipes, "training.learning_rate"),
+        "texts of a profile": max(one["texts"] for one in first.outcome["lengths"].values()),
     }
     return settings_table(ours, PUBLISHED)
+
+
+def plot(records: Mapping[str, Record], path: Path) -> None:
+    """The first seed of each model: rows are lengths, columns models; below, peaks against leaks of every head."""
+    from matplotlib.ticker import NullLocator
+
+    groups = {name: seeds[0] for name, seeds in by_model(records).items()}
+    lengths = sorted({int(length) for record in groups.values() for length in record.outcome["lengths"]})
+    figure = new_figure(3.6 * len(MODELS), 3.0 * (len(lengths) + 1))
+    profiles, peaks = figure.subfigures(2, 1, squeeze=False, height_ratios=[len(lengths), 1])[:, 0]
+    axes = profiles.subplots(len(lengths), len(MODELS), sharey=True, squeeze=False)
+    for row, length in zip(axes, lengths):
+        for axis, name in zip(row, MODELS):
+            _draw_profile(axis, groups.get(name), length, f"{MODELS[name]}, {length} tokens")
+    axes[0, 0].set(yscale="log", ylim=(LEAST, 1.3))
+    axes[0, 0].yaxis.set_minor_locator(NullLocator())  # minor ticks of ten axes take seconds
+    _draw_peaks(peaks.subplots(), heads(records))
+    profiles.suptitle("Weight of the last token on each position: mean over texts; lines are heads, dotted their mean")
+    figure.savefig(path, dpi=110)
+
+
+def _draw_profile(axis: "Axes", record: Record | None, length: int, title: str) -> None:
+    axis.set_title(title, fontsize=9)
+    measured = None if record is None else record.outcome["lengths"].get(str(length))
+    if record is None or measured is None:
+        axis.text(0.5, 0.5, "not measured" if record is None else "no positions beyond the trained", ha="center")
+        axis.set_axis_off()
+        return
+    for weights in measured["profile"]:
+        axis.plot([max(weight, LEAST) for weight in weights], lw=0.8)
+    mean = [sum(weights) / len(weights) for weights in zip(*measured["profile"])]
+    axis.plot([max(weight, LEAST) for weight in mean], ":", color="black", lw=2)
+    context = record.configuration.context
+    if length > context:
+        axis.axvline(length - context, color="gray", lw=0.8, ls="--")
+    axis.axhline(1 / length, color="gray", lw=0.6)
+    axis.set_xlabel("position")
+    axis.grid(alpha=0.2)
+
+
+def _draw_peaks(axis: "Axes", every: Sequence[Head]) -> None:
+    axis.set(xlabel="leak rate λ of the head", ylabel="width of its recent peak, tokens")
+    axis.set_title("Memory Mosaic, every head of every seed", fontsize=9)
+    for seed in sorted({row.seed for row in every}):
+        own = [row for row in every if row.seed == seed and row.width is not None]
+        axis.plot([row.leak for row in own], [row.width for row in own], "o", label=f"seed {seed}")
+    axis.grid(alpha=0.2)
+    if axis.lines:
+        axis.legend(fontsize=8)

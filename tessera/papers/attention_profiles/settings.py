@@ -1,12 +1,11 @@
-"""What each budget trains, and what it measures."""
+"""What each budget of attention profiles trains, and what it measures."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.base.dataclass_io import to_json
-from tessera.papers.experiment import Run
-from tessera.papers.recipe_settings import RecipeSettings
-from tessera.recipes.recipe import read_recipe, recipe_to_dict
+from tessera.papers.experiment import Run, RunSelection
+from tessera.papers.language_modeling.settings import POSITIONS
+from tessera.papers.recipe_settings import RecipeSettings, recipe_mapping
 
 # Name: its name in tables and figures.
 MODELS = {
@@ -15,7 +14,6 @@ MODELS = {
     "transformer_alibi": "Transformer, ALiBi",
     "mosaic": "Memory Mosaic",
 }
-POSITIONS = {"transformer": "absolute", "transformer_rope": "rope", "transformer_alibi": "alibi"}
 
 
 @dataclass(frozen=True)
@@ -34,78 +32,43 @@ class ProfileSettings(RecipeSettings):
     sequences: int
 
 
-@dataclass(frozen=True)
-class Budget:
-    """One of `--budget`.
-
-    Attributes:
-        recipes: by model. overrides, mosaic_overrides: of every recipe, and of the mosaic's.
-    """
-
-    recipes: dict[str, str]
-    seeds: int
-    sequences: int
-    overrides: tuple[str, ...] = ()
-    mosaic_overrides: tuple[str, ...] = ()
-    transformer_overrides: tuple[str, ...] = ()
-    lengths: tuple[int, ...] = (1, 3)
-
-    def run(self, model: str, seed: int) -> Run:
-        """One run."""
-        overrides = [*self.overrides, f"seed={seed}"]
-        overrides += self.mosaic_overrides if model == "mosaic" else self.transformer_overrides
-        if model in POSITIONS:
-            overrides.append(f"model.positions={POSITIONS[model]}")
-        recipe = to_json(recipe_to_dict(read_recipe(self.recipes[model], overrides)))
-        return Run(f"{model}/seed {seed}", ProfileSettings(model, recipe, self.lengths, self.sequences))
-
-
-DEMO = {name: "demo-mosaic" if name == "mosaic" else "demo-transformer" for name in MODELS}
-BUDGETS = {
-    "smoke": Budget(
-        DEMO,
-        seeds=1,
-        sequences=3,
-        overrides=(
-            "model.hidden_size=16",
-            "model.num_layers=1",
-            "model.num_heads=2",
-            "tokenizer={type: byte}",
-            "data.source=novels",
-            "data.context=24",
-            "training.steps=2",
-            "training.batch_size=2",
-            "training.evaluate_sequences=2",
-        ),
-        mosaic_overrides=("model.num_persistent_slots=56",),
+# What a budget changes in the recipes "demo-mosaic" and "demo-transformer", and the slots of its mosaic.
+OVERRIDES = {
+    "smoke": (
+        "model.hidden_size=16",
+        "model.num_heads=2",
+        "tokenizer={type: byte}",
+        "data.source=novels",
+        "data.context=24",
+        "training.steps=2",
+        "training.batch_size=2",
+        "training.evaluate_sequences=2",
     ),
-    "cpu": Budget(
-        DEMO,
-        seeds=2,
-        sequences=500,
-        overrides=(
-            "model.hidden_size=128",
-            "model.num_layers=1",
-            "model.num_heads=8",
-            "tokenizer={type: bpe, vocab_size: 2048}",
-            "data.context=128",
-            "training.steps=600",
-            "training.batch_size=16",
-            "training.warmup_steps=60",
-            "training.learning_rate=3.0e-3",
-            "training.evaluate_every=200",
-            "training.checkpoint_every=200",
-        ),
-        mosaic_overrides=("model.num_persistent_slots=448",),
-    ),
-    "full": Budget(
-        {
-            "transformer": "babistories-transformer-1",
-            "transformer_rope": "babistories-transformer-rope-1",
-            "transformer_alibi": "babistories-transformer-alibi-1",
-            "mosaic": "babistories-1",
-        },
-        seeds=1,
-        sequences=5000,
+    "cpu": (
+        "model.hidden_size=128",
+        "model.num_heads=8",
+        "tokenizer={type: bpe, vocab_size: 2048}",
+        "data.context=128",
+        "training.steps=600",
+        "training.batch_size=16",
+        "training.warmup_steps=60",
+        "training.learning_rate=3.0e-3",
+        "training.evaluate_every=200",
+        "training.checkpoint_every=200",
     ),
 }
+SLOTS, SEQUENCES, SEEDS = {"smoke": 56, "cpu": 448}, {"smoke": 3, "cpu": 500}, {"smoke": 1, "cpu": 2}
+
+
+def plan(selection: RunSelection) -> list[Run]:
+    """Every model, seed by seed."""
+    budget = selection.budget
+    runs = []
+    for seed in range(selection.seeds or SEEDS[budget]):
+        for model in selection.models or MODELS:
+            name, own = "demo-mosaic", f"model.num_persistent_slots={SLOTS[budget]}"
+            if model in POSITIONS:
+                name, own = "demo-transformer", f"model.positions={POSITIONS[model]}"
+            recipe = recipe_mapping(name, [*OVERRIDES[budget], own, "model.num_layers=1", f"seed={seed}"])
+            runs.append(Run(f"{model}/seed {seed}", ProfileSettings(model, recipe, (1, 3), SEQUENCES[budget])))
+    return runs

@@ -51,9 +51,7 @@ from tessera.papers.babilong.vocabulary import (
     word_of,
 )
 from tessera.tasks.question_answering import QuestionBatch
-from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples
-
-SPLIT_TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
+from tessera.tasks.task import SPLIT_TENTHS, SPLITS, TASKS, Task, TokenExamples
 
 
 @TASKS.register("babilong")

@@ -9,8 +9,6 @@ NAMES = {
 }
 WITHOUT_LONG_TERM = "Memory Mosaic v2, long-term memories off"
 
-TIMES_TRAINED = (1, 2, 4, 8)
-TIMES_TUNED = (1, 2)
 # Table 3: trained at 4k, asked at 4k, 8k, 16k, 32k. None: the model fails.
 TRAINED = {
     "small": {"mosaic_v2": (45.0, 35.0, 34.1, 31.7), "llama": (39.4, None, None, None)},

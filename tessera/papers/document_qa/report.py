@@ -1,112 +1,83 @@
 """Document questions: accuracy by length after training and after tuning, beside the paper's, and the settings."""
 
-from collections import defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
-from tessera.papers.document_qa import published
+from tessera.papers.curves import doubling, draw_curve, panels, styles
+from tessera.papers.document_qa.published import NAMES, SETTING, TRAINED, TUNED, TUNED_WITHOUT_LONG_TERM
+from tessera.papers.document_qa.published import WITHOUT_LONG_TERM as OFF
 from tessera.papers.experiment import Record
-from tessera.papers.tables import markdown, over_seeds, settings_table, spread, with_error
-from tessera.tasks.task import Estimate
+from tessera.papers.tables import Curve, curves_table, grouped, markdown, points_of, settings_table, spread
 
 STAGES = {"training": "After training", "tuning": "After tuning"}
 
 
-class Curve(NamedTuple):
-    """One row's accuracies after one stage: length -> over seeds."""
+def curves(records: Mapping[str, Record], stage: str) -> list[Curve]:
+    """Right answers of every row after a stage, by length over seeds, in the order of the tables."""
+    rows = []
+    for model, seeds in _by_model(records).items():
+        outcomes = [record.outcome[stage] for record in seeds]
+        for name, scores in ((NAMES[model], "scores"), (OFF, "without_long_term_memory")):
+            of_seeds = [outcome[scores] for outcome in outcomes if scores in outcome]
+            rows += [Curve(name, points_of(of_seeds), (len(of_seeds),))] if of_seeds else []
+    return rows
 
-    name: str
-    stage: str
-    model: str
-    has_long_term: bool
-    points: dict[int, Estimate]
-    seeds: int
-    trained_length: int
 
-
-def curves(records: Mapping[str, Record]) -> list[Curve]:
-    """Every row after each stage, in the order of the tables."""
-    scores: dict[tuple[str, str, bool], list[dict]] = defaultdict(list)
-    lengths = {}
-    for record in sorted(records.values(), key=lambda one: one.configuration.seed):
-        settings, outcome = record.configuration, record.outcome
-        for stage in STAGES:
-            lengths[stage] = settings.length if stage == "training" else settings.tuned_length
-            scores[settings.model, stage, True].append(outcome[stage]["scores"])
-            if "without_long_term_memory" in outcome[stage]:
-                scores[settings.model, stage, False].append(outcome[stage]["without_long_term_memory"])
-    rows = [(stage, model, long) for stage in STAGES for model in published.NAMES for long in (True, False)]
-    return [
-        Curve(
-            published.NAMES[model] if long else published.WITHOUT_LONG_TERM, stage, model, long,
-            {int(length): over_seeds([one[length] for one in scores[model, stage, long]])
-             for length in scores[model, stage, long][0]},
-            len(scores[model, stage, long]), lengths[stage],
-        )
-        for stage, model, long in rows if (model, stage, long) in scores
-    ]  # fmt: skip
+def _by_model(records: Mapping[str, Record]) -> dict[str, list[Record]]:
+    return grouped(records, lambda settings: settings.model, NAMES)
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """Accuracy after each stage, the paper's numbers, the settings."""
-    rows = curves(records)
     parts = {}
     for stage, title in STAGES.items():
-        chosen = [curve for curve in rows if curve.stage == stage]
-        parts[title] = _accuracies(chosen)
+        parts[title] = curves_table(["model", "seeds"], curves(records, stage), length="{:,} tokens")
         parts[f"{title}, paper"] = _paper(stage)
     parts["Every training"] = _every_training(records)
-    parts["Settings"] = _settings(records)
+    parts["Settings"] = settings_table(_settings(list(records.values())), SETTING)
     return parts
 
 
 def _every_training(records: Mapping[str, Record]) -> str:
     """Each training's loss at its end and right answers after it, in percent: a model learns the task or guesses."""
-
-    def place(record: Record) -> tuple[int, int]:
-        return list(published.NAMES).index(record.configuration.model), record.configuration.seed
-
     rows, lengths = [], list(next(iter(records.values())).outcome["training"]["scores"])
-    for record in sorted(records.values(), key=place):
-        settings, training = record.configuration, record.outcome["training"]
-        shares = [f"{100 * training['scores'][length][0]:.1f}" for length in lengths]
-        rows.append([published.NAMES[settings.model], settings.seed, f"{training['loss']:.2f}", *shares])
+    for model, seeds in _by_model(records).items():
+        for record in seeds:
+            training = record.outcome["training"]
+            shares = [f"{100 * training['scores'][length][0]:.1f}" for length in lengths]
+            rows.append([NAMES[model], record.configuration.seed, f"{training['loss']:.2f}", *shares])
     return markdown(["model", "seed", "loss", *(f"{int(length):,} tokens" for length in lengths)], rows)
 
 
-def percent(one: Estimate) -> str:
-    """A cell: mean and standard error in percent."""
-    return with_error(Estimate(100 * one.mean, 100 * one.standard_error, one.count), ".1f")
-
-
-def _accuracies(chosen: list[Curve]) -> str:
-    lengths = list(chosen[0].points)
-    headings = ["model", "seeds", *(f"{length:,} tokens" for length in lengths)]
-    return markdown(headings, [[one.name, one.seeds, *map(percent, one.points.values())] for one in chosen])
-
-
 def _paper(stage: str) -> str:
-    numbers = published.TRAINED if stage == "training" else published.TUNED
-    lengths = ["4k", "8k", "16k", "32k", *(["64k"] if stage == "tuning" else [])]
+    numbers, lengths = (TRAINED, []) if stage == "training" else (TUNED, ["64k"])
     rows = [
         [f"{'Memory Mosaic v2' if model == 'mosaic_v2' else 'Transformer'} {size}", *map(_cell, row)]
         for size, models in numbers.items()
         for model, row in models.items()
     ]
     if stage == "tuning":
-        rows.append([f"{published.WITHOUT_LONG_TERM} (large)", *map(_cell, published.TUNED_WITHOUT_LONG_TERM), "-"])
-    return markdown(["model", *lengths], rows)
+        rows.append([f"{OFF} (large)", *map(_cell, TUNED_WITHOUT_LONG_TERM), "-"])
+    return markdown(["model", "4k", "8k", "16k", "32k", *lengths], rows)
 
 
 def _cell(value: float | None) -> str:
     return "fails" if value is None else f"{value:.1f}"
 
 
-def _settings(records: Mapping[str, Record]) -> str:
-    first = next(iter(records.values())).configuration
+def _settings(records: list[Record]) -> dict[str, Any]:
+    configurations = [record.configuration for record in records]
+    first = configurations[0]
     task, tuned = first.task_at(first.length), first.task_at(first.tuned_length)
-    ours = {
-        "parameters": spread(record.outcome["parameters"] for record in records.values()),
+    steps, rates = (spread(getattr(s.fit, name) for s in configurations) for name in ("steps", "learning_rate"))
+    early = [
+        sum(stage["steps"] for name, stage in record.outcome.items() if name.startswith("stage-"))
+        for record in records
+        if record.configuration.early_stages
+    ]
+    return {
+        "parameters": spread(record.outcome["parameters"] for record in records),
         "layers": first.num_layers,
         "width": first.hidden_size,
         "heads": first.num_heads,
@@ -117,22 +88,26 @@ def _settings(records: Mapping[str, Record]) -> str:
         "short-term span": first.span,
         "long-term delay in training": f"{first.span // 4} to {first.span}",
         "long-term delay in tests": first.span // 4,
-        "steps": f"{spread(record.configuration.fit.steps for record in records.values())} in training, "
-        f"{first.tuning.steps:,} in tuning",
-        **_early_steps(records),
+        "steps": f"{steps} in training, {first.tuning.steps:,} in tuning",
+        **({"early steps of the twin": spread(early)} if early else {}),
         "samples per step": f"{first.batch_size} in training, {first.tuned_batch_size} in tuning",
-        "peak learning rate": f"{spread(record.configuration.fit.learning_rate for record in records.values())} "
-        f"in training, {first.tuning.learning_rate:g} in tuning",
+        "peak learning rate": f"{rates} in training, {first.tuning.learning_rate:g} in tuning",
         "documents": f"stories about {task.people} people of their own",
     }
-    return settings_table(ours, published.SETTING)
 
 
-def _early_steps(records: Mapping[str, Record]) -> dict[str, str]:
-    """A row about the stages before the training, where a record has some: how many steps they took together."""
-    counts = [
-        sum(stage["steps"] for name, stage in record.outcome.items() if name.startswith("stage-"))
-        for record in records.values()
-        if record.configuration.early_stages
-    ]
-    return {"early steps of the twin": spread(counts)} if counts else {}
+def plot(records: Mapping[str, Record], path: Path) -> None:
+    """Draw one panel per stage; v2 without its long-term memories is dotted."""
+    first, by_name = next(iter(records.values())).configuration, styles(NAMES.values())
+    by_name[OFF] = {**by_name[NAMES["mosaic_v2"]], "linestyle": ":"}
+    with panels(path, 11, 4.8, columns=2) as axes:
+        for axis, (stage, title) in zip(axes, STAGES.items(), strict=True):
+            trained = first.length if stage == "training" else first.tuned_length
+            rows = curves(records, stage)
+            for curve in rows:
+                draw_curve(axis, curve.points, curve.label, scale=100, **by_name[curve.label])
+            doubling(axis, [length for curve in rows for length in curve.points])
+            axis.axhline(100 / 6, color="black", linewidth=0.8, linestyle="--", label="guess")
+            axis.axvline(trained, color="black", linewidth=0.8, linestyle=":")
+            axis.set(ylim=(0, 102), xlabel="tokens of a sample", ylabel="right answers, %")
+            axis.set_title(f"{title} at {trained:,} tokens")

@@ -2,43 +2,28 @@
 
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from tessera.models.sizes import num_parameters
-from tessera.models.small_models import build_small_model
 from tessera.papers.catalogue import LIBRARY
-from tessera.papers.document_qa import figure, report
+from tessera.papers.document_qa import report
 from tessera.papers.document_qa.settings import BUDGETS, MODELS, SEEDS, DocumentSettings
 from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
-from tessera.papers.task_stage import train_stages
-from tessera.tasks.task import estimate
-
-TEST_SEED = 1_000_003
+from tessera.papers.task_stage import held_out_scores, small_model, train_stages
 
 
 def plan(selection: RunSelection) -> list[Run]:
     """Seed by seed, all models of a seed."""
-    budget = BUDGETS[selection.budget]
-    names = selection.models or MODELS
     seeds = range(selection.seeds or SEEDS[selection.budget])
-    return [budget.run(name, seed) for seed in seeds for name in names]
+    return [BUDGETS[selection.budget].run(name, seed) for seed in seeds for name in selection.models or MODELS]
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
     """Train, test, tune and test; v2 each time once more with its long-term memories off."""
     settings = run.configuration
-    task = settings.task_at(settings.length)
-    model: PreTrainedModel = build_small_model(
-        settings.model,
-        settings.seed,
-        vocab_size=task.vocab_size,
-        hidden_size=settings.hidden_size,
-        num_layers=settings.num_layers,
-        num_heads=settings.num_heads,
-        max_positions=16 * settings.span,
-        initialization=settings.initialization,
-    ).to(context.device)
+    vocab_size = settings.task_at(settings.length).vocab_size
+    model = small_model(settings, settings.model, vocab_size=vocab_size, max_positions=16 * settings.span)
+    model.to(context.device)
 
     def test(stage: str) -> dict[str, Any]:
         """The scores after a stage; none after the early ones."""
@@ -55,21 +40,16 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     return {"parameters": num_parameters(model), **train_stages(model, settings.stages(), context, test)}
 
 
-@torch.no_grad()
 def _scores(
     model: PreTrainedModel, settings: DocumentSettings, lengths: tuple[int, ...], context: RunContext
 ) -> dict[str, list[float]]:
     """Length -> mean, standard error over samples and count of the share of right answers."""
+    fewest, most = settings.test_samples
     scores = {}
     for length in lengths:
-        task, left, shares = settings.task_at(length), settings.num_tests(length), []
-        seed = TEST_SEED
-        while left > 0:
-            examples = task.sample(min(left, max(1, 16_384 // length)), seed, "test")
-            logits = model(input_ids=examples.tokens.to(context.device)).logits
-            shares.append(task.scores(logits.float(), examples)[task.main_score])
-            left, seed = left - len(examples), seed + 1
-        scores[str(length)] = list(estimate(torch.cat(shares)))
+        count = max(fewest, min(most, settings.test_tokens // length))
+        estimates = held_out_scores(model, settings.task_at(length), count, length, context.device)
+        scores[str(length)] = list(estimates["exact_match"])
     return scores
 
 
@@ -80,7 +60,6 @@ EXPERIMENT = Experiment(
     plan=plan,
     execute=execute,
     tables=report.tables,
-    plot=lambda records, path: figure.draw(report.curves(records), path),
+    plot=report.plot,
     models=MODELS,
-    budgets=("smoke", "cpu", "full"),
 )

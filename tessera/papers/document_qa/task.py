@@ -3,7 +3,9 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
 from random import Random
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +13,7 @@ from torch import Tensor
 from tessera.base.errors import expect
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.babilong.stories import MOVES, PLACES
-from tessera.papers.document_qa.stories import NUM_NAMES, StoryDocument, names, write_document
-from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples
+from tessera.tasks.task import SPLIT_TENTHS, SPLITS, TASKS, Task, TokenExamples
 
 PAD, DOCUMENT, QUESTION, ANSWER = "<pad>", "document", "question", "answer"
 # The words of a fact between person and place, and of a question around the person, from the plainest form to the full
@@ -20,13 +21,22 @@ PAD, DOCUMENT, QUESTION, ANSWER = "<pad>", "document", "question", "answer"
 GAPS = ((), ("the",), ("to", "the"), ("went", "to", "the"))
 QUESTION_FORMS = ("question : {}", "question : {} ?", "question : {} ? answer", "question : where is {} ? answer :")
 FULL_WORDING = len(GAPS)
-SPLIT_TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
+_CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
+NUM_NAMES = 4900
 
 
-@dataclass(frozen=True)
-class _Sample:
+class StoryDocument(NamedTuple):
+    """Facts about people, and where each of them is at the end: (person, place) pairs."""
+
+    facts: tuple[str, ...]
+    places: tuple[tuple[str, str], ...]
+
+
+class Sample(NamedTuple):
+    """Documents, and the questions about them: a person, and where that person is."""
+
     documents: tuple[StoryDocument, ...]
-    questions: tuple[tuple[str, str], ...]  # a person, and where that person is
+    questions: tuple[tuple[str, str], ...]
 
 
 @TASKS.register("document_qa")
@@ -68,16 +78,15 @@ class DocumentQA(Task):
         for name in ("questions", "people", "moves"):
             expect(getattr(self, name) >= 1, where, name, "be at least 1", getattr(self, name))
         expect(0 <= self.wording <= FULL_WORDING, where, "wording", f"lie in [0, {FULL_WORDING}]", self.wording)
-        expect(self.num_documents >= 1, where, "length", f"be at least {self._least_length}", self.length)
+        expect(self.num_documents >= 1, where, "length", f"be at least {self.length_of(1)}", self.length)
         needed = f"be at least the questions ({self.questions})"
         expect(self.num_documents * self.people >= self.questions, where, "people in all documents", needed,
                self.num_documents * self.people, "Ask fewer, or use longer samples.")  # fmt: skip
         people = self.num_documents * self.people
-        expect(
-            people <= self.num_names <= NUM_NAMES, where, "num_names", f"lie in [{people}, {NUM_NAMES}]", self.num_names
-        )
-        known = self.num_names if self.known_names is None else self.known_names
-        expect(people <= known <= self.num_names, where, "known_names", f"lie in [{people}, {self.num_names}]", known)
+        known = f"lie in [{people}, {NUM_NAMES}]"
+        expect(people <= self.num_names <= NUM_NAMES, where, "num_names", known, self.num_names)
+        known = f"lie in [{people}, {self.num_names}]"
+        expect(people <= self._num_known <= self.num_names, where, "known_names", known, self._num_known)
 
     @classmethod
     def variants(cls) -> "list[Task]":
@@ -101,7 +110,7 @@ class DocumentQA(Task):
     @property
     def num_documents(self) -> int:
         """As many as fit beside the questions."""
-        return (self.length - self.questions * (len(self._question("x")) + 1)) // self._document_length
+        return (self.length - self.length_of(0)) // self._document_length
 
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """`count` samples in a row each; documents, then questions with their answers, then padding."""
@@ -127,16 +136,16 @@ class DocumentQA(Task):
         logits = torch.zeros(*examples.tokens.shape, self.vocab_size)
         for row, ids in enumerate(examples.tokens.tolist()):
             words = [self.vocabulary[token] for token in ids]
-            people, where = set(names()[: self.num_names]), dict[str, str]()
+            people, places = set(names()[: self.num_names]), dict[str, str]()
             first_question = words.index(QUESTION)
-            for place, word in enumerate(words):
+            for column, word in enumerate(words):
                 if word in people:
                     person = word
-                    if place > first_question:
-                        asked = place + min(self.wording, FULL_WORDING - 1)
-                        logits[row, asked, _tokens(self.num_names)[where[person]]] = 1.0
+                    if column > first_question:
+                        asked = column + min(self.wording, FULL_WORDING - 1)
+                        logits[row, asked, _tokens(self.num_names)[places[person]]] = 1.0
                 elif word in PLACES:
-                    where[person] = word
+                    places[person] = word
         return logits
 
     def guess(self, examples: TokenExamples, seed: int) -> Tensor:
@@ -154,15 +163,14 @@ class DocumentQA(Task):
         """Stories."""
         return {document.facts for sample in examples.details for document in sample.documents}
 
-    def _sample(self, random: Random, split: str) -> _Sample:
-        known = self.num_names if self.known_names is None else self.known_names
-        drawn = random.sample(names()[:known], self.num_documents * self.people)
+    def _sample(self, random: Random, split: str) -> Sample:
+        drawn = random.sample(names()[: self._num_known], self.num_documents * self.people)
         documents = tuple(
             self._document(tuple(drawn[first : first + self.people]), random, split)
             for first in range(0, len(drawn), self.people)
         )
         everybody = [pair for document in documents for pair in document.places]
-        return _Sample(documents, tuple(random.sample(everybody, self.questions)))
+        return Sample(documents, tuple(random.sample(everybody, self.questions)))
 
     def _document(self, people: tuple[str, ...], random: Random, split: str) -> StoryDocument:
         while True:
@@ -170,7 +178,7 @@ class DocumentQA(Task):
             if Random(" ".join(document.facts)).randrange(10) in SPLIT_TENTHS[split]:
                 return document
 
-    def _words(self, sample: _Sample) -> tuple[list[str], list[int]]:
+    def _words(self, sample: Sample) -> tuple[list[str], list[int]]:
         """The words of a sample and the places of its answers."""
         words: list[str] = []
         for document in sample.documents:
@@ -192,33 +200,47 @@ class DocumentQA(Task):
         return QUESTION_FORMS[min(self.wording, FULL_WORDING - 1)].format(person).split()
 
     @property
-    def _document_length(self) -> int:
-        one, two = (len(self._document_words(("x went to the garden",) * count)) for count in (1, 2))
-        return one + (self.people * self.moves - 1) * (two - one)
+    def _num_known(self) -> int:
+        return self.num_names if self.known_names is None else self.known_names
 
     @property
-    def _least_length(self) -> int:
-        return self._length_of(1)
+    def _document_length(self) -> int:
+        empty, fact = (len(self._document_words(("x went to the garden",) * count)) for count in (0, 1))
+        return empty + self.people * self.moves * (fact - empty)
 
-    def _length_of(self, documents: int) -> int:
+    def length_of(self, documents: int) -> int:
+        """Tokens of a sample of so many documents."""
         return self.questions * (len(self._question("x")) + 1) + documents * self._document_length
 
 
 @lru_cache(maxsize=4)
 def _vocabulary(num_names: int) -> tuple[str, ...]:
-    words = [
-        PAD,
-        *QUESTION_FORMS[-1].format("?").split(),
-        DOCUMENT,
-        ":",
-        "the",
-        ".",
-        *(word for move in MOVES for word in move.split()),
-        *PLACES,
-    ]
+    words = [PAD, *QUESTION_FORMS[-1].format("?").split(), DOCUMENT, ":", "the", "."]
+    words += [*" ".join(MOVES).split(), *PLACES]
     return tuple(dict.fromkeys([*words, *names()[:num_names]]))
 
 
 @lru_cache(maxsize=4)
 def _tokens(num_names: int) -> dict[str, int]:
     return {word: token for token, word in enumerate(_vocabulary(num_names))}
+
+
+@lru_cache(maxsize=1)
+def names() -> tuple[str, ...]:
+    """All names there are: two syllables of a consonant and a vowel each, in an order of chance."""
+    syllables = ["".join(pair) for pair in product(_CONSONANTS, _VOWELS)]
+    written = ["".join(pair) for pair in product(syllables, repeat=2)]
+    Random("names").shuffle(written)
+    return tuple(written)
+
+
+def write_document(people: tuple[str, ...], moves: int, random: Random) -> StoryDocument:
+    """A story in which each of `people` goes `moves` times to another place, in an order of chance."""
+    order = [person for person in people for _ in range(moves)]
+    random.shuffle(order)
+    places: dict[str, str] = {}
+    facts = []
+    for person in order:
+        places[person] = random.choice([place for place in PLACES if place != places.get(person)])
+        facts.append(f"{person} {random.choice(MOVES)} the {places[person]}")
+    return StoryDocument(tuple(facts), tuple((person, places[person]) for person in people))

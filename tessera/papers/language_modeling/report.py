@@ -1,40 +1,70 @@
-"""Tables of the language models: by depth, by kernel, the rates that were tried, and the settings."""
+"""Language models by depth and by kernel, the rates that were tried, and the settings."""
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from tessera.papers.curves import doubling, draw_curve, panels, styles
 from tessera.papers.experiment import Record
-from tessera.papers.language_modeling.published import NAMES, SETTINGS
-from tessera.papers.language_modeling.settings import MAIN, POSITIONS, SEARCH
-from tessera.papers.tables import markdown, mean_of, settings_table, spread, with_error
-from tessera.tasks.task import Estimate
+from tessera.papers.language_modeling.settings import (
+    MAIN,
+    MAIN_NAMES,
+    MOSAIC,
+    NAMES,
+    OTHER_KERNELS,
+    POSITIONS,
+    SEARCH,
+    blocks,
+)
+from tessera.papers.recipe_settings import spread_of
+from tessera.papers.tables import difference, grouped, markdown, mean_of, settings_table, spread, table_of, with_error
 
-# Name and blocks of a row.
-Row = tuple[str, int]
-MOSAIC = "mosaic gaussian"
-TRANSFORMERS = tuple(POSITIONS)
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLORS = dict(zip(MAIN_NAMES, ("#c2410c", "#1d4ed8", "#15803d", "#a16207")))
+# Settings of both papers; of the second (table 3), those of one and eight blocks. Heading: key of the recipe, value.
+PUBLISHED = {
+    "text": ("data.source", "BabiStories"),
+    "vocabulary": ("tokenizer.vocab_size", 50257),
+    "width": ("model.hidden_size", 768),
+    "heads": ("model.num_heads", 12),
+    "slots": ("model.num_persistent_slots", 2688),
+    "context": ("data.context", 512),
+    "batch": ("training.batch_size", 512),
+    "steps": ("training.steps", 80000),
+    "tokens": (None, 80000 * 512 * 512),
+    "warm-up": ("training.warmup_steps", 2000),
+    "peak rate": ("training.learning_rate", 5e-3),
+    "last rate": ("training.min_learning_rate", 1e-4),
+    "weight decay": ("training.weight_decay", 0.1),
+    "dropout": (None, 0.05),
+    "clip": ("training.clip", 1.0),
+    "precision": (None, "bf16"),
+    "seeds": (None, 1),
+}
+Row = tuple[str, int]  # name and blocks
+Rows = Mapping[Row, Sequence[Record]]
 
 
-def by_row(records: Mapping[str, Record], part: str = MAIN) -> dict[Row, dict[int, Record]]:
-    """Name and blocks -> seed -> record, in the order of tables."""
-    rows: dict[Row, dict[int, Record]] = defaultdict(dict)
-    for record in records.values():
-        settings = record.configuration
-        if settings.part == part:
-            rows[settings.name, settings.num_layers][settings.seed] = record
-    order = list(NAMES)
-    return {row: dict(sorted(rows[row].items())) for row in sorted(rows, key=lambda row: (order.index(row[0]), row[1]))}
+def by_row(records: Mapping[str, Record], part: str = MAIN) -> dict[Row, list[Record]]:
+    """The records of one part by name and blocks, in the order of tables; each row by seed."""
+    of_part = {key: record for key, record in records.items() if record.configuration.part == part}
+    rows = grouped(of_part, lambda settings: (settings.name, settings.num_layers))
+    return {row: rows[row] for row in sorted(rows, key=lambda row: (list(NAMES).index(row[0]), row[1]))}
 
 
-def loss(seeds: Mapping[int, Record]) -> Estimate:
-    """Validation loss over seeds, nats per token."""
-    return mean_of([record.outcome["loss"] for record in seeds.values()])
+def loss(record: Record) -> float:
+    """On validation text at the end, nats per token."""
+    return record.outcome["loss"]
 
 
-def difference(seeds: Mapping[int, Record], others: Mapping[int, Record]) -> Estimate | None:
-    """Validation loss minus that of others, over the seeds of both: their batches are the same."""
-    both = [seed for seed in seeds if seed in others]
-    return mean_of([seeds[seed].outcome["loss"] - others[seed].outcome["loss"] for seed in both]) if both else None
+def _loss_cell(seeds: Sequence[Record]) -> str:
+    return with_error(mean_of(list(map(loss, seeds))) if seeds else None, ".3f")
+
+
+def _difference_cell(seeds: Sequence[Record], others: Sequence[Record]) -> str:
+    return with_error(difference(seeds, others, loss), "+.3f")
 
 
 def texts(records: Mapping[str, Record]) -> dict[str, dict[str, Record]]:
@@ -55,104 +85,126 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
             "Validation loss by depth": _by_depth(rows),
             "Validation loss by kernel": _by_kernel(rows),
             "Learning rates": _rates(of_text),
-            "Settings": _settings(of_text),
+            "Settings": _settings(rows),
         }
         tables |= {f"{heading} ({text})" if text else heading: table for heading, table in made.items() if table}
     return tables
 
 
-def _by_depth(rows: Mapping[Row, Mapping[int, Record]]) -> str:
-    transformers = [name for name in TRANSFORMERS if any(row[0] == name for row in rows)]
-    lines = []
-    for depth in sorted({depth for name, depth in rows if name in (MOSAIC, *transformers)}):
-        mosaic = rows.get((MOSAIC, depth), {})
-        others = [rows.get((name, depth), {}) for name in transformers]
-        outcomes = [next(iter(seeds.values())).outcome for seeds in (mosaic, *others) if seeds]
-        lines.append(
-            [
-                depth,
-                " / ".join(str(len(seeds)) for seeds in (mosaic, *others)),
-                " / ".join(f"{outcome['parameters']:,}" for outcome in outcomes),
-                f"{max(outcome['tokens'] / outcome['parameters'] for outcome in outcomes):.2g}",
-                *(with_error(loss(seeds), ".3f") if seeds else "" for seeds in (mosaic, *others)),
-                *(signed(difference(mosaic, seeds)) for seeds in others),
-            ]
-        )
-    positions = [NAMES[name].removeprefix("Transformer, ") for name in transformers]
-    headings = ["blocks", "seeds", "parameters", "tokens per parameter", "mosaic"]
-    headings += [f"transformer, {name}" for name in positions] + [f"mosaic - {name}" for name in positions]
-    return markdown(headings, lines) if lines else ""
+def _by_depth(rows: Rows) -> str:
+    names = [name for name in MAIN_NAMES if name == MOSAIC or any(row[0] == name for row in rows)]
+    positions = {name: NAMES[name].removeprefix("Transformer, ") for name in names[1:]}
+
+    def seeds(name: str, depth: int) -> Sequence[Record]:
+        return rows.get((name, depth), ())
+
+    def outcomes(depth: int) -> list[dict[str, float]]:
+        return [seeds(name, depth)[0].outcome for name in names if seeds(name, depth)]
+
+    def losses(name: str) -> Callable[[int], str]:
+        return lambda depth: _loss_cell(seeds(name, depth))
+
+    def differences(name: str) -> Callable[[int], str]:
+        return lambda depth: _difference_cell(seeds(MOSAIC, depth), seeds(name, depth))
+
+    return table_of(
+        sorted({depth for name, depth in rows if name in names}),
+        {
+            "blocks": lambda depth: depth,
+            "seeds": lambda depth: " / ".join(str(len(seeds(name, depth))) for name in names),
+            "parameters": lambda depth: " / ".join(f"{one['parameters']:,}" for one in outcomes(depth)),
+            "tokens per parameter": lambda depth: f"{max(o['tokens'] / o['parameters'] for o in outcomes(depth)):.2g}",
+            "mosaic": losses(MOSAIC),
+            **{f"transformer, {position}": losses(name) for name, position in positions.items()},
+            **{f"mosaic - {position}": differences(name) for name, position in positions.items()},
+        },
+    )
 
 
-def _by_kernel(rows: Mapping[Row, Mapping[int, Record]]) -> str:
-    depths = sorted({depth for name, depth in rows if name.startswith("mosaic") and name != MOSAIC})
-    names = [name for name in NAMES if name.startswith("mosaic") and any((name, depth) in rows for depth in depths)]
+def _kernel_depths(rows: Rows) -> list[int]:
+    return sorted({depth for name, depth in rows if name in OTHER_KERNELS})
+
+
+def _by_kernel(rows: Rows) -> str:
+    depths = _kernel_depths(rows)
+    names = [name for name in (MOSAIC, *OTHER_KERNELS) if any((name, depth) in rows for depth in depths)]
     lines = []
     for name in names:
-        cells = []
+        cells: list[str] = []
         for depth in depths:
-            seeds = rows.get((name, depth), {})
-            cells += [
-                with_error(loss(seeds), ".3f") if seeds else "",
-                "" if name == MOSAIC else signed(difference(seeds, rows.get((MOSAIC, depth), {}))),
-            ]
-        lines.append([NAMES[name], max(len(rows.get((name, depth), {})) for depth in depths), *cells])
-    columns = [column for depth in depths for column in (f"{_blocks(depth)}", "minus Gaussian")]
+            seeds, gaussian = rows.get((name, depth), ()), rows.get((MOSAIC, depth), ())
+            cells += [_loss_cell(seeds), "" if name == MOSAIC else _difference_cell(seeds, gaussian)]
+        lines.append([NAMES[name], max(len(rows.get((name, depth), ())) for depth in depths), *cells])
+    columns = [column for depth in depths for column in (blocks(depth), "minus Gaussian")]
     return markdown(["kernel", "seeds", *columns], lines) if lines else ""
 
 
 def _rates(records: Mapping[str, Record]) -> str:
-    losses: dict[tuple[str, int, int], dict[float, float]] = defaultdict(dict)
-    for record in records.values():
-        settings = record.configuration
-        if settings.part == SEARCH:
-            row = settings.name, settings.num_layers, settings.recipe["training"]["steps"]
-            losses[row][settings.learning_rate] = record.outcome["loss"]
-    rates = sorted({rate for tried in losses.values() for rate in tried})
-    lines = []
-    for name, depth, steps in sorted(losses, key=lambda row: (list(NAMES).index(row[0]), *row[1:])):
-        tried = losses[name, depth, steps]
-        best = min(tried, key=lambda rate: tried[rate])
-        cells = [f"{tried[rate]:.3f}" if rate in tried else "" for rate in rates]
-        cells = [f"**{cell}**" if rate == best else cell for rate, cell in zip(rates, cells)]
-        lines.append([NAMES[name], depth, f"{steps:,}", *cells])
-    return markdown(["model", "blocks", "steps", *(f"{rate:g}" for rate in rates)], lines) if lines else ""
+    tried = grouped(
+        {key: record for key, record in records.items() if record.configuration.part == SEARCH},
+        lambda settings: (settings.name, settings.num_layers, settings.recipe["training"]["steps"]),
+    )
+    losses = {row: {one.configuration.learning_rate: loss(one) for one in tried[row]} for row in tried}
+    rates = sorted({rate for of_row in losses.values() for rate in of_row})
+
+    def cell(rate: float) -> Callable[[tuple[str, int, int]], str]:
+        def of_row(row: tuple[str, int, int]) -> str:
+            text = f"{losses[row][rate]:.3f}" if rate in losses[row] else ""
+            return f"**{text}**" if rate == min(losses[row], key=losses[row].__getitem__) else text
+
+        return of_row
+
+    return table_of(
+        sorted(losses, key=lambda row: (list(NAMES).index(row[0]), *row[1:])),
+        {
+            "model": lambda row: NAMES[row[0]],
+            "blocks": lambda row: row[1],
+            "steps": lambda row: f"{row[2]:,}",
+            **{f"{rate:g}": cell(rate) for rate in rates},
+        },
+    )
 
 
-def _settings(records: Mapping[str, Record]) -> str:
-    trained = [record for record in records.values() if record.configuration.part == MAIN]
-    if not trained:
-        return ""
-    main = [record.configuration for record in trained]
-    training, model = ([settings.recipe[section] for settings in main] for section in ("training", "model"))
-    ours = {
-        "text": spread(settings.recipe["data"]["source"] for settings in main),
-        "vocabulary": spread(settings.recipe["tokenizer"]["vocab_size"] or SETTINGS["vocabulary"] for settings in main),
-        "width": spread(section["hidden_size"] for section in model),
-        "heads": spread(section["num_heads"] for section in model),
-        "slots": spread(s["num_persistent_slots"] for s in model if "num_persistent_slots" in s)
-        if any("num_persistent_slots" in section for section in model)
-        else "-",
-        "context": spread(settings.recipe["data"]["context"] for settings in main),
-        "batch": spread(section["batch_size"] for section in training),
-        "steps": spread(section["steps"] for section in training),
-        "tokens": spread(settings.tokens for settings in main),
-        "warm-up": spread(section["warmup_steps"] for section in training),
-        "peak rate": spread(section["learning_rate"] for section in training),
-        "last rate": spread(section["min_learning_rate"] for section in training),
-        "weight decay": spread(section["weight_decay"] for section in training),
-        "dropout": spread(section.get("residual_dropout", section.get("dropout", 0.0)) for section in model),
-        "clip": spread(section["clip"] for section in training),
-        "precision": " and ".join(sorted({record.outcome["precision"] for record in trained})),
-        "seeds": len({settings.seed for settings in main}),
-    }
-    return settings_table(ours, SETTINGS)
+def _settings(rows: Rows) -> str:
+    trained = [record for seeds in rows.values() for record in seeds]
+    recipes = [record.configuration.recipe for record in trained]
+    dropout = [recipe["model"].get("residual_dropout", recipe["model"].get("dropout", 0.0)) for recipe in recipes]
+    ours = {heading: spread_of(recipes, key) if key else None for heading, (key, _) in PUBLISHED.items()}
+    ours["tokens"] = spread(record.configuration.tokens for record in trained)
+    ours["dropout"] = spread(dropout)
+    ours["precision"] = " and ".join(sorted({record.outcome["precision"] for record in trained}))
+    ours["seeds"] = len({record.configuration.seed for record in trained})
+    return settings_table(ours, {heading: value for heading, (_, value) in PUBLISHED.items()}) if trained else ""
 
 
-def signed(one: Estimate | None) -> str:
-    """A cell for a difference: with its sign, and its standard error."""
-    return "" if one is None else with_error(one, "+.3f").replace("± +", "± ")
+def plot(records: Mapping[str, Record], path: Path) -> None:
+    """Loss by depth, curves of training, loss by kernel; of the budget's text, else of another."""
+    rows = by_row(next(iter(texts(records).values()), {}))
+    with panels(path, 16, 5.4, columns=3) as (by_depth, curves, by_kernel):
+        depths = sorted({depth for name, depth in rows if name in COLORS})
+        for name, color in COLORS.items():
+            _draw_losses(by_depth, rows, name, depths, {"color": color, "marker": "o"})
+        by_depth.set(xlabel="blocks", ylabel="loss, nats per token", title="Validation loss by depth")
+        _draw_trainings(curves, rows, depths)
+        for name, style in styles(name for name in NAMES if name not in POSITIONS).items():
+            _draw_losses(by_kernel, rows, name, _kernel_depths(rows), style)
+        by_kernel.set(xlabel="blocks", ylabel="loss, nats per token", title="Validation loss by kernel")
 
 
-def _blocks(number: int) -> str:
-    return f"{number} block{'s' * (number > 1)}"
+def _draw_losses(axis: "Axes", rows: Rows, name: str, depths: Sequence[int], style: Mapping[str, str]) -> None:
+    points = {depth: mean_of(list(map(loss, rows[name, depth]))) for depth in depths if (name, depth) in rows}
+    if points:
+        draw_curve(axis, points, NAMES[name], **style)
+        doubling(axis, depths)
+
+
+def _draw_trainings(axis: "Axes", rows: Rows, depths: Sequence[int]) -> None:
+    """The first seed of each row: darker is deeper."""
+    for (name, depth), seeds in rows.items():
+        if name in COLORS:
+            style = {"color": COLORS[name], "alpha": 0.3 + 0.7 * depths.index(depth) / max(1, len(depths) - 1)}
+            for part, look in (("training", {"lw": 0.5, "ls": ":"}), ("validation", {"lw": 1.5})):
+                tokens, losses = zip(*seeds[0].outcome[part])
+                label = f"{NAMES[name]}, {depth}" if part == "validation" else None
+                axis.plot([count / 1e6 for count in tokens], losses, label=label, **style, **look)
+    axis.set(xlabel="tokens seen, millions", title="Validation (lines) and training (dotted), by blocks")

@@ -1,27 +1,38 @@
 """The trainings of language models of every budget."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
-from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, expect
 from tessera.data.sources import text_files
 from tessera.papers.experiment import PAPER_KERNELS, Run, RunSelection
-from tessera.papers.recipe_settings import RecipeSettings
-from tessera.recipes.recipe import read_recipe, recipe_to_dict
-from tessera.tools.sweep import Point, grid
-
-_recipe = cache(read_recipe)  # one process makes the list of runs several times
+from tessera.papers.recipe_settings import RecipeSettings, recipe_mapping
 
 # A transformer is named after its positions; the plain one learns a vector for each, as GPT-2 does.
 POSITIONS = {"transformer": "absolute", "transformer_rope": "rope", "transformer_alibi": "alibi"}
 MODELS = ("mosaic", *POSITIONS)
 KERNELS = PAPER_KERNELS
-RATE = "training.learning_rate"
+MOSAIC = "mosaic gaussian"
+# Names of rows, model and kernel, in the order of tables and figures.
+NAMES = {
+    MOSAIC: "Mosaic, Gaussian",
+    "mosaic sparsemax": "Mosaic, Epanechnikov (sparsemax)",
+    "mosaic biweight": "Mosaic, biweight",
+    "mosaic triweight": "Mosaic, triweight",
+    "mosaic relumax": "Mosaic, Epanechnikov (ReLUmax)",
+    "mosaic normalized_relu": "Mosaic, Epanechnikov (normalised ReLU)",
+    "mosaic gaussian_knn": "Mosaic, Gaussian kNN, k = 16",
+    "mosaic uniform_knn": "Mosaic, uniform kNN, k = 16",
+    "transformer": "Transformer, learned positions",
+    "transformer_rope": "Transformer, RoPE",
+    "transformer_alibi": "Transformer, ALiBi",
+}
+MAIN_NAMES = (MOSAIC, *POSITIONS)
+OTHER_KERNELS = tuple(f"mosaic {kernel}" for kernel in KERNELS if kernel != "gaussian")
 SEARCH, MAIN = "rates", ""
 
 
@@ -31,7 +42,7 @@ class LanguageSettings(RecipeSettings):
 
     Attributes:
         model, kernel: one of `MODELS`, and one of `KERNELS` for mosaics ("" for transformers).
-        part: `SEARCH` for short trainings that choose a learning rate, else `MAIN`.
+        part: `SEARCH` for trainings that choose a learning rate, else `MAIN`.
         sequences: of validation text that the trained model is evaluated on.
         recipe: see `RecipeSettings`.
         text: digest of the training text where it is not the recipe's own, else "".
@@ -64,12 +75,6 @@ class LanguageSettings(RecipeSettings):
         """Its peak."""
         return self.recipe["training"]["learning_rate"]
 
-    @property
-    def tokens(self) -> int:
-        """Tokens seen in training."""
-        training = self.recipe["training"]
-        return training["steps"] * training["batch_size"] * self.context
-
 
 class Text(NamedTuple):
     """A text of the user's: what the results call it, where it lies, and a digest of its files."""
@@ -80,36 +85,26 @@ class Text(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Search:
-    """Trainings that choose learning rates: of the models called `names`, at each of `depths`, over a `grid`."""
+class Trainings:
+    """A part of a budget: the models called `names` at each of `depths`, for the `first` seed or for all the others.
+
+    With `rates` it is a search of the learning rate, on so many `steps`; else each has its rate of `RATES`.
+    """
 
     names: tuple[str, ...]
     depths: tuple[int, ...]
-    overrides: tuple[str, ...]
+    first: bool = True
+    rates: tuple[float | None, ...] = (None,)
+    steps: int | None = None
 
-
-@dataclass(frozen=True)
-class Budget:
-    """What a budget trains.
-
-    Attributes:
-        depths, kernel_depths: numbers of blocks of mosaic and transformer, and of the other kernels.
-        recipes, kernel_recipe: of mosaics and transformers, and of the other kernels; `{layers}` stands for the
-            blocks where each depth has its own.
-        overrides, mosaic_overrides: of every recipe, and of the mosaics'.
-        searches: of learning rates.
-        sequences: see `LanguageSettings`.
-    """
-
-    depths: tuple[int, ...]
-    kernel_depths: tuple[int, ...]
-    seeds: int
-    sequences: int
-    recipes: tuple[str, str] = ("stories-mosaic", "stories-transformer")
-    kernel_recipe: str = "stories-mosaic"
-    overrides: tuple[str, ...] = ()
-    mosaic_overrides: tuple[str, ...] = ()
-    searches: tuple[Search, ...] = ()
+    def points(self, names: Sequence[str], seeds: int) -> "Iterator[tuple[int, int, str, float | None]]":
+        """(seed, depth, name, searched rate) of each training of the models among `names`."""
+        return product(
+            range(1) if self.first else range(1, seeds),
+            self.depths,
+            [name for name in names if name in self.names],
+            self.rates,
+        )
 
 
 # The peak learning rates that the trainings of "cpu" chose (table "Learning rates"). The other kernels were searched at
@@ -121,144 +116,86 @@ RATES: dict[tuple[str, int], float] = {
     **{(transformer, depth): 3e-3 for transformer in POSITIONS for depth in (1, 4)},
 }
 DEFAULT_RATE = 3e-3
-
-SHORT = ("training.steps=250", "training.warmup_steps=25", f"{RATE}=1e-3,3e-3,1e-2,3e-2")
+_TRIED = (1e-3, 3e-3, 1e-2, 3e-2)
+# In the order of their value: learning rates, the first seed of depths and kernels, the other seeds; the deepest late.
 BUDGETS = {
-    "smoke": Budget(
-        depths=(1,),
-        kernel_depths=(),
-        seeds=1,
-        sequences=4,
-        overrides=(
-            "model.hidden_size=16",
-            "model.num_heads=2",
-            "tokenizer={type: bpe, vocab_size: 300}",
-            "data.source=novels",
-            "data.context=32",
-            "training.steps=3",
-            "training.log_every=1",
-            "training.evaluate_every=2",
-            "training.evaluate_sequences=2",
-        ),
-        mosaic_overrides=("model.num_persistent_slots=56",),
-        searches=(Search(("mosaic gaussian", "transformer"), (1,), ("training.steps=2", f"{RATE}=1e-3,3e-3")),),
+    "smoke": (
+        Trainings((MOSAIC, "transformer"), (1,), rates=(1e-3, 3e-3), steps=2),
+        Trainings(MAIN_NAMES, (1,)),
+        Trainings(MAIN_NAMES, (1,), first=False),
     ),
-    "cpu": Budget(
-        depths=(1, 2, 4, 8),
-        kernel_depths=(1, 4),
-        seeds=3,
-        sequences=256,
-        searches=(
-            Search(("mosaic gaussian", *POSITIONS), (1, 4), SHORT),
-            Search(tuple(f"mosaic {kernel}" for kernel in KERNELS[1:]), (1,), SHORT),
-            # After 250 steps losses at one block are too close to choose by.
-            Search(("mosaic gaussian", *POSITIONS), (1,), (f"{RATE}=1e-3,3e-3,1e-2,3e-2",)),
-        ),
-    ),
-    "full": Budget(
-        depths=(1, 4, 8, 12, 18),
-        kernel_depths=(1, 8, 12),
-        seeds=1,
-        sequences=2048,
-        recipes=("babistories-{layers}", "babistories-transformer-{layers}"),
-        kernel_recipe="babistories-kernels-{layers}",
+    "cpu": (
+        Trainings(MAIN_NAMES, (1, 4), rates=_TRIED, steps=250),
+        Trainings(OTHER_KERNELS, (1,), rates=_TRIED, steps=250),
+        # After 250 steps losses at one block are too close to choose by.
+        Trainings(MAIN_NAMES, (1,), rates=_TRIED),
+        Trainings(MAIN_NAMES, (1, 2, 4)),
+        Trainings(OTHER_KERNELS, (1,)),
+        Trainings(MAIN_NAMES, (1, 2, 4), first=False),
+        Trainings(MAIN_NAMES, (8,)),
+        Trainings(OTHER_KERNELS, (4,)),
+        Trainings(MAIN_NAMES, (8,), first=False),
+        Trainings(OTHER_KERNELS, (1, 4), first=False),
     ),
 }
+SEEDS = {"smoke": 1, "cpu": 3}
+SEQUENCES = {"smoke": 4, "cpu": 256}
+# What a budget changes in the recipes "stories-mosaic" and "stories-transformer".
+SMALL = (
+    "model.hidden_size=16",
+    "model.num_heads=2",
+    "tokenizer={type: bpe, vocab_size: 300}",
+    "data.source=novels",
+    "data.context=32",
+    "training.log_every=1",
+    "training.evaluate_every=2",
+    "training.evaluate_sequences=2",
+    "training.steps=3",
+)
+OVERRIDES: dict[str, tuple[str, ...]] = {"smoke": SMALL, "cpu": ()}
+MOSAIC_OVERRIDES: dict[str, tuple[str, ...]] = {"smoke": ("model.num_persistent_slots=56",), "cpu": ()}
 
 
-def runs_of(selection: RunSelection, experiment: str = "language_modeling") -> list[Run]:
-    """The runs of a selection: learning rates, the first seed of depths and kernels, the others; the deepest late."""
-    where, budget = f"reproduce {experiment}", BUDGETS[selection.budget]
-    models, kernels = selection.models or MODELS, selection.kernels or KERNELS
-    if selection.kernels is not None and selection.models is None:
-        models = ("mosaic",)  # the only one that has kernels
-    texts = texts_of(where, selection.data)
-    expect(len(texts) < 2, where, "--data", "name one text to train on", " ".join(selection.data or ()))
-    text = texts[0] if texts else None
-    seeds = range(selection.seeds or budget.seeds)
-    names = [("mosaic", "gaussian")] if "mosaic" in models and "gaussian" in kernels else []
-    names += [(model, "") for model in POSITIONS if model in models]
-    others = [("mosaic", kernel) for kernel in kernels if kernel != "gaussian" and "mosaic" in models]
-    search = [
-        _run(budget, name, depth, 0, text, point)
-        for one in budget.searches
-        for depth in one.depths
-        for name in (*names, *others)
-        if " ".join(name).strip() in one.names
-        for point in grid(one.overrides)
+def plan(selection: RunSelection) -> list[Run]:
+    """The runs of a selection, on the budget's text or on one of the user's."""
+    texts = texts_of(selection.data)
+    expect(len(texts) < 2, "reproduce", "--data", "name one text to train on", " ".join(selection.data or ()))
+    models = selection.models or (("mosaic",) if selection.kernels else MODELS)  # which alone has kernels
+    kernels = ("", *(selection.kernels or KERNELS))
+    names = [name for name in NAMES if (parts := name.partition(" "))[0] in models and parts[2] in kernels]
+    seeds = selection.seeds or SEEDS[selection.budget]
+    runs = [
+        _run(selection.budget, part, *point, texts[0] if texts else None)
+        for part in BUDGETS[selection.budget]
+        for point in part.points(names, seeds)
     ]
-    *shallow, deepest = budget.depths
-    order = [(depth, seeds[0], name) for depth, name in product(shallow, names)]
-    order += [(depth, seeds[0], name) for depth, name in product(budget.kernel_depths[:1], others)]
-    order += [(depth, seed, name) for seed, depth, name in product(seeds[1:], shallow, names)]
-    order += [(deepest, seeds[0], name) for name in names]
-    order += [(depth, seeds[0], name) for depth, name in product(budget.kernel_depths[1:], others)]
-    order += [(deepest, seed, name) for seed, name in product(seeds[1:], names)]
-    order += [(depth, seed, name) for seed, depth, name in product(seeds[1:], budget.kernel_depths, others)]
-    runs = search + [_run(budget, name, depth, seed, text) for depth, seed, name in order]
     if not runs:
-        raise TesseraError(f"{where}: --models and --kernels must leave a run of this budget; got none.")
+        raise TesseraError("reproduce: --models and --kernels must leave a run of this budget; got none.")
     return runs
 
 
-def texts_of(where: str, data: Sequence[str] | None) -> list[Text]:
-    """The texts that `--data NAME=PATH ...` names; none without it.
-
-    Raises:
-        TesseraError: what is no NAME=PATH, two texts of one name, or a path without text files.
-    """
-    texts = [_text(where, text) for text in data or ()]
-    names = [text.name for text in texts]
-    expect(len(set(names)) == len(names), where, "--data", "give each text a name of its own", ", ".join(names))
-    return texts
-
-
-@cache
-def _text(where: str, text: str) -> Text:
-    name, equals, path = text.partition("=")
-    expect(bool(name and equals and path), where, "--data", "be NAME=PATH", text, "The name stands in the results.")
-    digest = hashlib.sha256()
-    for file in text_files(path):
-        digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
-    return Text(name, path, digest.hexdigest()[:16])
-
-
-def _run(
-    budget: Budget,
-    name: tuple[str, str],
-    num_layers: int,
-    seed: int,
-    text: Text | None,
-    point: Point | None = None,
-) -> Run:
-    model, kernel = name
-    mosaic_recipe, transformer_recipe = budget.recipes
-    recipe = budget.kernel_recipe if kernel not in ("", "gaussian") else mosaic_recipe
-    if model in POSITIONS:
-        recipe = transformer_recipe
-    overrides = [f"model.num_layers={num_layers}", f"seed={seed}", *budget.overrides]
+def _run(budget: str, part: Trainings, seed: int, depth: int, name: str, rate: float | None, text: Text | None) -> Run:
+    model, _, kernel = name.partition(" ")
+    overrides = [*OVERRIDES[budget], f"model.num_layers={depth}", f"seed={seed}"]
+    overrides.append(f"training.learning_rate={rate or rate_of(name, depth)}")
+    if part.steps:
+        overrides += [f"training.steps={part.steps}", f"training.warmup_steps={part.steps // 10}"]
     if kernel not in ("", "gaussian"):
         overrides.append(f"model.kernel={kernel}")
-    if model == "mosaic":
-        overrides += budget.mosaic_overrides
-    else:
-        overrides.append(f"model.positions={POSITIONS[model]}")
-    if point is not None:
-        overrides += point.overrides
-    elif "{layers}" not in recipe:
-        overrides.append(f"{RATE}={rate_of(' '.join(name).strip(), num_layers)}")
+    overrides += MOSAIC_OVERRIDES[budget] if kernel else [f"model.positions={POSITIONS[model]}"]
     if text:
         overrides.append(f"data.source={text.name}")
-    mapping = to_json(recipe_to_dict(_recipe(recipe.format(layers=num_layers), tuple(overrides))))
-    settings = LanguageSettings(
-        model, kernel, SEARCH if point else MAIN, budget.sequences, mapping, text.digest if text else ""
-    )
-    blocks = f"{num_layers} block{'s' * (num_layers > 1)}"
-    steps = settings.recipe["training"]["steps"]
-    last = f"rate {settings.learning_rate:g}, {steps} steps" if point else f"seed {seed}"
-    first = [*([text.name] if text else []), *([SEARCH] if point else [])]
-    key = "/".join([*first, settings.name, blocks, last])
-    return Run(key, settings, settings.tokens * (1.0 + num_layers) * 1e-4, {text.name: text.path} if text else {})
+    recipe = recipe_mapping("stories-mosaic" if kernel else "stories-transformer", overrides)
+    searched, digest = SEARCH if rate else MAIN, text.digest if text else ""
+    settings = LanguageSettings(model, kernel, searched, SEQUENCES[budget], recipe, digest)
+    last = f"rate {rate:g}, {recipe['training']['steps']} steps" if rate else f"seed {seed}"
+    key = "/".join([*([text.name] if text else []), *([SEARCH] if rate else []), name, blocks(depth), last])
+    return Run(key, settings, settings.tokens * (1.0 + depth) * 1e-4, {text.name: text.path} if text else {})
+
+
+def blocks(number: int) -> str:
+    """So many blocks, as keys of runs and tables say it."""
+    return f"{number} block{'s' * (number > 1)}"
 
 
 def rate_of(name: str, num_layers: int) -> float:
@@ -266,3 +203,26 @@ def rate_of(name: str, num_layers: int) -> float:
     known = {depth: rate for (model, depth), rate in RATES.items() if model == name}
     depths = [depth for depth in known if depth <= num_layers]
     return known[max(depths)] if depths else DEFAULT_RATE
+
+
+def texts_of(data: Sequence[str] | None) -> list[Text]:
+    """The texts that `--data NAME=PATH ...` names; none without it.
+
+    Raises:
+        TesseraError: what is no NAME=PATH, two texts of one name, or a path without text files.
+    """
+    texts = [_text(text) for text in data or ()]
+    names = [text.name for text in texts]
+    expect(len(set(names)) == len(names), "reproduce", "--data", "give each text a name of its own", ", ".join(names))
+    return texts
+
+
+@cache
+def _text(text: str) -> Text:
+    name, equals, path = text.partition("=")
+    is_pair = bool(name and equals and path)
+    expect(is_pair, "reproduce", "--data", "be NAME=PATH", text, "The name stands in the results.")
+    digest = hashlib.sha256()
+    for file in text_files(path):
+        digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return Text(name, path, digest.hexdigest()[:16])

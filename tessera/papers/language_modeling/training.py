@@ -4,19 +4,13 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from transformers import TrainerCallback
 
 from tessera.base.dataclass_io import to_json
-from tessera.base.precision import resolve_precision
-from tessera.evaluation.text import evaluate_text
-from tessera.models.saving.loading import load_model, load_tokenizer
-from tessera.papers.experiment import Run, RunContext
+from tessera.papers.experiment import RunContext
 from tessera.papers.language_modeling.settings import LanguageSettings
-from tessera.training.evaluation_text import evaluation_text
-from tessera.training.metrics import MetricsFile
-from tessera.training.overwrite import METRICS, RESULT
+from tessera.training.overwrite import RESULT
 from tessera.training.run import train
 
 MODELS = "language_models"
@@ -47,28 +41,3 @@ def trained_model(settings: LanguageSettings, context: RunContext, data: str | N
     if not (folder / RESULT).is_file():
         train(settings.read_recipe(data), folder, resume=True, progress=False, callbacks=[Share(context.report)])
     return folder
-
-
-def train_and_evaluate(run: Run, context: RunContext) -> dict[str, Any]:
-    """Curves of the training, loss on the validation text at its end, and that by position, in nats per token."""
-    settings = run.configuration
-    folder = trained_model(settings, context, next(iter(run.data.values()), None))
-    lines = MetricsFile(folder / METRICS).read()
-    context.report(1.0, "validating")
-    model = load_model(folder).to(context.device)
-    report = evaluate_text(model, load_tokenizer(folder), evaluation_text(folder), sequences=settings.sequences)
-    per_step = settings.tokens // settings.recipe["training"]["steps"]
-    return {
-        "precision": resolve_precision(settings.recipe["training"]["precision"]),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "tokens": settings.tokens,
-        "training": [[line["tokens"], round(line["loss"], 4)] for line in lines if line.get("loss") is not None],
-        "validation": [
-            [line["step"] * per_step, round(line["validation_loss"], 4)] for line in lines if "validation_loss" in line
-        ],
-        "tokens_per_second": [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")][-1],
-        "loss": report["loss"],
-        "bits_per_byte": report["bits_per_byte"],
-        "validation_tokens": report["tokens"],
-        "loss_by_position": [None if loss is None else round(loss, 4) for loss in report["loss_by_position"]],
-    }

@@ -55,7 +55,7 @@ class SourceTargetTask(Task):
     @property
     def special(self) -> dict[str, int]:
         """`<bos> <sep> <eos> <pad>` by name."""
-        return {name: self.vocab_size - 4 + place for place, name in enumerate(("bos", "sep", "eos", "pad"))}
+        return {name: self.vocab_size - 4 + index for index, name in enumerate(("bos", "sep", "eos", "pad"))}
 
     @abstractmethod
     def draw(self, lengths: Tensor, generator: torch.Generator) -> Drawn:
@@ -115,14 +115,14 @@ class SourceTargetTask(Task):
         # A column too many takes what lies beyond the lengths.
         tokens = torch.full((len(read), width + 1), special["pad"])
         tokens[:, 0] = special["bos"]
-        for part, lengths, start in ((source, read, torch.ones_like(read)), (target, written, read + 2)):
-            place = torch.arange(part.shape[1])
-            columns = torch.where(place < lengths[:, None], place + start[:, None], width)
-            tokens.scatter_(1, columns, part)
+        for symbols, lengths, start in ((source, read, torch.ones_like(read)), (target, written, read + 2)):
+            index = torch.arange(symbols.shape[1])
+            columns = torch.where(index < lengths[:, None], index + start[:, None], width)
+            tokens.scatter_(1, columns, symbols)
         tokens[torch.arange(len(read)), read + 1] = special["sep"]
         tokens[torch.arange(len(read)), read + written + 2] = special["eos"]
-        place = torch.arange(width)
-        is_target = (place > read[:, None] + 1) & (place <= (read + written)[:, None] + 2)
+        column = torch.arange(width)
+        is_target = (column > read[:, None] + 1) & (column <= (read + written)[:, None] + 2)
         tokens = tokens[:, :-1].contiguous()
         return TokenExamples(tokens, torch.where(is_target, tokens, IGNORED))
 

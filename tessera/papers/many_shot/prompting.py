@@ -1,9 +1,9 @@
 """Many-shot classification with any language model and its own tokenizer (Memory Mosaics v2, section 5.3)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -11,20 +11,15 @@ from tqdm import tqdm
 from tessera.base.errors import expect
 from tessera.evaluation.continuations import Request, continuation_likelihoods
 from tessera.models.transformer import context_limit
-from tessera.papers.many_shot.episodes import Episode, draw_episode
 from tessera.papers.many_shot.files import Example
-from tessera.papers.many_shot.prompts import DELIMITERS, Template
-from tessera.tasks.task import estimate
+from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Template, draw_episode
+from tessera.tasks.task import Estimate, estimate
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-STRATEGIES = tuple((delimiter, order) for delimiter in DELIMITERS for order in ("fixed", "shuffled"))
-SCORES = ("exact_match", "likeliest_label")
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True)
-class LabelledTexts:
+class LabelledTexts(NamedTuple):
     """A data set: examples to show and texts to ask about, by class, and how a prompt is written."""
 
     demonstrations: Mapping[str, Sequence[Example]]
@@ -44,6 +39,7 @@ def many_shot_scores(
     batch_size: int = 8,
     seed: int = 0,
     progress: bool = False,
+    rows: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Shots -> "delimiter, order" and "best" -> score -> mean, standard error over contexts, count.
 
@@ -53,51 +49,121 @@ def many_shot_scores(
 
     Args:
         anonymous: "class 1", ... instead of the labels' own names. contexts: for each number of shots and strategy.
-            queries: of each context, which is read once for all of them.
+            queries: of each context, which is read once for all of them. rows: a list that gets one for each query:
+            the prompt, the right label, the one that is given, and the scores.
     Raises:
         TesseraError: a prompt longer than the model's learned positions, or a class with too few examples.
     """
     outcome: dict[str, Any] = {}
-    steps = [(count, strategy) for count in shots for strategy in STRATEGIES]
-    for count, (delimiter, order) in tqdm(steps, disable=not progress, unit=" strategies"):
-        random = Random(f"{seed} {count} {order}")
-        episodes = [
-            draw_episode(
-                texts.demonstrations, texts.queries, list(texts.queries), count, order, anonymous, random, queries
-            )
-            for _ in range(contexts)
-        ]
-        shares = [_shares(model, tokenizer, texts.template, one, delimiter, batch_size) for one in episodes]
-        scores = {name: estimate(torch.tensor([share[name] for share in shares]))._asdict() for name in SCORES}
-        outcome.setdefault(str(count), {})[f"{delimiter}, {order}"] = scores
+    drawn = _drawn(texts, shots, anonymous, contexts, queries, seed)
+    for count, strategy, episodes in tqdm(drawn, disable=not progress, unit=" strategies", total=_steps(shots)):
+        delimiter, shares = strategy.split(", ")[0], []
+        for episode in episodes:
+            ask = partial(requests_of, model, tokenizer, texts.template, episode, delimiter)
+            answers = episode_answers(model, episode, ask, batch_size)
+            shares.append(shares_of(episode, answers))
+            for query, answer in zip(episode.queries, answers) if rows is not None else ():
+                prompt = texts.template.prompt(episode.demonstrations, query, delimiter)
+                about = {"shots": count, "strategy": strategy, "prompt": prompt, "question": query.text}
+                scores = {"exact_match": answer.is_exact, "likeliest_label": answer.label == query.label}
+                rows.append({**about, "target": query.label, "answer": answer.label, **scores})
+        scores = {name: estimate._asdict() for name, estimate in over_contexts(shares).items()}
+        outcome.setdefault(str(count), {})[strategy] = scores
     for by_strategy in outcome.values():
         by_strategy["best"] = max(by_strategy.values(), key=lambda scores: scores["exact_match"]["mean"])
     return outcome
 
 
-def _shares(
-    model: "PreTrainedModel",
+def require_room(
+    config: "PreTrainedConfig",
     tokenizer: "PreTrainedTokenizerBase",
-    template: Template,
-    episode: Episode,
-    delimiter: str,
-    batch_size: int,
+    texts: LabelledTexts,
+    shots: Sequence[int],
+    *,
+    anonymous: bool = False,
+    contexts: int = 10,
+    queries: int = 10,
+    seed: int = 0,
+    **_: Any,
+) -> None:
+    """Raise `TesseraError` unless every prompt of `many_shot_scores` fits a model of `config`: before any is asked."""
+    if context_limit(config) is None:
+        return
+    for _count, strategy, episodes in _drawn(texts, shots, anonymous, contexts, queries, seed):
+        for episode in episodes:
+            for query in episode.queries:
+                prompt = texts.template.prompt(episode.demonstrations, query, strategy.split(", ")[0])
+                answer = max(episode.labels, key=lambda label: len(tokenizer(f" {label}\n")["input_ids"]))
+                _expect_room(config, len(tokenizer(f"{prompt} {answer}\n")["input_ids"]))
+
+
+def _steps(shots: Sequence[int]) -> int:
+    return len(shots) * len(STRATEGIES)
+
+
+def _drawn(
+    texts: LabelledTexts, shots: Sequence[int], anonymous: bool, contexts: int, queries: int, seed: int
+) -> Iterator[tuple[int, str, Iterator[Episode]]]:
+    """(shots, strategy, its contexts): the same for every model."""
+    classes = list(texts.queries)
+    for count in shots:
+        for strategy in STRATEGIES:
+            order = strategy.split(", ")[1]
+            draw = partial(draw_episode, texts.demonstrations, texts.queries, classes, count, order, anonymous)
+            random = Random(f"{seed} {count} {order}")
+            yield count, strategy, (draw(random, queries) for _ in range(contexts))
+
+
+class Answered(NamedTuple):
+    """The label that is likeliest, and whether the greedy continuation is the right one."""
+
+    label: str
+    is_exact: bool
+
+
+def episode_answers(
+    model: "PreTrainedModel", episode: Episode, ask: Callable[[Example], list[Request]], batch_size: int
+) -> list[Answered]:
+    """Of one context, query by query.
+
+    `ask(query)`: a request for each of the context's labels, and one for all of the right answer.
+    """
+    asked = [ask(query) for query in episode.queries]
+    answered = iter(continuation_likelihoods(model, [r for of_query in asked for r in of_query], batch_size=batch_size))
+    answers = []
+    for _ in episode.queries:
+        values = [next(answered).log_likelihood for _ in episode.labels]
+        answers.append(Answered(episode.labels[values.index(max(values))], next(answered).is_greedy))
+    return answers
+
+
+def shares_of(episode: Episode, answers: Sequence[Answered]) -> dict[str, float]:
+    """The share of right queries by each score."""
+    exact = sum(answer.is_exact for answer in answers)
+    likeliest = sum(answer.label == query.label for query, answer in zip(episode.queries, answers))
+    return {"exact_match": exact / len(answers), "likeliest_label": likeliest / len(answers)}
+
+
+def episode_shares(
+    model: "PreTrainedModel", episode: Episode, ask: Callable[[Example], list[Request]], batch_size: int
 ) -> dict[str, float]:
-    """Of one context: the share of right queries by each score."""
-    between, requests = DELIMITERS[delimiter], []
-    for query in episode.queries:
-        prompt = template.prompt(episode.demonstrations, query, delimiter)
-        answers = [*(f"{between}{label}" for label in episode.labels), f"{between}{query.label}\n"]
-        requests += [request_of(model, tokenizer, prompt, answer) for answer in answers]
-    answered = continuation_likelihoods(model, requests, batch_size=batch_size)
-    per_query = len(episode.labels) + 1
-    exact = likeliest = 0
-    for place, query in enumerate(episode.queries):
-        *labels, right_answer = answered[place * per_query : (place + 1) * per_query]
-        exact += right_answer.is_greedy
-        best = max(range(len(labels)), key=lambda number: labels[number].log_likelihood)
-        likeliest += episode.labels[best] == query.label
-    return {"exact_match": exact / len(episode.queries), "likeliest_label": likeliest / len(episode.queries)}
+    """`shares_of` the answers of one context."""
+    return shares_of(episode, episode_answers(model, episode, ask, batch_size))
+
+
+def over_contexts(shares: Sequence[Mapping[str, float]]) -> dict[str, Estimate]:
+    """Each score: the mean over contexts, whose queries are not independent."""
+    return {name: estimate(torch.tensor([share[name] for share in shares], dtype=torch.float64)) for name in shares[0]}
+
+
+def requests_of(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", template: Template, episode: Episode,
+    delimiter: str, query: Example,
+) -> list[Request]:  # fmt: skip
+    """What is asked about one query: see `episode_shares`."""
+    prompt, between = template.prompt(episode.demonstrations, query, delimiter), DELIMITERS[delimiter]
+    answers = [*(f"{between}{label}" for label in episode.labels), f"{between}{query.label}\n"]
+    return [request_of(model, tokenizer, prompt, answer) for answer in answers]
 
 
 def request_of(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", prompt: str, answer: str) -> Request:
@@ -110,10 +176,11 @@ def request_of(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", p
     tokens = tokenizer(prompt + answer)["input_ids"]
     if tokens[: len(context)] != context or len(tokens) == len(context):  # the tokenizer merges across the border
         tokens = [*context, *tokenizer(answer, add_special_tokens=False)["input_ids"]]
-    longest = context_limit(model.config)
-    where, kind = "many_shot", model.config.model_type
-    needed = f"fit the {longest} positions that this {kind} has learned"
-    expect(
-        longest is None or len(tokens) <= longest, where, "the prompt", needed, f"{len(tokens)} tokens", "Fewer shots."
-    )
+    _expect_room(model.config, len(tokens))
     return Request(context, tokens[len(context) :])
+
+
+def _expect_room(config: "PreTrainedConfig", tokens: int) -> None:
+    longest = context_limit(config)
+    needed = f"fit the {longest} positions that this {config.model_type} has learned"
+    expect(longest is None or tokens <= longest, "many_shot", "the prompt", needed, f"{tokens} tokens", "Fewer shots.")

@@ -22,5 +22,3 @@ SETTING = {
     "delimiters": "newline, space",
     "orders": "fixed, shuffled",
 }
-# "Memory mosaics v2 significantly outperform transformers by more than 10%", and improve with more shots.
-LEAST_LEAD = 0.10

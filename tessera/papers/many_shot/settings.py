@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.papers.experiment import Run
-from tessera.papers.many_shot import ManyShot
+from tessera.papers.many_shot.prompts import DELIMITERS
 from tessera.papers.many_shot.published import NAMES
+from tessera.papers.many_shot.task import ManyShot
 from tessera.papers.task_stage import EarlyStage, TaskStage
 from tessera.training.fit import FitOptions
 
 MODELS = tuple(NAMES)
-STRATEGIES = tuple(f"{delimiter}, {order}" for delimiter in ("newline", "space") for order in ("fixed", "shuffled"))
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,15 @@ class ManyShotSettings:
     def trained_tasks(self, **easier: Any) -> tuple[ManyShot, ...]:
         """The tasks of training, one with each delimiter; `easier`: settings of an early stage."""
         fields = {**self.task_fields, **easier, "order": "mixed", "dense": True}
-        return tuple(ManyShot(**fields, delimiter=delimiter) for delimiter in ("newline", "space"))
+        return tuple(ManyShot(**fields, delimiter=delimiter) for delimiter in DELIMITERS)
 
     def stages(self) -> list[TaskStage]:
         """All of training, the early stages first."""
-        seed = self.seed * 10_000_019
-        early = [
-            stage.as_stage(
-                number,
-                tuple(task for easier in stage.tasks for task in self.trained_tasks(**easier)),
-                self.batch_size,
-                seed,
-            )
-            for number, stage in enumerate(self.early_stages, 1)
-        ]
-        return [*early, TaskStage("training", self.trained_tasks(), self.batch_size, self.fit, seed)]
+        seed, stages = self.seed * 10_000_019, []
+        for number, stage in enumerate(self.early_stages, 1):
+            tasks = tuple(task for easier in stage.tasks for task in self.trained_tasks(**easier))
+            stages.append(stage.as_stage(number, tasks, self.batch_size, seed))
+        return [*stages, TaskStage("training", self.trained_tasks(), self.batch_size, self.fit, seed)]
 
     def tested_task(self, shots: int, strategy: str) -> ManyShot:
         """The task of one number of shots and strategy (delimiter and order)."""
@@ -70,32 +64,24 @@ class ManyShotSettings:
 
     def run(self, model: str, seed: int) -> Run:
         """The same for another model and seed."""
-        settings = replace(self, model=model, seed=seed)
         steps = sum(stage.fit.steps for stage in self.stages())
         cost = steps * self.batch_size * self.num_layers * (1.6 if model == "mosaic_v2" else 1.0)
-        return Run(f"{model}/seed {seed}", settings, cost)
+        return Run(f"{model}/seed {seed}", replace(self, model=model, seed=seed), cost)
 
 
 # Reduced: contexts of 4 to 8 of 52 classes with 4 shots, tested on 17 other classes with 4 to 16 shots. In the early
 # stages texts repeat: all shots of a class are one text, then two, then three, and the query is one of them.
 _FIT = FitOptions(600, 1e-3, warmup_ratio=0.05, weight_decay=0.1, clip=1.0, scalar_learning_rate_scale=50.0)
 _EARLY = ((1, 200), (2, 75), (3, 75))  # different texts of a class, steps
-CPU = ManyShotSettings(
+_CPU = ManyShotSettings(
     "mosaic_v2", 128, 2, 4, {"shots": 4, "num_classes": 8, "fewest_classes": 4}, 4, _FIT,
     test_shots=(4, 8, 16), contexts=16, queries=8,
     early_stages=tuple(EarlyStage(({"distinct": texts},), replace(_FIT, steps=steps)) for texts, steps in _EARLY),
 )  # fmt: skip
-SMOKE = replace(
-    CPU, hidden_size=16, num_heads=2, task_fields={"shots": 1, "num_classes": 2, "vocab_size": 400}, batch_size=2,
+_SMOKE = replace(
+    _CPU, hidden_size=16, num_heads=2, task_fields={"shots": 1, "num_classes": 2, "vocab_size": 400}, batch_size=2,
     fit=FitOptions(4, 1e-3), test_shots=(1, 2), contexts=2, queries=2, test_classes=2, span=8,
     early_stages=(EarlyStage(({"distinct": 1},), FitOptions(2, 1e-3)),),
 )  # fmt: skip
-# Larger, for a GPU: longer texts, more classes at once, and three times the shots in training.
-FULL = replace(
-    CPU, hidden_size=512, num_layers=8, num_heads=8, batch_size=64, span=256,
-    task_fields={"shots": 12, "num_classes": 8, "fewest_classes": 4, "max_characters": 500, "vocab_size": 4096},
-    fit=FitOptions(20_000, 1e-3, 1e-5, warmup_ratio=0.05, weight_decay=0.1, betas=(0.9, 0.95), clip=1.0),
-    test_shots=(4, 12, 24, 48), contexts=200, early_stages=(),
-)  # fmt: skip
-BUDGETS = {"smoke": SMOKE, "cpu": CPU, "full": FULL}
-SEEDS = {"smoke": 1, "cpu": 3, "full": 3}
+BUDGETS = {"smoke": _SMOKE, "cpu": _CPU}
+SEEDS = {"smoke": 1, "cpu": 3}

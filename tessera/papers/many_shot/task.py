@@ -7,20 +7,20 @@ from random import Random
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.papers.many_shot.episodes import ORDERS, Episode, draw_episode
-from tessera.papers.many_shot.files import BANKING77, Example, by_label, read_banking77
-from tessera.papers.many_shot.prompts import ANONYMOUS, DELIMITERS, TEMPLATES
-from tessera.papers.many_shot.vocabulary import train_vocabulary
+from tessera.papers.many_shot.files import BANKING77, Example, by_label, read_examples
+from tessera.papers.many_shot.prompts import ANONYMOUS, DELIMITERS, ORDERS, TEMPLATES, Episode, draw_episode
 from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples
 
 # Of the 77 classes, in an order of chance.
 SPLIT_CLASSES = {"train": slice(0, 52), "validation": slice(52, 60), "test": slice(60, 77)}
 TEMPLATE = TEMPLATES["banking77"]
+MOST_CLASSES = 8
+PAD, UNKNOWN, LINE_BREAK = "<pad>", "<unk>", "\n"
 
 
 @TASKS.register("many_shot")
@@ -63,7 +63,8 @@ class ManyShot(Task):
     def __post_init__(self) -> None:
         where = type(self).__name__
         expect(self.shots >= 1, where, "shots", "be at least 1", self.shots)
-        expect(2 <= self.num_classes <= 8, where, "num_classes", "be between 2 and 8", self.num_classes)
+        needed = f"be between 2 and {MOST_CLASSES}"
+        expect(2 <= self.num_classes <= MOST_CLASSES, where, "num_classes", needed, self.num_classes)
         fewest = self.num_classes if self.fewest_classes is None else self.fewest_classes
         needed = f"be between 2 and num_classes ({self.num_classes})"
         expect(2 <= fewest <= self.num_classes, where, "fewest_classes", needed, self.fewest_classes)
@@ -91,12 +92,6 @@ class ManyShot(Task):
         """Texts to tokens."""
         return _vocabulary(self.max_characters, self.vocab_size)
 
-    @property
-    def label_tokens(self) -> list[int]:
-        """The token of "class 1", of "class 2", ..."""
-        labels = (ANONYMOUS.format(number=number) for number in range(1, self.num_classes + 1))
-        return [_token(self.vocabulary, label) for label in labels]
-
     def episodes(self, count: int, seed: int, split: str = "train", num_queries: int = 1) -> list[Episode]:
         """`count` contexts with so many queries each; the same seed and split give the same ones."""
         expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
@@ -106,24 +101,22 @@ class ManyShot(Task):
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """`count` contexts in a row each, the query's label last, then padding."""
         episodes = self.episodes(count, seed, split)
-        rows = [self.tokens(episode) for episode in episodes]
+        rows = [[*self.prompt(e, e.queries[0]), self.label(e.queries[0].label)] for e in episodes]
+        label_tokens = {self.label(ANONYMOUS.format(number=n)) for n in range(1, self.num_classes + 1)}
         tokens = torch.full((count, max(map(len, rows))), 0)
         labels = torch.full_like(tokens, IGNORED)
-        for place, (row, episode) in enumerate(zip(rows, episodes)):
-            tokens[place, : len(row)] = row
-            is_label = torch.isin(row, torch.tensor(self.label_tokens)).nonzero()[:, 0]
-            label_places = is_label[len(episode.classes) :] if self.dense else is_label[-1:]
-            labels[place, label_places] = row[label_places]
+        for row, (ids, episode) in enumerate(zip(rows, episodes)):
+            tokens[row, : len(ids)] = torch.tensor(ids)
+            columns = [column for column, token in enumerate(ids) if token in label_tokens]
+            columns = columns[len(episode.classes) :] if self.dense else columns[-1:]
+            labels[row, columns] = tokens[row, columns]
         return TokenExamples(tokens, labels, tuple(episodes))
 
-    def tokens(self, episode: Episode) -> Tensor:
-        """The prompt of one context with its first query, and that query's label."""
-        query = episode.queries[0]
-        return torch.tensor([*self.prompt(episode, query), *self.label(query.label)])
-
-    def label(self, label: str) -> list[int]:
+    def label(self, label: str) -> int:
         """The token of a label."""
-        return [_token(self.vocabulary, label)]
+        token = self.vocabulary.token_to_id(label)
+        assert token is not None, f"{label!r} is no token"
+        return token
 
     def prompt(self, episode: Episode, query: Example) -> list[int]:
         """The tokens of one context with one of its queries, up to the query's label."""
@@ -140,7 +133,7 @@ class ManyShot(Task):
         logits, target = predictions[rows, places - 1].cpu(), examples.tokens[rows, places]
         shown = torch.full_like(logits, -torch.inf)
         for row, episode in enumerate(examples.details):
-            tokens = [token for label in episode.labels for token in self.label(label)]
+            tokens = [self.label(label) for label in episode.labels]
             shown[row, tokens] = logits[row, tokens]
         return {
             "exact_match": (logits.argmax(-1) == target).double(),
@@ -149,20 +142,16 @@ class ManyShot(Task):
 
     def oracle(self, examples: TokenExamples) -> Tensor:
         """Knows the class of every text, and reads its label off the examples."""
-        logits = torch.zeros(*examples.tokens.shape, self.vocabulary.get_vocab_size())
-        for row, (place, episode) in enumerate(zip(self._query_places(examples).tolist(), examples.details)):
-            name = _classes_by_text()[episode.queries[0].text]
-            shown = next(one.label for one in episode.demonstrations if _classes_by_text()[one.text] == name)
-            logits[row, place - 1, _token(self.vocabulary, shown)] = 1.0
-        return logits
+        class_of, shown = _classes_by_text(), []
+        for episode in examples.details:
+            labels = {class_of[example.text]: example.label for example in episode.demonstrations}
+            shown.append(labels[class_of[episode.queries[0].text]])
+        return self._logits(examples, shown)
 
     def guess(self, examples: TokenExamples, seed: int) -> Tensor:
         """Any of the context's labels."""
-        logits = torch.zeros(*examples.tokens.shape, self.vocabulary.get_vocab_size())
         random = Random(seed)
-        for row, (place, episode) in enumerate(zip(self._query_places(examples).tolist(), examples.details)):
-            logits[row, place - 1, _token(self.vocabulary, random.choice(episode.labels))] = 1.0
-        return logits
+        return self._logits(examples, [random.choice(episode.labels) for episode in examples.details])
 
     def chance(self, examples: TokenExamples) -> float:
         """The mean over contexts of one over the number of classes."""
@@ -182,6 +171,12 @@ class ManyShot(Task):
             demonstrations, queries, classes, self.shots, self.order, True, random, num_queries, self.distinct
         )
 
+    def _logits(self, examples: TokenExamples, labels: list[str]) -> Tensor:
+        logits = torch.zeros(*examples.tokens.shape, self.vocabulary.get_vocab_size())
+        tokens = torch.tensor([self.label(label) for label in labels])
+        logits[torch.arange(len(labels)), self._query_places(examples) - 1, tokens] = 1.0
+        return logits
+
     def _query_places(self, examples: TokenExamples) -> Tensor:
         length = examples.labels.shape[1]
         return length - 1 - (examples.labels != IGNORED).flip(1).int().argmax(1)
@@ -190,34 +185,42 @@ class ManyShot(Task):
 @lru_cache(maxsize=4)
 def _texts(file: str, max_characters: int) -> dict[str, list[Example]]:
     """Texts by class that are short enough; a text that stands in two classes has no right answer and is left out."""
-    short = [one for one in read_banking77(BANKING77 / f"{file}.csv") if len(one.text) <= max_characters]
-    return by_label([one for one in short if one.text in _classes_by_text()])
+    examples = read_examples("banking77", BANKING77 / f"{file}.csv")
+    return by_label([e for e in examples if len(e.text) <= max_characters and e.text in _classes_by_text()])
 
 
 @lru_cache(maxsize=1)
 def _classes_by_text() -> dict[str, str]:
     classes: dict[str, set[str]] = {}
     for file in ("train", "test"):
-        for one in read_banking77(BANKING77 / f"{file}.csv"):
-            classes.setdefault(one.text, set()).add(one.label)
+        for example in read_examples("banking77", BANKING77 / f"{file}.csv"):
+            classes.setdefault(example.text, set()).add(example.label)
     return {text: names.pop() for text, names in classes.items() if len(names) == 1}
 
 
 @lru_cache(maxsize=1)
 def _class_names() -> list[str]:
-    names = sorted({one.label for one in read_banking77(BANKING77 / "test.csv")})
+    names = sorted({example.label for example in read_examples("banking77", BANKING77 / "test.csv")})
     Random("banking77").shuffle(names)
     return names
 
 
 @lru_cache(maxsize=4)
 def _vocabulary(max_characters: int, vocab_size: int) -> Tokenizer:
+    """Lower-case byte-pair pieces of the training classes' texts; labels and the names of text and label are one token.
+
+    Tokens 0 and 1 are padding and what is unknown. There are `vocab_size` tokens, or fewer if the texts have fewer.
+    """
     texts = _texts("train", max_characters)
+    fixed = [LINE_BREAK, f"{TEMPLATE.text_name}:", f"{TEMPLATE.label_name}:"]
+    fixed += [ANONYMOUS.format(number=number) for number in range(1, MOST_CLASSES + 1)]
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(fixed), special_tokens=[PAD, UNKNOWN], show_progress=False
+    )
     names = _class_names()[SPLIT_CLASSES["train"]]
-    return train_vocabulary((one.text for name in names for one in texts[name]), TEMPLATE, 8, vocab_size)
-
-
-def _token(vocabulary: Tokenizer, text: str) -> int:
-    token = vocabulary.token_to_id(text)
-    assert token is not None, f"{text!r} is no token"
-    return token
+    tokenizer.train_from_iterator((example.text for name in names for example in texts[name]), trainer)
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in fixed])
+    return tokenizer

@@ -1,33 +1,37 @@
-"""Loss by position in bins, and the differences of models whose batches were the same."""
+"""Loss by position in bins and as curves, and the differences of models whose batches were the same."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from tessera.evaluation.figures import moving_average
+from tessera.papers.curves import panels
 from tessera.papers.experiment import Record
-from tessera.papers.language_modeling.published import NAMES
-from tessera.papers.language_modeling.report import MOSAIC, TRANSFORMERS, Row, signed
-from tessera.papers.tables import markdown, mean_of, with_error
+from tessera.papers.language_modeling.settings import MAIN_NAMES, MOSAIC, NAMES, POSITIONS
+from tessera.papers.tables import difference, grouped, markdown, mean_of, table_of, with_error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Borders of the bins, in tokens of context before the predicted one: 1 to 16, 17 to 50, ...
 BORDERS = (0, 16, 50, 100, 150, 255, 511)
-Rows = Mapping[Row, Mapping[int, Record]]
+DECAY = 0.95
+MAPS = dict(zip(MAIN_NAMES, ("Oranges", "Blues", "Greens", "YlOrBr")))
+Row = tuple[str, int]  # name and blocks
+Rows = Mapping[Row, Sequence[Record]]
 
 
-def by_text(records: Mapping[str, Record]) -> dict[str, dict[Row, dict[int, Record]]]:
-    """Text -> (name, blocks) -> seed -> record, in the order of tables."""
-    texts: dict[str, dict[Row, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
-    for record in records.values():
-        trained = record.configuration.trained
-        texts[record.configuration.text][trained.name, trained.num_layers][trained.seed] = record
-    order = list(NAMES)
-    return {
-        text: {
-            row: dict(sorted(rows[row].items())) for row in sorted(rows, key=lambda row: (row[1], order.index(row[0])))
-        }
-        for text, rows in sorted(texts.items())
-    }
+def by_text(records: Mapping[str, Record]) -> dict[str, dict[Row, list[Record]]]:
+    """Text -> (name, blocks) -> records by seed, in the order of tables."""
+    rows = grouped(records, lambda settings: (settings.text, settings.trained.num_layers, settings.trained.name))
+    texts: dict[str, dict[Row, list[Record]]] = {}
+    for text, depth, name in sorted(rows, key=lambda row: (row[0], row[1], list(NAMES).index(row[2]))):
+        texts.setdefault(text, {})[name, depth] = rows[text, depth, name]
+    return texts
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
@@ -35,20 +39,12 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     tables: dict[str, str] = {}
     for text, rows in by_text(records).items():
         depths = sorted({depth for _, depth in rows})
-        pairs = [
-            (f"{NAMES[name]}, {depth}", rows.get((MOSAIC, depth), {}), rows.get((name, depth), {}))
-            for name in TRANSFORMERS
-            for depth in depths
-        ]
-        kernels = [
-            (f"{NAMES[name]}, {depth}", seeds, rows.get((MOSAIC, depth), {}))
-            for (name, depth), seeds in rows.items()
-            if name not in (MOSAIC, *TRANSFORMERS)
-        ]
+        transformers = [((MOSAIC, depth), (name, depth), (name, depth)) for name in POSITIONS for depth in depths]
+        kernels = [((name, depth), (MOSAIC, depth), (name, depth)) for name, depth in rows if name not in MAIN_NAMES]
         made = {
             "loss by position": _losses(rows),
-            "mosaic minus transformer": _differences("transformer, blocks", pairs),
-            "kernel minus Gaussian": _differences("kernel, blocks", kernels),
+            "mosaic minus transformer": _differences("transformer, blocks", rows, transformers),
+            "kernel minus Gaussian": _differences("kernel, blocks", rows, kernels),
         }
         tables |= {f"{text}: {heading}": table for heading, table in made.items() if table}
     return tables
@@ -60,36 +56,73 @@ def binned(curve: Sequence[float | None]) -> list[float]:
     return [fmean(losses) for losses in bins if losses]
 
 
-def _bins(rows: Rows) -> list[str]:
-    length = max(len(record.outcome["loss_by_position"]) for seeds in rows.values() for record in seeds.values())
-    return [f"{low + 1} to {min(high, length)}" for low, high in pairwise(BORDERS) if low < length]
+def _columns(rows: Rows) -> dict[str, Callable[[Record], float]]:
+    """The loss on all tokens and in each bin, by heading."""
+    length = max(len(record.outcome["loss_by_position"]) for seeds in rows.values() for record in seeds)
+    bins = [f"{low + 1} to {min(high, length)}" for low, high in pairwise(BORDERS) if low < length]
+
+    def in_bin(place: int) -> Callable[[Record], float]:
+        return lambda record: binned(record.outcome["loss_by_position"])[place]
+
+    return {"all": lambda record: record.outcome["loss"], **{name: in_bin(place) for place, name in enumerate(bins)}}
 
 
 def _losses(rows: Rows) -> str:
+    def mean(value: Callable[[Record], float]) -> Callable[[tuple[Row, Sequence[Record]]], str]:
+        return lambda row: with_error(mean_of(list(map(value, row[1]))), ".3f")
+
+    return table_of(
+        rows.items(),
+        {
+            "model": lambda row: NAMES[row[0][0]],
+            "blocks": lambda row: row[0][1],
+            "seeds": lambda row: len(row[1]),
+            **{heading: mean(value) for heading, value in _columns(rows).items()},
+        },
+    )
+
+
+def _differences(heading: str, rows: Rows, pairs: Iterable[tuple[Row, Row, Row]]) -> str:
+    """Ours minus theirs, seed by seed; `pairs`: ours, theirs, and which of them names the line."""
+    columns, lines = _columns(rows), []
+    for ours, theirs, (name, depth) in pairs:
+        changes = [difference(rows.get(ours, ()), rows.get(theirs, ()), value) for value in columns.values()]
+        if changes[0] is not None:
+            lines.append([f"{NAMES[name]}, {depth}", changes[0].count, *(with_error(one, "+.3f") for one in changes)])
+    return markdown([heading, "seeds", *columns], lines) if lines else ""
+
+
+def plot(records: Mapping[str, Record], path: Path) -> None:
+    """A row for each text: mosaic and transformer by depth, then the kernels at the most blocks that they have."""
+    texts = by_text(records)
+    title = f"Loss by position, exponential moving average (decay {DECAY:g}), mean over seeds"
+    with panels(path, 14, 0.6 + 5.0 * len(texts), len(texts), 2, title) as axes:
+        for by_depth, by_kernel, (text, rows) in zip(axes[::2], axes[1::2], texts.items(), strict=True):
+            _draw(by_depth, {row: seeds for row, seeds in rows.items() if row[0] in MAPS})
+            deepest = max((depth for name, depth in rows if name not in MAPS), default=0)
+            _draw(by_kernel, {row: rows[row] for row in rows if row[1] == deepest and row[0] not in POSITIONS})
+            by_depth.set_title(f"{text}: mosaic and transformer, by blocks")
+            by_kernel.set_title(f"{text}: kernels" + (f", blocks: {deepest}" if deepest else ""))
+
+
+def _draw(axis: "Axes", rows: Rows) -> None:
+    depths = sorted({depth for _, depth in rows})
     lines = []
-    for (name, depth), seeds in rows.items():
-        columns = zip(*([r.outcome["loss"], *binned(r.outcome["loss_by_position"])] for r in seeds.values()))
-        cells = [with_error(mean_of(values), ".3f") for values in columns]
-        lines.append([NAMES[name], depth, len(seeds), *cells])
-    return markdown(["model", "blocks", "seeds", "all", *_bins(rows)], lines)
+    for place, ((name, depth), seeds) in enumerate(rows.items()):
+        curves = [np.asarray(record.outcome["loss_by_position"], dtype=float) for record in seeds]
+        mean = moving_average(np.mean(curves, axis=0), DECAY)
+        label = f"{NAMES[name]}, {depth}" if len(depths) > 1 else NAMES[name]
+        axis.plot(np.arange(1, len(mean) + 1), mean, lw=1.4, label=label, color=_color(name, depth, depths, place))
+        lines.append(mean[len(mean) // 16 :])
+    axis.set(xlabel="tokens of context before the predicted one", ylabel="loss, nats per token")
+    if lines:
+        low, high = min(map(np.nanmin, lines)), max(map(np.nanmax, lines))
+        axis.set_ylim(low - 0.05 * (high - low) - 1e-3, high + 0.05 * (high - low) + 1e-3)
 
 
-def _differences(heading: str, pairs: Sequence[tuple[str, Mapping[int, Record], Mapping[int, Record]]]) -> str:
-    lines, shown = [], {}
-    for name, seeds, others in pairs:
-        both = [seed for seed in seeds if seed in others]
-        if both:
-            shown = {(name, 0): seeds}
-            differences = [
-                [
-                    ours - theirs
-                    for ours, theirs in zip(
-                        [seeds[seed].outcome["loss"], *binned(seeds[seed].outcome["loss_by_position"])],
-                        [others[seed].outcome["loss"], *binned(others[seed].outcome["loss_by_position"])],
-                        strict=True,
-                    )
-                ]
-                for seed in both
-            ]
-            lines.append([name, len(both), *(signed(mean_of(values)) for values in zip(*differences))])
-    return markdown([heading, "seeds", "all", *_bins(shown)], lines) if lines else ""
+def _color(name: str, depth: int, depths: list[int], place: int) -> Any:
+    if len(depths) < 2:
+        return f"C{place}"
+    from matplotlib import colormaps
+
+    return colormaps[MAPS[name]](0.4 + 0.5 * depths.index(depth) / (len(depths) - 1))

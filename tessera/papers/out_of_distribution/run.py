@@ -1,5 +1,9 @@
-"""Out of distribution: models that were trained on stories read novels, or any text of the user's."""
+"""Out of distribution: models that were trained on stories read novels, or any text of the user's.
 
+Memory Mosaics, figure 8; Sparse Attention as Compact Kernel Regression, figure 5.
+"""
+
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.data.sources import text_source
@@ -7,15 +11,47 @@ from tessera.evaluation.text import EvaluationText, evaluate_text
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.papers.catalogue import LIBRARY
 from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
-from tessera.papers.language_modeling.settings import KERNELS, MODELS
+from tessera.papers.language_modeling import settings as language
+from tessera.papers.language_modeling.run import PUBLISHED_RECIPES, rounded
 from tessera.papers.language_modeling.training import trained_model
-from tessera.papers.out_of_distribution import figure, report
-from tessera.papers.out_of_distribution.settings import TextSettings, runs_on_texts
+from tessera.papers.out_of_distribution import report
+
+NOVELS = "novels"
+SEQUENCES = {"smoke": 4, "cpu": 256}
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """One trained model on one text.
+
+    Attributes:
+        trained: its training in `language_modeling`.
+        text: `NOVELS`, or a name that the user gave with `--data`. digest: of the user's text, else "".
+        sequences: at most so many, spread over the text.
+    """
+
+    trained: language.LanguageSettings
+    text: str
+    digest: str
+    sequences: int
+
+    @property
+    def seed(self) -> int:
+        """Of the training."""
+        return self.trained.seed
 
 
 def plan(selection: RunSelection) -> list[Run]:
-    """In the order of `language_modeling`, whose models these are."""
-    return runs_on_texts(selection)
+    """Every model of `language_modeling`, in its order, on the bundled novels or on the texts of `--data`."""
+    chosen = language.texts_of(selection.data)
+    places = {text.name: text.path for text in chosen}
+    models = [run for run in language.plan(replace(selection, data=None)) if run.configuration.part == language.MAIN]
+    count = SEQUENCES[selection.budget]
+    return [
+        Run(f"{name}/{run.key}", TextSettings(run.configuration, name, digest, count), run.cost, places)
+        for name, digest in [(text.name, text.digest) for text in chosen] or [(NOVELS, "")]
+        for run in models
+    ]
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
@@ -24,23 +60,22 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     folder = trained_model(settings.trained, context)
     context.report(1.0, f"reading {settings.text}")
     source = text_source(run.data.get(settings.text, settings.text))
-    text = EvaluationText(source, context=settings.trained.recipe["data"]["context"])
+    text = EvaluationText(source, context=settings.trained.context)
     model = load_model(folder).to(context.device)
     measured = evaluate_text(model, load_tokenizer(folder), text, sequences=settings.sequences)
-    curve = [None if loss is None else round(loss, 4) for loss in measured["loss_by_position"]]
     numbers = {name: measured[name] for name in ("loss", "bits_per_byte", "tokens", "sequences")}
-    return {**numbers, "loss_by_position": curve}
+    return {**numbers, "loss_by_position": rounded(measured["loss_by_position"])}
 
 
-# Memory Mosaics, figure 8; Sparse Attention as Compact Kernel Regression, figure 5.
 EXPERIMENT = Experiment(
     LIBRARY["out_of_distribution"],
     settings=TextSettings,
     plan=plan,
     execute=execute,
     tables=report.tables,
-    plot=figure.draw,
-    models=MODELS,
-    kernels=KERNELS,
+    plot=report.plot,
+    models=language.MODELS,
+    kernels=language.KERNELS,
+    published=PUBLISHED_RECIPES,
     takes_data=True,
 )

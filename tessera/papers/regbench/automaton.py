@@ -26,18 +26,6 @@ class Automaton(NamedTuple):
             symbols.append(symbol)
         return symbols
 
-    def states(self, symbols: list[int]) -> list[int]:
-        """The state before each symbol of a string.
-
-        Raises:
-            KeyError: a symbol that is not allowed.
-        """
-        state, passed = 0, []
-        for symbol in symbols:
-            passed.append(state)
-            state = dict(self.edges[state])[symbol]
-        return passed
-
     def digest(self) -> int:
         """64 bits that depend on the automaton alone, the same in every process."""
         return int.from_bytes(blake2b(repr(self.edges).encode(), digest_size=8).digest())

@@ -18,9 +18,9 @@ def ngram_log_probabilities(task: RegBench, examples: TokenExamples, order: int)
     """
     shares = torch.zeros(*examples.tokens.shape, task.vocab_size, dtype=torch.float64)
     for row, length in enumerate(examples.details.lengths.tolist()):
-        for place, counts in enumerate(_counts(task, examples.tokens[row, :length].tolist(), order)):
+        for column, counts in enumerate(_counts(task, examples.tokens[row, :length].tolist(), order)):
             for symbol, count in counts.items():
-                shares[row, place, symbol] = count
+                shares[row, column, symbol] = count
     shares[..., : task.num_symbols] += (shares.sum(-1, keepdim=True) == 0).double()
     return (shares / shares.sum(-1, keepdim=True)).log()
 

@@ -2,17 +2,28 @@
 
 import random
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tessera.base.errors import TesseraError, expect
+from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.regbench.automaton import Automaton, random_automaton
-from tessera.papers.regbench.problems import Problems, allowed_next, draw_strings, padded
-from tessera.papers.regbench.scores import language_scores
 from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples, generator_of
 
 MAX_TRIES = 1000
+
+
+class Problems(NamedTuple):
+    """What is known of examples besides their tokens.
+
+    Attributes:
+        automata: of each example. lengths: tokens of each example without padding (B,).
+    """
+
+    automata: tuple[Automaton, ...]
+    lengths: Tensor
 
 
 @TASKS.register("regbench")
@@ -106,7 +117,15 @@ class RegBench(Task):
 
     def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
         """See the class."""
-        return language_scores(predictions, self._allowed(examples), examples.labels)
+        logits, allowed = predictions[:, :-1], self._allowed(examples)[:, :-1]
+        scored = examples.labels[:, 1:] >= 0
+        is_allowed = allowed.gather(-1, logits.argmax(-1, keepdim=True)).squeeze(-1)
+        uniform = allowed / allowed.sum(-1, keepdim=True).clamp_min(1).double()
+        distance = (torch.where(scored[..., None], logits, 0.0).double().softmax(-1) - uniform).abs().sum(-1) / 2
+        last = scored & (scored.flip(1).cumsum(1).flip(1) == 1)
+        masks = (("", scored), ("last_", last))
+        values = (("accuracy", is_allowed.double()), ("tvd", distance))
+        return {prefix + name: (value * mask).sum(1) / mask.sum(1) for prefix, mask in masks for name, value in values}
 
     def oracle(self, examples: TokenExamples) -> Tensor:
         """Log-probabilities: uniform over the allowed symbols."""
@@ -137,7 +156,23 @@ class RegBench(Task):
         return TokenExamples(examples.tokens[rows, :width], examples.labels[rows, :width], details)
 
     def _allowed(self, examples: TokenExamples) -> Tensor:
-        return allowed_next(examples.tokens, examples.details, self.num_symbols, self.vocab_size)
+        """Whether a token may come after position t: booleans (B, T, V), symbols only.
+
+        The state is the one reached inside the current string, that of the start at a separator; past the end of a
+        problem nothing is allowed. A symbol that its automaton does not allow is an error of whoever made the tokens.
+        """
+        allowed = torch.zeros(*examples.tokens.shape, self.vocab_size, dtype=torch.bool)
+        for row, (automaton, length) in enumerate(zip(*examples.details)):
+            moves = [dict(edges) for edges in automaton.edges]
+            table = torch.zeros(len(moves), self.vocab_size, dtype=torch.bool)
+            for state, edges in enumerate(moves):
+                table[state, list(edges)] = True
+            state, reached = 0, []
+            for token in examples.tokens[row, : int(length)].tolist():
+                state = moves[state][token] if token < self.num_symbols else 0
+                reached.append(state)
+            allowed[row, : len(reached)] = table[reached]
+        return allowed
 
     def _new_automaton(self, known: dict[Automaton, list[int]], split: str, draws: random.Random) -> Automaton:
         for _ in range(MAX_TRIES):
@@ -151,13 +186,19 @@ class RegBench(Task):
 
     def _strings(self, automaton: Automaton, draws: random.Random) -> list[int]:
         while True:
-            tokens = draw_strings(automaton, self.strings, self.length, self.separator, draws)
+            tokens: list[int] = []
+            for index in range(draws.randint(*self.strings)):
+                tokens += [self.separator] * (index > 0) + automaton.string(draws.randint(*self.length), draws)
             if len(tokens) > 1:
                 return tokens
 
     def _examples(self, automata: tuple[Automaton, ...], problems: list[list[int]]) -> TokenExamples:
-        tokens, labels, lengths = padded(problems, self.padding, self.separator)
-        return TokenExamples(tokens, labels, Problems(automata, lengths))
+        """Labels leave out padding, separators and the first token."""
+        rows = [torch.tensor(problem) for problem in problems]
+        tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.padding)
+        labels = tokens.masked_fill(tokens >= self.num_symbols, IGNORED)
+        labels[:, 0] = IGNORED
+        return TokenExamples(tokens, labels, Problems(automata, torch.tensor([len(row) for row in rows])))
 
 
 def _draws(task: RegBench, seed: int, split: str) -> random.Random:
