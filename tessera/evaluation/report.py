@@ -59,14 +59,30 @@ def print_task_reports(reports: Sequence[Report], as_json: bool) -> None:
 
 
 def print_harness_reports(reports: Sequence[Report], as_json: bool) -> None:
-    """Reports of `harness_report`, with "model": the harness's own tables."""
+    """Reports of `harness_report`, with "model": a line for each metric of each task, groups behind them."""
     if as_json:
         _print_json(reports)
         return
     for name, report in zip(short_names([report["model"] for report in reports]), reports):
         switched = {True: "", False: ", without long-term memories", None: ""}[report["long_term_memory"]]
         print(f"{name}{switched}")
-        print(report["table"])
+        names, rows = [], []
+        for task, values in {**report["results"], **report.get("groups", {})}.items():
+            for key, value in values.items():
+                metric, comma, filtered = key.partition(",")
+                if not comma or metric.endswith("_stderr"):
+                    continue
+                error = values.get(f"{metric}_stderr,{filtered}", "")
+                shots = report["n-shot"].get(task, "")
+                names.append(task)
+                rows.append(
+                    (metric, _number(value), _number(error), str(shots), "" if filtered == "none" else filtered)
+                )
+        print_table(("metric", "value", "standard error", "shots", "filter"), names, rows)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def _print_json(reports: Sequence[Report]) -> None:

@@ -322,6 +322,12 @@ def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path, monkeypatch):
     assert (row["question"], f"{row['answer']} ({100 * row['probability']:.1f} %)\n") == ("Where is Mary?", out)
     status, _, err = tessera("ask", tmp_path / "run", "Where is Mary?", "--text", book, "--temperature", 0.5)
     assert (status, "--temperature must be left out: this model answers questions" in err) == (2, True)
+    status, out, err = tessera("eval", tmp_path / "run", "--examples", 4)
+    assert status == 0, err
+    assert "run: babilong, 4 examples per length" in out
+    assert "length 128 " in out  # what the last stage read: two segments of 64
+    status, out, err = tessera("eval", tmp_path / "run", "--task", "babilong", "--lengths", 100, "--examples", 4)
+    assert (status, "length 100 " in out) == (0, True), err
     text = book.read_text()
     plain = tessera("ask", tmp_path / "run", "Where is Mary?", "--text", book)[1].split()[0]
     rows = [{"input": text, "question": "Where is Mary?", "target": target} for target in (plain, plain, "nowhere")]

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from tessera.evaluation.figures import _looks, _validation, binned, is_figure, moving_average, position_curves, training_curves
+from tessera.evaluation.figures import (
+    _looks,
+    _validation,
+    binned,
+    is_figure,
+    moving_average,
+    position_curves,
+    training_curves,
+)
 
 
 def test_bins_average_every_value_once():
