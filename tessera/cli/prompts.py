@@ -137,7 +137,7 @@ def _report(folder: str, arguments: argparse.Namespace, asked: _Asked, rows: lis
     began, on = time.time(), not arguments.without_long_term_memory
     model = load_model(folder, long_term_memory=on)
     own: list[dict[str, Any]] = []
-    scores = asked.measure(model, load_tokenizer(folder), **asked.options, progress=not arguments.json, rows=own)
+    scores = asked.measure(model, load_tokenizer(folder), **asked.options, progress=sys.stderr.isatty(), rows=own)
     rows += [{"model": folder, **row} for row in own]
     configuration = {"model": model.config.to_diff_dict(), "data": asked.data, "options": asked.options}
     made_with = provenance(configuration=configuration, seed=arguments.seed, wall_seconds=time.time() - began)

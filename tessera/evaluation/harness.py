@@ -8,6 +8,7 @@ cuts its beginning off.
 
 import importlib.metadata
 import logging
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -144,7 +145,10 @@ class TesseraLM(HFLM):
         for (texts, _, _), pair in zip(requests, pairs):
             self._require_room(len(pair.context) + len(pair.continuation) - 1, texts)
         likelihoods = continuation_likelihoods(
-            self.model, pairs, batch_size=self.batch_size, progress=not disable_tqdm and self.rank == 0
+            self.model,
+            pairs,
+            batch_size=self.batch_size,
+            progress=not disable_tqdm and self.rank == 0 and sys.stderr.isatty(),
         )
         answers = [(likelihood.log_likelihood, likelihood.is_greedy) for likelihood in likelihoods]
         for (texts, _, _), answer in zip(requests, answers):
@@ -181,7 +185,7 @@ class TesseraLM(HFLM):
             expect(length > 0, WHERE, "a context", "hold at least one token", repr(context))
             new = normalize_gen_kwargs(settings, self.max_gen_toks)["max_gen_toks"]
             self._require_room(length + new, (context, f"{new} new tokens"))
-        return super().generate_until(requests, disable_tqdm)
+        return super().generate_until(requests, disable_tqdm or not sys.stderr.isatty())
 
     def _require_room(self, length: int, request: object) -> None:
         if self.longest is not None and length > self.longest:

@@ -1,6 +1,8 @@
 """What `tessera eval` prints: one model in full, several models in a table, all of it as JSON."""
 
+import itertools
 import json
+import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,18 +15,34 @@ from tessera.evaluation.figures import binned
 Report = dict[str, Any]
 
 
-def short_names(folders: Sequence[str]) -> list[str]:
-    """The last parts of folders' names, as many as tell them apart.
+def short_names(folders: Sequence[str], longest: int = 40) -> list[str]:
+    """The last parts of folders' names, as many as tell them apart; of long ones, what differs.
 
     >>> short_names(["runs/a/model", "runs/b/model"])
     ['a/model', 'b/model']
+    >>> short_names([f"{'a-long-beginning-' * 3}{number}-and-an-end" for number in (1, 23)])
+    ['…1…', '…23…']
     """
     parts = [Path(folder).resolve().parts for folder in folders]
+    names: list[str] = []
     for depth in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
         if len(set(names)) == len(set(parts)):
             break
-    return names
+    if len(set(names)) < 2 or max(map(len, names)) <= longest:
+        return names
+    begin = _shared(names)
+    end = _shared([name[:begin:-1] for name in names])
+    inner = [name[begin : len(name) - end] for name in names]
+    cut = [f"{name[: longest // 2]}…{name[-longest // 2 :]}" if len(name) > longest + 1 else name for name in inner]
+    kept = cut if len(set(cut)) == len(set(names)) else inner
+    return [f"{'…' * (begin > 0)}{name}{'…' * (end > 0)}" for name in kept]
+
+
+def _shared(texts: Sequence[str]) -> int:
+    """How many characters all texts begin with, cut behind the last that is no letter or digit."""
+    alike = "".join(letters[0] for letters in itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts)))
+    return len(alike.rstrip(string.ascii_letters + string.digits))
 
 
 def print_text_reports(reports: Sequence[Report], as_json: bool) -> None:

@@ -322,6 +322,10 @@ def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path, monkeypatch):
     assert (row["question"], f"{row['answer']} ({100 * row['probability']:.1f} %)\n") == ("Where is Mary?", out)
     status, _, err = tessera("ask", tmp_path / "run", "Where is Mary?", "--text", book, "--temperature", 0.5)
     assert (status, "--temperature must be left out: this model answers questions" in err) == (2, True)
+    status, out, err = tessera("info", tmp_path / "run")
+    assert (status, 'it knows questions such as "Where is Daniel?"' in out) == (0, True), err
+    status, out, err = tessera("generate", tmp_path / "run", "--prompt", "Where is Mary?", "--max-new-tokens", 2)
+    assert (status, "answers questions about a text: see tessera ask" in err) == (0, True)
     status, out, err = tessera("eval", tmp_path / "run", "--examples", 4)
     assert status == 0, err
     assert "run: babilong, 4 examples per length" in out
