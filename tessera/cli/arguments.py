@@ -2,15 +2,20 @@
 
 import argparse
 import io
+import json
 import math
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError
+from tessera.base.files import write_text_atomically
 
+OUTPUT_HELP = "write a JSON line for each question into this new file: prompt, answer, score"
 PIECE = 1 << 16  # characters of standard input that are read at once
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**32 - 1  # of numpy's generators
@@ -133,3 +138,8 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="recipe file, or the name of a shipped recipe")
     text = "changes to the recipe, with dotted keys"
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=text)
+
+
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """A line for each of `rows`, all of them or none; NaN is null."""
+    write_text_atomically(path, "".join(json.dumps(to_json(row)) + "\n" for row in rows))

@@ -17,15 +17,14 @@ by the paper's exact match and by the benchmark's own rule, which looks for the 
 
 import argparse
 import itertools
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tessera.base.errors import TesseraError, expect
-from tessera.base.files import expect_output, write_text_atomically
-from tessera.cli.arguments import standard_texts
+from tessera.base.files import expect_output
+from tessera.cli.arguments import OUTPUT_HELP, standard_texts, write_json_lines
 from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
 
 if TYPE_CHECKING:
@@ -59,9 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="JSON or JSON lines with input, question and target in each row: score the model's answers",
     )
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="write the answers into this new file, as JSON lines"
-    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
     add_sampling(parser, max_new_tokens=50, default_temperature=0.0)
 
 
@@ -97,7 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
                     raise
                 print(error, file=sys.stderr)
     finally:
-        _store(arguments.output, answers)
+        if arguments.output is not None:
+            write_json_lines(arguments.output, answers)
     return 0
 
 
@@ -163,11 +161,6 @@ def _score(arguments: argparse.Namespace, model: "SegmentedForCausalLM", tokeniz
 
     rows, summary = score_samples(model, tokenizer, Path(arguments.samples), sampling_of(arguments))
     print(summary)
-    _store(arguments.output, rows)
+    if arguments.output is not None:
+        write_json_lines(arguments.output, rows)
     return 0
-
-
-def _store(path: Path | None, rows: list[dict]) -> None:
-    """Write a JSON line for each question and answer."""
-    if path is not None:
-        write_text_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -2,7 +2,8 @@
 
 On text: nats per token, perplexity, bits per byte, and loss by position in the context. --data is what a recipe's
 data.source can be: stories, a text file, a folder, a glob, or a Hugging Face dataset. Without it a run folder is
-evaluated on its own validation text. Several models are set side by side, and drawn together by --plot.
+evaluated on its own validation text, or on the questions that it was trained on. Several models are set side by side,
+and drawn together by --plot.
 
 On a task (`tessera tasks` lists them): the scores on examples of its test split, at each of --lengths, for example
   tessera eval runs/a runs/b --task mqmtar --lengths 64 128 256
@@ -18,7 +19,15 @@ from pathlib import Path
 
 from tessera.base.errors import expect
 from tessera.base.files import expect_output
-from tessera.cli.arguments import context_length, decay, image_file, positive_int, seed
+from tessera.cli.arguments import (
+    OUTPUT_HELP,
+    context_length,
+    decay,
+    image_file,
+    positive_int,
+    seed,
+    write_json_lines,
+)
 from tessera.lm_eval import require_harness
 
 
@@ -31,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--without-long-term-memory", action="store_true", help="switch the long-term memories off (v2 models)"
     )
     parser.add_argument("--json", action="store_true", help="print as JSON, with provenance; several models: a list")
+    parser.add_argument("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
     text = parser.add_argument_group("on text")
     text.add_argument("--data", nargs="+", help="text to evaluate on (default: the run's validation text)")
     text.add_argument("--split", help="split of stories or of a dataset (default: validation)")
@@ -63,36 +73,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+# Which options belong to what is measured.
+OPTIONS = {
+    "text": ("data", "split", "context", "sequences", "plot", "average"),
+    "--task": ("lengths", "set"),
+    "--tasks": ("include_path", "num_fewshot", "limit", "max_length"),
+}
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate all models, then print and draw."""
+    from tessera.evaluation.figures import is_figure
     from tessera.evaluation.report import print_harness_reports, print_task_reports, print_text_reports
 
-    of_text = ("data", "split", "context", "sequences", "plot", "average")
-    of_task = ("lengths", "set")
-    of_harness = ("include_path", "num_fewshot", "limit", "max_length")
     expect(not (arguments.task and arguments.tasks), "eval", "--task", "be left out with --tasks", arguments.task)
     chosen = "--task" if arguments.task else "--tasks" if arguments.tasks else "text"
-    for where, options in (("text", of_text), ("--task", of_task), ("--tasks", of_harness)):
+    if chosen == "text" and arguments.data is None:
+        arguments.task = _own_task(arguments.models)
+        chosen = "--task" if arguments.task else chosen
+    _refuse_others(arguments, chosen)
+    if arguments.plot:
+        expect_output(Path(arguments.plot), "eval", "--plot", is_figure, "a figure")
+    if arguments.output is not None:
+        expect(chosen != "text", "eval", "--output", "come with --task or --tasks", "a text")
+        expect_output(arguments.output, "eval", "--output")
+    rows: list[dict] = []
+    measure = {"text": _on_text, "--task": _on_task, "--tasks": _on_harness}[chosen]
+    reports = [measure(model, arguments, rows) for model in arguments.models]
+    if arguments.plot:
+        _plot(reports, arguments)
+    if arguments.output is not None:
+        write_json_lines(arguments.output, rows)
+    show = {"text": print_text_reports, "--task": print_task_reports, "--tasks": print_harness_reports}[chosen]
+    show(reports, arguments.json)
+    return 0
+
+
+def _own_task(folders: list[str]) -> str | None:
+    """The task of questions that all these runs were trained on, if any was; None where they read text."""
+    from tessera.training.run_data import trained_task
+
+    trained = [trained_task(folder) for folder in folders]
+    names = {None if one is None else str(one.settings["name"]) for one in trained}
+    alike = "one kind, or --data or --task be given"
+    expect(len(names) == 1, "eval", "models", f"be trained on {alike}", ", ".join(sorted(map(str, names))))
+    return names.pop()
+
+
+def _refuse_others(arguments: argparse.Namespace, chosen: str) -> None:
+    """Raise `TesseraError` for options that say nothing about what is measured."""
+    for where, options in OPTIONS.items():
         for option in options if chosen != where else ():
             unless = f"with {chosen}" if where == "text" else f"without {where}"
-            value = getattr(arguments, option)
-            name = "--" + option.replace("_", "-")
+            value, name = getattr(arguments, option), "--" + option.replace("_", "-")
             expect(value in (None, []), "eval", name, f"be left out {unless}", value)
     expect(arguments.average is None or arguments.plot, "eval", "--plot", "name a file for --average", "none")
-    if arguments.plot:
-        from tessera.evaluation.figures import is_figure
-
-        expect_output(Path(arguments.plot), "eval", "--plot", is_figure, "a figure")
-    if arguments.tasks:
-        print_harness_reports([_on_harness(model, arguments) for model in arguments.models], arguments.json)
-    elif arguments.task:
-        print_task_reports([_on_task(model, arguments) for model in arguments.models], arguments.json)
-    else:
-        reports = [_on_text(model, arguments) for model in arguments.models]
-        if arguments.plot:
-            _plot(reports, arguments)
-        print_text_reports(reports, arguments.json)
-    return 0
 
 
 def _model(folder: str, arguments: argparse.Namespace):
@@ -104,7 +139,7 @@ def _model(folder: str, arguments: argparse.Namespace):
     return model, getattr(model.config, "long_term_memory", None) and enabled
 
 
-def _on_text(folder: str, arguments: argparse.Namespace) -> dict:
+def _on_text(folder: str, arguments: argparse.Namespace, _: list[dict]) -> dict:
     from tessera.evaluation.text import evaluate_text
     from tessera.models.saving.loading import load_tokenizer
     from tessera.models.transformer import context_limit
@@ -118,17 +153,24 @@ def _on_text(folder: str, arguments: argparse.Namespace) -> dict:
     return {"model": str(folder), "long_term_memory": long_term_memory, **report}
 
 
-def _on_task(folder: str, arguments: argparse.Namespace) -> dict:
+def _on_task(folder: str, arguments: argparse.Namespace, rows: list[dict]) -> dict:
     from tessera.evaluation.task import make_task, task_report
+    from tessera.training.run_data import trained_task
 
-    task = make_task(arguments.task, arguments.set)
+    trained, lengths = trained_task(folder), arguments.lengths
+    if trained is None or trained.settings["name"] != arguments.task:
+        task = make_task(arguments.task, arguments.set)
+    else:  # as the run was trained on it, unless --set says otherwise
+        task, lengths = make_task(arguments.task, arguments.set, trained.settings), lengths or [trained.longest]
     model, long_term_memory = _model(folder, arguments)
     options = {name: getattr(arguments, name) for name in ("examples", "batch_size", "seed", "precision")}
-    report = task_report(model, arguments.task, task, arguments.lengths, **options)
+    own: list[dict] | None = None if arguments.output is None else []
+    report = task_report(model, arguments.task, task, lengths, rows=own, **options)
+    rows += [{"model": str(folder), **row} for row in own or ()]
     return {"model": str(folder), "long_term_memory": long_term_memory, **report}
 
 
-def _on_harness(folder: str, arguments: argparse.Namespace) -> dict:
+def _on_harness(folder: str, arguments: argparse.Namespace, rows: list[dict]) -> dict:
     require_harness("eval --tasks")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from tessera.base.precision import resolve_precision
@@ -140,7 +182,9 @@ def _on_harness(folder: str, arguments: argparse.Namespace) -> dict:
     model = TesseraLM(folder, long_term_memory=switch, **options)
     names = [name for name in arguments.tasks.split(",") if name]
     settings = {name: getattr(arguments, name) for name in ("include_path", "limit", "num_fewshot")}
-    return {"model": str(folder), **harness_report(model, names, **settings)}
+    report = harness_report(model, names, samples=arguments.output is not None, **settings)
+    rows += [{"model": str(folder), **row} for row in report.pop("samples", ())]
+    return {"model": str(folder), **report}
 
 
 def _plot(reports: list[dict], arguments: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ prompts of the papers, for example
 """
 
 import argparse
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -70,6 +71,7 @@ def sampling_of(arguments: argparse.Namespace):
 
 def run(arguments: argparse.Namespace) -> int:
     """Load the models; print prompt and continuation, or the table."""
+    from tessera.generation.answering import answers_questions
     from tessera.generation.prompts import continuations, markdown_table, read_prompts
     from tessera.generation.sampling import continuation
     from tessera.models.saving.loading import load_model, load_tokenizer
@@ -78,6 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
         expect_output(arguments.out, "generate", "--out")
     prompts = [arguments.prompt] if arguments.prompts is None else read_prompts(arguments.prompts)
     models = {folder: (load_model(folder), load_tokenizer(folder)) for folder in dict.fromkeys(arguments.models)}
+    for folder, (_, tokenizer) in models.items():
+        if answers_questions(tokenizer):
+            print(f"generate: {folder} answers questions about a text: see tessera ask", file=sys.stderr)
     if arguments.prompts is None and len(models) == 1 and arguments.out is None:
         continuation(*next(iter(models.values())), arguments.prompt, sampling_of(arguments), stream=True)
         return 0

@@ -9,17 +9,18 @@ Questions about one of many documents (--files: SQuAD's or HotpotQA's file), in 
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, did_you_mean, expect
-from tessera.cli.arguments import positive_int, seed
+from tessera.base.files import expect_output
+from tessera.cli.arguments import OUTPUT_HELP, positive_int, seed, write_json_lines
 
-Measure = Callable[..., dict[str, Any]]
 # Of each kind of prompt. They are filled in late, so that an option of the other kind is noticed.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "many_shot": {"shots": [1, 2, 4], "anonymous": False, "contexts": 10, "queries": 10},
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--without-long-term-memory", action="store_true", help="switch the long-term memories off (v2 models)"
     )
     parser.add_argument("--json", action="store_true", help="print as JSON, with provenance")
+    parser.add_argument("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
     shots = parser.add_argument_group("many-shot classification")
     shots.add_argument("--many-shot", metavar="DATA", help="banking77, goemotions or tacred")
     shots.add_argument("--shots", nargs="+", type=positive_int, help="default: 1 2 4")
@@ -50,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask all models, then print."""
+    """Check all models, then ask one after the other."""
+    from tessera.models.saving.loading import load_config, load_tokenizer
+
     chosen = [name for name in ("many_shot", "documents") if getattr(arguments, name)]
     expect(len(chosen) == 1, "prompts", "--many-shot or --documents", "be given, one of them", chosen or "neither")
     for group in DEFAULTS.keys() - chosen:
@@ -61,19 +65,39 @@ def run(arguments: argparse.Namespace) -> int:
     for name, default in DEFAULTS[chosen[0]].items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, default)
-    data, options, measure = (_many_shot if arguments.many_shot else _documents)(arguments)
-    reports = [_report(folder, arguments, data, options, measure) for folder in arguments.models]
+    if arguments.output is not None:
+        expect_output(arguments.output, "prompts", "--output")
+    asked = (_many_shot if arguments.many_shot else _documents)(arguments)
+    for folder in arguments.models:
+        asked.check(load_config(folder), load_tokenizer(folder), **asked.options)
+    reports, failed, rows = [], 0, []
+    for folder in arguments.models:
+        try:
+            reports.append(_report(folder, arguments, asked, rows))
+        except TesseraError as error:  # the others' results are not lost
+            print(error, file=sys.stderr)
+            failed += 1
+        else:
+            if not arguments.json:
+                _print(reports[-1])
+        if arguments.output is not None:
+            write_json_lines(arguments.output, rows)
     if arguments.json:
         print(json.dumps(to_json(reports), indent=1, allow_nan=False))
-    else:
-        for report in reports:
-            _print(report)
-    return 0
+    return 2 if failed else 0
 
 
-def _many_shot(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], Measure]:
-    """The data set, the options that are stored, and what scores a model with its tokenizer."""
-    from tessera.papers.many_shot.prompting import LabelledTexts, many_shot_scores
+class _Asked(NamedTuple):
+    """A data set, the options that are stored, what scores a model, and what checks one beforehand."""
+
+    data: str
+    options: dict[str, Any]
+    measure: Callable[..., dict[str, Any]]
+    check: Callable[..., None]
+
+
+def _many_shot(arguments: argparse.Namespace) -> _Asked:
+    from tessera.papers.many_shot.prompting import LabelledTexts, many_shot_scores, require_room
     from tessera.papers.many_shot.prompts import BANKING77, READERS, TEMPLATES, by_label, read_examples
 
     data, bundled = arguments.many_shot, [BANKING77 / "train.csv", BANKING77 / "test.csv"]
@@ -82,16 +106,18 @@ def _many_shot(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], Meas
     demonstrations, queries = (by_label(read_examples(data, path)) for path in paths)
     texts = LabelledTexts(demonstrations, queries, TEMPLATES[data])
     options = {name: getattr(arguments, name) for name in ("anonymous", "contexts", "queries", "batch_size", "seed")}
-    return data, options, partial(many_shot_scores, texts=texts, shots=arguments.shots)
+    what = {"texts": texts, "shots": arguments.shots}
+    return _Asked(data, options, partial(many_shot_scores, **what), partial(require_room, **what))
 
 
-def _documents(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], Measure]:
-    from tessera.papers.document_qa.prompting import READERS, document_scores, read_questions
+def _documents(arguments: argparse.Namespace) -> _Asked:
+    from tessera.papers.document_qa.prompting import READERS, document_scores, read_questions, require_room
 
     data = arguments.documents
     (path,) = _files(data, READERS, arguments.files, 1, "name one file")
     options = {"questions": arguments.questions, "seed": arguments.seed}
-    return data, options, partial(document_scores, file=read_questions(data, path), lengths=arguments.lengths)
+    what = {"file": read_questions(data, path), "lengths": arguments.lengths}
+    return _Asked(data, options, partial(document_scores, **what), partial(require_room, **what))
 
 
 def _files(data: str, known: Iterable[str], files: list[Path] | None, count: int, requirement: str) -> list[Path]:
@@ -102,20 +128,26 @@ def _files(data: str, known: Iterable[str], files: list[Path] | None, count: int
     return files or []
 
 
-def _report(
-    folder: str, arguments: argparse.Namespace, data: str, options: dict[str, Any], measure: Measure
-) -> dict[str, Any]:
-    """A JSON-ready record with the scores, the options and the provenance."""
+def _report(folder: str, arguments: argparse.Namespace, asked: _Asked, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A JSON-ready record with the scores, the options and the provenance; `rows` gets the questions."""
     from tessera.evaluation.provenance import provenance
     from tessera.models.saving.loading import load_model, load_tokenizer
 
     began, on = time.time(), not arguments.without_long_term_memory
     model = load_model(folder, long_term_memory=on)
-    scores = measure(model, load_tokenizer(folder), **options, progress=not arguments.json)
-    configuration = {"model": model.config.to_diff_dict(), "data": data, "options": options}
+    own: list[dict[str, Any]] = []
+    scores = asked.measure(model, load_tokenizer(folder), **asked.options, progress=sys.stderr.isatty(), rows=own)
+    rows += [{"model": folder, **row} for row in own]
+    configuration = {"model": model.config.to_diff_dict(), "data": asked.data, "options": asked.options}
     made_with = provenance(configuration=configuration, seed=arguments.seed, wall_seconds=time.time() - began)
     switched = on if hasattr(model.config, "long_term_memory") else None
-    return {"model": folder, "data": data, "long_term_memory": switched, "scores": scores, "provenance": made_with}
+    return {
+        "model": folder,
+        "data": asked.data,
+        "long_term_memory": switched,
+        "scores": scores,
+        "provenance": made_with,
+    }
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -3,12 +3,15 @@
 All are `PreTrainedTokenizerFast`, so `save_pretrained`, `AutoTokenizer` and pipelines work on what a run leaves behind.
 """
 
+import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tessera.base.dataclass_io import option
 from tessera.base.errors import TesseraError, did_you_mean, first_line
@@ -21,6 +24,7 @@ GPT2_ON_HUB = "openai-community/gpt2"
 TOKENIZER_TYPES = ("byte", "bpe", "gpt2", "pretrained")
 
 
+BLANK, BYTE_TOKEN = "\u2581", re.compile(r"<0x[0-9A-F]{2}>")  # of SentencePiece
 MOST_TOKENS = 10_000_000  # the trainer reserves memory for all of them
 
 
@@ -80,6 +84,35 @@ def vocabulary_size(spec: TokenizerSpec) -> int:
     if spec.type == "gpt2" and not spec.path:
         return GPT2_VOCABULARY
     return len(build_tokenizer(spec))
+
+
+def token_bytes(tokenizer: "PreTrainedTokenizerBase") -> list[bytes] | None:
+    """The bytes of text that each token stands for; None where tokens do not say them (WordPiece)."""
+    decoder = str(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
+    texts = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    if "'ByteLevel'" in decoder:
+        values = {character: byte for byte, character in enumerate(_byte_characters())}
+        known = [bytes(values[character] for character in text if character in values) for text in texts]
+    elif BLANK in decoder:
+        known = [
+            bytes([int(text[3:5], 16)]) if BYTE_TOKEN.fullmatch(text) else text.replace(BLANK, " ").encode()
+            for text in texts
+        ]
+    else:
+        return None
+    for token, added in tokenizer.added_tokens_decoder.items():
+        known[token] = added.content.encode()
+    return known
+
+
+def token_sizes(tokenizer: "PreTrainedTokenizerBase") -> np.ndarray | None:
+    """How many these bytes are; 0 for special tokens, which are no text."""
+    known = token_bytes(tokenizer)
+    if known is None:
+        return None
+    sizes = np.array([len(text) for text in known])
+    sizes[[token for token, added in tokenizer.added_tokens_decoder.items() if added.special]] = 0
+    return sizes
 
 
 def byte_tokenizer() -> "PreTrainedTokenizerFast":

@@ -130,4 +130,5 @@ def _save(figure: "Figure", path: Path) -> None:
     kind = path.suffix[1:].lower() or "png"
     metadata = {"Software" if kind == "png" else "Creator": MADE_BY}
     with writing(path, "figure"):
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda temporary: figure.savefig(temporary, format=kind, metadata=metadata))

@@ -1,13 +1,14 @@
 """Models in EleutherAI's lm-evaluation-harness (the optional extra `tessera[eval]`): `--model tessera`.
 
-Tokens, prompts, metrics and tables are the harness's; the numbers are those of its own Hugging Face backend. What
-differs is how a model reads: contexts that requests share are read once (`continuation_likelihoods`), models without a
-longest context read texts of any length, and a request that is too long is an error, where the backend cuts its
-beginning off.
+Tokens, prompts, metrics and generation are the harness's; the numbers are those of its own Hugging Face backend. What
+differs is how a model reads: contexts whose continuations are compared are read once (`continuation_likelihoods`),
+models without a longest context read texts of any length, and a request that is too long is an error, where the backend
+cuts its beginning off.
 """
 
 import importlib.metadata
 import logging
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,23 +18,13 @@ import torch
 from lm_eval.api.registry import register_model
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, make_table
-from torch import Tensor
-from tqdm import tqdm
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 
 from tessera.base.errors import TesseraError, did_you_mean, expect
-from tessera.evaluation.continuations import (
-    WORTH_SHARING,
-    WORTH_SHARING_ON_ACCELERATORS,
-    Reader,
-    Request,
-    continuation_likelihoods,
-)
-from tessera.evaluation.prefix_tree import prefix_tree
+from tessera.evaluation.continuations import Request, continuation_likelihoods
 from tessera.evaluation.provenance import provenance
-from tessera.models.forking import fork
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.sizes import num_parameters
 from tessera.models.transformer import context_limit
@@ -42,6 +33,7 @@ WHERE = "lm_eval --model tessera"
 ARGUMENTS = "pretrained, long_term_memory, batch_size, max_length, dtype, device, add_bos_token, prefix_token_id".split(
     ", "
 )
+DEFAULT_DEVICE = "cuda:0"  # of the harness's command line
 SWITCHES = {"on": True, "off": False, True: True, False: False}
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -80,6 +72,8 @@ class TesseraLM(HFLM):
         expect(dtype in PRECISIONS, WHERE, "dtype", "be one of " + ", ".join(PRECISIONS), repr(dtype))
         is_number = str(batch_size).isdigit() and int(batch_size) > 0
         expect(is_number, WHERE, "batch_size", "be a positive integer", repr(batch_size))
+        has_device = device is None or _is_there(device)
+        expect(has_device, WHERE, "device", "be one of this machine, such as cpu", repr(device))
         model = load_model(str(pretrained), long_term_memory=SWITCHES[long_term_memory])
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -108,6 +102,27 @@ class TesseraLM(HFLM):
         size, largest = model.config.get_text_config().vocab_size, len(self.tokenizer)
         expect(largest <= size, WHERE, "the tokenizer", f"fit the model (vocab_size {size})", f"{largest} tokens")
 
+        if self.model.can_generate():  # else rows go on behind the end token as long as others of their batch do
+            self.model.generation_config.eos_token_id = self.eot_token_id
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> "TesseraLM":
+        """See `create_from_arg_obj`."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> "TesseraLM":
+        """The model of these arguments; `additional_config`: options of the command line, which count behind them.
+
+        Its default for the device is a GPU, whether there is one or not.
+        """
+        options = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        if options.get("device") == DEFAULT_DEVICE and not torch.cuda.is_available():
+            del options["device"]
+        return cls(**{**options, **arg_dict})
+
     @property
     def max_length(self) -> int:
         """The longest request in tokens; 2^62 for models without a longest context."""
@@ -130,7 +145,10 @@ class TesseraLM(HFLM):
         for (texts, _, _), pair in zip(requests, pairs):
             self._require_room(len(pair.context) + len(pair.continuation) - 1, texts)
         likelihoods = continuation_likelihoods(
-            self.model, pairs, batch_size=self.batch_size, progress=not disable_tqdm and self.rank == 0
+            self.model,
+            pairs,
+            batch_size=self.batch_size,
+            progress=not disable_tqdm and self.rank == 0 and sys.stderr.isatty(),
         )
         answers = [(likelihood.log_likelihood, likelihood.is_greedy) for likelihood in likelihoods]
         for (texts, _, _), answer in zip(requests, answers):
@@ -160,70 +178,14 @@ class TesseraLM(HFLM):
         return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """What the model writes after each context, up to the first of its stop sequences (left out) or its last token.
-
-        Contexts that begin alike are read once up to where they part; requests that are the same are answered once
-        unless they are sampled.
-        """
+        """What the model writes after each context, as the backend generates it; nothing is cut off."""
         expect(self.model.can_generate(), WHERE, "the model", "be one that generates", self.model.config.model_type)
-        answers: list[str | None] = [None] * len(requests)
-        groups: dict[str, list[int]] = {}
-        for number, request in enumerate(requests):
-            groups.setdefault(repr(sorted(request.args[1].items())), []).append(number)
-        with tqdm(total=len(requests), disable=disable_tqdm or self.rank != 0, unit=" requests") as bar:
-            for numbers in groups.values():
-                settings = normalize_gen_kwargs(requests[numbers[0]].args[1], self.max_gen_toks)
-                samples = bool(settings.get("do_sample"))
-                texts: dict[Any, list[int]] = {}
-                for number in numbers:
-                    context = requests[number].args[0]
-                    texts.setdefault((context, number) if samples else (context,), []).append(number)
-                owners = list(texts.values())
-                for place, answer in self._generated([key[0] for key in texts], dict(settings)):
-                    for number in owners[place]:
-                        answers[number] = answer
-                        self.cache_hook.add_partial("generate_until", requests[number].args, answer)
-                    bar.update(len(owners[place]))
-        return [answer for answer in answers if answer is not None]
-
-    def _generated(self, contexts: list[str], settings: dict[str, Any]) -> Iterator[tuple[int, str]]:
-        """(number of a context, what is generated after it), for contexts with the same settings."""
-        until = handle_stop_sequences(
-            settings.pop("until", None), eos=self.tok_decode([self.eot_token_id], skip_special_tokens=False)
-        )
-        new = settings.pop("max_gen_toks")
-        rows = [self.tok_encode(context) for context in contexts]
-        for context, row in zip(contexts, rows):
-            expect(len(row) > 0, WHERE, "a context", "hold at least one token", repr(context))
-            self._require_room(len(row) + new, (context, f"{new} new tokens"))
-        reader = Reader(self.model)
-        worth = WORTH_SHARING.get(self.device.type, WORTH_SHARING_ON_ACCELERATORS)
-        pending: list[tuple[Any, Any, int]] = [
-            (prefix_tree([row[:-1] if reader.continues else () for row in rows], worth), None, 0)
-        ]
-        while pending:
-            node, state, start = pending.pop()
-            if node.end > start:
-                state = reader.read(rows[node.sequence][start : node.end], state)
-            pending += [(branch, state, node.end) for branch in node.branches]
-            for numbers in _batches(node.rows, rows, self.batch_size, same_length=state is not None):
-                longest = max(len(rows[number]) for number in numbers)
-                padding = [[self.tokenizer.pad_token_id] * (longest - len(rows[number])) for number in numbers]
-                ids = torch.tensor([[*pad, *rows[number]] for pad, number in zip(padding, numbers)])
-                mask = torch.tensor([[0] * len(pad) + [1] * (longest - len(pad)) for pad in padding])
-                options = {} if state is None else {"past_key_values": fork(state, len(numbers))}
-                tokens: Tensor = self._model_generate(
-                    context=ids.to(self.device),
-                    max_length=longest + new,
-                    stop=until,
-                    attention_mask=mask.to(self.device),
-                    **options,
-                    **settings,
-                )
-                for number, row in zip(numbers, tokens[:, longest:].tolist()):
-                    if self.eot_token_id in row:  # others of the batch went on
-                        row = row[: row.index(self.eot_token_id)]
-                    yield number, postprocess_generated_text(self.tok_decode(row), until, None)
+        for context, settings in (request.args for request in requests):
+            length = len(self.tok_encode(context))
+            expect(length > 0, WHERE, "a context", "hold at least one token", repr(context))
+            new = normalize_gen_kwargs(settings, self.max_gen_toks)["max_gen_toks"]
+            self._require_room(length + new, (context, f"{new} new tokens"))
+        return super().generate_until(requests, disable_tqdm or not sys.stderr.isatty())
 
     def _require_room(self, length: int, request: object) -> None:
         if self.longest is not None and length > self.longest:
@@ -236,28 +198,23 @@ class TesseraLM(HFLM):
             )
 
 
+def _is_there(device: str) -> bool:
+    try:
+        torch.empty(1, device=device)
+    except Exception:  # of an unknown name, or of a driver that is not installed
+        return False
+    return True
+
+
 def stated_length(config: Any) -> int | None:
     """The longest context that a model of transformers states, such as the trained one of rotary positions."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
-def _batches(numbers: list[int], rows: list[list[int]], size: int, same_length: bool) -> Iterator[list[int]]:
-    """The rows `numbers`, the longest first, at most `size` at a time, and of one length where this is asked for."""
-    batch: list[int] = []
-    for number in sorted(numbers, key=lambda number: (-len(rows[number]), rows[number])):
-        if batch and (len(batch) == size or (same_length and len(rows[number]) != len(rows[batch[0]]))):
-            yield batch
-            batch = []
-        batch.append(number)
-    if batch:
-        yield batch
-
-
-def harness_report(model: TesseraLM, tasks: Sequence[str], **settings: Any) -> dict[str, Any]:
-    """`evaluate_tasks` as a JSON-ready record with provenance; `table` is what the harness prints."""
+def harness_report(model: TesseraLM, tasks: Sequence[str], *, samples: bool = False, **settings: Any) -> dict[str, Any]:
+    """`evaluate_tasks` as a JSON-ready record with provenance; with `samples` also what was asked and answered."""
     began = time.time()
-    results = evaluate_tasks(model, tasks, **settings)
-    table = make_table(results) + ("\n" + make_table(results, "groups") if results.get("groups") else "")
+    results = evaluate_tasks(model, tasks, log_samples=samples, **settings)
     kept = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
     configuration = {
         "model": model.model.config.to_diff_dict(),
@@ -270,9 +227,18 @@ def harness_report(model: TesseraLM, tasks: Sequence[str], **settings: Any) -> d
     return {
         "long_term_memory": model.long_term_memory,
         **{name: results[name] for name in kept if name in results},
-        "table": table,
+        **({"samples": list(_rows(results["samples"]))} if samples else {}),
         "provenance": provenance(configuration=configuration, seed=0, wall_seconds=time.time() - began),
     }
+
+
+def _rows(samples: dict[str, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """A row for each sample of each task: prompt, target, answer, and its scores."""
+    for task, of_task in samples.items():
+        for sample in of_task:
+            asked = {"prompt": sample["arguments"][0][0], "asked": [arguments[1:] for arguments in sample["arguments"]]}
+            answered = {"target": sample["target"], "answer": sample["filtered_resps"]}
+            yield {"task": task, **asked, **answered, **{name: sample[name] for name in sample["metrics"]}}
 
 
 def evaluate_tasks(
@@ -282,6 +248,7 @@ def evaluate_tasks(
     include_path: str | Path | None = None,
     limit: int | None = None,
     num_fewshot: int | None = None,
+    log_samples: bool = False,
 ) -> dict[str, Any]:
     """The harness's results of `model` on these tasks, of its own or from YAML files in folder `include_path`.
 
@@ -310,5 +277,5 @@ def evaluate_tasks(
         limit=limit,
         num_fewshot=num_fewshot,
         batch_size=model.batch_size,
-        log_samples=False,
+        log_samples=log_samples,
     )

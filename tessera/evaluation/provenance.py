@@ -31,7 +31,7 @@ def provenance(
     """
     return {
         "command": command or f"{_program()} {command_line(sys.argv[1:])}".strip(),
-        "configuration": configuration,
+        "configuration": _portable(configuration),
         "seed": seed,
         "versions": {"tessera": tessera.__version__, "python": platform.python_version(), **_versions()},
         "hardware": hardware(),
@@ -45,6 +45,15 @@ def _program() -> str:
     """How this process was called: a module's name, or that of a script without its folder."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return f"python -m {spec.name.removesuffix('.__main__')}" if spec else Path(sys.argv[0]).name
+
+
+def _portable(value: Any) -> Any:
+    """Absolute paths in a configuration without their folders, which say nothing elsewhere and may name people."""
+    if isinstance(value, dict):
+        return {key: _portable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_portable(item) for item in value]
+    return Path(value).name or value if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def command_line(arguments: Sequence[str]) -> str:

@@ -1,6 +1,8 @@
 """What `tessera eval` prints: one model in full, several models in a table, all of it as JSON."""
 
+import itertools
 import json
+import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,18 +15,34 @@ from tessera.evaluation.figures import binned
 Report = dict[str, Any]
 
 
-def short_names(folders: Sequence[str]) -> list[str]:
-    """The last parts of folders' names, as many as tell them apart.
+def short_names(folders: Sequence[str], longest: int = 40) -> list[str]:
+    """The last parts of folders' names, as many as tell them apart; of long ones, what differs.
 
     >>> short_names(["runs/a/model", "runs/b/model"])
     ['a/model', 'b/model']
+    >>> short_names([f"{'a-long-beginning-' * 3}{number}-and-an-end" for number in (1, 23)])
+    ['…1…', '…23…']
     """
     parts = [Path(folder).resolve().parts for folder in folders]
+    names: list[str] = []
     for depth in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
         if len(set(names)) == len(set(parts)):
             break
-    return names
+    if len(set(names)) < 2 or max(map(len, names)) <= longest:
+        return names
+    begin = _shared(names)
+    end = _shared([name[:begin:-1] for name in names])
+    inner = [name[begin : len(name) - end] for name in names]
+    cut = [f"{name[: longest // 2]}…{name[-longest // 2 :]}" if len(name) > longest + 1 else name for name in inner]
+    kept = cut if len(set(cut)) == len(set(names)) else inner
+    return [f"{'…' * (begin > 0)}{name}{'…' * (end > 0)}" for name in kept]
+
+
+def _shared(texts: Sequence[str]) -> int:
+    """How many characters all texts begin with, cut behind the last that is no letter or digit."""
+    alike = "".join(letters[0] for letters in itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts)))
+    return len(alike.rstrip(string.ascii_letters + string.digits))
 
 
 def print_text_reports(reports: Sequence[Report], as_json: bool) -> None:
@@ -59,14 +77,30 @@ def print_task_reports(reports: Sequence[Report], as_json: bool) -> None:
 
 
 def print_harness_reports(reports: Sequence[Report], as_json: bool) -> None:
-    """Reports of `harness_report`, with "model": the harness's own tables."""
+    """Reports of `harness_report`, with "model": a line for each metric of each task, groups behind them."""
     if as_json:
         _print_json(reports)
         return
     for name, report in zip(short_names([report["model"] for report in reports]), reports):
         switched = {True: "", False: ", without long-term memories", None: ""}[report["long_term_memory"]]
         print(f"{name}{switched}")
-        print(report["table"])
+        names, rows = [], []
+        for task, values in {**report["results"], **report.get("groups", {})}.items():
+            for key, value in values.items():
+                metric, comma, filtered = key.partition(",")
+                if not comma or metric.endswith("_stderr"):
+                    continue
+                error = values.get(f"{metric}_stderr,{filtered}", "")
+                shots = report["n-shot"].get(task, "")
+                names.append(task)
+                rows.append(
+                    (metric, _number(value), _number(error), str(shots), "" if filtered == "none" else filtered)
+                )
+        print_table(("metric", "value", "standard error", "shots", "filter"), names, rows)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def _print_json(reports: Sequence[Report]) -> None:

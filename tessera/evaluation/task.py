@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from tessera.base.precision import autocast, resolve_precision
 from tessera.base.yaml_files import parse_yaml
 from tessera.evaluation.provenance import provenance
 from tessera.models.transformer import context_limit
+from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.task import TASKS, Estimate, Task, TokenExamples, estimate
 
 if TYPE_CHECKING:
@@ -57,10 +59,12 @@ def score_task(
     batch_size: int = 8,
     seed: int = 0,
     precision: str = "fp32",
+    rows: list[dict[str, Any]] | None = None,
 ) -> dict[str, Estimate]:
     """Each score of `task` on `examples` examples of its test split: mean and standard error.
 
-    The task's tokens are the first ids of the model's vocabulary, and predictions are made among them alone.
+    The task's tokens are the first ids of the model's vocabulary, and predictions are made among them alone. `rows`
+    gets one for each example: prompt, target and answer, as text where the task has words, and its scores.
 
     Raises:
         TesseraError: a task that is not about tokens, a vocabulary smaller than the task's, or examples longer than the
@@ -77,25 +81,53 @@ def score_task(
         expect(isinstance(batch, TokenExamples), "eval", "--task", "be about tokens", name)
         return _logits(model, batch, precision)[..., :needed]
 
-    return score_batches(task, batches, predictions)
+    return score_batches(task, batches, predictions, None if rows is None else partial(_add_rows, rows, task))
 
 
-def score_batches(task: Task, batches: Iterable[Any], predictions: Callable[[Any], Any]) -> dict[str, Estimate]:
-    """Each score of `task` over the examples of all batches."""
+def _add_rows(
+    rows: list[dict[str, Any]], task: Task, batch: TokenExamples, logits: Tensor, scores: dict[str, Tensor]
+) -> None:
+    words = getattr(task, "vocabulary", None)
+    for number, (tokens, labels, predicted) in enumerate(zip(batch.tokens, batch.labels, logits.argmax(-1))):
+        places = (labels != IGNORED).nonzero()[:, 0]
+        parts = {"prompt": tokens[: places[0]], "target": labels[places], "answer": predicted[places - 1]}
+        shown = {name: part.tolist() if words is None else words.decode(part.tolist()) for name, part in parts.items()}
+        rows.append({**shown, **{name: float(values[number]) for name, values in scores.items()}})
+
+
+def score_batches(
+    task: Task, batches: Iterable[Any], predictions: Callable[[Any], Any], see: Callable[..., None] | None = None
+) -> dict[str, Estimate]:
+    """Each score of `task` over the examples of all batches; `see` is shown each with predictions and scores."""
     values: dict[str, list[Tensor]] = {}
     for batch in batches:
-        for name, scores in task.scores(predictions(batch), batch).items():
+        predicted = predictions(batch)
+        of_batch = task.scores(predicted, batch)
+        if see is not None:
+            see(batch, predicted, of_batch)
+        for name, scores in of_batch.items():
             values.setdefault(name, []).append(scores)
     return {name: estimate(torch.cat(scores)) for name, scores in values.items()}
 
 
 def task_report(
-    model: "PreTrainedModel", name: str, task: Task, lengths: list[int] | None, **options: Any
+    model: "PreTrainedModel",
+    name: str,
+    task: Task,
+    lengths: list[int] | None,
+    *,
+    rows: list[dict[str, Any]] | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """`score_task` at each of `lengths`, counted as the task does (None: at its own), as a JSON-ready record."""
     began, setting = time.time(), task.length_setting
     tasks = {getattr(task, setting): task} if lengths is None else {n: task.at_length(n) for n in lengths}
-    scores = {length: score_task(model, task, **options) for length, task in tasks.items()}
+    scores: dict[int, dict[str, Estimate]] = {}
+    for length, at_length in tasks.items():
+        own: list[dict[str, Any]] = []
+        scores[length] = score_task(model, at_length, rows=own if rows is not None else None, **options)
+        if rows is not None:
+            rows += [{setting: length, **row} for row in own]
     settings = {key: value for key, value in asdict(task).items() if key != setting}
     configuration = {"model": model.config.to_diff_dict(), "task": settings, "options": options}
     return {

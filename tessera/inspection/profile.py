@@ -50,13 +50,20 @@ def head_line(head: int) -> dict[str, Any]:
 def recall_map(trace: Trace, memory: MemoryTrace, head: int, axes: "Axes | None" = None) -> "Axes":
     """Draw which pair (across) each traced query (down) recalled with one head, darker for more weight.
 
+    The darkest colour stands for the weight that a fiftieth of the pairs exceeds, as the bar beside it says: the first
+    queries see few pairs, and give them weights beside which those of a long text would be blank.
+
     Raises:
         TesseraError: the memory has no such head.
     """
     has_head = 0 <= head < memory.num_heads
     expect(has_head, "recall_map", "head", f"lie in 0..{memory.num_heads - 1} of {memory.name}", head)
     axes = _axes() if axes is None else axes
-    axes.imshow(_dense(trace, memory, head).numpy(), aspect="auto", cmap="Blues", interpolation="nearest")
+    weights = _dense(trace, memory, head)
+    darkest = float(weights[weights > 0].double().quantile(0.98)) if bool((weights > 0).any()) else 1.0
+    options = {"aspect": "auto", "cmap": "Blues", "interpolation": "nearest", "vmin": 0, "vmax": darkest}
+    image = axes.imshow(weights.numpy(), **options)
+    axes.figure.colorbar(image, ax=axes, extend="max", label="weight")
     axes.set_xlabel("stored pair")
     axes.set_ylabel("query, in the order traced")
     axes.set_title(f"layer {memory.layer}, {memory.kind}, head {head}", loc="left")

@@ -1,5 +1,7 @@
-"""The beginning of a text file in a model's tokens."""
+"""The beginning of a text file in a model's tokens, and what each token shows of the text."""
 
+import codecs
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -10,7 +12,49 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tessera.base.errors import TesseraError
 from tessera.data.encoding import PIECE, token_stream
 from tessera.data.text_files import text_of_file
+from tessera.data.tokenizers import token_bytes
 from tessera.models.transformer import context_limit
+
+UNFINISHED = "\u00b7"  # for a token in whose place a character has begun, and does not end
+
+
+class TokenTexts:
+    """What tokens show: characters, where those of several bytes may be cut by tokens. Without a tokenizer, numbers."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        self.tokenizer = tokenizer
+        self._bytes = None if getattr(tokenizer, "backend_tokenizer", None) is None else token_bytes(tokenizer)
+
+    def of_text(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        """Of each token of a text; together they are the text. A character stands where it ends."""
+        if self._bytes is None:
+            return tuple(self._alone(token) for token in tokens)
+        decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        texts = []
+        for place, token in enumerate(tokens):
+            text = _shown(decoder.decode(self._of(token), place + 1 == len(tokens)))
+            texts.append(text + UNFINISHED * bool(decoder.getstate()[0]))
+        return tuple(texts)
+
+    def of_words(self, tokens: Iterable[int]) -> dict[int, str]:
+        """Of tokens that stand alone; bytes that are no characters are shown by their numbers."""
+        return {token: self._alone(token) for token in tokens}
+
+    def _alone(self, token: int) -> str:
+        if self._bytes is not None:
+            return _shown(self._of(token).decode("utf-8", "surrogateescape"))
+        return str(token) if self.tokenizer is None else self.tokenizer.decode([token])
+
+    def _of(self, token: int) -> bytes:
+        assert self._bytes is not None
+        return self._bytes[token] if token < len(self._bytes) else b""  # a model may have more rows than tokens
+
+
+def _shown(text: str) -> str:
+    """Bytes that are no characters as \u2039E5\u203a."""
+    if text.isascii():
+        return text
+    return "".join(f"\u2039{ord(one) - 0xDC00:02X}\u203a" if "\udc80" <= one <= "\udcff" else one for one in text)
 
 
 def read_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, count: int) -> Tensor:

@@ -18,6 +18,7 @@ from tessera.inspection.removal import Removal, without
 from tessera.inspection.segments import SegmentObserver
 from tessera.inspection.sites import LAYER, Site, find_sites, own_residual
 from tessera.inspection.stored import describe_memory
+from tessera.inspection.text import TokenTexts
 from tessera.inspection.trace import MemoryTrace, Trace
 from tessera.kernels import Gaussian
 from tessera.layers.gated_key_extractor import GatedKeyExtractor
@@ -103,14 +104,15 @@ def trace(
     stored = describe_memory(model, memory, predictions) if segments and isinstance(memory, MemoryState) else None
     likeliest = [part for memory in memories for part in (memory.own_tokens, memory.after_tokens) if part is not None]
     likeliest += [before_tokens] + ([stored.tokens] if stored else [])
+    texts = TokenTexts(tokenizer)
     return Trace(
         _about(model),
-        _tokens(tokenizer, input_ids),
+        texts.of_text(input_ids[0].tolist()),
         input_ids[0].cpu(),
         losses,
         torch.tensor(positions, dtype=torch.long),
         tuple(memories),
-        _texts(tokenizer, likeliest),
+        texts.of_words(_distinct(likeliest)),
         segments.trace() if segments else None,
         torch.tensor(removing.pairs, dtype=torch.long),
         stored,
@@ -131,7 +133,7 @@ def trace_memory(
         TesseraError: a model that does not read in segments, or a memory that is not one of its own.
     """
     stored, nothing = describe_memory(model, memory, predictions), torch.empty(0, dtype=torch.long)
-    vocabulary = _texts(tokenizer, [stored.tokens])
+    vocabulary = TokenTexts(tokenizer).of_words(_distinct([stored.tokens]))
     return Trace(_about(model), (), nothing, torch.empty(0), nothing, (), vocabulary, stored=stored)
 
 
@@ -319,14 +321,5 @@ def _about(model: PreTrainedModel) -> dict[str, str | int]:
     return {"type": config.model_type, "class": type(model).__name__, "parameters": parameters, **sizes}
 
 
-def _texts(tokenizer: PreTrainedTokenizerBase | None, predicted: Sequence[Tensor]) -> dict[int, str]:
-    tokens = torch.cat([part.flatten().cpu() for part in predicted]).unique().tolist()
-    return {token: _text(tokenizer, token) for token in tokens}
-
-
-def _tokens(tokenizer: PreTrainedTokenizerBase | None, input_ids: Tensor) -> tuple[str, ...]:
-    return tuple(_text(tokenizer, token) for token in input_ids[0].tolist())
-
-
-def _text(tokenizer: PreTrainedTokenizerBase | None, token: int) -> str:
-    return str(token) if tokenizer is None else tokenizer.decode([token])
+def _distinct(predicted: Sequence[Tensor]) -> list[int]:
+    return torch.cat([part.flatten().cpu() for part in predicted]).unique().tolist()

@@ -128,11 +128,10 @@ def test_files_have_the_modes_that_the_umask_says(tmp_path, mask):
 
 
 def test_a_folder_is_complete_or_absent(tmp_path):
-    def write_and_stop():
-        with new_folder(tmp_path / "folder") as folder:
-            (folder / "half").write_text("x")
-            raise RuntimeError("stopped")
+    def stop(folder):
+        (folder / "half").write_text("x")
+        raise RuntimeError("stopped")
 
-    with pytest.raises(RuntimeError):
-        write_and_stop()
+    with pytest.raises(RuntimeError), new_folder(tmp_path / "folder") as folder:
+        stop(folder)
     assert os.listdir(tmp_path) == []

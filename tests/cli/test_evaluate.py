@@ -1,12 +1,17 @@
 """`tessera eval`: which text is meant, several models beside each other, tasks."""
 
 import json
+import math
 
 import pytest
 import torch
 
 import tessera as library
-from tessera.models.saving.loading import load_tokenizer
+from tessera.data.sources import text_source
+from tessera.data.store import open_or_build
+from tessera.data.tokenizers import train_bpe
+from tessera.data.windows import Split, ValidationWindows
+from tessera.models.saving.loading import load_model, load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +54,8 @@ def test_the_text_that_is_named_is_the_text_that_is_read(tessera, run_folder, co
     assert "cannot be read as a recipe (data: validation must be" in err
     assert len(err.strip().splitlines()) == 1
     status, out, _ = tessera("eval", run_folder, "--data", "stories", "--sequences", 2, "--context", 16)
-    assert "tokens of stories (validation split) in 2 sequences of 16" in out
-    assert "bits per byte" in out
+    assert "tokens of stories (validation split, 2 of " in out
+    assert "sequences spread over it) in 2 sequences of 16" in out
 
 
 def test_several_models_in_one_table_and_one_figure(tessera, run_folder, transformer, corpus, tmp_path, monkeypatch):
@@ -82,6 +87,27 @@ def test_a_context_beyond_the_positions_says_what_works(tessera, transformer, co
     assert "2 sequences of 32" in out
 
 
+def test_bits_per_byte_are_of_the_bytes_that_were_scored(tessera, transformer, tmp_path, monkeypatch):
+    """Of a part whose tokens are longer than those of the rest, with letters of several bytes cut at its borders."""
+    text = "Зима. " * 30 + "aaaa bbbb " * 200
+    (tmp_path / "text.txt").write_text(text)
+    tokenizer = train_bpe([text], 300)
+    model = load_model(transformer)
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    command = ("eval", tmp_path / "model", "--data", tmp_path / "text.txt", "--context", 16, "--json")
+    for limit in ((), ("--sequences", 2)):
+        report = json.loads(tessera(*command, *limit)[1])
+        store = open_or_build(text_source(str(tmp_path / "text.txt")), tokenizer, tmp_path / "cache")
+        windows = ValidationWindows(Split.of(store), 16, limit[1] if limit else None)
+        tokens = [token for window in windows for token in window["input_ids"].tolist()[1:]]
+        num_bytes = sum(map(len, tokenizer.convert_ids_to_tokens(tokens)))
+        expected = report["loss"] / math.log(2) * report["tokens"] / num_bytes
+        assert report["bits_per_byte"] == pytest.approx(expected, rel=1e-6)
+        assert ("sequences spread over it" in report["part"]) == bool(limit)
+
+
 def test_models_are_scored_on_tasks(tessera, refused, tmp_path):
     torch.manual_seed(0)
     config = library.MemoryMosaicConfig(vocab_size=24, hidden_size=8, num_layers=1, num_heads=2, num_persistent_slots=4)
@@ -94,6 +120,15 @@ def test_models_are_scored_on_tasks(tessera, refused, tmp_path):
     reports = json.loads(tessera("eval", tmp_path / "a", tmp_path / "b", *options, "--json")[1])
     assert [report["scores"]["4"]["exact_match"]["count"] for report in reports] == [8, 8]
     assert reports[0]["model"] == str(tmp_path / "a")
+    stored = tmp_path / "rows.jsonl"
+    assert tessera("eval", tmp_path / "a", *options, "--output", stored)[0] == 0
+    rows = [json.loads(line) for line in stored.read_text().splitlines()]
+    assert [row["num_pairs"] for row in rows] == [2] * 8 + [4] * 8
+    for row in rows:
+        assert (row["answer"] == row["target"]) == (row["exact_match"] == 1)
+        assert len(row["prompt"]) > 2 * row["num_pairs"]
+    mean = sum(row["exact_match"] for row in rows[8:]) / 8
+    assert mean == pytest.approx(reports[0]["scores"]["4"]["exact_match"]["mean"])
     for more, message in (
         (("--plot", "x.png"), "--plot must be left out with --task; got x.png."),
         (("--set", "num_symbols=64"), "know AssociativeRetrieval's 67 tokens; got vocab_size 24."),

@@ -58,7 +58,7 @@ def test_text_in_a_table_cannot_break_it():
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"\xff\xfe", "text must be UTF-8"), (b"\n \n", "which holds none"), (None, "(No such file or directory)")],
+    [(b"\xff\xfe", "this is UTF-16"), (b"\n \n", "which holds none"), (None, "(No such file or directory)")],
 )
 def test_prompts_that_cannot_be_read(refused, run_folder, tmp_path, content, message):
     if content is not None:

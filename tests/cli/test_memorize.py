@@ -289,6 +289,16 @@ def test_two_commands_from_nothing_to_an_answer(tessera, refused, tmp_path, monk
     assert (row["question"], f"{row['answer']} ({100 * row['probability']:.1f} %)\n") == ("Where is Mary?", out)
     drawing = ("ask", tmp_path / "run", "Where is Mary?", *reading, "--temperature", 0.5)
     refused("--temperature must be left out: this model answers questions", *drawing)
+    status, out, err = tessera("info", tmp_path / "run")
+    assert (status, 'it knows questions such as "Where is Daniel?"' in out) == (0, True), err
+    status, out, err = tessera("generate", tmp_path / "run", "--prompt", "Where is Mary?", "--max-new-tokens", 2)
+    assert (status, "answers questions about a text: see tessera ask" in err) == (0, True)
+    status, out, err = tessera("eval", tmp_path / "run", "--examples", 4)
+    assert status == 0, err
+    assert "run: babilong, 4 examples per length" in out
+    assert "length 128 " in out  # what the last stage read: two segments of 64
+    status, out, err = tessera("eval", tmp_path / "run", "--task", "babilong", "--lengths", 100, "--examples", 4)
+    assert (status, "length 100 " in out) == (0, True), err
     text = book.read_text()
     plain = tessera("ask", tmp_path / "run", "Where is Mary?", "--text", book)[1].split()[0]
     rows = [{"input": text, "question": "Where is Mary?", "target": target} for target in (plain, plain, "nowhere")]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import subprocess
 import sys
 
@@ -269,7 +270,16 @@ def test_eval_with_tasks(folders, tasks, capsys):
     assert 0 <= report["results"]["local_choice"]["acc,none"] <= 1
     assert report["provenance"]["configuration"]["tasks"] == TASKS[:2]
     assert main([*arguments, "--tasks", TASKS[0], "--limit", "2"]) == 0
-    assert "|local_choice|" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert re.search(r"metric +value +standard error +shots +filter\nlocal_choice +acc +[01]\.\d{4} ", out)
+    stored = tasks / "answers.jsonl"
+    assert main([*arguments, "--tasks", ",".join(TASKS), "--output", str(stored)]) == 0
+    rows = [json.loads(line) for line in stored.read_text().splitlines()]
+    stored.unlink()
+    assert {row["task"]: len(row["answer"]) > 0 for row in rows} == dict.fromkeys(TASKS, True)
+    choices = [row["acc"] for row in rows if row["task"] == "local_choice"]
+    assert sum(choices) / len(choices) == pytest.approx(report_of(capsys, main, arguments)["acc,none"])
+    assert all(row["prompt"].endswith("Answer:") for row in rows if row["task"] == "local_generation")
     assert main([*arguments, "--task", "mqmtar"]) == 2
     assert "--include-path must be left out without --tasks" in capsys.readouterr().err
     # The shots leave no room in 400 positions.
@@ -277,6 +287,27 @@ def test_eval_with_tasks(folders, tasks, capsys):
     assert main([*arguments, "--tasks", TASKS[0], "--max-length", "60"]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert "a request must have at most 60 tokens; got " in error
+
+
+def report_of(capsys, main, arguments):
+    capsys.readouterr()
+    assert main([*arguments, "--tasks", "local_choice", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["results"]["local_choice"]
+
+
+def test_arguments_of_the_harness_own_command_line(folders, monkeypatch):
+    """Its default device is a GPU, and model arguments may say again what its options say."""
+    from tessera.evaluation.harness import TesseraLM
+
+    options = {"batch_size": 1, "max_batch_size": None, "device": "cuda:0"}
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    model = TesseraLM.create_from_arg_string(f"pretrained={folders['v1']},batch_size=3", options)
+    assert (model.device.type, model.batch_size) == ("cpu", 3)
+    model = TesseraLM.create_from_arg_obj({"pretrained": str(folders["v1"]), "device": "cpu"}, {"device": "cuda:0"})
+    assert model.device.type == "cpu"
+    for device in ("cuda:7", "gpu"):
+        with pytest.raises(TesseraError, match=f"device must be one of this machine, such as cpu; got '{device}'"):
+            TesseraLM.create_from_arg_string(f"pretrained={folders['v1']},device={device}", options)
 
 
 @pytest.mark.slow
@@ -290,8 +321,8 @@ def test_an_unknown_task_is_named(folders, tasks, capsys):
 @pytest.mark.slow
 def test_the_harness_own_command_line(folders, tasks):
     command = [sys.executable, "-m", "tessera.lm_eval", "--model", "tessera", "--include_path", str(tasks)]
-    command += ["--tasks", "local_choice", "--device", "cpu", "--model_args"]
-    arguments = f"pretrained={folders['v2']},long_term_memory="
+    command += ["--tasks", "local_choice", "--model_args"]
+    arguments = f"pretrained={folders['v2']},batch_size=2,long_term_memory="
     done = subprocess.run([*command, arguments + "off"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "|local_choice|" in done.stdout

@@ -48,6 +48,16 @@ def test_a_command_names_no_folders_of_this_machine(argument, recorded):
     assert command_line(["reproduce", argument, "--x=1"]) == f"reproduce {recorded} --x=1"
 
 
+def test_a_configuration_names_no_folders_of_this_machine():
+    given = {
+        "data": {"source": ["/home/me/a text.txt", "stories"], "separator": "\n\n"},
+        "model": {"path": "/srv/m/gpt"},
+    }
+    recorded = provenance(configuration=given)["configuration"]
+    assert recorded == {"data": {"source": ["a text.txt", "stories"], "separator": "\n\n"}, "model": {"path": "gpt"}}
+    assert given["model"]["path"] == "/srv/m/gpt"
+
+
 def test_the_commit_is_named_with_its_changes(tmp_path):
     assert commit(tmp_path) is None
     git(tmp_path, "init", "-q")

@@ -151,6 +151,34 @@ def test_every_view_is_readable(opened, scheme, screenshots):
         assert len(image_of(picture).getcolors(1 << 20)) > 20, f"{view} is empty"
 
 
+# Where words cannot be read: a box of text that is too narrow, a picture that is drawn too small, what is cut off.
+NARROW = """() => {
+    const found = [];
+    for (const box of document.querySelectorAll(".text, .panel, .page")) {
+        const width = box.getBoundingClientRect().width;
+        if (width < 300) found.push(`${box.className} is ${width} wide`);
+    }
+    for (const svg of document.querySelectorAll("svg")) {
+        const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+        if (scale < 0.9) found.push(`a picture is drawn at ${scale}`);
+    }
+    return found;
+}"""
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_telephone_shows_every_view(opened, view, screenshots):
+    page = opened(mosaic_trace(), armt_trace())
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.get_by_role("tab", name=view).click()
+    if page.locator(".token").count():
+        page.locator(".text [data-token='30']").first.click()
+    assert page.evaluate(NARROW) == []
+    clashes, excess = page.evaluate(LAYOUT)
+    assert (clashes, excess) == ([], 0)
+    page.screenshot(path=screenshots / f"{view.lower()}-telephone.png", full_page=True)
+
+
 def test_the_shade_of_a_token_is_its_weight(opened):
     """As the screen has it: the heaviest pair is darker than the lightest one that is listed."""
     trace = mosaic_trace(kernel="gaussian")

@@ -2,6 +2,7 @@
 
 import html
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,6 +43,21 @@ def test_recall_map():
     assert image[30].sum() == pytest.approx(weights.sum().item(), abs=1e-5)
     with pytest.raises(TesseraError, match=r"head must lie in 0\.\.1"):
         recall_map(trace, trace.memories[0], 2)
+
+
+def test_the_map_of_weights_that_are_all_small_is_not_blank():
+    """As of a Gaussian memory, which spreads its weight over all pairs: the first query has all of it on one."""
+    trace = mosaic_trace()
+    memory, steps = trace.memories[0], len(trace.tokens)
+    counts = torch.arange(steps)
+    rows = torch.cat([torch.zeros(1), counts.repeat_interleave(memory.num_heads).cumsum(0)]).int()
+    pairs = torch.cat([torch.arange(count) for count in counts.tolist() for _ in range(memory.num_heads)]).int()
+    weights = (1 / counts.repeat_interleave(memory.num_heads).clamp(min=1)).repeat_interleave(rows.diff())
+    uniform = replace(memory, rows=rows, pairs=pairs, weights=weights)
+    drawn = recall_map(trace, uniform, 1).get_images()[0]
+    darkness = drawn.norm(drawn.get_array())[-1, : steps - 1]
+    assert drawn.norm.vmin == 0
+    assert darkness.min() > 3 / (steps - 1), "three times as dark as on a scale from 0 to 1"
 
 
 def test_recalled_text():

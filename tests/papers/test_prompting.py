@@ -1,13 +1,14 @@
 """Prompts of the v2 paper, asked of models with a tokenizer of their own."""
 
 import json
+import shutil
 from dataclasses import replace
 from functools import partial
 from random import Random
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tessera.base.errors import TesseraError
 from tessera.cli.main import main
@@ -79,8 +80,6 @@ def test_the_greedy_label_is_exact_up_to_the_end_of_its_line():
 
 
 def test_a_prompt_that_does_not_fit_is_an_error():
-    from transformers import AutoModelForCausalLM
-
     sizes = {"vocab_size": len(TOKENIZER), "hidden_size": 16, "num_layers": 1, "num_heads": 2, "max_positions": 40}
     model = AutoModelForCausalLM.from_config(transformer_config(**sizes)).eval()
     assert request_of(model, TOKENIZER, "one two", " three").continuation == TOKENIZER(" three")["input_ids"]
@@ -158,3 +157,58 @@ def test_mistakes_are_one_line(options, words, capsys):
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+def short_model(folder, positions):
+    """A transformer that has learned so many positions."""
+    sizes = {"vocab_size": len(TOKENIZER), "hidden_size": 16, "num_layers": 1, "num_heads": 2}
+    AutoModelForCausalLM.from_config(transformer_config(**sizes, max_positions=positions)).save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", ["many-shot", "documents"])
+def test_all_models_are_checked_before_the_first_is_asked(folder, capsys, monkeypatch, kind):
+    (folder / "dev.json").write_text(json.dumps(SQUAD))
+    few = ["--contexts", "1", "--queries", "1", "--shots", "1"]
+    options = {
+        "many-shot": ["--many-shot", "banking77", *few],
+        "documents": ["--documents", "squad", "--files", str(folder / "dev.json"), "--lengths", "400"],
+    }[kind]
+    monkeypatch.setattr("tessera.models.saving.loading.load_model", lambda *_, **__: pytest.fail("asked"))
+    assert main(["prompts", str(folder / "model"), short_model(folder / "short", 100), *options]) == 2
+    captured = capsys.readouterr()
+    assert "the 100 positions that this" in captured.err
+    assert captured.out == ""
+
+
+def test_what_is_done_is_kept_when_a_model_fails(folder, capsys):
+    """Its weights are damaged: that is noticed when it is its turn. The answers are stored, a line for each."""
+    (folder / "dev.json").write_text(json.dumps(SQUAD))
+    damaged = folder / "damaged"
+    shutil.copytree(folder / "model", damaged)
+    weights = (damaged / "model.safetensors").read_bytes()
+    (damaged / "model.safetensors").write_bytes(weights[:-100])
+    models = [str(folder / "model"), str(damaged), str(folder / "model")]
+    options = ["--documents", "squad", "--files", str(folder / "dev.json"), "--lengths", "400", "--questions", "2"]
+    stored = folder / "rows.jsonl"
+    assert main(["prompts", *models, *options, "--output", str(stored)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.count("400 tokens, ") == 2
+    assert "damaged: weights" in captured.err
+    rows = [json.loads(line) for line in stored.read_text().splitlines()]
+    assert len(rows) == 4
+    for row in rows:
+        assert row["prompt"].endswith(f"Question: {row['question']} Answer:")
+        assert row["contains_answer"] == any(target in row["answer"] for target in row["target"])
+
+
+def test_stored_rows_add_up_to_the_scores():
+    rows = []
+    scores = many_shot_scores(llama(), TOKENIZER, TEXTS, [1], contexts=2, queries=3, rows=rows)
+    assert len(rows) == 4 * 2 * 3
+    for strategy in ("newline, fixed", "space, shuffled"):
+        own = [row for row in rows if row["strategy"] == strategy]
+        for name in ("exact_match", "likeliest_label"):
+            assert sum(row[name] for row in own) / len(own) == pytest.approx(scores["1"][strategy][name]["mean"])
+        assert all((row["answer"] == row["target"]) == row["likeliest_label"] for row in own)

@@ -17,7 +17,7 @@ from tessera.models.transformer import context_limit
 from tessera.tasks.task import estimate
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _ORDER = "Answer the question based on the given documents. Only give me the answer and do not output any other words."
 TEMPLATE = (
@@ -125,8 +125,7 @@ def longest_prompt(
         return count_tokens(prompt(num_documents)) + answer_tokens
 
     fewest, most = len(question.golden), len(file.documents)
-    needed = f"be at least {tokens(fewest)} tokens for this question and its own documents"
-    expect(tokens(fewest) <= length, "document_qa", "length", needed, f"{length}: {question.question[:60]!r}")
+    _expect_fits(tokens(fewest), length, question)
     while fewest < most:
         middle = (fewest + most + 1) // 2
         fewest, most = (middle, most) if tokens(middle) <= length else (fewest, middle - 1)
@@ -136,6 +135,36 @@ def longest_prompt(
 def contains_answer(output: str, answers: Sequence[str]) -> bool:
     """RULER's score: one of the answers stands in the output, whatever the case."""
     return any(answer.lower() in output.lower() for answer in answers)
+
+
+def require_room(
+    config: "PreTrainedConfig",
+    tokenizer: "PreTrainedTokenizerBase",
+    file: QuestionFile,
+    lengths: Sequence[int],
+    *,
+    questions: int = 100,
+    answer_tokens: int = ANSWER_TOKENS,
+    seed: int = 0,
+) -> None:
+    """Raise `TesseraError` unless a model of `config` can be asked at all these lengths: before any is asked."""
+    longest = context_limit(config)
+    for length in lengths:
+        needed = f"be at most the {longest} positions that this {config.model_type} has learned"
+        expect(longest is None or length <= longest, "document_qa", "length", needed, length)
+    for question in _chosen(file, questions, seed):
+        shortest = write_prompt(file, question, len(question.golden), Random(f"{seed} {question.question}"))
+        tokens = len(tokenizer(shortest)["input_ids"]) + answer_tokens
+        _expect_fits(tokens, min(lengths), question)
+
+
+def _chosen(file: QuestionFile, questions: int, seed: int) -> list[DocumentQuestion]:
+    return Random(seed).sample(file.questions, min(questions, len(file.questions)))
+
+
+def _expect_fits(tokens: int, length: int, question: DocumentQuestion) -> None:
+    needed = f"be at least {tokens} tokens for this question and its own documents"
+    expect(tokens <= length, "document_qa", "length", needed, f"{length}: {question.question[:60]!r}")
 
 
 @torch.no_grad()
@@ -149,19 +178,19 @@ def document_scores(
     answer_tokens: int = ANSWER_TOKENS,
     seed: int = 0,
     progress: bool = False,
+    rows: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Length -> `contains_answer` (mean, standard error, count) of greedy answers, and the mean number of `documents`.
 
-    The same questions are asked at every length, in prompts as long as it allows.
+    Prompts are as long as `length` tokens allow, the answer included. The same
+    questions are asked at every length. `rows` gets one for each question: the prompt, the answers, what the model says
+    and its score.
 
     Raises:
         TesseraError: a question whose own documents do not fit, or a length beyond the model's learned positions.
     """
-    chosen = Random(seed).sample(file.questions, min(questions, len(file.questions)))
-    longest = context_limit(model.config)
-    for length in lengths:
-        needed = f"be at most the {longest} positions that this {model.config.model_type} has learned"
-        expect(longest is None or length <= longest, "document_qa", "length", needed, length)
+    require_room(model.config, tokenizer, file, lengths, questions=questions, answer_tokens=answer_tokens, seed=seed)
+    chosen = _chosen(file, questions, seed)
 
     def count_tokens(text: str) -> int:
         return len(tokenizer(text)["input_ids"])
@@ -176,6 +205,10 @@ def document_scores(
             tokens = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
             output = tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)
             contained.append(contains_answer(output, question.answers))
+            if rows is not None:
+                about = {"length": length, "documents": num_documents, "prompt": prompt, "question": question.question}
+                answered = {"target": list(question.answers), "answer": output, "contains_answer": contained[-1]}
+                rows.append(about | answered)
             documents.append(num_documents)
         score = estimate(torch.tensor(contained).double())._asdict()
         outcome[str(length)] = {"contains_answer": score, "documents": sum(documents) / len(documents)}

@@ -1,6 +1,6 @@
 """Many-shot classification with any language model and its own tokenizer (Memory Mosaics v2, section 5.3)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,7 @@ from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Ex
 from tessera.tasks.task import Estimate, estimate
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 class LabelledTexts(NamedTuple):
@@ -38,6 +38,7 @@ def many_shot_scores(
     batch_size: int = 8,
     seed: int = 0,
     progress: bool = False,
+    rows: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Shots -> "delimiter, order" and "best" -> score -> mean, standard error over contexts, count.
 
@@ -45,19 +46,26 @@ def many_shot_scores(
     the context the right one has the highest log-likelihood. "best" is the strategy with the highest `exact_match` at
     this number of shots, as in the paper. The same contexts and queries are used with both delimiters.
 
+    Args:
+        anonymous: "class 1", ... instead of the labels' own names. contexts: for each number of shots and strategy.
+            queries: of each context, which is read once for all of them. rows: a list that gets one for each query:
+            the prompt, the right label, the one that is given, and the scores.
     Raises:
         TesseraError: a prompt longer than the model's learned positions, or a class with too few examples.
     """
     outcome: dict[str, Any] = {}
-    steps = [(count, strategy) for count in shots for strategy in STRATEGIES]
-    for count, strategy in tqdm(steps, disable=not progress, unit=" strategies"):
-        delimiter, order = strategy.split(", ")
-        random, shares = Random(f"{seed} {count} {order}"), []
-        drawn_from = texts.demonstrations, texts.queries, list(texts.queries)
-        for _ in range(contexts):
-            episode = draw_episode(*drawn_from, count, order, anonymous, random, queries)
+    drawn = _drawn(texts, shots, anonymous, contexts, queries, seed)
+    for count, strategy, episodes in tqdm(drawn, disable=not progress, unit=" strategies", total=_steps(shots)):
+        delimiter, shares = strategy.split(", ")[0], []
+        for episode in episodes:
             ask = partial(requests_of, model, tokenizer, texts.template, episode, delimiter)
-            shares.append(episode_shares(model, episode, ask, batch_size))
+            answers = episode_answers(model, episode, ask, batch_size)
+            shares.append(shares_of(episode, answers))
+            for query, answer in zip(episode.queries, answers) if rows is not None else ():
+                prompt = texts.template.prompt(episode.demonstrations, query, delimiter)
+                about = {"shots": count, "strategy": strategy, "prompt": prompt, "question": query.text}
+                scores = {"exact_match": answer.is_exact, "likeliest_label": answer.label == query.label}
+                rows.append({**about, "target": query.label, "answer": answer.label, **scores})
         scores = {name: estimate._asdict() for name, estimate in over_contexts(shares).items()}
         outcome.setdefault(str(count), {})[strategy] = scores
     for by_strategy in outcome.values():
@@ -65,21 +73,81 @@ def many_shot_scores(
     return outcome
 
 
-def episode_shares(
+def require_room(
+    config: "PreTrainedConfig",
+    tokenizer: "PreTrainedTokenizerBase",
+    texts: LabelledTexts,
+    shots: Sequence[int],
+    *,
+    anonymous: bool = False,
+    contexts: int = 10,
+    queries: int = 10,
+    seed: int = 0,
+    **_: Any,
+) -> None:
+    """Raise `TesseraError` unless every prompt of `many_shot_scores` fits a model of `config`: before any is asked."""
+    if context_limit(config) is None:
+        return
+    for _count, strategy, episodes in _drawn(texts, shots, anonymous, contexts, queries, seed):
+        for episode in episodes:
+            for query in episode.queries:
+                prompt = texts.template.prompt(episode.demonstrations, query, strategy.split(", ")[0])
+                answer = max(episode.labels, key=lambda label: len(tokenizer(f" {label}\n")["input_ids"]))
+                _expect_room(config, len(tokenizer(f"{prompt} {answer}\n")["input_ids"]))
+
+
+def _steps(shots: Sequence[int]) -> int:
+    return len(shots) * len(STRATEGIES)
+
+
+def _drawn(
+    texts: LabelledTexts, shots: Sequence[int], anonymous: bool, contexts: int, queries: int, seed: int
+) -> Iterator[tuple[int, str, Iterator[Episode]]]:
+    """(shots, strategy, its contexts): the same for every model."""
+    classes = list(texts.queries)
+    for count in shots:
+        for strategy in STRATEGIES:
+            order = strategy.split(", ")[1]
+            draw = partial(draw_episode, texts.demonstrations, texts.queries, classes, count, order, anonymous)
+            random = Random(f"{seed} {count} {order}")
+            yield count, strategy, (draw(random, queries) for _ in range(contexts))
+
+
+class Answered(NamedTuple):
+    """The label that is likeliest, and whether the greedy continuation is the right one."""
+
+    label: str
+    is_exact: bool
+
+
+def episode_answers(
     model: "PreTrainedModel", episode: Episode, ask: Callable[[Example], list[Request]], batch_size: int
-) -> dict[str, float]:
-    """Of one context: the share of right queries by each score.
+) -> list[Answered]:
+    """Of one context, query by query.
 
     `ask(query)`: a request for each of the context's labels, and one for all of the right answer.
     """
     asked = [ask(query) for query in episode.queries]
     answered = iter(continuation_likelihoods(model, [r for of_query in asked for r in of_query], batch_size=batch_size))
-    exact = likeliest = 0
-    for query in episode.queries:
+    answers = []
+    for _ in episode.queries:
         values = [next(answered).log_likelihood for _ in episode.labels]
-        exact += next(answered).is_greedy
-        likeliest += episode.labels[values.index(max(values))] == query.label
-    return {"exact_match": exact / len(episode.queries), "likeliest_label": likeliest / len(episode.queries)}
+        answers.append(Answered(episode.labels[values.index(max(values))], next(answered).is_greedy))
+    return answers
+
+
+def shares_of(episode: Episode, answers: Sequence[Answered]) -> dict[str, float]:
+    """The share of right queries by each score."""
+    exact = sum(answer.is_exact for answer in answers)
+    likeliest = sum(answer.label == query.label for query, answer in zip(episode.queries, answers))
+    return {"exact_match": exact / len(answers), "likeliest_label": likeliest / len(answers)}
+
+
+def episode_shares(
+    model: "PreTrainedModel", episode: Episode, ask: Callable[[Example], list[Request]], batch_size: int
+) -> dict[str, float]:
+    """`shares_of` the answers of one context."""
+    return shares_of(episode, episode_answers(model, episode, ask, batch_size))
 
 
 def over_contexts(shares: Sequence[Mapping[str, float]]) -> dict[str, Estimate]:
@@ -103,8 +171,11 @@ def request_of(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", p
     tokens = tokenizer(prompt + answer)["input_ids"]
     if tokens[: len(context)] != context or len(tokens) == len(context):  # the tokenizer merges across the border
         tokens = [*context, *tokenizer(answer, add_special_tokens=False)["input_ids"]]
-    longest = context_limit(model.config)
-    needed = f"fit the {longest} positions that this {model.config.model_type} has learned"
-    fits = longest is None or len(tokens) <= longest
-    expect(fits, "many_shot", "the prompt", needed, f"{len(tokens)} tokens", "Fewer shots.")
+    _expect_room(model.config, len(tokens))
     return Request(context, tokens[len(context) :])
+
+
+def _expect_room(config: "PreTrainedConfig", tokens: int) -> None:
+    longest = context_limit(config)
+    needed = f"fit the {longest} positions that this {config.model_type} has learned"
+    expect(longest is None or tokens <= longest, "many_shot", "the prompt", needed, f"{tokens} tokens", "Fewer shots.")
