@@ -70,7 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     asked = (_many_shot if arguments.many_shot else _documents)(arguments)
     for folder in arguments.models:
         asked.check(load_config(folder), load_tokenizer(folder), **asked.options)
-    reports, failed, rows = [], 0, []
+    reports, failed = [], 0
+    rows: list[dict[str, Any]] = []
     for folder in arguments.models:
         try:
             reports.append(_report(folder, arguments, asked, rows))

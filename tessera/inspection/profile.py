@@ -61,8 +61,7 @@ def recall_map(trace: Trace, memory: MemoryTrace, head: int, axes: "Axes | None"
     axes = _axes() if axes is None else axes
     weights = _dense(trace, memory, head)
     darkest = float(weights[weights > 0].double().quantile(0.98)) if bool((weights > 0).any()) else 1.0
-    options = {"aspect": "auto", "cmap": "Blues", "interpolation": "nearest", "vmin": 0, "vmax": darkest}
-    image = axes.imshow(weights.numpy(), **options)
+    image = axes.imshow(weights.numpy(), aspect="auto", cmap="Blues", interpolation="nearest", vmin=0, vmax=darkest)
     axes.figure.colorbar(image, ax=axes, extend="max", label="weight")
     axes.set_xlabel("stored pair")
     axes.set_ylabel("query, in the order traced")

@@ -1,6 +1,7 @@
 """The memory of pairs that contextual, short-term and long-term memories are: one algorithm, one state."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -104,8 +105,8 @@ class PairMemory(nn.Module):
         return PairMemoryState(pairs, carry, pending, pending, documents.new_full((batch, 1), -1), position)
 
     def _sizes(self) -> tuple[int, int]:
-        projection = self.key_extractor.projection
-        return self.key_extractor.num_heads, projection.out_features
+        extractor: Any = self.key_extractor
+        return extractor.num_heads, extractor.projection.out_features
 
     def recall(
         self,

@@ -27,4 +27,4 @@ def register() -> None:
         if name.endswith("_TARGET_MODULES_MAPPING") and not any(other in name for other in OTHER_LAYERS):
             table.update(ADAPTED)
     prefixes = constants.TRANSFORMERS_MODELS_TO_PREFIX_TUNING_POSTPROCESS_MAPPING
-    prefixes.update(dict.fromkeys(STACKS, Prefix.of))
+    prefixes.update(dict.fromkeys(STACKS, Prefix.of))  # type: ignore[arg-type]  # a state for a tuple of tensors

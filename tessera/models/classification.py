@@ -69,7 +69,7 @@ class PRMTModel(SegmentedHiddenStates, PRMTForCausalLM):
 class SegmentedClassifier(SegmentedPreTrainedModel):
     """Plumbing of classifiers on segmented models, whose embeddings are those of the model inside."""
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> Any:
         """The base model's."""
         return self.model.get_input_embeddings()
 
@@ -77,7 +77,7 @@ class SegmentedClassifier(SegmentedPreTrainedModel):
         """Set the base model's."""
         self.model.set_input_embeddings(value)
 
-    def get_output_embeddings(self) -> None:
+    def get_output_embeddings(self) -> Any:
         """None: labels are no tokens."""
 
 
@@ -94,7 +94,7 @@ def _classifiers(
     made = {}
     for task, head in HEADS.items():
         described = f"transformers' head for {task} on {name}."
-        body = {"__module__": __name__, "__doc__": described, "base_model_prefix": "model"}
+        body: dict[str, Any] = {"__module__": __name__, "__doc__": described, "base_model_prefix": "model"}
         body["config_class"] = config or plumbing.config_class
         made[task] = globals()[f"{name}For{task}"] = type(f"{name}For{task}", (head, plumbing), body)
     return made

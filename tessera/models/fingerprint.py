@@ -10,7 +10,7 @@ import struct
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedConfig
 
@@ -18,7 +18,13 @@ from tessera.base.devices import is_imagined
 from tessera.models.strict_config import StrictConfig
 
 # Fields that change nothing about what a state means: they may be set between two calls.
-_FREE = ("use_cache", "long_term_delay", "training_long_term_delay", "initialization", "initializer_range")
+_FREE: tuple[str, ...] = (
+    "use_cache",
+    "long_term_delay",
+    "training_long_term_delay",
+    "initialization",
+    "initializer_range",
+)
 _FREE += ("segment_alignment", "backprop_segments", "layers_path")
 _FOREIGN = ("num_hidden_layers", "num_attention_heads", "hidden_act", "activation_function", "rope_theta")
 _FREE_ENDINGS = ("_dropout", "_token_id", "vocab_size", "tie_word_embeddings", "logit_scale")
@@ -33,7 +39,7 @@ class Fingerprint:
         self.versions: list[int] | None = None
         self.structure = self.numbers = ""
 
-    def of(self, stack: nn.Module, begins: bool) -> str | None:
+    def of(self, stack: Any, begins: bool) -> str | None:
         """Its two parts, joined by a colon; the second empty in training, where weights change between two calls.
 
         None where nothing can be looked at. `begins`: a text begins, and modules may have been exchanged since.

@@ -18,7 +18,7 @@ def learned_positions(model: nn.Module) -> int | None:
 
 def first_position(model: nn.Module) -> int:
     """What `position_ids` call the first position: 0, or in RoBERTa the row behind that of padding."""
-    return max((table.padding_idx + 1 for table in _counted_from_padding(model)), default=0)
+    return max(((table.padding_idx or 0) + 1 for table in _counted_from_padding(model)), default=0)
 
 
 def _counted_from_padding(model: nn.Module) -> list[nn.Embedding]:

@@ -1,11 +1,11 @@
 """Pairs in front of a text, for every layer: what PEFT's prefix tuning and its Cartridges learn."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.base.state import State
@@ -29,9 +29,10 @@ class Prefix(State):
         """N."""
         return self.layers[layer_idx][0].shape[2]
 
-    def state(self, where: str, layers: Sequence[nn.Module]) -> StackState:
+    def state(self, where: str, layers: Iterable[Any]) -> StackState:
         """What a stack of these layers goes on from. Raises `TesseraError` where it has no pairs, or of other sizes."""
         advice = "Its memories are matrices, which hold no pairs."
+        layers = list(layers)
         expect(
             all(hasattr(layer, "begun_with") for layer in layers),
             where,

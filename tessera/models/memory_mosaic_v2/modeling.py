@@ -58,8 +58,9 @@ class MemoryMosaicV2Layer(GradientCheckpointingLayer):
 
     def begun_with(self, keys: Tensor, values: Tensor) -> LayerState:
         """The state in front of a text, when both memories hold these pairs already."""
-        has_long_term = self.long_term is not None and self.long_term_enabled
-        long = self.long_term.begun_with(keys, values) if has_long_term else None
+        long = None
+        if self.long_term is not None and self.long_term_enabled:
+            long = self.long_term.begun_with(keys, values)
         return self.short_term.begun_with(keys, values), long
 
     def branch_ends(self) -> list[nn.Module]:

@@ -197,7 +197,7 @@ class SegmentRunner:
     def _attentions(self, output: Any, segment: Segment, ordinary: slice) -> tuple[Tensor, ...]:
         """What the base says of attention, without memory tokens."""
         first, seen = self.front, segment.before + segment.steps
-        weights = output.get("attentions") or (None,)
+        weights: tuple[Any, ...] = output.get("attentions") or (None,)
         total = first + seen + (self.config.num_memory_tokens if segment.close else 0)
         is_attention = all(layer is not None and layer.shape[-1] == total for layer in weights)
         advice = 'Load it with attn_implementation="eager"; weights of memories are in tessera.inspection.'

@@ -3,7 +3,7 @@
 The paper's figures are curves without numbers.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,10 @@ from tessera.papers.tables import (
     spread,
     with_error,
 )
-from tessera.tasks.task import generator_of
+from tessera.tasks.task import Estimate, generator_of
 
 # Heading -> rule, quantity, cell.
-BY_PAIRS = {
+BY_PAIRS: dict[str, tuple[str, str, Callable[[Estimate], str]]] = {
     "Rewrite, exact match in per cent": ("rewrite", "exact_match", percent),
     "Remember, exact match in per cent": ("remember", "exact_match", percent),
     "Remember, estimated pairs in memory": ("remember", "capacity", partial(with_error, form=".1f")),
@@ -42,7 +42,7 @@ PANELS = (
     ("remember", "capacity", "pairs in memory", "Remember: pairs in memory\nk = n (16 a - 1) / 15"),
 )
 # Heading -> what it is here, and in the paper (section 3, the appendices on training and curriculum, the scripts).
-SETTINGS = {
+SETTINGS: dict[str, tuple[str | Callable[[list[Record]], Any], Any]] = {
     "layers": ("sizes.num_layers", 4),
     "width": ("sizes.hidden_size", 128),
     "memory tokens": ("sizes.num_memory_tokens", 4),

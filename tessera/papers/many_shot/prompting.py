@@ -61,7 +61,9 @@ def many_shot_scores(
             ask = partial(requests_of, model, tokenizer, texts.template, episode, delimiter)
             answers = episode_answers(model, episode, ask, batch_size)
             shares.append(shares_of(episode, answers))
-            for query, answer in zip(episode.queries, answers) if rows is not None else ():
+            for query, answer in zip(episode.queries, answers):
+                if rows is None:
+                    break
                 prompt = texts.template.prompt(episode.demonstrations, query, delimiter)
                 about = {"shots": count, "strategy": strategy, "prompt": prompt, "question": query.text}
                 scores = {"exact_match": answer.is_exact, "likeliest_label": answer.label == query.label}

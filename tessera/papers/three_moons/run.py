@@ -44,8 +44,10 @@ def _round(
     if part.fit:
         assert memory is not None, "repeating the last observation is not trained"
         loss = partial(batch_loss, memory, ThreeMoons(context=settings.length, horizon=1), settings, part)
-        factor = None if settings.bias_correction else partial(uncorrected, part.fit.betas)
-        trained = fit(memory, loss, part.fit, context.folder, report=context.report, name=name, rate_factor=factor)
+        options: dict[str, Any] = {"report": context.report, "name": name}
+        if not settings.bias_correction:
+            options["rate_factor"] = partial(uncorrected, part.fit.betas)
+        trained = fit(memory, loss, part.fit, context.folder, **options)
         outcome = trained.outcome()
     if memory is not None:
         outcome["weights"] = weights(memory)
