@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tessera.base.checkpoints import describe, differences
 from tessera.base.errors import TesseraError
@@ -12,17 +12,7 @@ from tessera.base.files import remove, sync, write_text_atomically
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-
-class TrainingData(Protocol):
-    """What a run reads: a `Corpus`, or the questions of a task."""
-
-    @property
-    def tokenizer(self) -> "PreTrainedTokenizerFast":
-        """Of its text."""
-
-    def checksums(self) -> dict[str, dict[str, Any]]:
-        """Of "training" and "validation": number of `tokens`, and `checksums` that change when these do."""
-
+    from tessera.training.training_data import TrainingData
 
 INPUTS, TOKENIZER = "inputs.json", "tokenizer.json"
 

@@ -18,7 +18,6 @@ from tessera.recipes.model_section import base_folder
 from tessera.recipes.sections import Recipe
 from tessera.training.data_fingerprint import (
     TOKENIZER,
-    TrainingData,
     require_same_inputs,
     require_same_tokenizer,
     write_inputs,
@@ -43,6 +42,7 @@ from tessera.training.saved_recipe import (
     require_same,
     saved_text,
 )
+from tessera.training.training_data import TrainingData
 
 LOCK = "run.lock"
 OUTPUT, ADVICE = "output folder", "Use --output."

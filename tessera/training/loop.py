@@ -121,13 +121,7 @@ def _train_stage(
         step_began = time.perf_counter()
         _set_rate(optimizer, peaks, stage, step)
         loss, norm = _backward(parameters, optimizer, stage.loss_at(step), options, processes)
-        if norm is None or (math.isfinite(norm) and math.isfinite(loss.item())):
-            optimizer.step()
-            progress.add(loss, norm)
-        elif options.on_nonfinite == "skip":
-            progress.skipped += 1
-        else:
-            _stop(stage.name, "loss and gradients", "at", checkpoints, step + 1)
+        _update(optimizer, stage, progress, loss, norm, checkpoints)
         now = time.perf_counter()
         progress.steps, progress.seconds = step + 1, now - began
         progress.step_seconds += now - step_began
@@ -155,9 +149,8 @@ def _train_stage(
             done = f"stopped after step {step + 1:,} of {options.steps:,}"
             raise TrainingInterrupted(f"{stage.name}: {done}; a checkpoint holds it.")
     if best is not None:
-        with torch.no_grad():
-            for name, tensor in model_tensors(model).items():
-                tensor.copy_(best[name])
+        for name, tensor in model_tensors(model).items():
+            tensor.copy_(best[name])
     return progress
 
 
@@ -197,6 +190,24 @@ def _backward(
     if options.clip_value is not None:
         nn.utils.clip_grad_value_(parameters, options.clip_value)
     return total, norm
+
+
+def _update(
+    optimizer: torch.optim.Optimizer,
+    stage: StagePlan,
+    progress: TrainingProgress,
+    loss: Tensor,
+    norm: float | None,
+    checkpoints: Checkpoints,
+) -> None:
+    """Change the weights, unless loss or gradients are not finite, where that is measured."""
+    if norm is None or (math.isfinite(norm) and math.isfinite(loss.item())):
+        optimizer.step()
+        progress.add(loss, norm)
+    elif stage.options.on_nonfinite == "skip":
+        progress.skipped += 1
+    else:
+        _stop(stage.name, "loss and gradients", "at", checkpoints, progress.steps + 1)
 
 
 def _is_over(progress: TrainingProgress, stage: StagePlan) -> bool:

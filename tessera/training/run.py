@@ -67,7 +67,7 @@ def train(
             processes.wait()  # until the first has written the tokenizer
         saved_tokenizer = not (overwrite and processes.is_first)
         data = open_data(recipe, run, saved_tokenizer=saved_tokenizer, processes=processes)
-        model = _model(recipe, data, processes)
+        model = _model(recipe, data)
         checkpoints = Checkpoints(
             run,
             model,
@@ -86,6 +86,7 @@ def train(
             metrics.cut_after(checkpoints.step)
             run_log.trackers = trackers(recipe, run, checkpoints.step)
             processes.wait()
+        _prepare(model, recipe, processes)
         stack.callback(run_log.close)
         run_log.open(model, checkpoints.step)
         torch.manual_seed(recipe.seed)  # dropout and random delays draw from it
@@ -106,19 +107,23 @@ def open_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool, processes: Pr
     return TextData(recipe, recipe.data.context, corpus, processes=processes)
 
 
-def _model(recipe: Recipe, data: TrainingData, processes: Processes) -> "PreTrainedModel":
-    """The model before its first step, where and how it will compute."""
-    section = recipe.training
-    longest = max(stage.length for stage in section.stages) * data.segment
+def _model(recipe: Recipe, data: TrainingData) -> "PreTrainedModel":
+    """The model before its first step."""
+    longest = max(stage.length for stage in recipe.training.stages) * data.segment
     model = starting_model(recipe, data.tokenizer, data.largest_token, max(longest, recipe.data.context))
     require_document_ids(model, recipe)
+    return model
+
+
+def _prepare(model: "PreTrainedModel", recipe: Recipe, processes: Processes) -> None:
+    """Where and how it will compute."""
+    section = recipe.training
     enable_checkpointing(model, section)
     model.to(processes.device)
     if section.shard and processes.count > 1:  # one process has nothing to shard
         shard(model)
     if section.compile:
         model.compile()
-    return model
 
 
 def _extension(recipe: Recipe, run: Path, step: int) -> list[str]:
