@@ -85,11 +85,8 @@ def do_side_by_side(
     """Do all `pending` runs, `workers` at a time with `threads` each.
 
     `finish(run, record)` is called for each that is done, `show` every second with (run, share, note) of those that
-    are under way. When one fails, those that are done are finished first, and the others are stopped.
-
-    Raises:
-        TesseraError: that of the first run that failed, or that a process was killed.
-        RuntimeError: any other exception of a run, with its traceback there.
+    are under way. When one fails, those that are done are finished first, and the others are stopped. Raises the
+    `TesseraError` of the first run that failed or was killed, other exceptions as a RuntimeError with their traceback.
     """
     ended, alive = SPAWN.Pipe(duplex=False)
     # One process each, so that it is known at which run a killed one was.

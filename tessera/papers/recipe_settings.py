@@ -18,10 +18,7 @@ def recipe_mapping(name: str, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 class RecipeSettings:
-    """Base of frozen dataclasses with a field `recipe`: of the training, complete, as `recipe_to_dict` writes it.
-
-    Keys of a later release take their defaults, so that a stored record is not done again when recipes learn one.
-    """
+    """Base of frozen dataclasses with a field `recipe`, completed so that new keys of recipes orphan no record."""
 
     recipe: dict[str, Any]
 

@@ -1,6 +1,5 @@
 """What people look at: figure and tables beside the results, and the tables in the pages of docs/experiments/."""
 
-import importlib
 import re
 import shutil
 from pathlib import Path
@@ -16,9 +15,6 @@ from tessera.papers.tables import markdown
 # What stands between these two lines of a page is generated; everything else is written by hand.
 BEGIN, END = r"<!-- table (?P<name>\w+)/(?P<budget>\w+): (?P<heading>.+?) -->\n", "<!-- end of table -->"
 MARKED = re.compile(f"(?P<begin>{BEGIN}).*?{END}", re.DOTALL)
-
-# Modules of tables over several experiments: (results, budget) -> tables by heading.
-SUMMARIES = {"long_term_memory": "tessera.papers.long_term_memory"}
 
 
 def write_report(results: ResultsFile) -> Path:
@@ -85,11 +81,7 @@ def with_tables(page: str, results: Path) -> str:
         """The markers of `match` with the table of their name, budget and heading between them."""
         name, budget, heading = match.group("name", "budget", "heading")
         if (name, budget) not in known:
-            known[name, budget] = (
-                importlib.import_module(SUMMARIES[name]).tables(results, budget)
-                if name in SUMMARIES
-                else _stored_tables(ResultsFile(results, name, budget))
-            )
+            known[name, budget] = _tables_by_heading(results, name, budget)
         tables = known[name, budget]
         if heading not in tables:
             raise TesseraError(f"{name}/{budget}: a table must be one of {', '.join(tables)}; got {heading!r}.")
@@ -98,9 +90,14 @@ def with_tables(page: str, results: Path) -> str:
     return MARKED.sub(table, page)
 
 
-def _stored_tables(results: ResultsFile) -> dict[str, str]:
+def _tables_by_heading(folder: Path, name: str, budget: str) -> dict[str, str]:
+    if name == "long_term_memory":  # a table over two experiments
+        from tessera.papers import long_term_memory
+
+        return long_term_memory.tables(folder, budget)
+    results = ResultsFile(folder, name, budget)
     if not results.path.exists():
-        command = f"tessera reproduce {results.experiment} --budget {results.budget}"
+        command = f"tessera reproduce {name} --budget {budget}"
         raise TesseraError(f"{results.path} must be there; it is not. `{command}` makes it.")
     return tables_of(results)
 

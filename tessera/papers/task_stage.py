@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from tessera.base.precision import autocast
 from tessera.evaluation.task import score_batches
 from tessera.models.small_models import ModelSize, build_small_model
 from tessera.papers.experiment import RunContext
@@ -23,11 +22,7 @@ TOKENS_AT_ONCE = 16_384
 
 @dataclass(frozen=True)
 class TaskStage:
-    """One stage of training: `tasks` take turns step by step.
-
-    Attributes:
-        name: of its checkpoint. first_seed: of the samples of step 0; step n has this plus n.
-    """
+    """One stage of training: `tasks` take turns step by step; the samples of step n have the seed `first_seed` + n."""
 
     name: str
     tasks: tuple[Task, ...]
@@ -40,9 +35,7 @@ class TaskStage:
 class EarlyStage:
     """A stage before the training itself, for models that do not leave guessing on the task as it is.
 
-    Attributes:
-        tasks: what takes turns step by step, each as the settings of the task that differ from those of the training.
-        fit: of this stage. batch_size: None: of the training.
+    `tasks` are the settings that differ from those of the training; without a `batch_size` it is the training's.
     """
 
     tasks: tuple[dict[str, Any], ...]
@@ -51,9 +44,7 @@ class EarlyStage:
 
     def as_stage(self, number: int, tasks: tuple[Task, ...], batch_size: int, seed: int) -> TaskStage:
         """The early stage of this number on `tasks`; batch_size, seed: of the training that follows."""
-        seed += EARLY_SEED * number
-        batch_size = self.batch_size or batch_size
-        return TaskStage(f"stage-{number}", tasks, batch_size, self.fit, seed)
+        return TaskStage(f"stage-{number}", tasks, self.batch_size or batch_size, self.fit, seed + EARLY_SEED * number)
 
 
 def train_stages(
@@ -63,14 +54,22 @@ def train_stages(
     test: Callable[[str], dict[str, Any]] = lambda name: {},
 ) -> dict[str, dict[str, Any]]:
     """Train `model` in place, stage by stage; returns by name what `fit` says of each and what `test(name)` adds."""
-    outcomes, done = {}, 0.0
-    total = sum(_cost(stage) for stage in stages)
-    for stage in stages:
-        report = partial(_report_part, context, done / total, _cost(stage) / total)
+    outcomes, costs = {}, [stage.fit.steps * stage.batch_size for stage in stages]
+    for number, stage in enumerate(stages):
+        report = partial(_report_part, context, sum(costs[:number]) / sum(costs), costs[number] / sum(costs))
         outcome = fit(model, partial(_loss, model, stage), stage.fit, context.folder, report=report, name=stage.name)
         outcomes[stage.name] = outcome.outcome() | test(stage.name)
-        done += _cost(stage)
     return outcomes
+
+
+def scores_of_memories(model: PreTrainedModel, score: Callable[[], Any]) -> dict[str, Any]:
+    """`score()` as "scores"; of v2 also "without_long_term_memory", with its long-term memories switched off."""
+    outcome = {"scores": score()}
+    if hasattr(model, "disable_long_term_memory"):
+        model.disable_long_term_memory()
+        outcome["without_long_term_memory"] = score()
+        model.enable_long_term_memory()
+    return outcome
 
 
 def small_model(settings: Any, name: str, **sizes: Any) -> PreTrainedModel:
@@ -80,23 +79,16 @@ def small_model(settings: Any, name: str, **sizes: Any) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def held_out_scores(
-    model: nn.Module, task: Task, count: int, width: int, device: str, precision: str = "fp32"
-) -> dict[str, Estimate]:
+def held_out_scores(model: nn.Module, task: Task, count: int, width: int, device: str) -> dict[str, Estimate]:
     """Each score of `task` on `count` examples of its test split, of `width` tokens: small batches of long rows."""
     at_once = max(1, TOKENS_AT_ONCE // width)
     firsts = enumerate(range(0, count, at_once), TEST_SEED)
     batches = (task.sample(min(at_once, count - first), seed, "test") for seed, first in firsts)
 
     def predictions(examples: TokenExamples) -> torch.Tensor:
-        with autocast(precision, device):
-            return model(input_ids=examples.tokens.to(device), use_cache=False).logits.float()
+        return model(input_ids=examples.tokens.to(device), use_cache=False).logits.float()
 
     return score_batches(task, batches, predictions)
-
-
-def _cost(stage: TaskStage) -> float:
-    return stage.fit.steps * stage.batch_size
 
 
 def _loss(model: PreTrainedModel, stage: TaskStage, step: int) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Document questions: trained on short samples, asked about longer ones, tuned at a long one, asked again."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -10,7 +11,14 @@ from tessera.papers.catalogue import LIBRARY
 from tessera.papers.document_qa import report
 from tessera.papers.document_qa.task import FULL_WORDING, DocumentQA
 from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
-from tessera.papers.task_stage import EarlyStage, TaskStage, held_out_scores, small_model, train_stages
+from tessera.papers.task_stage import (
+    EarlyStage,
+    TaskStage,
+    held_out_scores,
+    scores_of_memories,
+    small_model,
+    train_stages,
+)
 from tessera.training.fit import FitOptions
 
 MODELS = tuple(report.NAMES)
@@ -152,14 +160,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     def test(stage: str) -> dict[str, Any]:
         """The scores after a stage; none after the early ones."""
         lengths = {"training": settings.test_lengths, "tuning": settings.tuned_test_lengths}.get(stage)
-        if lengths is None:
-            return {}
-        outcome = {"scores": _scores(model, settings, lengths, context)}
-        if settings.model == "mosaic_v2":
-            model.disable_long_term_memory()
-            outcome["without_long_term_memory"] = _scores(model, settings, lengths, context)
-            model.enable_long_term_memory()
-        return outcome
+        return scores_of_memories(model, partial(_scores, model, settings, lengths, context)) if lengths else {}
 
     return {"parameters": num_parameters(model), **train_stages(model, settings.stages(), context, test)}
 

@@ -13,7 +13,7 @@ from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
 from tessera.papers.many_shot import ManyShot, report
 from tessera.papers.many_shot.prompting import episode_shares, over_contexts
 from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example
-from tessera.papers.task_stage import TEST_SEED, EarlyStage, TaskStage, small_model, train_stages
+from tessera.papers.task_stage import TEST_SEED, EarlyStage, TaskStage, scores_of_memories, small_model, train_stages
 from tessera.training.fit import FitOptions
 
 MODELS = tuple(report.NAMES)
@@ -102,12 +102,8 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     settings = run.configuration
     model = build(settings).to(context.device)
     outcome: dict[str, Any] = train_stages(model, settings.stages(), context)
-    outcome["parameters"] = num_parameters(model)
-    outcome["scores"] = evaluate(model, settings, context)
-    if settings.model == "mosaic_v2":
-        model.disable_long_term_memory()
-        outcome["without_long_term_memory"] = evaluate(model, settings, context)
-    return outcome
+    scores = scores_of_memories(model, partial(evaluate, model, settings, context))
+    return outcome | {"parameters": num_parameters(model)} | scores
 
 
 def build(settings: ManyShotSettings) -> PreTrainedModel:
