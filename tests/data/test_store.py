@@ -61,24 +61,6 @@ def test_another_text_tokenizer_or_option_makes_another_store(text, tmp_path):
     assert len({store.folder for store in others}) == 4
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "documents.bin"])
-def test_flipped_bits_in_a_store_are_noticed_and_said(text, tmp_path, name, caplog):
-    store = build(text, tmp_path)
-    expected, content = store.tokens.tolist(), bytearray((store.folder / name).read_bytes())
-    content[0] ^= 4
-    (store.folder / name).write_bytes(content)
-    assert build(text, tmp_path).tokens.tolist() == expected
-    assert "its tokens were changed; it is made again" in caplog.text
-
-
-def test_a_store_without_checksums_is_made_again(text, tmp_path):
-    store = build(text, tmp_path)
-    path = store.folder / "store.json"
-    old = {key: value for key, value in json.loads(path.read_text()).items() if key != "checksums"}
-    path.write_text(json.dumps(old))
-    assert build(text, tmp_path).description == store.description
-
-
 def test_what_a_dead_process_left_is_cleaned_up(text, tmp_path):
     build(text, tmp_path)
     (tmp_path / "stores" / "tokens-0123.999.tmp").mkdir()
@@ -87,16 +69,33 @@ def test_what_a_dead_process_left_is_cleaned_up(text, tmp_path):
     assert not list((tmp_path / "stores").glob("*.tmp"))
 
 
-@pytest.mark.parametrize("damage", ["tokens.bin", "documents.bin", "store.json", "other"])
-def test_a_damaged_store_is_built_again(text, tmp_path, damage):
+def flipped(content):
+    return bytes([content[0] ^ 4]) + content[1:]
+
+
+def of_another_text(content):
+    return json.dumps({**json.loads(content), "fingerprint": "x"}).encode()
+
+
+def without_checksums(content):
+    return json.dumps({key: value for key, value in json.loads(content).items() if key != "checksums"}).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *((name, lambda content: content[:-2]) for name in ("tokens.bin", "documents.bin", "store.json")),
+        *((name, flipped) for name in ("tokens.bin", "documents.bin")),
+        *(("store.json", damage) for damage in (of_another_text, without_checksums)),
+    ],
+)
+def test_a_damaged_store_is_built_again(text, tmp_path, name, damage, caplog):
     store = build(text, tmp_path)
-    expected = store.tokens.tolist()
-    if damage == "other":
-        path = store.folder / "store.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "fingerprint": "x"}))
-    else:
-        (store.folder / damage).write_bytes((store.folder / damage).read_bytes()[:-2])
-    assert build(text, tmp_path).tokens.tolist() == expected
+    expected = store.tokens.tolist(), store.description
+    (store.folder / name).write_bytes(damage((store.folder / name).read_bytes()))
+    again = build(text, tmp_path)
+    assert (again.tokens.tolist(), again.description) == expected
+    assert damage is not flipped or "its tokens were changed; it is made again" in caplog.text
 
 
 def test_a_build_that_fails_leaves_nothing(text, tmp_path):
