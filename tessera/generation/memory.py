@@ -54,11 +54,11 @@ def stored_memory(
     """The memory in file `path`, which must be one of this model's. Files of earlier releases do not say whose."""
     expect_plain_file(Path(path), where, "--memory")
     state = model.state_class.load(path)
-    state.expect_fits(model.empty_memory(1), where)
     with safe_open(path, framework="pt") as file:
         made_by = file.metadata().get(MODEL)
     is_own = made_by in (None, fingerprint(model, tokenizer))
     expect(is_own, where, "--memory", "be one that this model read", f"{path!r}, of other weights, settings or tokens")
+    state.expect_fits(model.empty_memory(1), where)
     return state
 
 

@@ -6,6 +6,7 @@ A state of another model fits where the sizes do, and makes it say something els
 import hashlib
 import inspect
 import json
+import re
 import struct
 from typing import Any
 
@@ -84,6 +85,11 @@ def difference(one: str | None, other: str | None) -> str | None:
     return (
         None if all(abs(a - b) <= NEAR * max(abs(a), abs(b)) or a != a or b != b for a, b in pairs) else "other weights"
     )
+
+
+def is_fingerprint(text: str) -> bool:
+    """Whether `text` is what `Fingerprint.of` gives."""
+    return re.fullmatch("[0-9a-f]{16}:([0-9a-f]{8})*", text) is not None
 
 
 def _structure(config: StrictConfig) -> str:

@@ -18,12 +18,8 @@ def learned_positions(model: nn.Module) -> int | None:
 
 def first_position(model: nn.Module) -> int:
     """What `position_ids` call the first position: 0, or in RoBERTa the row behind that of padding."""
-    return max(((table.padding_idx or 0) + 1 for table in _counted_from_padding(model)), default=0)
-
-
-def _counted_from_padding(model: nn.Module) -> list[nn.Embedding]:
-    tables = position_tables(model).values()
-    return [table for table in tables if table.padding_idx is not None and not getattr(table, "offset", 0)]
+    tables = [table for table in position_tables(model).values() if not getattr(table, "offset", 0)]
+    return max((_unused_rows(table) for table in tables), default=0)
 
 
 def _unused_rows(table: nn.Embedding) -> int:

@@ -53,6 +53,22 @@ def test_likelihoods_are_those_of_single_passes(name, monkeypatch):
             assert result.is_greedy == is_greedy
 
 
+@pytest.mark.parametrize("alignment", ["right", "center"])
+@pytest.mark.parametrize("name", ["armt around gpt2", "prmt around memory_mosaic"])
+def test_texts_that_are_cut_by_their_length_do_not_depend_on_the_batch(name, alignment):
+    """A row's segments are those of its own length, not of the longest in the batch."""
+    model, drawn_requests = CASES[name].build(), requests()
+    model.config.segment_alignment = alignment
+    values = []
+    for context, continuation in drawn_requests:
+        with torch.no_grad():  # the last token is asked about, and not read
+            scores = model(torch.tensor([[*context, *continuation[:-1]]])).logits[0, len(context) - 1 :].log_softmax(-1)
+        values.append(float(scores.gather(1, torch.tensor(continuation)[:, None]).sum()))
+    for size in (1, 3, 5):
+        results = continuation_likelihoods(model, drawn_requests, batch_size=size)
+        assert [one.log_likelihood for one in results] == pytest.approx(values, rel=REORDERED_FLOAT64)
+
+
 def test_the_likeliest_continuation_is_greedy():
     model, [prompt] = CASES["v2 gaussian"].build(), drawn(12)
     ids = torch.tensor([prompt])

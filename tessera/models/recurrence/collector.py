@@ -66,6 +66,10 @@ class Collector:
             else:
                 self.loss.add(output, span, self.head)
 
+    def hidden_states_of_layers(self) -> tuple[Tensor, ...]:
+        """Those before each layer, and the input of the head."""
+        return tuple(whole for writer in self.hidden if (whole := writer.value()) is not None)
+
     def _add_attentions(self, span: Span, layers: tuple[Tensor, ...], before: int) -> None:
         """Weights (B, H, T, before the text + T) of each layer: blocks on the diagonal, elsewhere 0."""
         assert self.attentions is not None

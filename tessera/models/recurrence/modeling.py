@@ -295,7 +295,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
             past_key_values=reading.cache,
             memory_state=reading.memory,
             segment_states=reading.states if output_segment_states else None,
-            hidden_states=tuple(writer.value() for writer in collector.hidden) if hidden_states else None,  # type: ignore[misc]  # each has read
+            hidden_states=collector.hidden_states_of_layers() if hidden_states else None,
             attentions=tuple(collector.attentions or ()) if attentions else None,
             penalty=penalty,
         )

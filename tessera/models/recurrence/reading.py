@@ -64,9 +64,9 @@ def read(
             states.append(memories.all(runner.memory.empty))
     total = text.shape[1] + (0 if cache is None else cache.total)
     after = SegmentCache(tuple(open_groups), total, runner.model) if use_cache else None
-    kept = tuple(replace(state, model=runner.model) for state in states if state is not None)
     end = memories.all(runner.memory.empty)
-    return Reading(end and replace(end, model=runner.model), after, kept)
+    known = tuple(replace(state, model=runner.model) for state in states if state)
+    return Reading(end and replace(end, model=runner.model), after, known)
 
 
 def _segment(text: SegmentedInput, span: Span, before: OpenSegment | None, collector: Collector) -> Segment:

@@ -179,6 +179,7 @@ class SegmentRunner:
         if segment.needed == "logits":
             needed = output.logits[:, ordinary]
         if hooks.inputs is not None:
+            assert last is not None, "the call is done"
             seen["hidden_states"] = (*hooks.inputs, last)
         if segment.attentions:
             seen["attentions"] = self._attentions(output, segment, ordinary)

@@ -15,7 +15,7 @@ from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import write_atomically
 from tessera.base.state import State
-from tessera.models.fingerprint import difference
+from tessera.models.fingerprint import difference, is_fingerprint
 
 CHECKSUM, MODEL, READ_BY = "crc32", "model", "read_by"  # in the metadata of a file
 
@@ -111,7 +111,8 @@ class MemoryState(State):
             # Files of earlier releases have no checksum; one whose name was damaged is no such file.
             unknown = metadata.keys() - {"format", "tessera_memory", CHECKSUM, MODEL, READ_BY}
             actual = str(tensor_checksum(tensors))
-            is_intact = not unknown and metadata.get(CHECKSUM, actual) == actual
+            is_whole = READ_BY not in metadata or is_fingerprint(metadata[READ_BY])
+            is_intact = not unknown and is_whole and metadata.get(CHECKSUM, actual) == actual
             expect(is_intact, where, "path", "be a memory as it was stored", f"{os.fspath(path)!r}, which was changed")
             return replace(cls.from_tensors(tensors), model=metadata.get(READ_BY))
         except TesseraError:

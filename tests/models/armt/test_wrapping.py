@@ -1,6 +1,7 @@
 """Wrapping, configurations, saving, freezing and adapting."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -71,6 +72,14 @@ def test_other_files_are_no_memories(tmp_path):
     path.write_text("nothing")
     with pytest.raises(TesseraError, match="must be a stored memory"):
         ARMTState.load(path)
+
+
+def test_a_damaged_fingerprint_is_no_memory(tmp_path):
+    state = make()(tokens(1, 9)).memory_state
+    for model in ("another", state.model[:-1], "0" * 16):
+        replace(state, model=model).save(tmp_path / "memory")
+        with pytest.raises(TesseraError, match="be a memory as it was stored"):
+            ARMTState.load(tmp_path / "memory")
 
 
 def test_freezing_the_base_leaves_the_memory_to_learn():
