@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.base.dataclass_io import to_json
-from tessera.base.errors import TesseraError
+from tessera.base.errors import TesseraError, expect
 from tessera.base.files import write_text_atomically
 from tessera.recipes.files import find_recipe
 
@@ -134,6 +134,13 @@ def standard_texts(where: str, by_line: bool = False) -> Iterator[str]:
             yield text
 
     return read()
+
+
+def refuse_options(arguments: argparse.Namespace, where: str, names: Iterable[str], unless: str) -> None:
+    """Raise `TesseraError` for an option among `names` that is given where it would say nothing."""
+    for name in names:
+        value = getattr(arguments, name)
+        expect(value in (None, False, []), where, "--" + name.replace("_", "-"), f"be left out {unless}", value)
 
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

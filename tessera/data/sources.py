@@ -134,7 +134,8 @@ def _files(name: str, endings: tuple[str, ...]) -> list[Path]:
 
 def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
     """The files in `folder`, then those below, with these endings and not hidden; a warning names the others."""
-    files, others = [], []
+    files: list[Path] = []
+    others: list[Path] = []
     for path in sorted(folder.rglob("*"), key=lambda path: (len(path.parts), path.name.lower(), path)):
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
             is_text = path.name.lower().removesuffix(".gz").endswith(endings)

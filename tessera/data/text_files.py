@@ -7,7 +7,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 from tessera.base.errors import TesseraError
 
@@ -80,7 +80,7 @@ def text_of_files(paths: Iterable[Path], piece_bytes: int = PIECE_BYTES) -> Iter
             is_first = False
 
 
-def _decoded(path: Path, file: IO[bytes], piece_bytes: int) -> Iterator[str]:
+def _decoded(path: Path, file: BinaryIO | gzip.GzipFile, piece_bytes: int) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     line_ends = io.IncrementalNewlineDecoder(None, translate=True)
     offset, is_first = 0, True
