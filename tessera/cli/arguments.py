@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.base.dataclass_io import to_json
-from tessera.base.errors import TesseraError
+from tessera.base.errors import TesseraError, expect
 from tessera.base.files import write_text_atomically
 
 OUTPUT_HELP = "write a JSON line for each question into this new file: prompt, answer, score"
@@ -138,6 +138,13 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="recipe file, or the name of a shipped recipe")
     text = "changes to the recipe, with dotted keys"
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=text)
+
+
+def refuse_options(arguments: argparse.Namespace, where: str, names: Iterable[str], unless: str) -> None:
+    """Raise `TesseraError` for an option among `names` that is given where it would say nothing."""
+    for name in names:
+        value = getattr(arguments, name)
+        expect(value in (None, False, []), where, "--" + name.replace("_", "-"), f"be left out {unless}", value)
 
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -25,6 +25,7 @@ from tessera.cli.arguments import (
     decay,
     image_file,
     positive_int,
+    refuse_options,
     seed,
     write_json_lines,
 )
@@ -84,7 +85,12 @@ OPTIONS = {
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate all models, then print and draw."""
     from tessera.evaluation.figures import is_figure
-    from tessera.evaluation.report import print_harness_reports, print_task_reports, print_text_reports
+    from tessera.evaluation.report import (
+        draw_text_reports,
+        print_harness_reports,
+        print_task_reports,
+        print_text_reports,
+    )
 
     expect(not (arguments.task and arguments.tasks), "eval", "--task", "be left out with --tasks", arguments.task)
     chosen = "--task" if arguments.task else "--tasks" if arguments.tasks else "text"
@@ -101,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     measure = {"text": _on_text, "--task": _on_task, "--tasks": _on_harness}[chosen]
     reports = [measure(model, arguments, rows) for model in arguments.models]
     if arguments.plot:
-        _plot(reports, arguments)
+        draw_text_reports(reports, Path(arguments.plot), arguments.average)
     if arguments.output is not None:
         write_json_lines(arguments.output, rows)
     show = {"text": print_text_reports, "--task": print_task_reports, "--tasks": print_harness_reports}[chosen]
@@ -122,11 +128,9 @@ def _own_task(folders: list[str]) -> str | None:
 
 def _refuse_others(arguments: argparse.Namespace, chosen: str) -> None:
     """Raise `TesseraError` for options that say nothing about what is measured."""
-    for where, options in OPTIONS.items():
-        for option in options if chosen != where else ():
-            unless = f"with {chosen}" if where == "text" else f"without {where}"
-            value, name = getattr(arguments, option), "--" + option.replace("_", "-")
-            expect(value in (None, []), "eval", name, f"be left out {unless}", value)
+    for kind in OPTIONS.keys() - {chosen}:
+        unless = f"with {chosen}" if kind == "text" else f"without {kind}"
+        refuse_options(arguments, "eval", OPTIONS[kind], unless)
     expect(arguments.average is None or arguments.plot, "eval", "--plot", "name a file for --average", "none")
 
 
@@ -185,14 +189,3 @@ def _on_harness(folder: str, arguments: argparse.Namespace, rows: list[dict]) ->
     report = harness_report(model, names, samples=arguments.output is not None, **settings)
     rows += [{"model": str(folder), **row} for row in report.pop("samples", ())]
     return {"model": str(folder), **report}
-
-
-def _plot(reports: list[dict], arguments: argparse.Namespace) -> None:
-    from tessera.evaluation.figures import position_curves
-    from tessera.evaluation.report import short_names
-
-    names = short_names([report["model"] for report in reports])
-    curves = {name: report["loss_by_position"] for name, report in zip(names, reports)}
-    texts = sorted({f"{report['data']} ({report['part']})" for report in reports})
-    title = f"Loss by position: {texts[0]}" if len(texts) == 1 else "Loss by position"
-    position_curves(Path(arguments.plot), curves, title, average=arguments.average)

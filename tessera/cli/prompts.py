@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.base.files import expect_output
-from tessera.cli.arguments import OUTPUT_HELP, positive_int, seed, write_json_lines
+from tessera.cli.arguments import OUTPUT_HELP, positive_int, refuse_options, seed, write_json_lines
 
 # Of each kind of prompt. They are filled in late, so that an option of the other kind is noticed.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -53,15 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check all models, then ask one after the other."""
+    from tessera.evaluation.report import print_prompt_report
     from tessera.models.saving.loading import load_config, load_tokenizer
 
     chosen = [name for name in ("many_shot", "documents") if getattr(arguments, name)]
     expect(len(chosen) == 1, "prompts", "--many-shot or --documents", "be given, one of them", chosen or "neither")
     for group in DEFAULTS.keys() - chosen:
-        for name in DEFAULTS[group]:
-            unless = "--" + chosen[0].replace("_", "-")
-            value = getattr(arguments, name)
-            expect(value in (None, False), "prompts", f"--{name}", f"be left out with {unless}", value)
+        refuse_options(arguments, "prompts", DEFAULTS[group], "with --" + chosen[0].replace("_", "-"))
     for name, default in DEFAULTS[chosen[0]].items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, default)
@@ -80,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
             failed += 1
         else:
             if not arguments.json:
-                _print(reports[-1])
+                print_prompt_report(reports[-1])
         if arguments.output is not None:
             write_json_lines(arguments.output, rows)
     if arguments.json:
@@ -149,21 +147,3 @@ def _report(folder: str, arguments: argparse.Namespace, asked: _Asked, rows: lis
         "scores": scores,
         "provenance": made_with,
     }
-
-
-def _print(report: dict[str, Any]) -> None:
-    from tessera.evaluation.report import print_table
-
-    print(f"{report['model']}: {report['data']} (mean, standard error)")
-    rows: dict[str, dict] = {}
-    for length, scores in report["scores"].items():
-        if "documents" in scores:
-            rows[f"{length} tokens, {scores['documents']:.1f} documents"] = scores
-        else:
-            rows |= {f"{length} shots, {strategy}": of_strategy for strategy, of_strategy in scores.items()}
-    columns = tuple(name for name in next(iter(rows.values())) if name != "documents")
-    cells = [
-        tuple(f"{scores[name]['mean']:.4f} {scores[name]['standard_error']:.4f}" for name in columns)
-        for scores in rows.values()
-    ]
-    print_table(columns, list(rows), cells)

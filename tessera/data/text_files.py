@@ -7,7 +7,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import BinaryIO
 
 from tessera.base.errors import TesseraError
 
@@ -62,7 +62,7 @@ def text_of_file(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
             is_packed = plain.read(len(GZIP)) == GZIP
             plain.seek(0)
             with gzip.open(plain) if is_packed else plain as file:
-                yield from _decoded(path, cast(IO[bytes], file), piece_bytes)
+                yield from _decoded(path, file, piece_bytes)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TesseraError(f"{path}: this gzip file is damaged ({error}).") from None
     except OSError as error:
@@ -80,7 +80,7 @@ def text_of_files(paths: Iterable[Path], piece_bytes: int = PIECE_BYTES) -> Iter
             is_first = False
 
 
-def _decoded(path: Path, file: IO[bytes], piece_bytes: int) -> Iterator[str]:
+def _decoded(path: Path, file: BinaryIO | gzip.GzipFile, piece_bytes: int) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     line_ends = io.IncrementalNewlineDecoder(None, translate=True)
     offset, is_first = 0, True

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tessera.base.dataclass_io import to_json
-from tessera.evaluation.figures import binned
+from tessera.evaluation.figures import binned, position_curves
 
 Report = dict[str, Any]
 
@@ -60,6 +60,32 @@ def print_text_reports(reports: Sequence[Report], as_json: bool) -> None:
         print_table(columns, short_names([r["model"] for r in reports]), rows)
 
 
+def draw_text_reports(reports: Sequence[Report], path: Path, average: float | None) -> None:
+    """Loss by position of all models into the image file `path`; see `position_curves`."""
+    names = short_names([report["model"] for report in reports])
+    curves = {name: report["loss_by_position"] for name, report in zip(names, reports)}
+    texts = {_text(report) for report in reports}
+    title = f"Loss by position: {texts.pop()}" if len(texts) == 1 else "Loss by position"
+    position_curves(path, curves, title, average=average)
+
+
+def print_prompt_report(report: Report) -> None:
+    """What `tessera prompts` found of one model: a line for each number of shots and strategy, or each length."""
+    print(f"{report['model']}: {report['data']} (mean, standard error)")
+    rows: dict[str, dict] = {}
+    for length, scores in report["scores"].items():
+        if "documents" in scores:
+            rows[f"{length} tokens, {scores['documents']:.1f} documents"] = scores
+        else:
+            rows |= {f"{length} shots, {strategy}": of_strategy for strategy, of_strategy in scores.items()}
+    columns = tuple(name for name in next(iter(rows.values())) if name != "documents")
+    print_table(columns, list(rows), [tuple(_estimate(scores[name]) for name in columns) for scores in rows.values()])
+
+
+def _estimate(score: dict[str, float]) -> str:
+    return f"{score['mean']:.4f} {score['standard_error']:.4f}"
+
+
 def print_task_reports(reports: Sequence[Report], as_json: bool) -> None:
     """Reports of `task_report`, with "model": a table for each model."""
     if as_json:
@@ -68,10 +94,7 @@ def print_task_reports(reports: Sequence[Report], as_json: bool) -> None:
     for name, report in zip(short_names([report["model"] for report in reports]), reports):
         print(f"{name}: {report['task']}, {report['examples']} examples per length (mean, standard error)")
         columns = tuple(next(iter(report["scores"].values())))
-        rows = [
-            tuple(f"{score['mean']:.4f} {score['standard_error']:.4f}" for score in scores.values())
-            for scores in report["scores"].values()
-        ]
+        rows = [tuple(map(_estimate, scores.values())) for scores in report["scores"].values()]
         lengths = [f"{report['length_setting']} {length}" for length in report["scores"]]
         print_table(columns, lengths, rows)
 
