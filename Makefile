@@ -6,7 +6,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-browser lint format docs dist bench experiments-page clean
+.PHONY: help install demo test test-slow test-browser peers lint format docs dist bench experiments-page clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ test-browser: install ## test the inspection page in Chromium (Debian: apt-get i
 
 torture: install ## bad inputs, kills, full disks, two processes: all of tests/reliability (about an hour)
 	TORTURE=1 $(BIN)/python -m pytest tests/reliability
+
+peers: install ## run transformers' own tests on our models, from its source archive: a table of docs/reliability.md
+	$(BIN)/python -m tests.peers
 
 lint: install ## check style, types, and that imports point one way
 	$(BIN)/ruff check .

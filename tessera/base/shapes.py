@@ -1,13 +1,13 @@
 """Shapes in annotations: `Float[Tensor, "B H T K"]`, in jaxtyping's notation, for readers and for the test run.
 
-A type checker sees `Tensor`, and so does Python: annotations cost nothing and need no package. Where jaxtyping was
+A type checker sees `Tensor`; annotations cost nothing and need no package. Where jaxtyping was
 imported before the library they are jaxtyping's own, and the tests check them at every call (`tests/shape_checks.py`).
 
 Letters as in `tessera.kernels.base`; `...` any dimensions, `*rows` the same ones in one call, `#N` is N or 1.
 """
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 if TYPE_CHECKING:
     from typing import Annotated as Bool
@@ -19,8 +19,26 @@ else:
 
     class _Unchecked:
         def __class_getitem__(cls, tensor_and_shape: tuple[type, str]) -> Any:
-            return tensor_and_shape[0]
+            tensor, shape = tensor_and_shape
+            return Annotated[tensor, cls.__name__, shape]
 
-    Bool = Float = Int = _Unchecked
+    class Bool(_Unchecked):
+        """Of booleans."""
 
-__all__ = ["Bool", "Float", "Int"]
+    class Float(_Unchecked):
+        """Of floating-point numbers."""
+
+    class Int(_Unchecked):
+        """Of integers."""
+
+
+def array_of(hint: Any) -> tuple[str, str] | None:
+    """("Float", "Int" or "Bool", the shape) of an annotation of a tensor; None: it is another."""
+    if get_origin(hint) is Annotated:
+        _, kind, shape = get_args(hint)
+        return kind, shape
+    kind = getattr(hint, "__name__", "").partition("[")[0]
+    return (kind, hint.dim_str) if kind in ("Bool", "Float", "Int") and hasattr(hint, "dim_str") else None
+
+
+__all__ = ["Bool", "Float", "Int", "array_of"]

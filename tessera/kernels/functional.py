@@ -8,6 +8,7 @@ float32.
 import torch
 from torch import Tensor
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.devices import is_readable
 from tessera.base.errors import expect
 from tessera.base.shapes import Float
@@ -20,6 +21,7 @@ from tessera.kernels.rectified_polynomial import Epanechnikov, RectifiedPolynomi
 from tessera.kernels.relumax import ReLUmax
 
 
+@explains_mistakes
 def entmax(
     scores: Float[Tensor, "*shape"], alpha: float | Float[Tensor, "..."] = 1.5, dim: int = -1
 ) -> Float[Tensor, "*shape"]:
@@ -49,31 +51,38 @@ def entmax(
     return entmax_of_rows(scores.movedim(dim, -1), per_row).movedim(-1, dim)
 
 
+@explains_mistakes
 def sparsemax(scores: Float[Tensor, "*shape"], dim: int = -1) -> Float[Tensor, "*shape"]:
     """The Euclidean projection of the scores onto the simplex, `[s_i - tau]_+`."""
     return _along(scores, dim, Epanechnikov())
 
 
+@explains_mistakes
 def relumax(scores: Float[Tensor, "*shape"], margin: float = 1.0, dim: int = -1) -> Float[Tensor, "*shape"]:
     """`[margin + s_i - max_j s_j]_+`, normalised."""
     return _along(scores, dim, ReLUmax(margin))
 
 
+@explains_mistakes
 def normalized_relu(scores: Float[Tensor, "*shape"], dim: int = -1) -> Float[Tensor, "*shape"]:
     """`[s_i]_+`, normalised; uniform over the entries that are not -inf if none is positive."""
     return _along(scores, dim, NormalizedReLU())
 
 
+@explains_mistakes
 def knn_softmax(scores: Float[Tensor, "*shape"], k: int, dim: int = -1) -> Float[Tensor, "*shape"]:
     """Softmax over the k largest scores, 0 elsewhere; of ties at the k-th place the largest index is kept."""
     return _along(scores, dim, NearestNeighbours("gaussian", k))
 
 
+@explains_mistakes
 def knn_uniform(scores: Float[Tensor, "*shape"], k: int, dim: int = -1) -> Float[Tensor, "*shape"]:
     """`1 / k` on the k largest scores, 0 elsewhere (see `knn_softmax`); the gradient is zero."""
     return _along(scores, dim, NearestNeighbours("uniform", k))
 
 
 def _along(scores: Float[Tensor, "*shape"], dim: int, kernel: Kernel) -> Tensor:
+    if not -scores.dim() <= dim < scores.dim():
+        expect(False, "a function of scores", "dim", f"lie in {-scores.dim()}..{scores.dim() - 1}", dim)
     visible = (scores != -torch.inf).movedim(dim, -1)
     return kernel.weights(scores.movedim(dim, -1), visible).movedim(-1, dim)

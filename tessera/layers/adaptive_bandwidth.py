@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.shapes import Float, Int
 from tessera.kernels import Kernel
 
@@ -47,6 +48,7 @@ class AdaptiveBandwidth(nn.Module):
         grown = torch.exp(self.log_slope[:, None] + exponent * filled.clamp(min=1).to(exponent.dtype).log())
         return torch.where(filled > 0, grown, 0.0) + self.log_offset.exp()[:, None]
 
+    @explains_mistakes
     def forward(
         self, kernel: Kernel, num_pairs: Int[Tensor, "B T"]
     ) -> tuple[Float[Tensor, "B H T"], Float[Tensor, "B H T"] | None]:

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.shapes import Float, Int
 from tessera.kernels import Kernel
 
@@ -35,6 +36,7 @@ class Bandwidth(nn.Module):
             if self.intercept is not None:
                 self.intercept.zero_()
 
+    @explains_mistakes
     def forward(
         self, kernel: Kernel, num_pairs: Int[Tensor, "B T"] | None = None
     ) -> tuple[Float[Tensor, "H 1"], Float[Tensor, "H 1"] | None]:

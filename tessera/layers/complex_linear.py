@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.shapes import Float
 
 
@@ -29,6 +30,7 @@ class ComplexLinear(nn.Linear):
             parts = torch.view_as_real(self.weight)
             parts.uniform_(-bound, bound).add_(torch.empty_like(parts).uniform_(-bound, bound)).div_(2)
 
+    @explains_mistakes
     def forward(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
         """`W x` of complex numbers, whose real and imaginary parts alternate in the last dimension."""
         numbers = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())

@@ -3,11 +3,13 @@
 import torch
 from torch import Tensor
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
 from tessera.base.shapes import Float
 from tessera.ops.float16_autocast import widened
 
 
+@explains_mistakes
 def dpfp(x: Float[Tensor, "*rows K"], num_rolls: int = 3) -> Float[Tensor, "*rows P"]:
     """DPFP-nu: `r = [relu(x), relu(-x)]`, `phi(x) = concat_{j=1..nu} r * roll(r, j)` (ARMT, section 2).
 

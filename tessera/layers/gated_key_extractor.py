@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.shapes import Float, Int
 from tessera.ops.gated_average import GatedAverageState, gated_average
 from tessera.ops.unit_norm import unit_norm
@@ -21,6 +22,7 @@ class GatedKeyExtractor(nn.Module):
         self.gate = nn.Linear(hidden_size, num_heads, bias=False)
         self.decay = nn.Linear(hidden_size, num_heads, bias=False)
 
+    @explains_mistakes
     def forward(
         self,
         x: Float[Tensor, "B T hidden"],

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.shapes import Float, Int
 from tessera.ops.leaky_average import leaky_average
 from tessera.ops.unit_norm import unit_norm
@@ -47,6 +48,7 @@ class LeakyKeyExtractor(nn.Module):
         """lambda (H,), in float64: it is raised to high powers."""
         return torch.exp(-self.decay_rate.double().abs())
 
+    @explains_mistakes
     def forward(
         self,
         x: Float[Tensor, "B T hidden"],

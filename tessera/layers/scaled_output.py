@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.shapes import Float
 from tessera.layers.plain_linear import is_plain_linear
 
@@ -27,6 +28,7 @@ class ScaledOutput(nn.Module):
         with torch.no_grad():
             self.log_scale.fill_(INITIAL_LOG_SCALE)
 
+    @explains_mistakes
     def forward(self, recalled: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T hidden"]:
         """(B, H, T, V) -> (B, T, hidden)."""
         scale = self.log_scale.exp()

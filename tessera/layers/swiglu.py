@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.shapes import Float
 
 
@@ -18,6 +19,7 @@ class SwiGLU(nn.Module):
         self.up = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down = nn.Linear(intermediate_size, hidden_size, bias=False)
 
+    @explains_mistakes
     def forward(self, x: Float[Tensor, "B T hidden"]) -> Float[Tensor, "B T hidden"]:
         """(B, T, hidden) -> (B, T, hidden)."""
         return self.down(silu(self.gate(x)) * self.up(x))

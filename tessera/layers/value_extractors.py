@@ -7,6 +7,7 @@ Both published forms are `v_T = Norm(now_T + next_{T+1})` with `now` and `next` 
 import torch
 from torch import Tensor, nn
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.registry import Registry
 from tessera.base.shapes import Float
 
@@ -31,6 +32,7 @@ class MixedValueExtractor(nn.Module):
         with torch.no_grad():
             self.mix.uniform_(0.0, 1.0)
 
+    @explains_mistakes
     def forward(self, x: Float[Tensor, "B T hidden"]) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T V"]]:
         """`now` and `next`, each (B, H, T, V)."""
         values = self.projection(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -51,6 +53,7 @@ class ConvolutionValueExtractor(nn.Module):
         # Both make one layer whose inputs are two steps; for an initialisation by fan-in.
         self.projection.fan_in = self.next_projection.fan_in = 2 * hidden_size  # type: ignore[assignment]
 
+    @explains_mistakes
     def forward(self, x: Float[Tensor, "B T hidden"]) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T V"]]:
         """`now` and `next`, each (B, H, T, V)."""
         heads = (self.num_heads, -1)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu, layer_norm, logsigmoid, silu
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
 from tessera.base.shapes import Float, Int
 from tessera.base.state import State
@@ -52,6 +53,7 @@ class LinearAttentionMemory(nn.Module):
         if variant == "gla":
             self.decay = nn.Sequential(nn.Linear(hidden_size, GATE_RANK, bias=False), nn.Linear(GATE_RANK, keys))
 
+    @explains_mistakes
     def forward(
         self,
         x: Float[Tensor, "B T hidden"],

@@ -6,6 +6,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
 from tessera.base.shapes import Float
 from tessera.base.state import State
@@ -105,6 +106,7 @@ class LinearContextualMemory(nn.Module):
         """z (B, T, input) of the heads' answers (B, H, T, head_dim)."""
         return recalled.sum(1) if self.output is None else self.output(recalled.transpose(1, 2).flatten(2))
 
+    @explains_mistakes
     def forward(
         self, x: Float[Tensor, "B T input"], state: LinearContextualState | None = None, keep_state: bool = False
     ) -> tuple[Float[Tensor, "B T input"], LinearContextualState | None]:

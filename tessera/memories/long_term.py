@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.shapes import Float, Int
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.memories.gated import gated_layers
@@ -20,6 +21,7 @@ class LongTermMemory(PairMemory):
         kernel = kernel_from_config(kernel)
         super().__init__(kernel, Window(delay=1), **gated_layers(hidden_size, num_heads, kernel))
 
+    @explains_mistakes
     def forward(
         self,
         x: Float[Tensor, "B T hidden"],

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
 from tessera.base.shapes import Float, Int
 from tessera.base.state import State
@@ -72,6 +73,7 @@ class PairMemory(nn.Module):
         """(B, T, hidden) of the heads' answers (B, H, T, V)."""
         return self.output(recalled.transpose(1, 2).flatten(2))
 
+    @explains_mistakes
     def forward(
         self,
         x: Float[Tensor, "B T hidden"],

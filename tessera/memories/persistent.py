@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
 from tessera.base.shapes import Float, Int
 from tessera.base.state import State
@@ -62,6 +63,7 @@ class PersistentMemory(nn.Module):
             self.slot_keys.normal_(0.0, std)
             self.slot_values.normal_(0.0, std)
 
+    @explains_mistakes
     def forward(
         self,
         x: Float[Tensor, "B T hidden"],

@@ -3,11 +3,13 @@
 import torch
 from torch import Tensor
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.shapes import Float, Int
 from tessera.ops.linear_recurrence import linear_recurrence
 from tessera.ops.linear_recurrence.call import document_starts, expect_sequence, expect_shape
 
 
+@explains_mistakes
 def leaky_average(
     x: Float[Tensor, "B H T K"],
     decay: Float[Tensor, " H"],

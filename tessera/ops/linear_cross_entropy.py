@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.devices import is_gpu, is_readable
+from tessera.base.errors import expect
 from tessera.base.first_derivative import only_first_derivative
 from tessera.base.shapes import Float, Int
 
@@ -15,6 +17,7 @@ ROWS = 256
 GPU_LOGITS = 2**28
 
 
+@explains_mistakes
 def linear_cross_entropy(
     hidden: Float[Tensor, "N D"], weight: Float[Tensor, "V D"], labels: Int[Tensor, " N"], scale: float = 1.0
 ) -> Float[Tensor, ""]:
@@ -29,6 +32,10 @@ def linear_cross_entropy(
     make 1 GiB in float32). The gradients are made in the forward pass, while the logits are at hand. On a CPU, N are
     the rows that count; a GPU and a compiler also compute the others, because they would have to wait for their number.
     """
+    are_matrices = hidden.dim() == weight.dim() == 2 and hidden.shape[1] == weight.shape[1]
+    if not are_matrices or labels.shape != hidden.shape[:1]:
+        shapes = [tuple(tensor.shape) for tensor in (hidden, weight, labels)]
+        expect(False, "linear_cross_entropy", "hidden, weight and labels", "be (N, D), (V, D) and (N)", shapes)
     return _LinearCrossEntropy.apply(hidden, weight, labels, scale)
 
 

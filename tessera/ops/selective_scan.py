@@ -8,12 +8,15 @@ of a block again from the one before it.
 import torch
 from torch import Tensor
 
+from tessera.base.arguments import explains_mistakes
+from tessera.base.errors import expect
 from tessera.base.first_derivative import only_first_derivative
 from tessera.base.shapes import Float
 
 BLOCK = 1 << 20  # states that are in memory at once: a few tensors of this size fit into a core's cache
 
 
+@explains_mistakes
 def selective_scan(
     x: Float[Tensor, "B T D"],
     step: Float[Tensor, "B T D"],
@@ -26,6 +29,11 @@ def selective_scan(
     Equation 2 of Gu and Dao (2023), for each channel of D. `step` is their Delta (positive), `rate` their A (negative),
     `write` and `read` their B and C. States have the dtype of `rate`, y that of `x`.
     """
+    whole, states = (*x.shape[:2], rate.shape[-1]), [tuple(tensor.shape) for tensor in (write, read)]
+    if x.dim() != 3 or step.shape != x.shape or rate.shape[:-1] != x.shape[2:] or states != [whole, whole]:
+        shapes = [tuple(tensor.shape) for tensor in (x, step, rate, write, read)]
+        needed = "be (B, T, D) twice, (D, N), (B, T, N) twice"
+        expect(False, "selective_scan", "x, step, rate, write and read", needed, shapes)
     inputs = (one.to(rate.dtype) for one in (x, step, rate, write, read))
     with torch.autocast(x.device.type, enabled=False):  # its backward pass runs outside of it
         return _SelectiveScan.apply(*inputs).to(x.dtype)

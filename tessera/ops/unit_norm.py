@@ -3,10 +3,12 @@
 import torch
 from torch import Tensor
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.first_derivative import only_first_derivative
 from tessera.base.shapes import Float
 
 
+@explains_mistakes
 def unit_norm(x: Float[Tensor, "*shape"], eps: float = 0.0) -> Float[Tensor, "*shape"]:
     """`x / (|x| + eps)` over the last dimension; a zero vector gives zero, with zero gradient.
 

@@ -1,5 +1,6 @@
 """transformers' common tests of models and configurations, run on ours: `make peers`."""
 
+import copy
 import unittest
 
 import torch
@@ -32,7 +33,7 @@ class Tester:
 
     def get_config(self) -> PreTrainedConfig:
         """A new configuration."""
-        return self.classes[0].config_class(**self.fields)
+        return self.classes[0].config_class(**copy.deepcopy(self.fields))
 
     def prepare_config_and_inputs_for_common(self) -> tuple[PreTrainedConfig, dict]:
         """It, and the arguments of `forward`."""
@@ -49,9 +50,9 @@ def suite(name: str, fields: dict, *classes: type[PreTrainedModel], **attributes
 
     def set_up(self: unittest.TestCase) -> None:
         self.model_tester = Tester(self, fields, classes)
-        plain = {key: value for key, value in fields.items() if key != "base_config"}
-        plain |= {"base_config": fields["base_config"]} if "base_config" in fields else {}
-        self.config_tester = configuration.ConfigTester(self, config_class=classes[0].config_class, **plain)
+        self.config_tester = configuration.ConfigTester(
+            self, config_class=classes[0].config_class, **copy.deepcopy(fields)
+        )
 
     def test_config(self: unittest.TestCase) -> None:
         self.config_tester.run_common_tests()

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.shapes import Bool, Float
 from tessera.ops import float16_autocast
 from tessera.ops.association_matrix import reference, triton
@@ -15,6 +16,7 @@ BACKENDS.add("triton", triton)
 BACKENDS.add("reference", reference)
 
 
+@explains_mistakes
 def read_association(
     matrix: Float[Tensor, "B P V"],
     normaliser: Float[Tensor, "B P"],
@@ -39,6 +41,7 @@ def read_association(
         return BACKENDS.choose(call, backend).run(call)
 
 
+@explains_mistakes
 def write_association(
     matrix: Float[Tensor, "B P V"],
     normaliser: Float[Tensor, "B P"],

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.shapes import Float, Int
 from tessera.ops.backends import Backends
 from tessera.ops.gated_average import chunked, reference, triton
@@ -17,6 +18,7 @@ BACKENDS.add("chunked", chunked)
 BACKENDS.add("reference", reference)
 
 
+@explains_mistakes
 def gated_average(
     x: Float[Tensor, "B H T K"],
     log_gate: Float[Tensor, "B H T"],

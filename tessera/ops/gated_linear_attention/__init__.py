@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
 from tessera.base.shapes import Float, Int
 from tessera.ops import float16_autocast
@@ -12,6 +13,7 @@ from tessera.ops.gated_linear_attention.state import LinearAttentionState
 __all__ = ["LinearAttentionState", "gated_linear_attention"]
 
 
+@explains_mistakes
 def gated_linear_attention(
     query: Float[Tensor, "B H T K"],
     key: Float[Tensor, "B H T K"],

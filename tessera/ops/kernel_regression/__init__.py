@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.devices import device_type, is_gpu, is_readable
 from tessera.base.shapes import Float, Int
 from tessera.kernels import Kernel, kernel_from_config
@@ -29,6 +30,7 @@ LARGEST_FUSED_SLOPE = 1000.0
 LONGEST_TRITON_SINGLE = 16_384
 
 
+@explains_mistakes
 def kernel_regression(
     query: Float[Tensor, "B H T K"],
     key: Float[Tensor, "#B H N K"],

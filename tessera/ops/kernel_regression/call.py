@@ -65,7 +65,8 @@ class Call:
             expect(
                 False, WHERE, "the window's delay", f"be one integer or one per sequence {expected}", tuple(delay.shape)
             )
-        if isinstance(self.query_offset, int) and self.query_offset < 0:
+        is_integer = isinstance(self.query_offset, int | torch.SymInt) and not isinstance(self.query_offset, bool)
+        if not is_integer or (isinstance(self.query_offset, int) and self.query_offset < 0):
             expect(False, WHERE, "query_offset", "be an integer of at least 0", self.query_offset)
 
     def _check_documents(self) -> None:

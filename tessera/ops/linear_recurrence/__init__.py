@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.shapes import Float
 from tessera.ops.backends import Backends
 from tessera.ops.linear_recurrence import chunked, reference, triton
@@ -14,6 +15,7 @@ BACKENDS.add("chunked", chunked)
 BACKENDS.add("reference", reference)
 
 
+@explains_mistakes
 def linear_recurrence(
     x: Float[Tensor, "B H T K"],
     keep: Float[Tensor, "#B H T"],

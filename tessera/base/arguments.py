@@ -1,0 +1,130 @@
+"""A mistake in a call, in one sentence: which argument is not what its annotation says.
+
+Nothing is checked before a call, and a call that succeeds costs nothing. Where one fails in some other way than by a
+`TesseraError`, its arguments are compared with the annotations, in jaxtyping's notation (`tessera.base.shapes`).
+"""
+
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from tessera.base.errors import TesseraError
+from tessera.base.shapes import array_of
+
+Function = TypeVar("Function", bound=Callable)
+KINDS = {"Float": "a tensor of floating-point numbers", "Int": "a tensor of integers", "Bool": "a tensor of booleans"}
+
+
+def explains_mistakes(function: Function) -> Function:
+    """Decorate a function or a method of the public interface: wrong arguments are refused by name."""
+
+    @wraps(function)
+    def called(*values: Any, **keywords: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return function(*values, **keywords)
+        try:
+            return function(*values, **keywords)
+        except TesseraError:
+            raise
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            mistake = _mistake(function, values, keywords)
+            if mistake is None:
+                raise
+            raise TesseraError(mistake) from error
+
+    return called  # type: ignore[return-value]
+
+
+def _mistake(function: Callable, values: tuple, keywords: dict[str, Any]) -> str | None:
+    """What is wrong with the arguments; None: nothing that the annotations tell."""
+    where = function.__qualname__.removesuffix(".forward")
+    try:
+        bound = inspect.signature(function).bind(*values, **keywords).arguments
+    except TypeError as error:
+        return f"{where}: the arguments must be those of its signature; {error}."
+    sizes: dict[str, int | tuple[int, ...]] = {}
+    for name, value in bound.items():
+        hint = function.__annotations__.get(name, Any)
+        if isinstance(hint, str) or any(_fits(option, value, sizes) for option in _options(hint)):
+            continue
+        wanted = " or ".join(dict.fromkeys(map(_described, _options(hint))))
+        return f"{where}: {name} must be {wanted}; got {_shown(value)}."
+    return None
+
+
+def _options(hint: Any) -> list[Any]:
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return [option for part in typing.get_args(hint) for option in _options(part)] if is_union else [hint]
+
+
+def _fits(hint: Any, value: Any, sizes: dict) -> bool:
+    array = array_of(hint)
+    if array is not None:
+        return isinstance(value, Tensor) and _is_of(array[0], value) and _has_shape(array[1], value, sizes)
+    if hint is None or hint is type(None):
+        return value is None
+    if hint is Any:
+        return True
+    kind = typing.get_origin(hint) or hint
+    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return True  # nothing that could be looked at
+    if kind in (int, float):
+        return isinstance(value, int | kind | torch.SymInt) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _is_of(kind: str, tensor: Tensor) -> bool:
+    if kind == "Float":
+        return tensor.is_floating_point()
+    if kind == "Bool":
+        return tensor.dtype == torch.bool
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def _has_shape(notation: str, tensor: Tensor, sizes: dict) -> bool:
+    """Whether the tensor has these dimensions, of which those with a name have one size in one call."""
+    names = notation.split()
+    open_ended = next((index for index, name in enumerate(names) if name == "..." or "*" in name), None)
+    shape = tuple(tensor.shape)
+    if open_ended is None:
+        return len(names) == len(shape) and all(_is_size(*pair, sizes) for pair in zip(names, shape))
+    behind = len(names) - open_ended - 1
+    if len(shape) < len(names) - 1:
+        return False
+    first, rest = shape[:open_ended], shape[len(shape) - behind :] if behind else ()
+    middle, name = shape[open_ended : len(shape) - behind], names[open_ended]
+    fixed = [*zip(names[:open_ended], first), *zip(names[open_ended + 1 :], rest)]
+    same = name == "..." or "#" in name or sizes.setdefault(name, middle) == middle
+    return same and all(_is_size(*pair, sizes) for pair in fixed)
+
+
+def _is_size(name: str, size: int, sizes: dict) -> bool:
+    if name.isdigit():
+        return size == int(name)
+    if not name.isidentifier():
+        return name[0] != "#" or size == 1 or sizes.setdefault(name[1:], size) == size  # "T-1" says nothing here
+    return sizes.setdefault(name, size) == size
+
+
+def _described(hint: Any) -> str:
+    array = array_of(hint)
+    if array is not None:
+        notation = ", ".join(array[1].replace("#", "").split())
+        return KINDS[array[0]] + ("" if notation in ("", "...", "*shape") else f" ({notation})")
+    if hint is None or hint is type(None):
+        return "None"
+    names = {float: "a number", int: "an integer", str: "a string", bool: "True or False", Tensor: "a tensor"}
+    return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    text = repr(value)
+    return text if isinstance(value, int | float | str) and len(text) < 40 else type(value).__name__

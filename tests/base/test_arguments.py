@@ -1,0 +1,111 @@
+"""What is no tensor, state or number is refused in a sentence that names the argument."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+import tessera
+from tessera.base.arguments import explains_mistakes
+from tessera.base.errors import TesseraError
+from tessera.base.shapes import Float, Int
+from tessera.memories.contextual import ContextualMemory
+from tessera.memories.linear_attention import LinearAttentionMemory
+from tessera.ops.linear_recurrence import linear_recurrence
+from tessera.ops.selective_scan import selective_scan
+from tessera.ops.unit_norm import unit_norm
+from tests.shape_checks import ShapeError
+
+PAIRS = torch.rand(1, 2, 5, 4)
+GATES = torch.rand(1, 2, 5)
+SCORES = torch.rand(2, 3)
+CALLS = {
+    "kernel_regression": (tessera.kernel_regression, (PAIRS, PAIRS, PAIRS), {"kernel": "gaussian", "slope": 2.0}),
+    "leaky_average": (tessera.leaky_average, (PAIRS, torch.rand(2)), {}),
+    "gated_average": (tessera.gated_average, (PAIRS, GATES, -GATES), {}),
+    "linear_recurrence": (linear_recurrence, (PAIRS, GATES), {}),
+    "read_association": (tessera.read_association, (torch.rand(2, 6, 4), torch.rand(2, 6), torch.rand(2, 3, 6)), {}),
+    "linear_cross_entropy": (tessera.linear_cross_entropy, (SCORES, torch.rand(5, 3), torch.tensor([1, 0])), {}),
+    "selective_scan": (
+        selective_scan,
+        (torch.rand(1, 7, 3), torch.rand(1, 7, 3), -torch.rand(3, 2), torch.rand(1, 7, 2), torch.rand(1, 7, 2)),
+        {},
+    ),
+    "unit_norm": (unit_norm, (SCORES,), {}),
+    "entmax": (tessera.entmax, (SCORES,), {}),
+    "knn_softmax": (tessera.knn_softmax, (SCORES, 2), {}),
+    "ContextualMemory": (ContextualMemory(8, 2, "biweight"), (torch.rand(1, 5, 8),), {}),
+    "LinearAttentionMemory": (LinearAttentionMemory(8, 2, "gla"), (torch.rand(1, 5, 8),), {}),
+}
+STRANGE = ("text", 3.5, [1, 2], {"a": 1}, object(), None, torch.ones(1, 1, 1, 1, 1), torch.tensor(True))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_argument_ends_in_an_obscure_error(name):
+    """In every place something strange: it is taken, or refused in one line that names the place."""
+    function, values, keywords = CALLS[name]
+    function(*values, **keywords)
+    parameters = inspect.signature(getattr(function, "forward", function)).parameters
+    refused = 0
+    for place, parameter in enumerate(parameters):
+        for strange in STRANGE:
+            given, others = list(values), {key: value for key, value in keywords.items() if key != parameter}
+            if place < len(given):
+                given[place] = strange
+            else:
+                others[parameter] = strange
+            try:
+                function(*given, **others)
+            except TesseraError as error:
+                refused += 1
+                assert "\n" not in str(error)  # noqa: PT017
+            except ShapeError:  # the test run's own, of an inner call
+                refused += 1
+    assert refused >= 5 * len(values)
+
+
+@explains_mistakes
+def attend(query: Float[Tensor, "B T K"], documents: Int[Tensor, "B T"] | None = None, scale: float = 1.0) -> Tensor:
+    if documents is not None and documents.shape != query.shape[:2]:
+        raise RuntimeError("obscure")
+    return query.softmax(-1) * scale
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"query": "x"}, "attend: query must be a tensor of floating-point numbers (B, T, K); got 'x'."),
+        ({"query": torch.ones(2, 3, 4, dtype=torch.long)}, "got a tensor of int64 (2, 3, 4)"),
+        (
+            {"query": torch.ones(2, 3, 4), "documents": torch.ones(2, 4, dtype=torch.long)},
+            "attend: documents must be a tensor of integers (B, T) or None; got a tensor of int64 (2, 4).",
+        ),
+        ({"query": torch.ones(2, 3, 4), "scale": "wide"}, "attend: scale must be a number; got 'wide'."),
+        ({}, "attend: the arguments must be those of its signature; missing a required argument: 'query'."),
+    ],
+)
+def test_the_sentence(arguments, message):
+    with pytest.raises(TesseraError) as caught:
+        attend(**arguments)
+    assert message in str(caught.value)
+
+
+def test_right_arguments_keep_their_error():
+    @explains_mistakes
+    def fails(x: int) -> None:
+        raise RuntimeError("of the device")
+
+    with pytest.raises(RuntimeError, match="of the device"):
+        fails(3)
+
+
+def test_the_same_without_the_package_that_checks_shapes():
+    """The tests import jaxtyping, users need not."""
+    program = "import sys, torch, tessera\ntry: tessera.entmax(torch.ones(2, dtype=torch.long))\nexcept ValueError as error: print(error, 'jaxtyping' in sys.modules)"  # noqa: E501
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == (
+        "entmax: scores must be a tensor of floating-point numbers; got a tensor of int64 (2,). False\n"
+    ), done.stderr

@@ -1,0 +1,86 @@
+"""`python -m tests.peers`: transformers' own tests on our models, and the table of docs/reliability.md.
+
+Exit status 1 where a test fails that is not listed in `by_design`, or passes that is.
+"""
+
+import sys
+from collections import defaultdict
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.peers import archive
+from tests.peers.by_design import BY_DESIGN
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "reliability.md"
+BEGIN, END = "<!-- made by make peers -->", "<!-- end of peers -->"
+NAMES = {"V1Test": "v1", "V2Test": "v2", "LinearAttentionTest": "linear attention", "ARMTTest": "ARMT around GPT-2"}
+NAMES |= {"RMTTest": "RMT around GPT-2", "PRMTTest": "PRMT around GPT-2"}
+
+
+class Outcomes:
+    """A pytest plugin: what became of every test, by its class; a test fails where any of its parts does."""
+
+    def __init__(self) -> None:
+        self.by_suite: dict[str, dict[str, str]] = defaultdict(dict)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Of three phases, and of sub-tests."""
+        _, suite, test = report.nodeid.split("::")[:3]
+        before = self.by_suite[suite].get(test)
+        if report.failed or before == "failed":
+            self.by_suite[suite][test] = "failed"
+        elif report.skipped and not hasattr(report, "context"):  # a part that is skipped leaves the others
+            self.by_suite[suite][test] = "skipped"
+        elif report.when == "call" and before != "skipped":
+            self.by_suite[suite][test] = "passed"
+
+
+def main() -> int:
+    """Fetch, run, compare, write."""
+    archive.fetch()
+    outcomes = Outcomes()
+    options = [
+        "-c",
+        str(HERE / "pytest.ini"),
+        "--rootdir",
+        str(HERE.parents[1]),
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "ignore",
+    ]
+    options += ["--import-mode=importlib", "--tb=short", "--show-capture=no", "-q"]
+    pytest.main([*options, str(HERE / "transformers_suite.py")], plugins=[outcomes])
+    surprises = []
+    for suite, results in outcomes.by_suite.items():
+        failed = {test for test, result in results.items() if result == "failed"}
+        listed = set(BY_DESIGN[suite])
+        surprises += [f"{suite}: {test} fails and is not listed." for test in sorted(failed - listed)]
+        surprises += [f"{suite}: {test} is listed and passes." for test in sorted(listed - failed)]
+    if not outcomes.by_suite:
+        surprises.append("nothing ran.")
+    print("\n".join(surprises))
+    if not surprises:
+        _write(outcomes.by_suite)
+    return bool(surprises)
+
+
+def _write(by_suite: dict[str, dict[str, str]]) -> None:
+    rows = ["| model | passed | skipped | by design |", "|---|---|---|---|"]
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for suite, results in by_suite.items():
+        counts = [list(results.values()).count(result) for result in ("passed", "skipped", "failed")]
+        rows.append(f"| {NAMES[suite]} | {' | '.join(map(str, counts))} |")
+        for test, reason in BY_DESIGN[suite].items():
+            reasons[f"- `{test}`: {reason}."].append(NAMES[suite])
+    lines = [f"{reason} ({', '.join(models)})" for reason, models in reasons.items()]
+    table = "\n".join([BEGIN, *rows, "", f"transformers {version('transformers')}. By design:", "", *lines, END])
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(before + table + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
