@@ -1,5 +1,6 @@
 """The shapes in the library's annotations are checked while the tests run, and cost nothing elsewhere."""
 
+import subprocess
 import sys
 
 import pytest
