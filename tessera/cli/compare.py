@@ -29,10 +29,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         expect_output(Path(arguments.plot), "compare", "--plot", is_figure, "a figure")
     states = [run_state(folder) for folder in arguments.runs]
+    if arguments.plot:
+        draw_runs(Path(arguments.plot), arguments.runs)
     if arguments.json:
         print(json.dumps([to_json(state) for state in states], indent=1))
     else:
         print_table(COLUMNS, short_names([state.folder for state in states]), [state.cells() for state in states])
-    if arguments.plot:
-        draw_runs(Path(arguments.plot), arguments.runs)
     return 0

@@ -23,7 +23,7 @@ from tessera.kernels.relumax import ReLUmax
 
 @explains_mistakes
 def entmax(
-    scores: Float[Tensor, "*shape"], alpha: float | Float[Tensor, "..."] = 1.5, dim: int = -1
+    scores: Float[Tensor, "*shape"], alpha: float | int | Float[Tensor, "..."] = 1.5, dim: int = -1
 ) -> Float[Tensor, "*shape"]:
     """alpha-entmax, `[(alpha - 1) s_i - tau]_+^(1 / (alpha - 1))` with tau such that it sums to 1; alpha of at least 1.
 

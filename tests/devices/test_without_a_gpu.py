@@ -61,7 +61,9 @@ def test_models_and_mistakes():
         for name, case in actual.items()
         if case["waits"]
     }
-    assert waits == once
+    # A fingerprint looks at one number of each weight, once for a model and not at every token.
+    assert max(case.pop("fingerprint.py", 0) for case in waits.values()) < 50
+    assert {name: case for name, case in waits.items() if case} == once
     for name, operators in MODELS.items():
         assert actual[name]["operators"] == operators, name
 

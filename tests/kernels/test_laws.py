@@ -99,9 +99,9 @@ def test_entmax_runs_along_any_dimension(row, alpha):
     torch.testing.assert_close(entmax(stack.T[None], alpha, dim=1), expected.T[None], rtol=0, atol=EXACT)
 
 
-@pytest.mark.parametrize("alpha", [0.99, 2.01, float("nan")])
+@pytest.mark.parametrize("alpha", [0.99, float("inf"), float("nan")])
 def test_alpha_outside_its_range_is_refused(alpha):
-    with pytest.raises(TesseraError, match=r"entmax: alpha must lie in \[1, 2\]"):
+    with pytest.raises(TesseraError, match="entmax: alpha must be a finite number of at least 1"):
         entmax(torch.zeros(3), alpha)
 
 

@@ -9,12 +9,12 @@ from torch.utils._pytree import tree_map
 from tessera.base.errors import TesseraError
 from tests.models.contract import CASES, _linear, _v2, tokens, v1
 
-BUILD = {"v1": v1, "v2": _v2, "linear attention": lambda **changes: _linear("gla")}
+BUILD = {"v1": v1, "v2": _v2, "linear attention": lambda: _linear("gla")}
 
 
 @pytest.fixture(params=BUILD)
 def build(request):
-    return BUILD[request.param]
+    return lambda: BUILD[request.param]().double().eval()
 
 
 def read(model, **keywords):

@@ -288,15 +288,13 @@ def test_attentions_are_refused_where_there_are_none():
 # generate
 
 
-def test_stop_strings_and_the_reason_against_assistants(model):
+def test_stop_strings_and_caches_of_other_models(model):
     tokenizer, ids = byte_tokenizer(), tokens(1, 4)
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
     text = model.generate(ids, max_new_tokens=9, **options)[0, 4:]
     printable = next(i for i, token in enumerate(text.tolist()) if token < 128)
     stopped = model.generate(ids, max_new_tokens=9, stop_strings=[chr(text[printable])], tokenizer=tokenizer, **options)
     assert stopped.shape[1] == 4 + printable + 1
-    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-        model.generate(ids, max_new_tokens=4, assistant_model=model, **options)
     with pytest.raises(TesseraError, match="got DynamicCache"):
         model.generate(ids, max_new_tokens=4, past_key_values=DynamicCache(), **options)
 

@@ -61,9 +61,9 @@ class SegmentsAlone(nn.Module):
     So a segment's first token is predicted from the last position before it, as by a model with a memory.
     """
 
-    def __init__(self, model: nn.Module, segment: int):
+    def __init__(self, model: PreTrainedModel, segment: int):
         super().__init__()
-        self.model, self.segment = model, segment
+        self.model, self.segment, self.config = model, segment, model.config
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, use_cache: bool = False) -> CausalLMOutput:
         """Logits (B, T, vocabulary) of tokens (B, T), T a multiple of the segment; the mean loss of labels (B, T)."""
