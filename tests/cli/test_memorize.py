@@ -242,7 +242,7 @@ def test_several_texts_are_read_in_turn(tessera, refused, wrapped, tmp_path):
 
 
 @pytest.mark.usefixtures("short_books")
-def test_two_commands_from_nothing_to_an_answer(tessera, refused, tmp_path, monkeypatch):
+def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path, monkeypatch):
     """The README's, small: what is printed is the likeliest word and its probability after reading the planted text."""
     stages = "training.curriculum=[{length: 1, steps: 2}, {length: 2, steps: 1}]"
     small = ("model.base.hidden_size=16", "model.base.num_heads=2", "model.memory_dim=4", "training.batch_size=2")
@@ -274,8 +274,8 @@ def test_two_commands_from_nothing_to_an_answer(tessera, refused, tmp_path, monk
     assert 'run knows questions such as "Where is Daniel?"' in err
     assert "guess" not in err
     reading = ("--text", book)
-    unknown = "got 'Where is Bob or Eve?': it does not know Bob, Eve"
-    refused(unknown, "ask", tmp_path / "run", "Where is Bob or Eve?", *reading)
+    status, out, err = tessera("ask", tmp_path / "run", "Where is Bob or Eve?", *reading)
+    assert (status, out, "got 'Where is Bob or Eve?': it does not know Bob, Eve" in err) == (2, "", True)
     command = ("ask", tmp_path / "run", "Where is Mary?", "--text", book, "--plant", "Mary went to the moonbase.")
     status, out, err = tessera(*command)
     assert (status, out, "--plant must be of words that the model knows" in err) == (2, "", True)
@@ -287,8 +287,8 @@ def test_two_commands_from_nothing_to_an_answer(tessera, refused, tmp_path, monk
     assert (status, len(out.splitlines()), "it does not know Bob" in err) == (0, 1, True)
     (row,) = [json.loads(line) for line in stored.read_text().splitlines()]
     assert (row["question"], f"{row['answer']} ({100 * row['probability']:.1f} %)\n") == ("Where is Mary?", out)
-    drawing = ("ask", tmp_path / "run", "Where is Mary?", *reading, "--temperature", 0.5)
-    refused("--temperature must be left out: this model answers questions", *drawing)
+    status, _, err = tessera("ask", tmp_path / "run", "Where is Mary?", *reading, "--temperature", 0.5)
+    assert (status, "--temperature must be left out: this model answers questions" in err) == (2, True)
     text = book.read_text()
     plain = tessera("ask", tmp_path / "run", "Where is Mary?", "--text", book)[1].split()[0]
     rows = [{"input": text, "question": "Where is Mary?", "target": target} for target in (plain, plain, "nowhere")]
