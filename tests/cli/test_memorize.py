@@ -242,7 +242,7 @@ def test_several_texts_are_read_in_turn(tessera, refused, wrapped, tmp_path):
 
 
 @pytest.mark.usefixtures("short_books")
-def test_two_commands_from_nothing_to_an_answer(tessera, refused, tmp_path, monkeypatch):
+def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path, monkeypatch):
     """The README's, small: what is printed is the likeliest word and its probability after reading the planted text."""
     stages = "training.curriculum=[{length: 1, steps: 2}, {length: 2, steps: 1}]"
     small = ("model.base.hidden_size=16", "model.base.num_heads=2", "model.memory_dim=4", "training.batch_size=2")
