@@ -159,7 +159,7 @@ class StagedText(StagedData):
         training = self.recipe.training
         windows = ValidationWindows(self.corpus.validation, stage.length * self.segment, training.evaluate_sequences)
         loss = shared_loss(model, windows, training.batch_size // self.processes.count, self)
-        bits = bits_per_byte(loss, self.corpus.validation.tokens_per_byte)
+        bits = bits_per_byte(loss, windows.tokens_per_byte(self.tokenizer))
         return {"score": math.exp(-loss), "validation_loss": loss, "validation_bits_per_byte": bits}
 
 

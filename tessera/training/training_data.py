@@ -140,7 +140,7 @@ class TextData(TrainingData):
         """Loss in nats per token, and in bits per byte."""
         micro, _ = batch_shape(self.recipe.training, self.processes.count)
         loss = shared_loss(model, self.held_out, micro, self)
-        bits = bits_per_byte(loss, self.corpus.validation.tokens_per_byte)
+        bits = bits_per_byte(loss, self.held_out.tokens_per_byte(self.tokenizer))
         return {"validation_loss": loss, "validation_bits_per_byte": bits}
 
 
