@@ -1,6 +1,7 @@
 """Sequences of one context length cut from a token store: shuffled for training, in order for validation."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -10,7 +11,11 @@ from torch.utils.data import Dataset
 from tessera.base.errors import TesseraError
 from tessera.data.shuffle import shuffled
 from tessera.data.store import TokenStore
+from tessera.data.tokenizers import token_sizes
 from tessera.ops.linear_cross_entropy import IGNORED
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,18 @@ class ValidationWindows(Dataset):
             raise IndexError(index)
         number = index * self.available // self.count
         return self.split.window(self.split.start + number * self.context, self.context, self.document_ids)
+
+    def tokens_per_byte(self, tokenizer: "PreTrainedTokenizerFast") -> float:
+        """Tokens that are predicted per byte of text that they stand for: what turns nats into bits per byte.
+
+        Of the whole text for tokenizers whose tokens do not say their bytes.
+        """
+        sizes = token_sizes(tokenizer)
+        if sizes is None:
+            return self.split.tokens_per_byte
+        labels = np.concatenate([self[number]["labels"][1:].numpy() for number in range(len(self))])
+        predicted = labels[labels != IGNORED]
+        return len(predicted) / max(1, int(sizes[predicted].sum()))
 
 
 def stacked(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -12,12 +12,10 @@ from tessera.base.errors import expect
 from tessera.base.precision import autocast, resolve_precision
 from tessera.data.sources import TextSource
 from tessera.data.store import open_or_build
-from tessera.data.tokenizers import token_sizes
 from tessera.data.windows import Split, ValidationWindows
 from tessera.evaluation.loss import bits_per_byte, loss_by_position, perplexity
 from tessera.evaluation.provenance import provenance
 from tessera.models.transformer import context_limit
-from tessera.ops.linear_cross_entropy import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -82,7 +80,7 @@ def evaluate_text(
         _require_same_vocabulary(model, windows.split)
         surroundings = partial(autocast, resolve_precision(precision, model.device.type), model.device.type)
         losses = loss_by_position(model, windows, batch_size, context=surroundings)
-        ratio = tokens_per_byte(windows, tokenizer)
+        ratio = windows.tokens_per_byte(tokenizer)
     advice = "Its weights or the text's tokens drive it out of range: evaluate an earlier checkpoint."
     expect(math.isfinite(losses.mean), "eval", "the model's loss", "be finite", losses.mean, advice)
     return {
@@ -103,16 +101,6 @@ def _share(windows: ValidationWindows) -> str:
     """What to say of a text that is not read to its end."""
     available = windows.available
     return "" if len(windows) == available else f", {len(windows):,} of {available:,} sequences spread over it"
-
-
-def tokens_per_byte(windows: ValidationWindows, tokenizer: "PreTrainedTokenizerFast") -> float:
-    """Of the tokens that are predicted; of the whole text for tokenizers whose tokens do not say their bytes."""
-    sizes = token_sizes(tokenizer)
-    if sizes is None:
-        return windows.split.tokens_per_byte
-    labels = [windows[number]["labels"][1:].numpy() for number in range(len(windows))]
-    predicted = [part[part != IGNORED] for part in labels]
-    return sum(map(len, predicted)) / max(1, sum(int(sizes[part].sum()) for part in predicted))
 
 
 def _require_same_vocabulary(model: "PreTrainedModel", split: Split) -> None:

@@ -19,7 +19,6 @@ from tessera.base.errors import TesseraError
 from tessera.data.windows import ValidationWindows
 from tessera.evaluation.loss import bits_per_byte
 from tessera.evaluation.questions import answer_loss, count_answers, is_segmented, score_answers
-from tessera.evaluation.text import tokens_per_byte
 from tessera.models.adjusting import adjust_model
 from tessera.recipes.sections import Recipe, Stage
 from tessera.tasks.question_answering import QuestionBatch, QuestionTask, question_task
@@ -160,7 +159,7 @@ class StagedText(StagedData):
         training = self.recipe.training
         windows = ValidationWindows(self.corpus.validation, stage.length * self.segment, training.evaluate_sequences)
         loss = shared_loss(model, windows, training.batch_size // self.processes.count, self)
-        bits = bits_per_byte(loss, tokens_per_byte(windows, self.corpus.tokenizer))
+        bits = bits_per_byte(loss, windows.tokens_per_byte(self.tokenizer))
         return {"score": math.exp(-loss), "validation_loss": loss, "validation_bits_per_byte": bits}
 
 

@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerFast
 from tessera.base.precision import autocast, resolve_precision
 from tessera.data.windows import TrainingWindows, ValidationWindows, stacked
 from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_position
-from tessera.evaluation.text import tokens_per_byte
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.recipes.sections import Recipe, Stage
 from tessera.training.corpus import Corpus
@@ -60,11 +59,6 @@ class TrainingData(ABC):
     def largest_token(self) -> int:
         """The largest token id that occurs; -1: no larger one than the tokenizer's."""
         return -1
-
-    @cached_property
-    def tokens_per_byte(self) -> float:
-        """Of a validation's text."""
-        return tokens_per_byte(self.held_out, self.tokenizer)
 
     @property
     def validation_sequences(self) -> int:
@@ -117,11 +111,6 @@ class TextData(TrainingData):
         data, sequences = self.recipe.data, self.recipe.training.evaluate_sequences
         return ValidationWindows(self.corpus.validation, data.context, sequences, data.document_ids)
 
-    @cached_property
-    def tokens_per_byte(self) -> float:
-        """Of a validation's text."""
-        return tokens_per_byte(self.held_out, self.tokenizer)
-
     @property
     def validation_sequences(self) -> int:
         """The text may be shorter than was asked for."""
@@ -151,7 +140,7 @@ class TextData(TrainingData):
         """Loss in nats per token, and in bits per byte."""
         micro, _ = batch_shape(self.recipe.training, self.processes.count)
         loss = shared_loss(model, self.held_out, micro, self)
-        bits = bits_per_byte(loss, self.tokens_per_byte)
+        bits = bits_per_byte(loss, self.held_out.tokens_per_byte(self.tokenizer))
         return {"validation_loss": loss, "validation_bits_per_byte": bits}
 
 
