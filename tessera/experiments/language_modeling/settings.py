@@ -119,7 +119,6 @@ RATES: dict[tuple[str, int], float] = {
     **{(f"mosaic {kernel}", 1): 1e-2 for kernel in ("gaussian", "biweight", "normalized_relu")},
     **{(f"mosaic {kernel}", 4): 3e-3 for kernel in KERNELS},
     **{(transformer, depth): 3e-3 for transformer in POSITIONS for depth in (1, 4)},
-    ("transformer_rope", 4): 1e-3,
 }
 DEFAULT_RATE = 3e-3
 
@@ -154,6 +153,8 @@ BUDGETS = {
             Search(tuple(f"mosaic {kernel}" for kernel in KERNELS[1:]), (1,), SHORT),
             # After 250 steps losses at one block are too close to choose by.
             Search(("mosaic gaussian", *POSITIONS), (1,), (f"{RATE}=1e-3,3e-3,1e-2,3e-2",)),
+            # At four blocks of RoPE the two best are too close as well.
+            Search(("transformer_rope",), (4,), (f"{RATE}=1e-3,3e-3",)),
         ),
     ),
     "full": Budget(
