@@ -32,6 +32,13 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def expect_new_folder(path: Path, where: str, argument: str) -> None:
+    """Raise `TesseraError` unless `path` is absent or an empty folder, and can be written: before the work."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise TesseraError(f"{path}: already exists and is not an empty folder. Choose another output.")
+    expect_output(path.parent / f"{path.name}.tmp", where, argument)
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to write into, which becomes `path` (absent, or an empty folder) at the end, complete, or is deleted."""

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tessera.base.errors import TesseraError, first_line
-from tessera.base.files import expect_output, expect_plain_file, new_folder, writing
+from tessera.base.files import expect_new_folder, expect_plain_file, new_folder, writing
 from tessera.interop import from_reference, recognised_source
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ def convert_checkpoint(
     Raises:
         TesseraError: an unreadable file, an output that is in use, or what `from_reference` refuses.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise TesseraError(f"{output}: already exists and is not an empty folder. Choose another output.")
-    expect_output(output.parent / f"{output.name}.tmp", "convert", "OUTPUT")
+    expect_new_folder(output, "convert", "OUTPUT")
     weights, constructor = read_checkpoint(checkpoint)
     if arguments is not None:
         constructor = read_arguments(arguments)

@@ -1,8 +1,8 @@
 """One model of a sharded checkpoint, a file at a time."""
 
 import json
-import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from tessera.base.checkpoints import MANIFEST, latest_complete, verify
 from tessera.base.errors import TesseraError
-from tessera.base.files import expect_writable, remove, writing
+from tessera.base.files import expect_new_folder, new_folder, writing
 from tessera.training.checkpoint import NUMBERS
 from tessera.training.checkpoint_tensors import SHARDS, WEIGHT, WEIGHTS, is_sharded, read_tensors
 
@@ -34,8 +34,7 @@ def merged_model(folder: Path, output: Path, dtype: str) -> tuple[Path, int]:
     Raises:
         TesseraError: no such checkpoint, a damaged one, or an output that is in use.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise TesseraError(f"{output}: already exists and is not an empty folder. Choose another output.")
+    expect_new_folder(output, "convert", "OUTPUT")
     checkpoint = folder
     if not is_sharded(folder):
         latest, passed = latest_complete(folder)
@@ -46,18 +45,11 @@ def merged_model(folder: Path, output: Path, dtype: str) -> tuple[Path, int]:
     damage = verify(checkpoint)
     if damage is not None:
         raise TesseraError(f"convert: {checkpoint} must be complete; got: {damage}.")
-    expect_writable(output / "config.json", "convert", "OUTPUT")
-    temporary = output.with_name(f"{output.name}.{os.getpid()}.tmp")
-    with writing(output):
-        try:
-            temporary.mkdir(parents=True)
-            for file in checkpoint.iterdir():
-                if file.suffix == ".json" and file.name not in NOT_MODEL:
-                    shutil.copyfile(file, temporary / file.name)
-            count = merge(checkpoint, temporary, getattr(torch, dtype), progress=True)
-            os.replace(temporary, output)  # takes the place of an empty folder
-        finally:
-            remove(temporary)
+    with writing(output), new_folder(output) as draft:
+        for file in checkpoint.iterdir():
+            if file.suffix == ".json" and file.name not in NOT_MODEL:
+                shutil.copyfile(file, draft / file.name)
+        count = merge(checkpoint, draft, getattr(torch, dtype), progress=sys.stderr.isatty())
     return checkpoint, count
 
 
