@@ -49,7 +49,7 @@ def test_models_and_mistakes():
     assert mistakes["waits"]["waits"] == {"elsewhere": 3}
     assert mistakes["nothing"] == {"error": None, "waits": {}, "operators": {}}
     assert not {name: case["error"] for name, case in actual.items() if case["error"]}
-    # Which segments have labels at all, whether the stream goes on from an earlier one, and which weights a state is of,
+    # Which segments have labels at all, whether the stream goes on from an earlier one, whose weights a state is of,
     # whatever number of tokens follows: one look each.
     once = {
         "armt": {"segment_loss.py": 1},
