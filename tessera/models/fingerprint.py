@@ -62,7 +62,7 @@ class Fingerprint:
                 per_device.setdefault(number.device, []).append(index)
             numbers = [0.0] * len(middle)
             for indices in per_device.values():
-                values = torch.stack([middle[index] for index in indices]).tolist()  # one wait for each device
+                values = torch.stack([middle[index] for index in indices]).cpu().tolist()  # one wait for each device
                 for index, value in zip(indices, values, strict=True):
                     numbers[index] = value
             self.numbers, self.versions = struct.pack(f"{len(numbers)}f", *numbers).hex(), versions

@@ -49,12 +49,14 @@ def test_models_and_mistakes():
     assert mistakes["waits"]["waits"] == {"elsewhere": 3}
     assert mistakes["nothing"] == {"error": None, "waits": {}, "operators": {}}
     assert not {name: case["error"] for name, case in actual.items() if case["error"]}
-    # Which segments have labels at all, and whether the stream goes on from an earlier one: one look each.
+    # Which segments have labels at all, whether the stream goes on from an earlier one, whose weights a state is of,
+    # whatever number of tokens follows: one look each.
     once = {
         "armt": {"segment_loss.py": 1},
         "rmt": {"segment_loss.py": 1},
         "prmt": {"segment_loss.py": 1},
-        "armt reads": {"stream.py": 1},
+        "armt reads": {"stream.py": 1, "fingerprint.py": 1},
+        **{name: {"fingerprint.py": 1} for name in MODELS if name.endswith("decodes")},
     }
     waits = {
         name: {line.split(":")[0]: count for line, count in case["waits"].items()}
