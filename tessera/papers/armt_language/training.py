@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from tessera.base.locks import folder_held
@@ -61,9 +61,14 @@ class SegmentsAlone(nn.Module):
     So a segment's first token is predicted from the last position before it, as by a model with a memory.
     """
 
-    def __init__(self, model: PreTrainedModel, segment: int):
+    def __init__(self, model: PreTrainedModel, segment: int) -> None:
         super().__init__()
-        self.model, self.segment, self.config = model, segment, model.config
+        self.model, self.segment = model, segment
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        """The model's, which stages may adjust."""
+        return self.model.config
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, use_cache: bool = False) -> CausalLMOutput:
         """Logits (B, T, vocabulary) of tokens (B, T), T a multiple of the segment; the mean loss of labels (B, T)."""
