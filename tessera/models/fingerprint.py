@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 import struct
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -102,12 +103,15 @@ def _meaning(config: PreTrainedConfig) -> dict[str, Any]:
     own = [cls for cls in type(config).__mro__ if issubclass(cls, StrictConfig)]
     if own:
         names = {name for cls in own for name in inspect.get_annotations(cls)} - set(_FREE) - set(config.adjustable)
+        names &= {field.name for field in fields(config)}  # class variables are no settings
     else:  # of another library: what changes the numbers that the same weights give
         config = config.get_text_config()
         names = {name for name in _FOREIGN if hasattr(config, name)}
-    fields = {name: getattr(config, name, None) for name in names if not name.endswith(_FREE_ENDINGS)}
-    fields = {name: _meaning(one) if isinstance(one, PreTrainedConfig) else one for name, one in fields.items()}
-    return {"model_type": config.model_type, **fields}
+    settings = {name: getattr(config, name, None) for name in names if not name.endswith(_FREE_ENDINGS)}
+    settings = {
+        name: _meaning(value) if isinstance(value, PreTrainedConfig) else value for name, value in settings.items()
+    }
+    return {"model_type": config.model_type, **settings}
 
 
 def _is_readable(weight: Tensor) -> bool:

@@ -1,12 +1,14 @@
 """A state of another model is refused in a line; one of this model goes on, however it was handled."""
 
 import copy
+import json
 
 import pytest
 import torch
 from torch.utils._pytree import tree_map
 
 from tessera.base.errors import TesseraError
+from tessera.models import fingerprint
 from tests.models.contract import CASES, _linear, _v2, tokens, v1
 
 BUILD = {"v1": v1, "v2": _v2, "linear attention": lambda: _linear("gla")}
@@ -93,3 +95,11 @@ def test_a_beam_search_from_a_state(name):
     assert torch.equal(model.generate(ids, past_key_values=many, **options), model.generate(ids, **options))
     with pytest.raises(TesseraError, match="other weights"):
         with_other_weights(model).generate(ids, past_key_values=many, **options)
+
+
+def test_a_fingerprint_is_the_same_in_every_process():
+    """Sets and classes are written in another order, or at another place, by the next process."""
+    model = CASES["armt around gpt2"].build()
+    text = json.dumps(fingerprint._meaning(model.config), sort_keys=True)
+    assert "adjustable" not in text
+    assert "segment_size" in text
