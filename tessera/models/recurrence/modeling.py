@@ -38,7 +38,7 @@ from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import keep_last_hidden, leave_out_unneeded, wrap_layers
 from tessera.models.recurrence.reading import read
-from tessera.models.recurrence.segment_loss import SegmentLoss, balancing_weight, plain_lm_head
+from tessera.models.recurrence.segment_loss import SegmentLoss, balancing_weight, plain_lm_head, shifted_targets
 from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory, SegmentRunner
 from tessera.models.recurrence.segmented_input import SegmentedInput
 from tessera.models.recurrence.state import MemoryState
@@ -224,6 +224,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
         loss_mask: Tensor | None = None,
         memory_state: MemoryState | None = None,
         past_key_values: SegmentCache | None = None,
@@ -246,6 +247,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
                 row alone); zeros inside hide a position. With a cache (B, T before + T), ones for new tokens.
             labels: (B, T), shifted inside once across the whole text, -100 left out. loss_mask: booleans (B, T),
                 whether position t, which predicts label t + 1, counts; default: all but zeros of `attention_mask`.
+            shift_labels: (B, T), in place of labels: the target of each position itself.
             memory_state: of B rows, or fewer: each then serves as many consecutive rows of `input_ids`. Many questions
                 to one text need no copies of its memory (ARMT, while their segment stays open).
             past_key_values: what an earlier call with `use_cache` returned: the text goes on inside its segment.
@@ -269,9 +271,9 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         if position_ids is not None:
             _check_positions(where, position_ids, text)
         state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
-        skip = (self.training and labels is not None) if skip_logits is None else skip_logits
+        loss = self._loss(labels, shift_labels, loss_mask, text)
+        skip = (self.training and loss is not None) if skip_logits is None else skip_logits
         hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        loss = self._loss(labels, loss_mask, text)
         kept = None if skip else logits_to_keep
         attentions = bool(self.config.output_attentions if output_attentions is None else output_attentions)
         before = 0 if cache is None else cache.total
@@ -334,14 +336,18 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
                 _check_continued_mask(type(self).__name__, attention_mask, cache.total, text.shape)
         return text
 
-    def _loss(self, labels: Tensor | None, loss_mask: Tensor | None, text: SegmentedInput) -> SegmentLoss | None:
-        for name, rows in (("labels", labels), ("loss_mask", loss_mask)):
+    def _loss(
+        self, labels: Tensor | None, shift_labels: Tensor | None, loss_mask: Tensor | None, text: SegmentedInput
+    ) -> SegmentLoss | None:
+        for name, rows in (("labels", labels), ("shift_labels", shift_labels), ("loss_mask", loss_mask)):
             got = text.shape if rows is None else tuple(rows.shape)
             expect(got == text.shape, "forward", name, f"be {text.shape}", got)
-        if labels is None:
+        given = labels if shift_labels is None else shift_labels
+        if given is None:
             return None
-        check_labels(type(self).__name__, labels, text.shape, self.config.vocab_size)
-        return SegmentLoss(labels, loss_mask, text.real, balancing_weight(self.base))
+        check_labels(type(self).__name__, given, text.shape, self.config.vocab_size)
+        targets = shifted_targets(given, loss_mask, text.real, shift_labels is not None)
+        return SegmentLoss(targets, balancing_weight(self.base))
 
     def _fitting(self, state: MemoryState, batch: int) -> MemoryState:
         """`state`, checked to serve `batch` rows."""

@@ -39,19 +39,15 @@ def plain_lm_head(base: PreTrainedModel) -> nn.Linear | None:
 
 
 class SegmentLoss:
-    """Next-token cross entropy with one shift across the whole text: a segment's last token predicts the next's first.
+    """Next-token cross entropy across the whole text: a segment's last token predicts the next's first.
 
     Args:
-        labels: (B, T) token indices; -100 is left out. loss_mask: booleans (B, T), whether position t, which predicts
-            label t + 1, counts; None: all do but padding, which neither predicts nor is predicted. real: booleans
-            (B, T), what is no padding, or None. balancing: weight of the base's own balancing loss, of which the mean
-            over all segments is added.
+        targets: of every position (B, T), see `shifted_targets`. balancing: weight of the base's own balancing loss, of
+            which the mean over all segments is added.
     """
 
-    def __init__(
-        self, labels: Tensor, loss_mask: Tensor | None = None, real: Tensor | None = None, balancing: float = 0.0
-    ):
-        self.targets = shifted_targets(labels, loss_mask, real)
+    def __init__(self, targets: Tensor, balancing: float = 0.0):
+        self.targets = targets
         # Which positions count, known to the CPU: one look at the labels, not one for each segment.
         self.counted = (self.targets != IGNORED).cpu()
         self.total: Tensor | float = 0.0
@@ -104,10 +100,19 @@ class SegmentLoss:
         return loss + self.balancing * self.balance / self.tokens if self.tokens else loss
 
 
-def shifted_targets(labels: Tensor, loss_mask: Tensor | None = None, real: Tensor | None = None) -> Tensor:
-    """The target (B, T) of every position, -100 where it does not count (always at the last one)."""
-    targets = torch.full_like(labels, IGNORED)
-    targets[:, :-1] = labels[:, 1:]
+def shifted_targets(
+    labels: Tensor, loss_mask: Tensor | None = None, real: Tensor | None = None, are_shifted: bool = False
+) -> Tensor:
+    """The target (B, T) of every position, -100 where it does not count (at the last one unless `are_shifted`).
+
+    Args:
+        labels: (B, T) token indices; -100 is left out. loss_mask: booleans (B, T), whether position t, which predicts
+            label t + 1, counts; None: all do but padding, which neither predicts nor is predicted. real: booleans
+            (B, T), what is no padding, or None. are_shifted: label t is the target of position t itself.
+    """
+    targets = labels.clone() if are_shifted else torch.full_like(labels, IGNORED)
+    if not are_shifted:
+        targets[:, :-1] = labels[:, 1:]
     if loss_mask is None and real is not None:
         loss_mask = real & torch.cat([real[:, 1:], real[:, -1:]], 1)
     return targets if loss_mask is None else targets.masked_fill(~loss_mask.bool(), IGNORED)
