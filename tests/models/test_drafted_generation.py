@@ -6,8 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList, MaxLengthCriteria
-from transformers import StoppingCriteriaList, TopKLogitsWarper
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+    TopKLogitsWarper,
+)
 
 import tessera
 from tessera.base.errors import TesseraError
