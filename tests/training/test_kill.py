@@ -13,10 +13,9 @@ from tessera.base.checkpoints import verify
 from tessera.recipes.recipe import read_recipe
 from tessera.training.run import train
 
-
 # Each fork but the last is killed with SIGKILL a random moment after it has written some checkpoints (or right at its
-# start), wherever it is by then: reading, training, writing or renaming. Counting checkpoints, not seconds, makes it the
-# same test on a busy machine.
+# start), wherever it is by then: reading, training, writing or renaming. Counting checkpoints, not seconds, makes it
+# the same test on a busy machine.
 
 
 def newest(folder):
