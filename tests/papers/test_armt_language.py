@@ -11,12 +11,12 @@ from tessera.data.sources import text_source
 from tessera.data.tokenizers import build_tokenizer
 from tessera.data.windows import ValidationWindows
 from tessera.evaluation.text import EvaluationText
-from tessera.papers.armt_language import training
+from tessera.papers.armt_language import run as module
 from tessera.papers.armt_language.report import difference
+from tessera.papers.armt_language.run import SegmentsAlone, bits_by_segment
 from tessera.papers.armt_language.settings import BASES, BUDGETS, CONTINUED, MODELS
-from tessera.papers.armt_language.training import SegmentsAlone, bits_by_segment
 from tessera.papers.catalogue import EXPERIMENTS
-from tessera.papers.experiment import RunContext, RunSelection
+from tessera.papers.experiment import Run, RunContext, RunSelection
 from tessera.recipes.sections import TokenizerSpec
 
 RUNS = {run.key: run.configuration for run in EXPERIMENTS["armt_language"].runs(RunSelection("cpu"))}
@@ -80,9 +80,9 @@ def test_all_that_starts_from_a_base_sees_the_same_texts(budget, tmp_path):
 @pytest.mark.parametrize("model", MODELS[1:])
 def test_a_base_is_trained_on_with_each_segment_alone(model, tmp_path, monkeypatch):
     trained = []
-    monkeypatch.setattr(training, "train_stages_of", lambda model, *rest: trained.append((model, rest[1])) or [])
+    monkeypatch.setattr(module, "train_stages_of", lambda model, *rest: trained.append((model, rest[1])) or [])
     settings = BUDGETS["smoke"].run(model, "transformer", BASES["smoke"]["transformer"], 0).configuration
-    training.train_and_measure(settings, RunContext(tmp_path / "run"))
+    module.train_and_measure(Run("a run", settings), RunContext(tmp_path / "run"))
     ((reader, data),) = trained
     assert isinstance(reader, SegmentsAlone) == (model == CONTINUED)
     assert data.segment == settings.segment
