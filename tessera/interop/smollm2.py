@@ -36,8 +36,9 @@ def get(folder: Path | None = None) -> Path:
         return folder  # folders appear complete
     spec = importlib.util.find_spec(PACKAGE)  # does not import it
     source = Path(spec.origin).parent if spec is not None and spec.origin else Path(PACKAGE)
-    has_gguf = importlib.util.find_spec("gguf") is not None
-    expect((source / FILE).is_file() and has_gguf, "models get smollm2", "its packages", f"be there ({INSTALL})", "none")
+    expect(
+        (source / FILE).is_file() and has_gguf, "models get smollm2", "its packages", f"be there ({INSTALL})", "none"
+    )
     with writing(folder, "the model"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         expect_new_folder(folder, "models get", "--output")

@@ -25,11 +25,11 @@ from tessera.recall.index import PairIndex
 from tessera.recall.pair_store import PairStore
 
 SLOPES = tuple(2.0**power for power in range(9))
-MIXING_WEIGHTS = (0.0, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
+MIXING_WEIGHTS = (0.0, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)
 EVICTIONS = ("least_recalled", "oldest", "random")
 TOKENS_OF_A_FIT = 64  # of each call of `fitted`, evenly spaced
 FADING = 0.95  # what a call of `fitted` leaves of the losses before it
-LARGEST_SCAN = 65_536  # pairs; of more, compact kernels read through the index
+LARGEST_SCAN = 262_144  # pairs; of more, compact kernels read through the index
 AT_ONCE = 1 << 23  # scores or logits in memory
 TINY = 1e-30
 
@@ -99,7 +99,7 @@ class TokenMemory:
         return self.index.pairs.values[0, 0, :, 0].long()
 
     def remembered(self, hidden: Float[Tensor, "T D"], tokens: Int[Tensor, " T"]) -> Self:
-        """This memory with the tokens (T,) that came behind `hidden` (T, D), and without what its budget has no room for."""
+        """This memory with the tokens (T,) that came behind `hidden` (T, D), within its budget."""
         if len(tokens) == 0:
             return self
         keys = normalize(hidden.float(), dim=-1)[None]
@@ -119,7 +119,7 @@ class TokenMemory:
         return replace(stored, index=PairIndex(pairs), ranks=ranks[kept])
 
     def fitted(self, hidden: Float[Tensor, "T D"], tokens: Int[Tensor, " T"], model: Float[Tensor, " T"]) -> Self:
-        """This memory with its mixture fitted to `tokens` (T,), to which the model alone gave the probabilities `model`.
+        """This memory with its mixture fitted to `tokens` (T,), to which the model alone gives the probabilities `model`.
 
         They must not be stored yet. What recalls them counts as recalled.
         """
@@ -160,7 +160,7 @@ class TokenMemory:
     def _recalled(
         self, hidden: Float[Tensor, "T D"], slope: float | None = None, room: int = 1
     ) -> Iterator[tuple[int, Float[Tensor, "t n"], Int[Tensor, " n"]]]:
-        """Blocks (first query, weights, places) that hold all pairs with weight, of as many queries as `room` allows."""
+        """Blocks (first query, weights, places) that hold all pairs with weight; `room`: further numbers per query."""
         assert self.index is not None
         queries = normalize(hidden.detach().float(), dim=-1)
         scale, intercept = self.kernel.affine(torch.tensor(self.mixture.slope if slope is None else slope))
