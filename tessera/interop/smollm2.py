@@ -36,9 +36,8 @@ def get(folder: Path | None = None) -> Path:
         return folder  # folders appear complete
     spec = importlib.util.find_spec(PACKAGE)  # does not import it
     source = Path(spec.origin).parent if spec is not None and spec.origin else Path(PACKAGE)
-    expect(
-        (source / FILE).is_file() and has_gguf, "models get smollm2", "its packages", f"be there ({INSTALL})", "none"
-    )
+    is_there = (source / FILE).is_file() and importlib.util.find_spec("gguf") is not None
+    expect(is_there, "models get smollm2", "its packages", f"be installed ({INSTALL})", "none")
     with writing(folder, "the model"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         expect_new_folder(folder, "models get", "--output")

@@ -119,7 +119,7 @@ class TokenMemory:
         return replace(stored, index=PairIndex(pairs), ranks=ranks[kept])
 
     def fitted(self, hidden: Float[Tensor, "T D"], tokens: Int[Tensor, " T"], model: Float[Tensor, " T"]) -> Self:
-        """This memory with its mixture fitted to `tokens` (T,), to which the model alone gives the probabilities `model`.
+        """This memory with its mixture fitted to `tokens` (T,), to which the model alone gives `model` (T,).
 
         They must not be stored yet. What recalls them counts as recalled.
         """
