@@ -3,7 +3,7 @@
     tessera models get smollm2 --output smollm2
     OMP_NUM_THREADS=1 python -m benchmarks.attached_memory smollm2 book.txt ... --out results/attached/cpu.json
 
-Of each book, the tokens before its middle are read in windows of 512 and remembered; the 2,048 behind it are predicted,
+Of each book, the tokens before its middle are read in windows of 512 and remembered; the 1,024 behind it are predicted,
 with the mixing weight and slope that were fitted while reading. Beside it: the model in windows of 512, and in one
 long window that ends with the scored tokens. Each window is read once, whatever remembers it. What is done stands in
 --out; the command goes on from it.
@@ -26,7 +26,7 @@ from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.recall.token_memory import EVICTIONS, TokenMemory
 
 KERNELS = ("gaussian", "sparsemax", "biweight", "triweight", "relumax", "gaussian_knn")
-SCORED, WINDOW = 2048, 512
+SCORED, WINDOW = 1024, 512
 Pass = tuple[Tensor, Tensor, Tensor]  # hidden (T, D), next tokens (T,), the model's own probabilities of them (T,)
 
 
@@ -92,8 +92,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="folder of a causal language model with its tokenizer")
     parser.add_argument("books", nargs="+", type=Path)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1024, 4096, 16384], help="remembered tokens")
-    parser.add_argument("--budgets", type=int, nargs="+", default=[1024, 2048, 4096, 8192], help="kept pairs")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[512, 2048, 8192], help="remembered tokens")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[512, 1024, 2048, 4096], help="kept pairs")
     parser.add_argument("--long-windows", type=int, nargs="+", default=[4096], help="tokens")
     parser.add_argument("--out", type=Path, required=True, help="a JSON file for the measurements")
     arguments = parser.parse_args()
