@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tessera.base.errors import expect
-from tessera.base.shapes import Float, Int
+from tessera.base.shapes import Int
 from tessera.kernels import Kernel
 from tessera.recall.token_memory import TokenMemory
 
@@ -84,7 +84,7 @@ class Attached:
         return self.memory.mixed(inputs[0], logits)
 
     @contextmanager
-    def _recording(self) -> Iterator[list[tuple[Float[Tensor, "B T D"], Float[Tensor, "B T V"]]]]:
+    def _recording(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
         """What the output layer is given and gives, without memory."""
         self._read = []
         try:
@@ -97,7 +97,8 @@ class Attached:
         """Refuse a model that does not use its output layer as a module, or changes what it gives (soft-capping)."""
         was_training = self.model.training
         with self._recording() as seen:
-            logits = self.model.eval()(torch.zeros(1, 2, dtype=torch.long, device=self.model.device)).logits
+            last = self.model.config.vocab_size - 1  # token 0 is often padding, of which nothing is known
+            logits = self.model.eval()(torch.tensor([[last, last // 2]], device=self.model.device)).logits
         self.model.train(was_training)
         is_last = len(seen) == 1 and torch.equal(logits, seen[0][1].to(logits))
         name = type(self.model).__name__

@@ -132,7 +132,7 @@ class TokenMemory:
             return fitted
         ranks = self.ranks * 0.5 ** (len(tokens) / self.budget)
         for _, weights, places in self._recalled(hidden, fitted.mixture.slope):
-            ranks[places] += weights.sum(0).to(ranks)
+            ranks[places.cpu()] += weights.sum(0).to(ranks)
         return replace(fitted, ranks=ranks)
 
     def probability(
