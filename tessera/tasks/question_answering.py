@@ -23,6 +23,7 @@ class QuestionBatch:
             Q questions, some stand twice and count once.
         early_questions, early_labels: (B, S, Q, t), the same about what was read up to the end of each of the first S
             segments of the contexts; None: not asked.
+        sources: (B,), which of the books each context begins in, as numbers; for errors. None: there are no books.
     """
 
     contexts: Tensor
@@ -30,6 +31,7 @@ class QuestionBatch:
     labels: Tensor
     early_questions: Tensor | None = None
     early_labels: Tensor | None = None
+    sources: Tensor | None = None
 
     def rows(self, start: int, stop: int) -> "QuestionBatch":
         """The contexts `start` to `stop`, with their questions."""

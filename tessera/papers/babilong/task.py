@@ -17,7 +17,7 @@ from tessera.base.errors import expect
 from tessera.data.sources import text_files
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.babilong.benchmark import published_match
-from tessera.papers.babilong.noise import Book, books_of
+from tessera.papers.babilong.noise import Book, Source, books_of
 from tessera.papers.babilong.sample import RESERVED, Borders, HalfFacts, Lookalikes, Sample, has_room, hide
 from tessera.papers.babilong.solver import answer, world_after
 from tessera.papers.babilong.stories import (
@@ -64,6 +64,8 @@ class BABILong(Task):
             what), "qa5" (who gave what to whom).
         length: tokens of a sample, questions and answer included.
         noise: the books: "stories" (bundled), a file, a folder, a glob, or several of them. Splits share no book.
+        test_noise: the same of the test split alone, such as "test_books" (bundled), with other files than `noise`, to
+            which the vocabulary owes nothing; None: some of `noise`.
         stories: None, to write them by a grammar, or a folder of bAbI's files `qa1_*_train.txt`, `qa1_*_test.txt`.
             Splits share no story: the share of a generated one follows from its facts; of the files' training stories
             a ninth is for validation.
@@ -83,7 +85,7 @@ class BABILong(Task):
         cut_facts: the same of those that end so, with up to two words of the noise behind it.
         also_asked: other kinds whose questions the same facts answer; training asks them too. A thing is where its
             holder is: "qa1" beside "qa2" teaches the first half of that.
-        fewest_facts: of a written story; None: 2, 6, 8, 2 and 6 by kind. Fewer are easier to learn from.
+        fewest_facts: of a written story; None: as in bAbI, 2, 3, 3, 2 and 3 by kind. Fewer are easier to learn from.
         from_memory: contexts end with a segment, and questions come in the next one, so that they can be answered from
             memory alone. Otherwise question and answer fit into the last segment, in validations as published; contexts
             of several segments end anywhere in it in training, which teaches to answer from memory alone too.
@@ -93,7 +95,8 @@ class BABILong(Task):
 
     kind: str = "qa1"
     length: int = 256
-    noise: str | tuple[str, ...] = "stories"
+    noise: Source = "stories"
+    test_noise: Source | None = None
     stories: str | None = None
     vocab_size: int = 2000
     facts_share: float = 0.2
@@ -125,11 +128,18 @@ class BABILong(Task):
         is_possible = self.fewest_facts is None or least <= self.fewest_facts <= most
         expect(is_possible, where, "fewest_facts", f"be from {least} to {most} for {self.kind}", self.fewest_facts)
         self._require_room(self.length)
+        if self.test_noise is not None:
+            both = {file.name for file in text_files(self.noise)} & {file.name for file in text_files(self.test_noise)}
+            expect(not both, where, "test_noise", "be other books than noise", ", ".join(sorted(both)))
 
     @classmethod
     def variants(cls) -> "list[Task]":
         """Every kind of question."""
         return [cls(kind, length=128 if kind in ("qa1", "qa4") else 300, vocab_size=250) for kind in LENGTHS]
+
+    def books(self, split: str) -> tuple[Book, ...]:
+        """The noise of a split."""
+        return books_of(self.noise, split, self.vocab_size, self.test_noise)
 
     @property
     def vocabulary(self) -> Tokenizer:
@@ -175,7 +185,7 @@ class BABILong(Task):
         """Samples without end; the same seed and split give the same ones."""
         expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
         random = self._random(seed, split)
-        books = books_of(self.noise, split, self.vocab_size)
+        books = self.books(split)
         while True:
             yield self._sample(random, books, split, self.length)
 
@@ -185,8 +195,8 @@ class BABILong(Task):
         """See `QuestionTask`; the questions of a context differ, and come in random order."""
         self._require_room(context_tokens + RESERVED)
         random = self._random(context_tokens, seed, split)
-        books = books_of(self.noise, split, self.vocab_size)
-        contexts, questions_by_row, early_by_row = [], [], []
+        books = self.books(split)
+        contexts, sources, questions_by_row, early_by_row = [], [], [], []
         borders = range(segment, context_tokens + 1, segment) if early else ()
         cuts = Borders(segment, self.split_facts) if segment and self.split_facts else None
         halves = None
@@ -195,6 +205,7 @@ class BABILong(Task):
         for _ in range(count):
             sample = self._sample(random, books, split, context_tokens + RESERVED, cuts)
             tokens = sample.context.tokens()
+            sources.append(books.index(sample.context.spans[0].book))
             contexts.append(tokens if halves is None else halves.into(tokens, sample.context.is_fact(), random))
             possible: Sequence[Question] = sample.story.questions
             if self.also_asked:
@@ -205,7 +216,7 @@ class BABILong(Task):
                 facts = sample.story.facts[: bisect_right(ends, border)]
                 early_by_row.append(_some(self._questions_about(facts, split), early, random))
         stacked = torch.from_numpy(np.stack(contexts).astype(np.int64))
-        batch = QuestionBatch(stacked, *self._in_rows(questions_by_row, questions))
+        batch = QuestionBatch(stacked, *self._in_rows(questions_by_row, questions), sources=torch.tensor(sources))
         if not borders:
             return batch
         shape = (count, len(borders), early, -1)

@@ -7,6 +7,7 @@ import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from tessera.data.sources import text_files
+from tessera.data.text_files import text_of_file
 from tessera.papers.babilong.stories import DROPS, GIVERS, MOVES, PEOPLE, PLACES, TAKES, THINGS
 
 UNKNOWN, PAD, GENERATE, END = SPECIAL_TOKENS = ("<unk>", "<pad>", "<generate>", "<end>")
@@ -28,7 +29,7 @@ def vocabulary_of(source: str | tuple[str, ...], vocab_size: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     own = [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(STORY_WORDS.lower())]
     counter = trainers.WordLevelTrainer(vocab_size=vocab_size, show_progress=False)
-    tokenizer.train_from_iterator((file.read_text(encoding="utf-8") for file in text_files(source)), counter)
+    tokenizer.train_from_iterator(("".join(text_of_file(file)) for file in text_files(source)), counter)
     frequent = [word for word, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
     words = list(dict.fromkeys([*SPECIAL_TOKENS, *own, *frequent]))[:vocab_size]
     tokenizer.model = models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN)
