@@ -39,11 +39,6 @@ class QuestionBatch:
         return replace(self, **{name: part[start:stop] for name, part in parts.items() if part is not None})
 
     @property
-    def answer_places(self) -> Tensor:
-        """Where in `questions` each answer begins, (B, Q); 0 where a question does not count."""
-        return (self.labels != IGNORED).int().argmax(-1)
-
-    @property
     def counts(self) -> Tensor:
         """Which questions count, booleans (B, Q)."""
         return (self.labels != IGNORED).any(-1)
@@ -59,7 +54,7 @@ class QuestionTask(Protocol):
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """`unk_token`, `pad_token`, `eos_token` (after an answer) and `answer_token` (after a question)."""
+        """`pad_token`, `eos_token` (after an answer), and perhaps `unk_token` and `answer_token` (after a question)."""
 
     @property
     def understands(self) -> str:

@@ -253,5 +253,5 @@ class StagedQuestions(StagedData):
 def task_tokenizer(task: QuestionTask) -> PreTrainedTokenizerFast:
     """The task's words as a tokenizer, which keeps the token that asks for an answer."""
     special = dict(task.special_tokens)
-    named = {"answer_token": special.pop("answer_token")}
+    named = {"answer_token": special.pop("answer_token")} if "answer_token" in special else {}
     return PreTrainedTokenizerFast(tokenizer_object=task.vocabulary, extra_special_tokens=named, **special)

@@ -108,9 +108,11 @@ def _stretches(books: Sequence[Book], first_book: Book, first: int, random: Rand
 
 
 @lru_cache(maxsize=8)
-def books_of(source: Source, split: str, vocab_size: int, test: Source | None = None) -> tuple[Book, ...]:
-    """The books of a split (`book_files`) in tokens of the vocabulary that the books of `source` give."""
-    vocabulary = vocabulary_of(source, vocab_size)
+def books_of(
+    source: Source, split: str, vocab_size: int, test: Source | None = None, path: str | None = None
+) -> tuple[Book, ...]:
+    """The books of a split (`book_files`) in tokens of `vocabulary_of(source, vocab_size, path)`."""
+    vocabulary = vocabulary_of(source, vocab_size, path)
     return tuple(_read(file, vocabulary) for file in book_files(source, split, test))
 
 
