@@ -98,13 +98,17 @@ class PairStore(State):
             stored = self.documents
             joined = None if documents is None or stored is None else torch.cat([stored, documents], dim=1)
             return self.of(torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2), joined)
-        store = self if self._has_room(end) else self._grown(end)
+        store = self.with_room(end)
         store.key_buffer[:, :, self.length : end] = keys
         store.value_buffer[:, :, self.length : end] = values
         if documents is not None and store.document_buffer is not None:
             store.document_buffer[:, self.length : end] = documents
         store.tip.used = end
         return type(self)(store.key_buffer, store.value_buffer, store.document_buffer, end, store.tip)
+
+    def with_room(self, end: int) -> Self:
+        """The same pairs, in buffers into which those up to `end` may be written."""
+        return self if self._has_room(end) else self._grown(end)
 
     def newest(self, count: int) -> Self:
         """A store of the last `count` pairs, or this one while it has at most twice as many: O(1) copied per pair."""
