@@ -8,7 +8,6 @@ import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from tessera.base.errors import TesseraError
-from tessera.data.pretrained_tokenizers import pretrained_tokenizer
 from tessera.data.sources import text_files
 from tessera.data.text_files import text_of_file
 from tessera.papers.babilong.stories import DROPS, GIVERS, MOVES, PEOPLE, PLACES, TAKES, THINGS
@@ -49,6 +48,8 @@ def vocabulary_of(source: str | tuple[str, ...], vocab_size: int, path: str | No
 @lru_cache(maxsize=8)
 def pretrained(path: str) -> "PreTrainedTokenizerFast":
     """The tokenizer in `path`, read once. Raises `TesseraError` unless it knows the end of a text."""
+    from tessera.data.pretrained_tokenizers import pretrained_tokenizer
+
     tokenizer = pretrained_tokenizer(path)
     if tokenizer.eos_token is None:
         raise TesseraError(f"BABILong: tokenizer {path} must have an eos_token, which ends an answer; got none.")
