@@ -187,12 +187,10 @@ def main() -> None:
         keep()
     for (name, (passages, questions)), count in zip(corpora.items(), arguments.ask):
         asked = record["asked"].setdefault(name, [])
-        step = max(1, len(questions) // count)
-        for number in range(len(asked) * step, min(count, len(questions)) * step, step):
-            question, row = (
-                questions[number],
-                {"question": questions[number].text, "answers": questions[number].answers},
-            )
+        order = random.Random(0).sample(range(len(questions)), len(questions))  # --ask more goes on
+        for number in order[len(asked) : count]:
+            question = questions[number]
+            row: dict[str, Any] = {"question": question.text, "answers": question.answers}
             for way in ("none", "memory", "bm25"):
                 given = [] if way == "none" else best[name][way][number]
                 said = reply(model, tokenizer, [passages[i] for i in given], question.text)
