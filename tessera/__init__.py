@@ -18,6 +18,8 @@ _OFFERED = {
     "tessera.models.rmt": ("RMTConfig", "RMTForCausalLM", "RMTState"),
     "tessera.models.prmt": ("PRMTConfig", "PRMTForCausalLM", "PRMTState"),
     "tessera.models.recurrence": ("random_segments", "read_stream"),
+    "tessera.models.attaching": ("attach",),
+    "tessera.models.decoding": ("compile_decoding",),
     "tessera.models.wrapping": ("wrap", "wrap_prmt", "wrap_rmt"),
     "tessera.interop": ("from_reference",),
     "tessera.kernels": (
@@ -48,19 +50,7 @@ _OFFERED = {
     "tessera.tasks.task": ("TASKS",),
 }
 _MODULES = {name: module for module, names in _OFFERED.items() for name in names}
-_ROOMS = (
-    "armt",
-    "data",
-    "evaluation",
-    "inspection",
-    "interop",
-    "kernels",
-    "layers",
-    "memories",
-    "models",
-    "ops",
-    "recall",
-)
+_ROOMS = ("armt", "data", "evaluation", "inspection", "interop", "kernels", "layers", "memories", "models", "ops")
 
 __all__ = sorted([*_MODULES, "__version__"])
 

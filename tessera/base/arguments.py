@@ -20,6 +20,7 @@ from tessera.base.errors import TesseraError
 from tessera.base.shapes import array_of
 
 Function = TypeVar("Function", bound=Callable)
+OBSCURE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 KINDS = {"Float": "a tensor of floating-point numbers", "Int": "a tensor of integers", "Bool": "a tensor of booleans"}
 
 
@@ -34,15 +35,7 @@ def explains_mistakes(function: Function) -> Function:
             return function(*values, **keywords)
         except TesseraError:
             raise
-        except (
-            ArithmeticError,
-            AssertionError,
-            AttributeError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except OBSCURE as error:
             mistake = _mistake(function, values, keywords)
             if mistake is None:
                 raise

@@ -1,4 +1,4 @@
-"""`python -m tests.peers`: other libraries' own tests on our models and functions, and the table of docs/reliability.md.
+"""`python -m tests.peers`: other libraries' own tests on our models, and the table of docs/reliability.md.
 
 Exit status 1 where a test fails that is not listed in `by_design`, or passes that is; 0 with one line where the package
 index does not answer.

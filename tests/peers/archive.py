@@ -1,4 +1,4 @@
-"""The tests that source archives of transformers and PEFT carry, fetched by pip into a cache outside of this repository.
+"""The tests that source archives of transformers and PEFT carry, fetched by pip into a cache outside the repository.
 
 Nothing of them is copied here. transformers' archive leaves out three modules that they import: of generation and of
 export, whose tests are not in it at all, and the settings that every configuration must take. PEFT's import a class of

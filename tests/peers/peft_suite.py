@@ -33,7 +33,7 @@ def suite(name: str, model: PreTrainedModel, methods: tuple[str, ...] = ()) -> t
             return pytest.mark.parametrize("model_id", [folder], ids=["ours"]).mark
         if methods and "config_cls,config_kwargs" in mark.args:
             pairs = [pair for pair in mark.args[1] if pair[0].__name__.removesuffix("Config") in methods]
-            return pytest.mark.parametrize("config_cls,config_kwargs", pairs).mark
+            return pytest.mark.parametrize(("config_cls", "config_kwargs"), pairs).mark
         return mark
 
     for test, function in theirs.items():
