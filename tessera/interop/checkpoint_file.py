@@ -2,25 +2,19 @@
 
 import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import expect_new_folder, expect_plain_file, new_folder, writing
-from tessera.base.registry import Registry
 from tessera.interop import from_reference, recognised_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-REFERENCES: Registry[Callable[[dict[str, Tensor], dict], PreTrainedModel]] = Registry("reference source")
 
 
 # Where training scripts put the weights and the constructor's arguments in their checkpoint files.

@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from tessera.interop.checkpoint_file import REFERENCES
+from tessera.interop.layouts import REFERENCES
 from tessera.interop.published import Published, check_arguments, filled, precise
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 

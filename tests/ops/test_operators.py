@@ -105,7 +105,7 @@ def operations(x, gates, strength):
     documents = DOCUMENTS.to(x.device)
     x = leaky_average(x, torch.tensor([0.5, 0.9], device=x.device), documents=documents, backend="triton")[0]
     x = x + gated_average(x, gates, -gates.square(), documents=documents, backend="triton")[0]
-    for kernel in (Gaussian(), Biweight(), ReLUmax(), NormalizedReLU()):
+    for kernel in (Biweight(), NormalizedReLU()):
         x = x + kernel_regression(
             x, x, x, kernel=kernel, slope=torch.ones((), device=x.device), intercept=0.0, window=Window(),
             query_documents=documents, pair_documents=documents, backend="triton",
