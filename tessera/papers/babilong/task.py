@@ -203,8 +203,7 @@ class BABILong(Task):
     ) -> QuestionBatch:
         """See `QuestionTask`; the questions of a context differ, and come in random order."""
         self._require_room(context_tokens + RESERVED)
-        random = self._random(context_tokens, seed, split)
-        books = self.books(split)
+        random, books = self._random(context_tokens, seed, split), self.books(split)
         contexts, sources, questions_by_row, early_by_row = [], [], [], []
         borders = range(segment, context_tokens + 1, segment) if early else ()
         cuts = Borders(segment, self.split_facts) if segment and self.split_facts else None
@@ -292,8 +291,8 @@ class BABILong(Task):
     def guess(self, examples: TokenExamples, seed: int) -> Tensor:
         """Any of the answers."""
         random = torch.Generator().manual_seed(seed)
-        choices = torch.randint(len(self.labels), (len(examples),), generator=random)
-        return self._answering(examples, [self.labels[choice] for choice in choices.tolist()])
+        choices = torch.randint(len(self.labels), (len(examples),), generator=random).tolist()
+        return self._answering(examples, [self.labels[choice] for choice in choices])
 
     def chance(self, examples: TokenExamples) -> float:
         """One over the number of answers."""
