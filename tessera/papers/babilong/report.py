@@ -1,4 +1,4 @@
-"""Tables and figure of BABILong: exact match by tokens beside the paper's, time per token, trainings."""
+"""Tables and figure of BABILong: exact match by tokens beside the paper's, what is written, trainings."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +35,6 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         [(key, record.outcome[name]) for key, record in records.items() if name in record.outcome]
         for name in ("written_noise", "written_facts")
     )
-    parts["Microseconds per token read"] = _speed(records)
     parts["Segments of noise that are written, per cent"] = table_of(
         noise,
         {
@@ -111,17 +110,6 @@ def _longest_in_training(records: Mapping[str, Record], model: str) -> int:
         if (one.model, one.kind) == (model, "qa1")
     }
     return longest
-
-
-def _speed(records: Mapping[str, Record]) -> str:
-    segment = next(iter(records.values())).configuration.context
-    times = {key: record.outcome["seconds_per_token"] for key, record in records.items()}
-    lengths = sorted({int(n) for seconds in times.values() for n in seconds})
-    rows = [
-        [key, *(f"{1e6 * seconds[str(n)]:.1f}" if str(n) in seconds else "" for n in lengths)]
-        for key, seconds in times.items()
-    ]
-    return markdown(["run", *(f"{n * segment:,}" for n in lengths)], rows)
 
 
 def _settings(records: Mapping[str, Record]) -> str:
