@@ -42,7 +42,7 @@ test-browser: install ## test the inspection page in Chromium (Debian: apt-get i
 torture: install ## bad inputs, kills, full disks, two processes: all of tests/reliability (about an hour)
 	TORTURE=1 $(BIN)/python -m pytest tests/reliability
 
-peers: install ## run transformers' own tests on our models, from its source archive: a table of docs/reliability.md
+peers: install ## run the tests of transformers, PEFT and entmax on ours: the table of docs/reliability.md
 	$(BIN)/python -m tests.peers
 
 lint: install ## check style, types, and that imports point one way
