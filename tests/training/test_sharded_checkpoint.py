@@ -174,7 +174,7 @@ def test_parts_become_files_of_a_bounded_size(alone, tmp_path, monkeypatch):
     writer.start(tmp_path / "shards", weights, lambda: None)
     writer.finish()
     with pytest.raises(TesseraError, match=r"0\.bias must be finite; got NaN or infinity"):
-        merging.merge(tmp_path, several)
+        checkpoint_tensors.merge(tmp_path, several)
 
 
 def test_a_folder_without_parts_is_no_checkpoint_in_parts(tmp_path, capsys):
