@@ -97,7 +97,7 @@ class Attached:
         """Refuse a model that does not use its output layer as a module, or changes what it gives (soft-capping)."""
         was_training = self.model.training
         with self._recording() as seen:
-            last = self.model.config.vocab_size - 1  # token 0 is often padding, of which nothing is known
+            last = self.model.get_input_embeddings().num_embeddings - 1  # token 0 is often padding, and its logits 0
             logits = self.model.eval()(torch.tensor([[last, last // 2]], device=self.model.device)).logits
         self.model.train(was_training)
         is_last = len(seen) == 1 and torch.equal(logits, seen[0][1].to(logits))
