@@ -124,11 +124,13 @@ class AssociationMemory(nn.Module):
         text, so that neither A nor its gradient is copied for each.
         """
         query = dpfp(self.query(hidden), self.num_rolls)
-        rows = state.matrix.shape[0]
+        rows, normaliser = state.matrix.shape[0], state.normaliser
+        if self.gate_normalizer and self.gate.can_close:  # 0 / 1 in place of 0 / eps, for the gradient of closed gates
+            normaliser = normaliser.masked_fill(state.empty[:, None], 1.0)
         if rows == hidden.shape[0]:
-            return read_association(state.matrix, state.normaliser, query, eps=self.epsilon)
+            return read_association(state.matrix, normaliser, query, eps=self.epsilon)
         groups = query.unflatten(0, (rows, -1))
-        answers = read_association(state.matrix, state.normaliser, groups.flatten(1, 2), eps=self.epsilon)
+        answers = read_association(state.matrix, normaliser, groups.flatten(1, 2), eps=self.epsilon)
         return answers.unflatten(1, groups.shape[1:3]).flatten(0, 1)
 
     def write(

@@ -76,6 +76,23 @@ def test_a_memory_into_which_closed_gates_wrote_is_empty_still():
     assert not after.normaliser.any()
 
 
+def test_closed_gates_have_gradients_of_ordinary_size_through_many_writes():
+    """Nothing is stored, so that both sides of every division are 0, yet each gate learns what opening it would do."""
+    torch.manual_seed(0)
+    memory = AssociationMemory(8, 4, strength_stretch=0.1)
+    torch.nn.init.normal_(memory.value.weight)
+    torch.nn.init.normal_(memory.strength.weight, std=0.01)
+    torch.nn.init.constant_(memory.strength.bias, -3.0)
+    state, tokens = memory.empty_state(2), torch.randn(2, 3, 8)
+    for _ in range(10):
+        state = memory.write(tokens, state)
+        tokens = tokens + memory(tokens, state)
+    assert state.empty.all()
+    tokens.square().sum().backward()
+    for parameter in (memory.strength.weight, memory.strength.bias):
+        assert 0 < parameter.grad.norm() < 1e4
+
+
 def test_stored_configurations_without_a_gated_normaliser_keep_their_meaning(tmp_path):
     config = ARMTConfig(base_config={"model_type": "gpt2"}, strength_stretch=0.1)
     assert config.gate_normalizer

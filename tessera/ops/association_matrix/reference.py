@@ -42,6 +42,8 @@ def _write_together(
     gained = growth(key, total, empty, call.correction, call.eps) * key
     if call.gate_normaliser:
         gained = gained * (strength > 0).unsqueeze(-1)
+        # Behind closed gates A is 0 with a gradient, which 1 / eps for each write would soon make infinite.
+        total = total.masked_fill(empty[:, None, None], 1.0)
     new = strength.unsqueeze(-1) * (value - (key @ matrix.to(key.dtype)) / total)
     return matrix + key.transpose(1, 2) @ new, normaliser + gained.sum(1)
 

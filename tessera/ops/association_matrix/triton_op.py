@@ -92,6 +92,7 @@ def _differentiate_writing(ctx, d_matrix, d_normaliser):
     gamma = growth(key, total, empty, ctx.correction, ctx.eps)
     if ctx.gated:
         gamma = gamma * (strength > 0).unsqueeze(-1)
+        total = total.masked_fill(empty[:, None, None], 1.0)  # see the reference
     gradients = write_gradients((d_matrix, d_normaliser), matrix, normaliser, value, strength, gamma, key, total)
     return *(gradient.to(dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)), None, None, None, None
 
