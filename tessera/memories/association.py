@@ -11,6 +11,7 @@ from tessera.base.shapes import Bool, Float
 from tessera.base.state import State
 from tessera.layers.dpfp import dpfp, dpfp_size
 from tessera.ops.association_matrix import read_association, write_association
+from tessera.ops.association_matrix.reference import divisor
 
 TEMPERATURE = 2 / 3  # of the hard concrete gate's noise
 
@@ -104,6 +105,10 @@ class AssociationMemory(nn.Module):
         nn.init.zeros_(self.value.weight)
 
     @property
+    def _closed_writes_nothing(self) -> bool:
+        return self.gate_normalizer and self.gate.can_close
+
+    @property
     def num_features(self) -> int:
         """P, the number of rows of the association matrix."""
         return dpfp_size(self.query.out_features, self.num_rolls)
@@ -124,9 +129,8 @@ class AssociationMemory(nn.Module):
         text, so that neither A nor its gradient is copied for each.
         """
         query = dpfp(self.query(hidden), self.num_rolls)
-        rows, normaliser = state.matrix.shape[0], state.normaliser
-        if self.gate_normalizer and self.gate.can_close:  # 0 / 1 in place of 0 / eps, for the gradient of closed gates
-            normaliser = normaliser.masked_fill(state.empty[:, None], 1.0)
+        rows = state.matrix.shape[0]
+        normaliser = divisor(state.normaliser, state.empty) if self._closed_writes_nothing else state.normaliser
         if rows == hidden.shape[0]:
             return read_association(state.matrix, normaliser, query, eps=self.epsilon)
         groups = query.unflatten(0, (rows, -1))
@@ -139,7 +143,7 @@ class AssociationMemory(nn.Module):
         """The state after the memory tokens' outputs `tokens` (B, M, V) were written; `openings` counts them."""
         key, value = dpfp(self.key(tokens), self.num_rolls), self.value(tokens)
         scores = self.strength(tokens)
-        strength, gated = self.gate(scores), self.gate_normalizer and self.gate.can_close
+        strength, gated = self.gate(scores), self._closed_writes_nothing
         if openings is not None:
             openings.add(self.gate.opening(scores))
         matrix, normaliser = write_association(

@@ -113,7 +113,7 @@ def attach(
     memory: TokenMemory | None = None,
     window: int = 512,
     budget: int | None = None,
-    eviction: str = "least_recalled",
+    eviction: str = "oldest",
 ) -> Attached:
     """Give a decoder of transformers a memory of texts that it reads, beside its own prediction and without training.
 
