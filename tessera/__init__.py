@@ -18,6 +18,7 @@ _OFFERED = {
     "tessera.models.rmt": ("RMTConfig", "RMTForCausalLM", "RMTState"),
     "tessera.models.prmt": ("PRMTConfig", "PRMTForCausalLM", "PRMTState"),
     "tessera.models.recurrence": ("random_segments", "read_stream"),
+    "tessera.models.attaching": ("attach",),
     "tessera.models.decoding": ("compile_decoding",),
     "tessera.models.wrapping": ("wrap", "wrap_prmt", "wrap_rmt"),
     "tessera.interop": ("from_reference",),
@@ -49,7 +50,7 @@ _OFFERED = {
     "tessera.tasks.task": ("TASKS",),
 }
 _MODULES = {name: module for module, names in _OFFERED.items() for name in names}
-_ROOMS = ("armt", "data", "evaluation", "experiments", "interop", "kernels", "layers", "memories", "models", "ops")
+_ROOMS = ("armt", "data", "evaluation", "inspection", "interop", "kernels", "layers", "memories", "models", "ops")
 
 __all__ = sorted([*_MODULES, "__version__"])
 

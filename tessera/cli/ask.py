@@ -11,8 +11,12 @@ other:
 
 --interactive reads questions line by line from standard input, until its end.
 
---samples scores the model on a file of the public BABILong benchmark, such as qa1/4k.json: the share of right answers
-by the paper's exact match and by the benchmark's own rule, which looks for the answers of the task that the path names.
+--samples scores a model, with a memory or without, on files of the public BABILong benchmark, such as qa1/4k.json: the
+share of right answers by the paper's exact match and by the benchmark's own rule, which looks for the answers of the
+task that the path names. --shots puts short stories with an answer before each sample, for models that were not trained
+on questions; --results writes the answers where the benchmark's own evaluation finds them:
+
+  tessera ask gpt2 --samples data/qa1/4k.json data/qa2/4k.json --shots 2 --results babilong_evals/own/gpt2
 """
 
 import argparse
@@ -28,7 +32,7 @@ from tessera.cli.arguments import OUTPUT_HELP, standard_texts, write_json_lines
 from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
 
@@ -55,9 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interactive", action="store_true", help="read questions from standard input, one a line")
     parser.add_argument(
         "--samples",
+        nargs="+",
         metavar="FILE",
         help="JSON or JSON lines with input, question and target in each row: score the model's answers",
     )
+    parser.add_argument("--shots", type=int, metavar="N", help="of --samples: stories with an answer before each")
+    parser.add_argument("--results", type=Path, metavar="FOLDER", help="of --samples: the benchmark's CSV and JSON")
     parser.add_argument("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
     add_sampling(parser, max_new_tokens=50, default_temperature=0.0)
 
@@ -66,17 +73,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Load, then answer question by question."""
     from tessera.generation.answering import answers_questions
     from tessera.generation.memory import segmented_model, stored_memory, text_paths
-    from tessera.models.saving.loading import load_tokenizer
+    from tessera.models.saving.loading import load_model, load_tokenizer
     from tessera.papers.babilong.asking import read_planted
 
     _require_one_way(arguments)
     paths = [path for name in arguments.text for path in text_paths(name, "ask", "--text")]
     typed = standard_texts("ask", by_line=True) if arguments.interactive else iter(())
-    model, tokenizer = segmented_model(arguments.model, "ask"), load_tokenizer(arguments.model)
+    tokenizer = load_tokenizer(arguments.model)
     if answers_questions(tokenizer):
         refuse_sampling(arguments, "ask", "this model answers questions, with its likeliest word")
     if arguments.samples is not None:
-        return _score(arguments, model, tokenizer)
+        return _score(arguments, load_model(arguments.model), tokenizer)
+    model = segmented_model(arguments.model, "ask")
     ask = _asker(arguments, model, tokenizer)
     if paths:
         memory = read_planted(model, tokenizer, paths, arguments.plant, arguments.seed)
@@ -109,8 +117,12 @@ def _require_one_way(arguments: argparse.Namespace) -> None:
         others = ("memory", "text", "questions", "plant", "interactive")
         given = " and ".join(name for name in others if getattr(arguments, name))
         expect(not given, "ask", "--samples", "come without questions, texts and memories", given)
-        expect_plain_file(Path(arguments.samples), "ask", "--samples")
+        expect(arguments.shots is None or arguments.shots >= 0, "ask", "--shots", "be at least 0", arguments.shots)
+        for name in arguments.samples:
+            expect_plain_file(Path(name), "ask", "--samples")
         return
+    for name in ("shots", "results"):
+        expect(getattr(arguments, name) is None, "ask", f"--{name}", "come with --samples", "none")
     count = f"{len(arguments.questions)} questions"
     is_one = bool(arguments.questions) != arguments.interactive
     expect(is_one, "ask", "QUESTION", "be given, or --interactive, and not both", count)
@@ -155,12 +167,15 @@ def _asker(
     return name
 
 
-def _score(arguments: argparse.Namespace, model: "SegmentedForCausalLM", tokenizer: "PreTrainedTokenizerFast") -> int:
-    """Answer the questions of a file of samples, and print how many answers are right."""
+def _score(arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast") -> int:
+    """Answer the questions of files of samples, and print how many answers are right."""
     from tessera.papers.babilong.asking import score_samples
 
-    rows, summary = score_samples(model, tokenizer, Path(arguments.samples), sampling_of(arguments))
-    print(summary)
+    sampling, rows = sampling_of(arguments), []
+    for name in arguments.samples:
+        of_file, summary = score_samples(model, tokenizer, Path(name), sampling, arguments.shots, arguments.results)
+        print(summary)
+        rows += of_file
     if arguments.output is not None:
         write_json_lines(arguments.output, rows)
     return 0

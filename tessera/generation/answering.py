@@ -6,10 +6,10 @@ import torch
 
 from tessera.base.errors import expect
 from tessera.generation.sampling import prompt_tokens
-from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
+from tessera.models.recurrence import MemoryState
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 class Answer(NamedTuple):
@@ -42,21 +42,22 @@ def _unknown_words(tokenizer: "PreTrainedTokenizerFast", question: str) -> list[
 
 @torch.no_grad()
 def answer(
-    model: SegmentedForCausalLM,
+    model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerFast",
     question: str,
-    memory: MemoryState,
+    memory: MemoryState | None,
     where: str = "ask",
 ) -> Answer:
-    """The likeliest word after `question`, asked of `memory` in a segment of its own.
+    """The likeliest word after `question`, asked of `memory` in a segment of its own; None: of a model without one.
 
     Raises:
         TesseraError: a question without tokens, or logits that are not finite.
     """
     prompt_tokens(model, tokenizer, question, 1, where)  # an empty question is an error
     tokens = prompt_tokens(model, tokenizer, f"{question} {tokenizer.answer_token}", 1, where)
-    state = memory if bool(memory.segments_read.any()) else None
-    logits = model(input_ids=tokens, memory_state=state, use_cache=True, logits_to_keep=1).logits[0, -1].float()
+    has_read = memory is not None and bool(memory.segments_read.any())
+    inputs = {"memory_state": memory} if has_read else {}
+    logits = model(input_ids=tokens, use_cache=True, logits_to_keep=1, **inputs).logits[0, -1].float()
     is_number = bool(logits.isfinite().all())
     expect(is_number, where, "the model's logits", "be finite", "NaN or infinity", "Its training diverged.")
     probability, word = logits.softmax(-1).max(-1)

@@ -15,10 +15,22 @@ SMALLEST_CAPACITY = 64
 
 
 class _Tip:
-    """How many pairs of a pair of buffers are in use, shared by all stores that look at these buffers."""
+    """What all stores share that look at one pair of buffers: how many pairs are in use, and what is filed of them.
+
+    `filed` and `queries_to_scan` belong to `recall_through_index`.
+    """
 
     def __init__(self, used: int) -> None:
         self.used = used
+        self.filed: dict[int, Any] = {}
+        self.queries_to_scan = 0
+
+    def grown(self, length: int) -> "_Tip":
+        """Of larger buffers with the same first `length` pairs; what lies behind them may be other pairs."""
+        tip = _Tip(length)
+        tip.filed = {row: index for row, index in self.filed.items() if index.filed <= length}
+        tip.queries_to_scan = self.queries_to_scan
+        return tip
 
 
 @dataclass(frozen=True)
@@ -127,7 +139,7 @@ class PairStore(State):
             pad(self.values, (0, 0, 0, room)),
             documents,
             self.length,
-            _Tip(self.length),
+            self.tip.grown(self.length),
         )
 
     def _with_documents(self) -> Self:

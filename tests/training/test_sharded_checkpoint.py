@@ -169,6 +169,12 @@ def test_parts_become_files_of_a_bounded_size(alone, tmp_path, monkeypatch):
     assert index["metadata"]["total_size"] == 2 * (5 * 7 + 7 + 7 * 3)
     for name, value in model.state_dict().items():
         assert torch.equal(load_file(several / index["weight_map"][name])[name], value.bfloat16())
+    with torch.no_grad():
+        next(value for name, value in weights.items() if name.endswith("0.bias"))[1] = float("nan")
+    writer.start(tmp_path / "shards", weights, lambda: None)
+    writer.finish()
+    with pytest.raises(TesseraError, match=r"0\.bias must be finite; got NaN or infinity"):
+        merging.merge(tmp_path, several)
 
 
 def test_a_folder_without_parts_is_no_checkpoint_in_parts(tmp_path, capsys):

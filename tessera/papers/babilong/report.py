@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.papers.babilong.published import EXACT_MATCH, SETTING, TOKENS
-from tessera.papers.babilong.settings import GATED, MODELS, THRESHOLD
+from tessera.papers.babilong.settings import MODELS, SHUT, THRESHOLD
 from tessera.papers.curves import draw_curve, panels
 from tessera.papers.experiment import Record
 from tessera.papers.tables import (
@@ -19,7 +19,7 @@ from tessera.papers.tables import (
     table_of,
 )
 
-FURTHEST = (THRESHOLD, GATED, "armt_mosaic")  # first the one that reads furthest
+FURTHEST = (SHUT, THRESHOLD, "armt_mosaic")  # first the one that reads furthest
 PARTS = {"whole": "in one segment", "first_part": "first part of a split fact", "second_part": "second part"}
 
 
@@ -42,6 +42,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
             "run": lambda row: row[0],
             "after the text before them": lambda row: f"{100 * row[1]['in_text']:.1f}",
             "with an empty memory": lambda row: f"{100 * row[1]['alone']:.1f}",
+            "mean size of z after 1, 16, 256, 1,024 of them": lambda row: _sizes(row[1].get("normaliser", {})),
         },
     )
     rows = [[key, *(f"{100 * shares[part]:.1f}" if part in shares else "" for part in PARTS)] for key, shares in facts]
@@ -95,6 +96,10 @@ def _curves(records: Mapping[str, Record], kind: str) -> dict[str, Curve]:
         segment = seeds[0].configuration.context
         curves[model] = Curve(MODELS[model].label, {n * segment: estimate for n, estimate in points.items()})
     return curves
+
+
+def _sizes(normaliser: Mapping[str, float]) -> str:
+    return ", ".join(f"{normaliser[segments]:.3g}" for segments in ("1", "16", "256", "1024") if segments in normaliser)
 
 
 def _longest_in_training(records: Mapping[str, Record], model: str) -> int:
