@@ -2,11 +2,12 @@
 
     python -m benchmarks.growth [--longest 65536] [--most-seconds 60]
 
-v1 with every kernel, v2, ARMT, GPT-2 and Llama, all of 2 layers x 128 with 2 heads, one text, one thread. Each model is a
-process of its own. A training step is forward and backward; a token is decoded behind a state of random pairs (ARMT reads
-the text, in segments of 512). Times are processor time, the least of several; memory of a step is what it adds to the
-process, of decoding the state's bytes. What would take more than --most-seconds or --most-mb by the length before it is
-left out. Writes results/growth/cpu.json, a table beside it, and a log-log figure with the slope over the last two octaves.
+v1 with every kernel, v2, ARMT, GPT-2 and Llama, all of 2 layers x 128 with 2 heads, one text, one thread. Each model is
+a process of its own. A training step is forward and backward; a token is decoded behind a state of random pairs (ARMT
+reads the text, in segments of 512). Times are processor time, the least of several; memory of a step is what it adds to
+the process, of decoding the state's bytes. What would take more than --most-seconds or --most-mb by the length before
+it is left out. Writes results/growth/cpu.json, a table beside it, and a log-log figure; exponents are those of the last
+two octaves.
 """
 
 import argparse
@@ -156,7 +157,13 @@ def table(result: dict[str, list[dict[str, Any]]]) -> str:
     parts = []
     for kind, unit in (("training", "a training step"), ("decoding", "one more token")):
         lengths = [row["length"] for row in next(iter(result.values()))]
-        headings = [f"ms of {unit}", *(f"{length:,}" for length in lengths), "time ~ T^", "MB at the end", "memory ~ T^"]
+        headings = [
+            f"ms of {unit}",
+            *(f"{length:,}" for length in lengths),
+            "time ~ T^",
+            "MB at the end",
+            "memory ~ T^",
+        ]
         lines = []
         for name, rows in result.items():
             known = [row[f"{kind} MB"] for row in rows if row[f"{kind} MB"] is not None]
@@ -184,7 +191,9 @@ def draw(result: dict[str, list[dict[str, Any]]], path: Path) -> None:
         for name, rows in result.items():
             known = [(row["length"], row[f"{kind} seconds"]) for row in rows if row[f"{kind} seconds"]]
             axis.loglog(*zip(*known, strict=True), marker=".", label=name, base=2)
-        axis.set(xlabel="tokens", ylabel="seconds", title={"training": "a training step", "decoding": "one token"}[kind])
+        axis.set(
+            xlabel="tokens", ylabel="seconds", title={"training": "a training step", "decoding": "one token"}[kind]
+        )
     axes[0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)

@@ -234,7 +234,9 @@ def main() -> int:
         suites["published"] = partial(published, arguments.reference_mosaics)
     machine = hardware()
     features = ", ".join(machine["instructions"]) or "no vector instructions known"
-    print(f"{machine['processor']} ({features}), one thread, products of training in {resolve_precision('auto', 'cpu')}")
+    print(
+        f"{machine['processor']} ({features}), one thread, products of training in {resolve_precision('auto', 'cpu')}"
+    )
     name = re.sub(r"\W+", "-", f"{machine['processor']} {' '.join(machine['instructions'])}").strip("-").lower()
     path = RESULTS / f"{name}.json"
     before = json.loads(path.read_text())["ratios"] if path.exists() else {}

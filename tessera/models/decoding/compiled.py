@@ -46,5 +46,5 @@ def compile_decoding(model: ModelT, weights: str = "float32") -> ModelT:
         output = steps.try_step(**said) if len(arguments) < 2 else None
         return plain(*arguments, **keywords) if output is None else output
 
-    model.forward = forward
+    model.forward = forward  # type: ignore[method-assign]
     return model
