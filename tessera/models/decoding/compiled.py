@@ -44,8 +44,9 @@ def compile_decoding(model: ModelT, weights: str = "float32") -> ModelT:
 
     @wraps(plain)
     def forward(*arguments: Any, **keywords: Any) -> Any:
-        output = None if arguments else steps.try_step(**keywords)
+        said = {**dict(zip(("input_ids",), arguments, strict=False)), **keywords}
+        output = steps.try_step(**said) if len(arguments) < 2 else None
         return plain(*arguments, **keywords) if output is None else output
 
-    model.forward = forward
+    model.forward = forward  # type: ignore[method-assign]
     return model
