@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
-from tessera.data.encoding import PIECE, token_stream
+from tessera.data.encoding import PIECE
 from tessera.data.text_files import text_of_files
-from tessera.generation.answering import answer, answers_questions
-from tessera.generation.sampling import Sampling, continuation
-from tessera.models.recurrence import MemoryState, SegmentedForCausalLM, read_stream
+from tessera.generation.sampling import Sampling
+from tessera.memory_files.answering import answer
+from tessera.memory_files.memory import Memory
 from tessera.papers.babilong.benchmark import TextSample, benchmark_labels, exact_match, published_match, read_samples
 from tessera.papers.babilong.noise import SENTENCE_END
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 class PlantedText:
@@ -65,7 +65,7 @@ class Answered(NamedTuple):
 
 
 def answered(
-    model: SegmentedForCausalLM,
+    model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerFast",
     sample: TextSample,
     answers: Collection[str],
@@ -79,17 +79,14 @@ def answered(
     Raises:
         TesseraError: a text or a question without tokens, or logits that are not finite.
     """
-    memory = read_stream(model, token_stream([sample.input], tokenizer, "ask: input"), precision="auto")
-    if answers_questions(tokenizer):
-        said = answer(model, tokenizer, sample.question, memory).word
-    else:
-        said = continuation(model, tokenizer, sample.question, sampling, where="ask", memory_state=memory)
+    memory = Memory(model, tokenizer).read([sample.input], "input", precision="auto")
+    said = answer(model, tokenizer, sample.question, memory.state, sampling).text
     match = published_match(said, sample.question, sample.target, answers)
     return Answered(said, exact_match(said, sample.target), match)
 
 
 def score_samples(
-    model: SegmentedForCausalLM, tokenizer: "PreTrainedTokenizerFast", path: Path, sampling: Sampling
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", path: Path, sampling: Sampling
 ) -> tuple[list[dict[str, Any]], str]:
     """A row for each sample of a file (prompt, question, target, answer, and whether it is right), and a summary."""
     samples = read_samples(path)
@@ -112,20 +109,20 @@ def score_samples(
     return rows, summary
 
 
-def read_planted(
-    model: SegmentedForCausalLM,
-    tokenizer: "PreTrainedTokenizerFast",
-    paths: Sequence[Path],
-    facts: Sequence[str],
-    seed: int,
-) -> MemoryState:
-    """The memory after the texts with the facts planted in them; says on standard error what was read."""
-    size = sum(len(text.encode()) for text in text_of_files(paths)) if facts else 0
-    text = PlantedText(text_of_files(paths, PIECE), size, facts, seed)
-    stream = token_stream(text, tokenizer, "ask: --text")
-    memory = read_stream(model, stream, progress=sys.stderr.isatty(), precision="auto")
-    for fact, place in zip(facts, text.places):
-        print(f"planted after {100 * place:.0f} % of the text: {fact}", file=sys.stderr)
-    tokens, segments = int(memory.tokens_read), int(memory.segments_read)
-    print(f"{', '.join(path.name for path in paths)}: {tokens:,} tokens read in {segments:,} segments", file=sys.stderr)
-    return memory
+def read_planted(memory: Memory, paths: Sequence[Path], facts: Sequence[str], seed: int) -> None:
+    """Read the texts with the facts planted in them, as one document; says on standard error what was read.
+
+    Texts without facts are documents of their own where documents are kept apart.
+    """
+    options = {"progress": sys.stderr.isatty(), "precision": "auto"}
+    names = ", ".join(path.name for path in paths)
+    if memory.is_of_pairs and not facts:
+        for path in paths:
+            memory.read(path, **options)
+    else:
+        size = sum(len(text.encode()) for text in text_of_files(paths)) if facts else 0
+        text = PlantedText(text_of_files(paths, PIECE), size, facts, seed)
+        memory.read(text, names, where="ask: --text", **options)
+        for fact, place in zip(facts, text.places):
+            print(f"planted after {100 * place:.0f} % of the text: {fact}", file=sys.stderr)
+    print(f"{names}: {memory.described().replace('tokens', 'tokens read', 1)}", file=sys.stderr)
