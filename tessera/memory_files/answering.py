@@ -47,7 +47,7 @@ class Answer:
         """The citations as lines of text."""
         lines = [
             f"  {one.document}, bytes {one.first:,}-{one.end:,}: {' '.join(one.text.split())}\n"
-            f"    {100 * one.weight:.1f} % of what was recalled; without it the answer loses {one.drop:.3f} of probability"
+            f"    {100 * one.weight:.1f} % of what was recalled; without it the answer is {one.drop:.3f} less probable"
             for one in self.citations or ()
         ]
         return "\n".join([*([] if self.is_in_text else ["  not in this text: no passage carries the answer"]), *lines])

@@ -107,10 +107,8 @@ def _sentence(shown: tuple[str, ...], token: int) -> tuple[int, int]:
     borders = [found.end() for found in SENTENCE_END.finditer("".join(shown))]
     before = max((border for border in borders if border <= begins[0]), default=0)
     after = min((border for border in borders if border >= begins[1]), default=int(ends[-1]))
-    first, end = (
-        int(torch.searchsorted(ends, border, right=is_right)) for border, is_right in ((before, True), (after, False))
-    )
-    return min(first, token), max(end, token) + 1
+    first, last = int(torch.searchsorted(ends, before, right=True)), int(torch.searchsorted(ends, after))
+    return min(first, token), max(last, token) + 1
 
 
 def _probability(memory: "Memory", state: Any, asked: Tensor, length: int) -> float:

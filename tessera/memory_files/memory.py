@@ -62,9 +62,8 @@ class Memory:
         """Whether documents are kept apart."""
         if self.model is None:
             return all(is_of_pairs(document.state) for document in self.documents)
-        return isinstance(self.model, StackForCausalLM) and all(
-            hasattr(x, "begun_with") for x in self.model.model.layers
-        )
+        is_stack = isinstance(self.model, StackForCausalLM)
+        return is_stack and all(hasattr(layer, "begun_with") for layer in self.model.model.layers)
 
     def expect_pairs(self, where: str) -> None:
         """Raise `TesseraError` unless passages can be named."""
@@ -81,10 +80,10 @@ class Memory:
         return self.documents[-1].state
 
     def verify(self) -> None:
-        """Raise `TesseraError` where the file that was loaded is not as it was stored: one pass over it, once."""
+        """Read the file that was loaded, once. Raises `TesseraError` where it is not as it was stored."""
         if self._unchecked is not None:
-            self._unchecked.verify()
-            self._unchecked = None
+            values = self._unchecked.values("cpu" if self.model is None else self.model.device)
+            self.documents, self._unchecked = tuple(Document(**one) for one in values["documents"]), None
 
     def read(
         self, source: Path | str | Iterable[str], name: str | None = None, where: str = "memorize: FILE", **options: Any
@@ -96,7 +95,7 @@ class Memory:
         Raises:
             TesseraError: no text, a name that is taken, more than the model has positions for.
         """
-        if isinstance(source, str) and "\n" not in source and len(source) < 1024 and Path(source).is_file():
+        if isinstance(source, str) and _is_file_name(source):
             source = Path(source)
         if name is None:
             name = source.name if isinstance(source, Path) else f"text {len(self.documents) + 1}"
@@ -148,15 +147,16 @@ class Memory:
         """
         known = ", ".join(map(repr, self.names)) or "none"
         expect(name in self.names, "forget", "the document", f"be one of {known}", repr(name))
+        self.verify()
         index = self.names.index(name)
         before, after = self.documents[:index], self.documents[index + 1 :]
         if self.is_of_pairs:
             self.documents = before + after
             return self
-        missing = [document.name for document in self.documents if not len(document.tokens)]
+        has_tokens = all(len(document.tokens) for document in self.documents)
         advice = "It was stored as a state alone."
         expect(
-            not (after and missing), "forget", "the tokens of every document", "be kept", f"none of {missing}", advice
+            has_tokens or not after, "forget", "the tokens of every document", "be kept", "none of the first", advice
         )
         kept = max((i + 1 for i, one in enumerate(before) if one.state is not None), default=0)
         self.documents = before[:kept]
@@ -172,10 +172,10 @@ class Memory:
         """
         both = [name for name in other.names if name in self.names]
         expect(not both, "merge", "documents", "have different names", f"two of {', '.join(map(repr, both))}")
-        expect(
-            self.owner == other.owner, "merge", "memories", "be of one model", f"{self.kind} and another {other.kind}"
-        )
-        other.state  # noqa: B018 (its file is checked)
+        of_one, kinds = self.owner == other.owner, f"{self.kind} and another {other.kind}"
+        expect(of_one, "merge", "memories", "be of one model", kinds)
+        self.verify()
+        other.verify()
         for document in other.documents:
             if self.is_of_pairs:
                 self.documents += (document,)
@@ -213,7 +213,7 @@ class Memory:
             other = [name for name, mark in self.owner.items() if owner.get(name) != mark]
             got = f"{str(path)!r}, of other {' and '.join(other)}"
             expect(not other, where, argument, "be one that this model read", got, "Read the text again.")
-        values = file.values("cpu" if self.model is None else self.model.device)
+        values = file.values(is_used=False)
         self.documents, self._unchecked = tuple(Document(**one) for one in values["documents"]), file
         self.kind, self._owner = file.kind, owner
         return self
@@ -237,6 +237,13 @@ class Memory:
         if not isinstance(state, State) and grows(state) and documents:  # the new state holds the one before it
             documents = (*documents[:-1], replace(documents[-1], state=None))
         self.documents = (*documents, replace(document, state=state))
+
+
+def _is_file_name(text: str) -> bool:
+    try:
+        return "\n" not in text and Path(text).is_file()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
 
 
 def made_by(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:

@@ -97,7 +97,6 @@ class MemoryState(State):
         where = f"{cls.__name__}.load"
         file = StateFile.open(path, where)
         expect(file.kind == cls.kind, where, "path", f"be a stored {cls.kind} memory", f"{file.kind} file")
-        file.verify()
         if file.version is None:
             state = cls._of_earlier_release(file, device)
         else:
@@ -109,6 +108,7 @@ class MemoryState(State):
     @classmethod
     def _of_earlier_release(cls, file: StateFile, device: str | torch.device) -> Self:
         """Files of version 1 hold the tensors of one state; the first of them have no checksum."""
+        file.verify()
         try:
             unknown = file.content.keys() - {"format", KIND, CRC, "model", "read_by"}
             expect(not unknown, "load", "path", "be a memory as it was stored", f"{file.path}, which was changed")

@@ -91,10 +91,17 @@ class StateFile:
         if expected != str(tensor_checksum(self.tensors())) and not (expected is None and self.version is None):
             raise _changed("load", self.path)
 
-    def values(self, device: str | torch.device = "cpu") -> dict[str, Any]:
-        """What was saved; call `verify` before relying on it."""
+    def values(self, device: str | torch.device = "cpu", is_used: bool = True) -> dict[str, Any]:
+        """What was saved; `is_used` False: to be looked at alone, unverified and mapped.
+
+        Otherwise it is copied to where PyTorch puts tensors itself: products of the same numbers elsewhere, not at a
+        multiple of 64 bytes, differ in their last bits.
+        """
+        if is_used:
+            self.verify()
         try:
-            return _decoded(self.content, self.tensors(device))
+            tensors = self.tensors(device)
+            return _decoded(self.content, {name: one.clone() for name, one in tensors.items()} if is_used else tensors)
         except TesseraError:
             raise
         except Exception as error:  # a description that fits its checksum and no class: made by hand
