@@ -229,6 +229,7 @@ class Memory:
 
     def _append(self, document: Document, **options: Any) -> None:
         """Read `document` behind the others."""
+        self.verify()
         advice = f"A {self.kind} memory reads documents again: use --model."
         expect(self.model is not None, "memories", "the model", "be given", "none", advice)
         before = None if self.is_of_pairs else self.state

@@ -1,8 +1,8 @@
 """What models have read, as files: any nested value of states, caches of transformers, tensors and JSON.
 
 A file is safetensors. Its tensors are mapped into memory and read from the disk when they are looked at. Its metadata
-says what they make up, of which version, and the checksums of both. Nothing in a file names code: classes are looked up
-among the states of this library and the layers of transformers' caches.
+says what they make up, of which version, and the checksums of both: one entry of JSON. Nothing in a file names code:
+classes are looked up among the states of this library and the layers of transformers' caches.
 """
 
 import json
@@ -23,8 +23,8 @@ from tessera.base.errors import TesseraError, expect
 from tessera.base.files import write_atomically
 from tessera.base.state import CLASSES, State
 
-KIND, VERSION, CONTENT, CONTENT_CRC, CRC = "tessera_memory", "version", "content", "content_crc32", "crc32"
-THIS_VERSION = "2"
+KIND, CRC = "tessera_memory", "crc32"
+THIS_VERSION = 2
 _LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
 _CACHE_LAYERS = {name: getattr(cache_utils, name) for name in _LAYERS if hasattr(cache_utils, name)}
 
@@ -36,13 +36,14 @@ def save_values(path: Path, kind: str, values: Mapping[str, Any], finite: bool =
         TesseraError: a value that cannot be stored; with `finite`, a state that holds NaN or infinity.
     """
     tensors: dict[str, Tensor] = {}
-    content = json.dumps(_encoded(dict(values), "", tensors), separators=(",", ":"))
+    content = _encoded(dict(values), "", tensors)
     if finite:
         broken = [name for name, one in tensors.items() if not name.endswith("log_weight") and not _is_finite(one)]
         advice = "The text drives this model out of range: use one that was trained on such lengths."
         expect(not broken, "memorize", "the memory", "be finite", "NaN or infinity", advice)
-    metadata = {"format": "pt", KIND: kind, VERSION: THIS_VERSION, CONTENT: content}
-    metadata |= {CONTENT_CRC: _content_checksum(metadata), CRC: str(tensor_checksum(tensors))}
+    described = {"kind": kind, "version": THIS_VERSION, CRC: tensor_checksum(tensors), "content": content}
+    text = json.dumps(described, separators=(",", ":"))
+    metadata = {KIND: f"{zlib.crc32(text.encode())} {text}"}  # one entry: several come in any order
     write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, metadata=metadata))
 
 
@@ -55,8 +56,9 @@ class StateFile:
 
     path: Path
     kind: str
-    version: str | None
+    version: int | None
     content: dict[str, Any]
+    checksum: int | None
 
     @classmethod
     def open(cls, path: str | Path, where: str) -> "StateFile":
@@ -70,14 +72,17 @@ class StateFile:
                 metadata = file.metadata() or {}
         except Exception as error:  # safetensors raises its own, the system's, and Rust's
             raise TesseraError(f"{where}: path must be a stored memory; got {str(path)!r} ({error}).") from None
-        kind, version = metadata.get(KIND), metadata.get(VERSION)
-        expect(kind is not None, where, "path", "be a stored memory", f"{str(path)!r}, another file")
-        if version is None and CONTENT not in metadata:
-            return cls(Path(path), kind, None, metadata)
-        if metadata.get(CONTENT_CRC) != _content_checksum(metadata):
+        expect(KIND in metadata, where, "path", "be a stored memory", f"{str(path)!r}, another file")
+        checksum, _, text = metadata[KIND].partition(" ")
+        if not text:
+            checksum = metadata.get(CRC)
+            return cls(Path(path), metadata[KIND], None, metadata, None if checksum is None else int(checksum))
+        if checksum != str(zlib.crc32(text.encode())):
             raise _changed(where, path)
+        found = json.loads(text)
+        version = found["version"]
         expect(version == THIS_VERSION, where, "path", f"be a memory of version {THIS_VERSION}", f"version {version}")
-        return cls(Path(path), kind, version, json.loads(metadata[CONTENT]))
+        return cls(Path(path), found["kind"], version, found["content"], found[CRC])
 
     def tensors(self, device: str | torch.device = "cpu") -> dict[str, Tensor]:
         """All tensors by name, mapped: nothing is read from the disk, or compared, until they are looked at."""
@@ -86,9 +91,7 @@ class StateFile:
 
     def verify(self) -> None:
         """Compare the tensors with their checksum: one pass. Raises `TesseraError` where they were changed."""
-        with safe_open(self.path, framework="pt") as file:
-            expected = (file.metadata() or {}).get(CRC)
-        if expected != str(tensor_checksum(self.tensors())) and not (expected is None and self.version is None):
+        if self.checksum not in (None, tensor_checksum(self.tensors())):
             raise _changed("load", self.path)
 
     def values(self, device: str | torch.device = "cpu", is_used: bool = True) -> dict[str, Any]:
@@ -110,10 +113,6 @@ class StateFile:
 
 def _changed(where: str, path: str | Path) -> TesseraError:
     return TesseraError(f"{where}: path must be a memory as it was stored; got {str(path)!r}, which was changed.")
-
-
-def _content_checksum(metadata: Mapping[str, str]) -> str:
-    return str(zlib.crc32("\n".join(str(metadata.get(name)) for name in (KIND, VERSION, CONTENT)).encode()))
 
 
 def _is_finite(tensor: Tensor) -> bool:
