@@ -18,6 +18,8 @@ _OFFERED = {
     "tessera.models.rmt": ("RMTConfig", "RMTForCausalLM", "RMTState"),
     "tessera.models.prmt": ("PRMTConfig", "PRMTForCausalLM", "PRMTState"),
     "tessera.models.recurrence": ("random_segments", "read_stream"),
+    "tessera.models.attaching": ("attach",),
+    "tessera.models.decoding": ("compile_decoding",),
     "tessera.models.wrapping": ("wrap", "wrap_prmt", "wrap_rmt"),
     "tessera.interop": ("from_reference",),
     "tessera.kernels": (

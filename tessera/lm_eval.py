@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 
+from tessera.base.bar_lines import bar_stream
 from tessera.base.errors import TesseraError
 
 
@@ -25,6 +26,7 @@ def main() -> int:
 
         import tessera.evaluation.harness  # noqa: F401  registers the model
 
+        sys.stderr = bar_stream()
         cli_evaluate()
     except TesseraError as error:
         print(error, file=sys.stderr)

@@ -3,6 +3,7 @@
 import pytest
 
 from tessera.data import sources
+from tessera.data.text_files import text_of_file
 from tessera.papers.babilong.noise import books_of
 from tessera.papers.babilong.vocabulary import sentence_tokens, vocabulary_of
 
@@ -16,8 +17,9 @@ def beginnings(tmp_path_factory):
     for name, books in sources.BUNDLED.items():
         folders[name] = tmp_path_factory.mktemp("books") / name
         folders[name].mkdir()
-        for book in books.glob("*.txt"):
-            (folders[name] / book.name).write_text(book.read_text(encoding="utf-8")[:SHORT], encoding="utf-8")
+        for book in books.glob("*.txt*"):
+            text = "".join(text_of_file(book))[:SHORT]
+            (folders[name] / book.name.removesuffix(".gz")).write_text(text, encoding="utf-8")
     return folders
 
 

@@ -12,8 +12,12 @@ other:
 --cite names the passages that carried the answer (models whose memories are pairs: v1, v2), --page writes the documents
 with these passages marked. --interactive reads questions line by line from standard input, until its end.
 
---samples scores the model on a file of the public BABILong benchmark, such as qa1/4k.json: the share of right answers
-by the paper's exact match and by the benchmark's own rule, which looks for the answers of the task that the path names.
+--samples scores a model, with a memory or without, on files of the public BABILong benchmark, such as qa1/4k.json: the
+share of right answers by the paper's exact match and by the benchmark's own rule, which looks for the answers of the
+task that the path names. --shots puts short stories with an answer before each sample, for models that were not trained
+on questions; --results writes the answers where the benchmark's own evaluation finds them:
+
+  tessera ask gpt2 --samples data/qa1/4k.json data/qa2/4k.json --shots 2 --results babilong_evals/own/gpt2
 """
 
 import argparse
@@ -56,9 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interactive", action="store_true", help="read questions from standard input, one a line")
     parser.add_argument(
         "--samples",
+        nargs="+",
         metavar="FILE",
         help="JSON or JSON lines with input, question and target in each row: score the model's answers",
     )
+    parser.add_argument("--shots", type=int, metavar="N", help="of --samples: stories with an answer before each")
+    parser.add_argument("--results", type=Path, metavar="FOLDER", help="of --samples: the benchmark's CSV and JSON")
     parser.add_argument("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
     add_sampling(parser, max_new_tokens=50, default_temperature=0.0)
 
@@ -115,8 +122,12 @@ def _require_one_way(arguments: argparse.Namespace) -> None:
         others = ("memory", "text", "questions", "plant", "interactive", "cite", "page")
         given = " and ".join(name for name in others if getattr(arguments, name))
         expect(not given, "ask", "--samples", "come without questions, texts and memories", given)
-        expect_plain_file(Path(arguments.samples), "ask", "--samples")
+        expect(arguments.shots is None or arguments.shots >= 0, "ask", "--shots", "be at least 0", arguments.shots)
+        for name in arguments.samples:
+            expect_plain_file(Path(name), "ask", "--samples")
         return
+    for name in ("shots", "results"):
+        expect(getattr(arguments, name) is None, "ask", f"--{name}", "come with --samples", "none")
     count = f"{len(arguments.questions)} questions"
     is_one = bool(arguments.questions) != arguments.interactive
     expect(is_one, "ask", "QUESTION", "be given, or --interactive, and not both", count)
@@ -168,11 +179,16 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
 
 
 def _score(arguments: argparse.Namespace, memory: "Memory") -> int:
-    """Answer the questions of a file of samples, and print how many answers are right."""
+    """Answer the questions of files of samples, and print how many answers are right."""
     from tessera.papers.babilong.asking import score_samples
 
-    rows, summary = score_samples(memory.model, memory.tokenizer, Path(arguments.samples), sampling_of(arguments))
-    print(summary)
+    sampling, rows = sampling_of(arguments), []
+    for name in arguments.samples:
+        of_file, summary = score_samples(
+            memory.model, memory.tokenizer, Path(name), sampling, arguments.shots, arguments.results
+        )
+        print(summary)
+        rows += of_file
     if arguments.output is not None:
         write_json_lines(arguments.output, rows)
     return 0

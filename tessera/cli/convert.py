@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _merge(arguments: argparse.Namespace) -> int:
-    from tessera.training.merging import merged_model
+    from tessera.training.checkpoint_tensors import merged_model
 
     for name in ("source", "arguments"):
         expect(getattr(arguments, name) is None, "convert", f"--{name}", "be left out for a folder", "one")

@@ -24,6 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompts.add_argument("--prompt", help="text to continue")
     prompts.add_argument("--prompts", metavar="FILE", help='text file with a prompt in each line, or "stories"')
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table into this new file too")
+    parser.add_argument(
+        "--compile", action="store_true", help="decode by compiled layers (see tessera.compile_decoding)"
+    )
+    parser.add_argument("--weights", choices=("bf16", "int8"), help="with --compile: round the model's weights so")
     add_sampling(parser, max_new_tokens=200, default_temperature=0.8)
 
 
@@ -74,13 +78,18 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.generation.prompts import continuations, markdown_table, read_prompts
     from tessera.generation.sampling import continuation
     from tessera.memory_files.answering import answers_questions
+    from tessera.models.decoding import compile_decoding
     from tessera.models.saving.loading import load_model, load_tokenizer
 
+    weights = arguments.weights
+    expect(weights is None or arguments.compile, "generate", "--weights", "be used with --compile", weights)
     if arguments.out is not None:
         expect_output(arguments.out, "generate", "--out")
     prompts = [arguments.prompt] if arguments.prompts is None else read_prompts(arguments.prompts)
     models = {folder: (load_model(folder), load_tokenizer(folder)) for folder in dict.fromkeys(arguments.models)}
-    for folder, (_, tokenizer) in models.items():
+    for folder, (model, tokenizer) in models.items():
+        if arguments.compile:
+            compile_decoding(model, weights or "float32")
         if answers_questions(tokenizer):
             print(f"generate: {folder} answers questions about a text: see tessera ask", file=sys.stderr)
     if arguments.prompts is None and len(models) == 1 and arguments.out is None:

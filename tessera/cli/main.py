@@ -35,6 +35,7 @@ VERBS = {
     "compare": "tessera.cli.compare",
     "sweep": "tessera.cli.sweep",
     "convert": "tessera.cli.convert",
+    "models": "tessera.cli.models",
     "demo": "tessera.cli.demo",
     "memorize": "tessera.cli.memorize",
     "memories": "tessera.cli.memories",

@@ -16,7 +16,7 @@ from tessera.data.hub import dataset_source
 from tessera.data.text_files import documents_of_file, documents_of_json_lines
 
 STORIES = Path(__file__).parent / "stories"
-BUNDLED = {"stories": STORIES, "novels": Path(__file__).parent / "novels"}
+BUNDLED = {"stories": STORIES} | {name: Path(__file__).parent / name for name in ("novels", "test_books")}
 VALIDATION_STORIES = ("the_grey_fairy_book_6746.txt",)
 HUB_PREFIX = "hf://"
 # How the names of files end that a folder is read for, in any case, also with .gz behind.
@@ -61,9 +61,9 @@ def text_source(
 
     Parameters
     ----------
-    spec : "stories" or "novels" (bundled books: nine, and the beginnings of two); a file, a folder (the text files in
-        it and below) or a glob; a list of those; or a Hugging Face dataset: `owner/name`, or `hf://` and any name or
-        path that `datasets.load_dataset` takes. Files may be packed by gzip.
+    spec : "stories", "novels" or "test_books" (bundled: nine books, the beginnings of two, and seventeen others); a
+        file, a folder (the text files in it and below) or a glob; a list of those; or a Hugging Face dataset:
+        `owner/name`, or `hf://` and any name or path that `datasets.load_dataset` takes. Files may be packed by gzip.
     split : "train", "validation", ...: the books of `stories`, or the dataset's split. Files have no splits.
     text_column, subset : of a Hugging Face dataset; `text_column` also of JSON lines.
     format : of files: "text", or "json_lines" (each line a JSON text, or an object with `text_column`).
@@ -92,14 +92,14 @@ def story_files(split: str) -> list[Path]:
 
 
 def text_files(source: str | Sequence[str], endings: tuple[str, ...] = TEXT_ENDINGS) -> list[Path]:
-    """The text files that `source` names: "stories" or "novels" (all of them), a file, a folder, a glob, or a list.
+    """The text files that `source` names: "stories", "novels" or "test_books" (all), a file, a folder, a glob, a list.
 
     Of a folder: those in it and below whose names end in `endings`; a warning names what is left out.
     Raises `TesseraError` for a name without a file.
     """
     bundled = BUNDLED.get(source) if isinstance(source, str) else None
     if bundled is not None:
-        return sorted(bundled.glob("*.txt"))
+        return sorted([*bundled.glob("*.txt"), *bundled.glob("*.txt.gz")])
     return [file for name in ([source] if isinstance(source, str) else source) for file in _files(name, endings)]
 
 

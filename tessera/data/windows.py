@@ -1,5 +1,6 @@
 """Sequences of one context length cut from a token store: shuffled for training, in order for validation."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,35 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from tessera.base.errors import TesseraError
-from tessera.data.shuffle import shuffled
 from tessera.data.store import TokenStore
 from tessera.data.tokenizers import token_sizes
 from tessera.ops.linear_cross_entropy import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+ROUNDS = 4
+
+
+def shuffled(place: int, count: int, seed: int, epoch: int = 0) -> int:
+    """What stands at `place` in the permutation of range(count) that `seed` and `epoch` choose.
+
+    A Feistel network over the smallest even number of bits that holds `count`, walked until it lands inside (Black
+    and Rogaway, "Ciphers with arbitrary finite domains", 2002): a bijection, O(1) memory, at most four rounds times
+    four walks on average. A training run is therefore resumed from its step number alone.
+    """
+    half = max(1, ((count - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = place >> half, place & mask
+        for round_ in range(ROUNDS):
+            key = f"{seed}/{epoch}/{round_}/{right}".encode()
+            noise = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+            left, right = right, left ^ (noise & mask)
+        place = (left << half) | right
+        if place < count:
+            return place
 
 
 @dataclass(frozen=True)

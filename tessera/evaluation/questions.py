@@ -61,16 +61,15 @@ def count_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
 
 @torch.no_grad()
 def right_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
-    """The share of right answers of each context (B,): the likeliest token is the answer's first.
+    """The share of right answers of each context (B,): the likeliest tokens are the answer's, but for its end.
 
     Every question is asked alone, right after its context. Questions to one context are not independent.
     """
     if is_segmented(model):
         return score_answers(model, batch)[2]
     contexts, questions, _ = _on_device(model, batch)
-    prompts = questions[..., : int(batch.answer_places.max())]
-    rows = torch.cat([contexts.repeat_interleave(prompts.shape[1], 0), prompts.flatten(0, 1)], 1)
-    return _right(model(input_ids=rows, logits_to_keep=prompts.shape[-1], use_cache=False).logits, batch)
+    rows = torch.cat([contexts.repeat_interleave(questions.shape[1], 0), questions.flatten(0, 1)], 1)
+    return _right(model(input_ids=rows, logits_to_keep=questions.shape[-1], use_cache=False).logits, batch)
 
 
 @torch.no_grad()
@@ -86,13 +85,12 @@ def score_answers(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tenso
 
 def _right(logits: Tensor, batch: QuestionBatch) -> Tensor:
     """The share of right answers of each context, from the predictions of its questions (B * Q, t, vocabulary)."""
-    counts, places, questions = (
-        part.to(logits.device) for part in (batch.counts, batch.answer_places, batch.questions)
-    )
-    before = (places.flatten() - 1).clamp(min=0)
-    words = logits[torch.arange(len(logits), device=logits.device), before].argmax(-1).view_as(places)
-    answers = questions.gather(2, places[..., None]).squeeze(-1)
-    right = (words == answers) & counts
+    counts, labels, questions = (part.to(logits.device) for part in (batch.counts, batch.labels, batch.questions))
+    is_answer = labels != IGNORED
+    number = is_answer.cumsum(-1)  # of each token of the answer, from 1 on; the last is its end, unless it is alone
+    scored = is_answer & ((number == 1) | (number < number[..., -1:]))
+    words = logits.argmax(-1).view_as(questions)
+    right = ((words[..., :-1] == questions[..., 1:]) | ~scored[..., 1:]).all(-1) & counts
     return (right.sum(1) / counts.sum(1)).double().cpu()
 
 

@@ -5,8 +5,7 @@ from transformers import PreTrainedModel
 
 from tessera.base.errors import TesseraError, first_line
 from tessera.interop import armt, memory_mosaics, memory_mosaics_eft, nano_mosaics  # noqa: F401 (they register themselves)
-from tessera.interop.layouts import check_layout, recognised_source
-from tessera.interop.registry import REFERENCES
+from tessera.interop.layouts import REFERENCES, check_layout, recognised_source
 
 
 def from_reference(source: str, state_dict: dict[str, Tensor], arguments: dict) -> PreTrainedModel:

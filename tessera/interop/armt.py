@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import AutoConfig, GPT2Config, PreTrainedConfig
 
 from tessera.base.errors import TesseraError
+from tessera.interop.layouts import REFERENCES
 from tessera.interop.published import Published, check_arguments, refuse, require_shapes
-from tessera.interop.registry import REFERENCES
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
 from tessera.models.recurrence import SegmentedConfig, SegmentedForCausalLM

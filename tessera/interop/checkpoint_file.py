@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
+from transformers import PreTrainedModel
 
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import expect_new_folder, expect_plain_file, new_folder, writing
@@ -14,6 +15,7 @@ from tessera.interop import from_reference, recognised_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
 
 # Where training scripts put the weights and the constructor's arguments in their checkpoint files.
 WEIGHTS = ("model", "state_dict", "model_state_dict")

@@ -1,8 +1,15 @@
 """Which published code a checkpoint comes from, as far as its parameter names tell."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from tessera.base.errors import TesseraError
+from tessera.base.registry import Registry
+
+# Published checkpoint formats that the library can rebuild.
+REFERENCES: Registry[Callable[[dict[str, Tensor], dict], PreTrainedModel]] = Registry("reference source")
 
 # What some parameter's name ends with, and the sources whose checkpoints have it.
 LAYOUTS = {

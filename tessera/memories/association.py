@@ -111,6 +111,8 @@ class AssociationMemory(nn.Module):
     def empty_state(self, batch: int) -> AssociationState:
         """A memory into which nothing was written, on the device and in the dtype of the parameters."""
         weight = self.value.weight
+        if not isinstance(weight, Tensor):  # dynamically quantised layers give theirs when they are called
+            weight = weight().dequantize()
         matrix = weight.new_zeros(batch, self.num_features, self.value.out_features)
         empty = torch.ones(batch, dtype=torch.bool, device=weight.device)
         return AssociationState(matrix, weight.new_zeros(batch, self.num_features), empty)

@@ -18,6 +18,7 @@ from tessera.ops.gated_average import GatedAverageState
 from tessera.ops.kernel_regression import Window, kernel_regression
 from tessera.ops.unit_norm import unit_norm
 from tessera.recall.pair_store import PairStore
+from tessera.recall.reading import recall_through_index
 
 
 @dataclass(frozen=True)
@@ -131,19 +132,19 @@ class PairMemory(nn.Module):
             num_pairs = window.num_pairs(positions)
             num_pairs = num_pairs if documents is None else num_pairs * (documents >= 0)
         slope, intercept = self.bandwidth(self.kernel, num_pairs)
-        recalled = kernel_regression(
-            keys,
-            pairs.keys,
-            pairs.values,
-            kernel=self.kernel,
-            slope=slope,
-            intercept=intercept,
-            window=window,
-            query_offset=0 if state is None else state.pairs.length + 1,
-            query_documents=documents,
-            pair_documents=pairs.documents,
-            dropout=self.weight_dropout if self.training else 0.0,
-        )
+        dropout = self.weight_dropout if self.training else 0.0
+        regression: dict[str, Any] = {
+            "kernel": self.kernel,
+            "slope": slope,
+            "intercept": intercept,
+            "window": window,
+            "query_offset": 0 if state is None else state.pairs.length + 1,
+            "query_documents": documents,
+        }
+        recalled = None if dropout else recall_through_index(pairs, keys, **regression)
+        if recalled is None:
+            regression |= {"pair_documents": pairs.documents, "dropout": dropout}
+            recalled = kernel_regression(keys, pairs.keys, pairs.values, **regression)
         output = self.combine(recalled)
         if not keep_state:
             return output, None

@@ -62,6 +62,9 @@ class StrictConfig(PreTrainedConfig):
     """
 
     adjustable: ClassVar[frozenset[str]] = frozenset()
+    auto_map: ClassVar[
+        dict[str, str]
+    ] = {}  # no code of its own: TRL reads it of every model that is not transformers' own
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self | tuple[Self, dict[str, Any]]:

@@ -15,10 +15,22 @@ SMALLEST_CAPACITY = 64
 
 
 class _Tip:
-    """How many pairs of a pair of buffers are in use, shared by all stores that look at these buffers."""
+    """What all stores share that look at one pair of buffers: how many pairs are in use, and what is filed of them.
+
+    `filed` and `queries_to_scan` belong to `recall_through_index`.
+    """
 
     def __init__(self, used: int) -> None:
         self.used = used
+        self.filed: dict[int, Any] = {}
+        self.queries_to_scan = 0
+
+    def grown(self, length: int) -> "_Tip":
+        """Of larger buffers with the same first `length` pairs; what lies behind them may be other pairs."""
+        tip = _Tip(length)
+        tip.filed = {row: index for row, index in self.filed.items() if index.filed <= length}
+        tip.queries_to_scan = self.queries_to_scan
+        return tip
 
 
 @dataclass(frozen=True)
@@ -86,13 +98,17 @@ class PairStore(State):
             stored = self.documents
             joined = None if documents is None or stored is None else torch.cat([stored, documents], dim=1)
             return self.of(torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2), joined)
-        store = self if self._has_room(end) else self._grown(end)
+        store = self.with_room(end)
         store.key_buffer[:, :, self.length : end] = keys
         store.value_buffer[:, :, self.length : end] = values
         if documents is not None and store.document_buffer is not None:
             store.document_buffer[:, self.length : end] = documents
         store.tip.used = end
         return type(self)(store.key_buffer, store.value_buffer, store.document_buffer, end, store.tip)
+
+    def with_room(self, end: int) -> Self:
+        """The same pairs, in buffers into which those up to `end` may be written."""
+        return self if self._has_room(end) else self._grown(end)
 
     def newest(self, count: int) -> Self:
         """A store of the last `count` pairs, or this one while it has at most twice as many: O(1) copied per pair."""
@@ -123,7 +139,7 @@ class PairStore(State):
             pad(self.values, (0, 0, 0, room)),
             documents,
             self.length,
-            _Tip(self.length),
+            self.tip.grown(self.length),
         )
 
     def _with_documents(self) -> Self:

@@ -1,21 +1,22 @@
 """Reading the leaves that can matter to a query, and no others."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from tessera.base.shapes import Bool, Float, Int
-from tessera.kernels import Gaussian, Kernel
+from tessera.kernels import Gaussian, Kernel, NearestNeighbours
 from tessera.recall.leaves import LEAF, Leaves
 from tessera.recall.pair_store import PairStore
 
-FIRST_LEAVES = 8  # read before the first threshold is known; each further round reads up to `GROWTH` times as many
-GROWTH = 4
+FIRST_LEAVES = 8  # read for each query before its first threshold is known
+GROWTH = 4  # each further round reads up to this many times as many
 SCAN_SHARE = 0.5  # of the pairs: where more would be read, all are scanned, which reads them in order
-TOGETHER = 8  # neighbouring queries that share the leaves which any of them needs
+SCORES_AT_ONCE = 1 << 27  # of a scan: bounds the queries that are answered together
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,12 @@ class Queries:
     oldest: Int[Tensor, " Q"]
     newest: Int[Tensor, " Q"]
     documents: Int[Tensor, " Q"] | None
+
+    def part(self, queries: slice) -> Self:
+        """Some of the queries."""
+        documents = None if self.documents is None else self.documents[queries]
+        vectors, slopes, intercepts = (x[:, queries] for x in (self.vectors, self.slopes, self.intercepts))
+        return type(self)(vectors, slopes, intercepts, self.oldest[queries], self.newest[queries], documents)
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,15 @@ class Support:
         row = head * self.num_queries + query
         part = slice(int(self.starts[row]), int(self.starts[row + 1]))
         return self.places[part], self.weights[part]
+
+    @classmethod
+    def joined(cls, supports: Sequence[Self], heads: int) -> Self:
+        """Of the queries of all, which have the same heads."""
+        num_queries = sum(support.num_queries for support in supports)
+        rows = [s.of(head, query) for head in range(heads) for s in supports for query in range(s.num_queries)]
+        places, weights = (torch.cat(tensors) for tensors in zip(*rows))
+        sizes = torch.tensor([0, *(len(of_row) for of_row, _ in rows)])
+        return cls(sizes.cumsum(0), places, weights, num_queries)
 
 
 @dataclass(frozen=True)
@@ -86,15 +102,35 @@ class Recall:
 
 
 @dataclass
-class _Answer:
-    """Of one head and some queries: weights (q, s) of the pairs at `places` (s,), and the certificate's rows."""
+class _Found:
+    """What was read and may have weight: scores (R, s), -inf where a row has fewer than s, and places (R, s)."""
 
-    weights: Tensor
+    scores: Tensor
     places: Tensor
-    threshold: Tensor
-    largest_unread: Tensor
-    pairs_read: int
-    dropped_weight: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor, scores: Tensor, places: Tensor, num_rows: int) -> Self:
+        """Of single scores of the given rows, which ascend."""
+        counts = torch.bincount(rows, minlength=num_rows)
+        within = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+        shape = (num_rows, int(counts.max()))
+        padded = scores.new_full(shape, -torch.inf), places.new_zeros(shape)
+        for tensor, entries in zip(padded, (scores, places)):
+            tensor[rows, within] = entries
+        return cls(*padded)
+
+    def joined(self, other: Self) -> Self:
+        return type(self)(torch.cat([self.scores, other.scores], 1), torch.cat([self.places, other.places], 1))
+
+    def above(self, floor: Tensor) -> Self:
+        """What scores above `floor` (R,), in the order of places. The floor only rises as more is read."""
+        rows, columns = (self.scores > floor.unsqueeze(1)).nonzero(as_tuple=True)
+        return self.of(rows, self.scores[rows, columns], self.places[rows, columns], len(floor))
+
+    def in_order(self) -> Self:
+        """The same, places ascending: of ties the most recent is last, as in a scan."""
+        order = self.places.masked_fill(self.scores == -torch.inf, torch.iinfo(torch.long).max).argsort(1)
+        return type(self)(self.scores.gather(1, order), self.places.gather(1, order))
 
 
 def search(
@@ -108,51 +144,24 @@ def search(
 ) -> Recall:
     """See `PairIndex.recall`."""
     heads, count, _ = queries.vectors.shape
-    rows: list[tuple[Tensor, Tensor]] = []
-    values = pairs.values[0]
-    output = values.new_zeros(heads, count, values.shape[-1])
-    threshold, unread, dropped = (queries.slopes.new_zeros(heads, count) for _ in range(3))
-    read = torch.zeros(heads, count, dtype=torch.long, device=values.device)
-    reader = _Reader(pairs, blocks, filed, kept, queries, kernel, tolerance)
-    for head in range(heads):
-        for first in range(0, count, TOGETHER):
-            part = slice(first, min(first + TOGETHER, count))
-            answer = reader.answer(head, part)
-            found = values[head].index_select(0, answer.places).to(answer.weights.dtype)
-            output[head, part] = (answer.weights @ found).to(values.dtype)
-            rows += [(answer.places[weights > 0], weights[weights > 0]) for weights in answer.weights]
-            threshold[head, part], unread[head, part] = answer.threshold, answer.largest_unread
-            read[head, part], dropped[head, part] = answer.pairs_read, answer.dropped_weight
-    sizes = torch.tensor([len(places) for places, _ in rows])
-    starts = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
-    support = Support(starts, torch.cat([p for p, _ in rows]), torch.cat([w for _, w in rows]), count)
-    return Recall(output, support, Certificate(threshold, unread, read, sizes.view(heads, count), dropped))
-
-
-@dataclass
-class _Found:
-    """Scores (q, s) and places (s,) of the pairs that were read, those aside that are known to have no weight."""
-
-    scores: Tensor
-    places: Tensor
-    num_read: int
-
-    @classmethod
-    def of(cls, scores: Tensor, places: Tensor) -> Self:
-        return cls(scores, places, len(places))
-
-    def joined(self, scores: Tensor, places: Tensor) -> Self:
-        joined = torch.cat([self.scores, scores], 1), torch.cat([self.places, places])
-        return type(self)(*joined, self.num_read + len(places))
-
-    def above(self, floor: Tensor) -> Self:
-        """What scores above `floor` (q,) for any query. The floor only rises as more is read, so the rest is out."""
-        matters = (self.scores > floor.unsqueeze(1)).any(0).nonzero().squeeze(1)
-        return type(self)(self.scores[:, matters], self.places[matters], self.num_read)
+    together = max(1, SCORES_AT_ONCE // (heads * max(1, pairs.length)))
+    answers = [
+        _Reader(pairs, blocks, filed, kept, queries.part(slice(first, first + together)), kernel, tolerance).answer()
+        for first in range(0, max(1, count), together)
+    ]
+    if len(answers) == 1:
+        return answers[0]
+    certificates = [list(vars(answer.certificate).values()) for answer in answers]
+    certificate = Certificate(*(torch.cat(columns, 1) for columns in zip(*certificates)))
+    return Recall(
+        torch.cat([answer.output for answer in answers], 1),
+        Support.joined([answer.support for answer in answers], heads),
+        certificate,
+    )
 
 
 class _Reader:
-    """Answers queries of one head at a time; holds what all of them share."""
+    """Answers queries together. Row `head * Q + query` of what it holds belongs to a query of a head."""
 
     def __init__(
         self,
@@ -164,101 +173,205 @@ class _Reader:
         kernel: Kernel,
         tolerance: float,
     ) -> None:
-        self.keys, self.queries, self.kernel, self.tolerance = pairs.keys[0], queries, kernel, tolerance
+        self.keys, self.values, self.queries = pairs.keys[0], pairs.values[0], queries
+        self.kernel, self.tolerance = kernel, tolerance
         self.documents = None if pairs.documents is None else pairs.documents[0]
         self.blocks, self.filed, self.kept, self.length = blocks, filed, kept, pairs.length
-        self.num_leaves = [leaves.places.shape[1] for leaves in blocks]
+        self.heads, self.count, _ = queries.vectors.shape
+        self.num_rows = self.heads * self.count
+        self.slopes, self.intercepts = queries.slopes.flatten(), queries.intercepts.flatten()
+        self.of_query = torch.arange(self.count, device=self.keys.device).repeat(self.heads)
         self.all_visible = self.documents is None and kept is None and bool((queries.newest >= self.length - 1).all())
         self.all_visible &= bool((queries.oldest <= 0).all())
         self.is_unbounded = isinstance(kernel, Gaussian)
+        # A product of matrices may round equal keys differently, and which of them are the nearest depends on it: all
+        # that tie within rounding are kept, and scored again one by one.
+        self.breaks_ties = isinstance(kernel, NearestNeighbours)
+        self.ties_within = self._rounding() if self.breaks_ties else torch.zeros_like(self.slopes)
 
-    def answer(self, head: int, part: slice) -> _Answer:
-        """Of the queries `part` of a head."""
-        bounds = self._bounds(head, part)
-        num_leaves = bounds.shape[1]
-        is_read = torch.zeros(num_leaves, dtype=torch.bool, device=bounds.device)
-        tail = torch.arange(self.filed, self.length, device=bounds.device)
-        found = _Found.of(*self._scores(head, part, self.keys[head, self.filed :], tail))
-        chosen = bounds.topk(min(FIRST_LEAVES, num_leaves), dim=1)[1].unique() if num_leaves else tail[:0]
-        while len(chosen):
-            if found.num_read + len(chosen) * LEAF > SCAN_SHARE * self.length:
-                return self._scan(head, part)
-            is_read[chosen] = True
-            found = found.joined(*self._read(head, part, chosen))
-            floor = self._floor(found.scores, self.length - found.num_read)
+    def answer(self) -> Recall:
+        """The most promising leaves first, then whatever may hold a pair above the threshold, until nothing may."""
+        bounds = self._bounds()
+        is_read = torch.zeros_like(bounds, dtype=torch.bool)
+        found = self._read_places(self.filed)
+        floor = bounds.new_full((self.num_rows,), -torch.inf)
+        needed = _largest(bounds, FIRST_LEAVES)
+        most = FIRST_LEAVES
+        while bool(needed.any()):
+            is_read |= needed
+            num_read = LEAF * int(is_read.sum()) + self.num_rows * (self.length - self.filed)
+            if num_read > SCAN_SHARE * self.length * self.num_rows:
+                is_read[:] = True
+                found = self._read_places(0)
+                break
+            found = found.joined(self._read_leaves(needed, floor))
+            floor = self._floor(found.scores, is_read)
             found = found.above(floor)
-            needed = ((bounds > floor.unsqueeze(1)).any(0) & ~is_read).nonzero().squeeze(1)
-            most = (GROWTH - 1) * max(FIRST_LEAVES, found.num_read // LEAF)
-            if len(needed) > most:  # the threshold may rise: the most promising first
-                promise = (bounds[:, needed] - floor.unsqueeze(1)).amax(0)
-                needed = needed[promise.topk(most)[1]]
-            chosen = needed
-        return self._solved(found, bounds.masked_fill(is_read, -torch.inf))
+            needed = (bounds > floor.unsqueeze(1)) & ~is_read
+            most *= GROWTH
+            if needed.shape[1] > most:  # the threshold may rise: the most promising first
+                needed = _largest(bounds.masked_fill(~needed, -torch.inf), most)
+        return self._solved(found, is_read, bounds.masked_fill(is_read, -torch.inf))
 
-    def _scan(self, head: int, part: slice) -> _Answer:
-        every = torch.arange(self.length, device=self.keys.device)
-        found = _Found.of(*self._scores(head, part, self.keys[head], every))
-        return self._solved(found, found.scores.new_full((len(found.scores), 0), -torch.inf))
-
-    def _solved(self, found: "_Found", unread: Tensor) -> _Answer:
-        """Weights of what was read, without the pairs that have none for any of the queries."""
-        floor = self._floor(found.scores, self.length - found.num_read)
-        found = found.above(floor)
-        order = found.places.argsort()  # of ties the most recent is last, as in a scan
-        scores, places = found.scores[:, order], found.places[order]
-        weights = self.kernel.weights(scores, scores > -torch.inf) if len(places) else scores
-        largest_unread = torch.cat([unread, unread.new_full((len(unread), 1), -torch.inf)], 1).amax(1)
+    def _solved(self, found: _Found, is_read: Tensor, unread: Tensor) -> Recall:
+        """The output, its support and the certificate; `unread` (R, leaves) bounds the scores of what was not read."""
+        floor = self._floor(found.scores, is_read)
+        found = found.above(floor).in_order()
+        if self.breaks_ties:
+            found = self._scored_alone(found)
+        weights = found.scores
+        if weights.shape[1]:
+            weights = self.kernel.weights(found.scores, found.scores > -torch.inf)
+        rows, columns = (weights > 0).nonzero(as_tuple=True)
+        sizes = torch.bincount(rows, minlength=self.num_rows)
+        starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        support = Support(starts, found.places[rows, columns], weights[rows, columns], self.count)
+        largest_unread = torch.cat([unread, unread.new_full((self.num_rows, 1), -torch.inf)], 1).amax(1)
         dropped = torch.zeros_like(floor)
-        if self.is_unbounded and len(places):
-            dropped = (LEAF * (unread - scores.logsumexp(1, keepdim=True)).exp()).sum(1)
-        return _Answer(weights, places, floor, largest_unread, found.num_read, dropped)
+        if self.is_unbounded and found.scores.shape[1]:
+            dropped = (LEAF * (unread - found.scores.logsumexp(1, keepdim=True)).exp()).sum(1)
+        num_read = LEAF * is_read.sum(1) + self.length - self.filed
+        columns_of_certificate = (floor, largest_unread, num_read, sizes, dropped)
+        certificate = Certificate(*(column.view(self.heads, self.count) for column in columns_of_certificate))
+        return Recall(self._mean(support), support, certificate)
 
-    def _floor(self, scores: Tensor, num_unread: int) -> Tensor:
-        """Per query, a score at and below which no pair has weight, whatever the pairs that were not read score."""
+    def _mean(self, support: Support) -> Tensor:
+        """`sum_i w_i v_i` (H, Q, V) over the support."""
+        width = self.values.shape[-1]
+        output = support.weights.new_zeros(self.num_rows, width)
+        for head in range(self.heads):
+            of_head = slice(head * self.count, (head + 1) * self.count)
+            first, last = support.starts[of_head.start], support.starts[of_head.stop]
+            output[of_head] = embedding_bag(
+                support.places[first:last],
+                self.values[head].to(output.dtype),
+                support.starts[of_head] - first,
+                mode="sum",
+                per_sample_weights=support.weights[first:last],
+            )
+        return output.view(self.heads, self.count, width).to(self.values.dtype)
+
+    def _floor(self, scores: Tensor, is_read: Tensor) -> Tensor:
+        """Per row, a score at and below which no pair has weight, whatever the pairs that were not read score."""
         if not self.is_unbounded:
-            return self.kernel.subset_floor(scores, scores > -torch.inf)
-        if num_unread == 0 or scores.shape[1] == 0:
-            return scores.new_full((len(scores),), -torch.inf)
-        share = torch.tensor(self.tolerance / num_unread, dtype=scores.dtype, device=scores.device).log()
-        return scores.logsumexp(1) + share
+            return self.kernel.subset_floor(scores, scores > -torch.inf) - self.ties_within
+        num_unread = LEAF * (~is_read).sum(1)
+        if scores.shape[1] == 0:
+            return scores.new_full((self.num_rows,), -torch.inf)
+        share = (self.tolerance / num_unread.to(scores.dtype)).log()
+        return (scores.logsumexp(1) + share).masked_fill(num_unread == 0, -torch.inf)
 
-    def _read(self, head: int, part: slice, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores (q, s) and places (s,) of the pairs in the chosen leaves."""
-        scores, places, first = [], [], 0
-        for leaves, count in zip(self.blocks, self.num_leaves):
-            within = chosen[(chosen >= first) & (chosen < first + count)] - first
-            first += count
-            if len(within):
-                keys = leaves.keys[head].index_select(0, within).flatten(0, 1)
-                found = self._scores(head, part, keys, leaves.places[head].index_select(0, within).flatten())
-                scores.append(found[0])
-                places.append(found[1])
-        return torch.cat(scores, 1), torch.cat(places)
+    def _rounding(self) -> Tensor:
+        """Of the scores of each row (R,), at most."""
+        vectors = self.queries.vectors
+        unfiled = self.keys[:, self.filed :].to(vectors.dtype).norm(dim=-1)
+        sizes = [leaves.size.unsqueeze(1) for leaves in self.blocks]
+        largest = torch.cat([*sizes, unfiled, unfiled.new_zeros(self.heads, 1)], 1).amax(1)
+        similarity = vectors.norm(dim=-1) * largest.unsqueeze(1)
+        epsilon = 8 * vectors.shape[-1] * torch.finfo(vectors.dtype).eps
+        return epsilon * (self.slopes * similarity.flatten() + self.intercepts.abs())
 
-    def _scores(self, head: int, part: slice, keys: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    def _scored_alone(self, found: _Found) -> _Found:
+        """The same pairs, equal keys with equal scores."""
+        head = torch.arange(self.num_rows, device=found.places.device) // self.count
+        vectors = self.queries.vectors.flatten(0, 1).unsqueeze(1)
+        similarities = (self.keys[head[:, None], found.places].to(vectors.dtype) * vectors).sum(-1)
+        scores = similarities * self.slopes[:, None] + self.intercepts[:, None]
+        return _Found(scores.masked_fill(found.scores == -torch.inf, -torch.inf), found.places)
+
+    def _read_places(self, first: int) -> _Found:
+        """All pairs from place `first` on."""
+        places = torch.arange(first, self.length, device=self.keys.device)
+        keys = self.keys[:, first:].to(self.queries.vectors.dtype)
+        scores = (self.queries.vectors @ keys.mT).flatten(0, 1)
+        scores = scores * self.slopes[:, None] + self.intercepts[:, None]
+        if not self.all_visible:
+            scores = scores.masked_fill(~self._visible(self.of_query[:, None], places), -torch.inf)
+        return _Found(scores, places.expand_as(scores))
+
+    def _read_leaves(self, needed: Tensor, floor: Tensor) -> _Found:
+        """The pairs of the leaves that are `needed` (R, leaves) and score above `floor` (R,)."""
+        parts, first = [], 0
+        for leaves in self.blocks:
+            num_leaves = leaves.places.shape[1]
+            within = needed[:, first : first + num_leaves].view(self.heads, self.count, num_leaves)
+            first += num_leaves
+            for chosen, asking in _grouped(within):
+                parts.append(self._scores(leaves, chosen, asking, floor))
+        rows, scores, places = (torch.cat(tensors) for tensors in zip(*parts))
+        order = rows.argsort(stable=True)
+        return _Found.of(rows[order], scores[order], places[order], self.num_rows)
+
+    def _scores(self, leaves: Leaves, chosen: Tensor, asking: Tensor, floor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, scores and places of what scores above the floor in the chosen leaves (c,), asked by rows (c, n)."""
+        vectors = self.queries.vectors.flatten(0, 1)
+        keys = leaves.keys.flatten(0, 1).index_select(0, chosen).to(vectors.dtype)
+        similarities = vectors[asking.clamp(min=0)] @ keys.mT  # (c, n, S)
+        # A margin for rounding: what is above the floor is found in one pass, and looked at exactly afterwards.
+        lowest = (floor - self.intercepts) / self.slopes
+        epsilon = 8 * torch.finfo(lowest.dtype).eps
+        lowest = lowest - epsilon * (lowest.abs() + (self.intercepts / self.slopes).abs())
+        lowest = torch.where(asking < 0, torch.inf, lowest[asking.clamp(min=0)])
+        leaf, column, inside = (similarities > lowest.unsqueeze(-1)).nonzero(as_tuple=True)
+        rows, places = asking[leaf, column], leaves.places.flatten(0, 1)[chosen[leaf], inside]
+        scores = similarities[leaf, column, inside] * self.slopes[rows] + self.intercepts[rows]
+        if not self.all_visible:
+            scores = scores.masked_fill(~self._visible(self.of_query[rows], places), -torch.inf)
+        return rows, scores, places
+
+    def _visible(self, asking: Tensor, places: Tensor) -> Tensor:
+        """Whether the queries `asking` see the places, broadcast."""
         queries = self.queries
-        scores = queries.vectors[head, part] @ keys.to(queries.vectors.dtype).mT
-        scores = scores * queries.slopes[head, part, None] + queries.intercepts[head, part, None]
-        if self.all_visible:
-            return scores, places
-        visible = (places >= queries.oldest[part, None]) & (places <= queries.newest[part, None])
+        visible = (places >= queries.oldest[asking]) & (places <= queries.newest[asking])
         if self.kept is not None:
-            visible &= self.kept[places]
+            visible = visible & self.kept[places]
         if self.documents is not None and queries.documents is not None:
-            visible &= (self.documents[places] == queries.documents[part, None]) & (self.documents[places] >= 0)
-        return scores.masked_fill(~visible, -torch.inf), places
+            documents = self.documents[places]
+            visible = visible & (documents == queries.documents[asking]) & (documents >= 0)
+        return visible
 
-    def _bounds(self, head: int, part: slice) -> Tensor:
-        """Of scores (q, leaves): -inf for a leaf whose places the query does not see."""
+    def _bounds(self) -> Tensor:
+        """Of scores (R, leaves): -inf for a leaf whose places the query does not see."""
         queries = self.queries
-        vectors = queries.vectors[head : head + 1, part]
         if not self.blocks:
-            return vectors.new_zeros(vectors.shape[1], 0)
-        similarities = torch.cat([leaves.of_head(head).largest_similarities(vectors)[0] for leaves in self.blocks], 1)
-        bounds = similarities * queries.slopes[head, part, None] + queries.intercepts[head, part, None]
-        if self.all_visible:
-            return bounds
-        first = torch.cat([leaves.places[head, :, 0] for leaves in self.blocks])
-        last = torch.cat([leaves.places[head, :, -1] for leaves in self.blocks])
-        unseen = (first > queries.newest[part, None]) | (last < queries.oldest[part, None])
-        return bounds.masked_fill(unseen, -torch.inf)
+            return queries.vectors.new_zeros(self.num_rows, 0)
+        similarities = torch.cat([leaves.largest_similarities(queries.vectors) for leaves in self.blocks], 2)
+        bounds = similarities * queries.slopes.unsqueeze(-1) + queries.intercepts.unsqueeze(-1)
+        if not self.all_visible:
+            first, last = (
+                torch.cat([leaves.places[:, :, end] for leaves in self.blocks], 1).unsqueeze(1) for end in (0, -1)
+            )
+            unseen = (first > queries.newest[:, None]) | (last < queries.oldest[:, None])
+            bounds = bounds.masked_fill(unseen, -torch.inf)
+        return bounds.flatten(0, 1)
+
+
+def _largest(bounds: Tensor, count: int) -> Tensor:
+    """Where the `count` largest of each row are (R, leaves); never where a bound is -inf."""
+    best = bounds.topk(min(count, bounds.shape[1]), dim=1)[1]
+    return torch.zeros_like(bounds, dtype=torch.bool).scatter(1, best, True) & (bounds > -torch.inf)
+
+
+def _grouped(needed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Leaves and who needs them, from `needed` (H, Q, C): flat leaves (c,) and rows (c, n), filled up with -1.
+
+    Leaves that about as many queries need are one product: n is a power of two, and more than half are queries.
+    """
+    head, leaf, query = needed.transpose(1, 2).nonzero(as_tuple=True)
+    _, num_queries, num_leaves = needed.shape
+    flat, rows = head * num_leaves + leaf, head * num_queries + query
+    if num_queries == 1:
+        yield flat, rows.unsqueeze(1)
+        return
+    leaves, counts = flat.unique_consecutive(return_counts=True)
+    ends = counts.cumsum(0)
+    within = torch.arange(len(flat), device=flat.device) - (ends - counts).repeat_interleave(counts)
+    sizes = torch.pow(2, (counts - 1).to(torch.float).add(1).log2().ceil().long())
+    which = torch.arange(len(leaves), device=flat.device).repeat_interleave(counts)
+    for size in sizes.unique().tolist():
+        is_one = sizes == size
+        asking = rows.new_full((len(leaves), size), -1)[is_one]
+        position = is_one.cumsum(0) - 1
+        entries = is_one[which]
+        asking[position[which[entries]], within[entries]] = rows[entries]
+        yield leaves[is_one], asking

@@ -23,6 +23,7 @@ class QuestionBatch:
             Q questions, some stand twice and count once.
         early_questions, early_labels: (B, S, Q, t), the same about what was read up to the end of each of the first S
             segments of the contexts; None: not asked.
+        sources: (B,), which of the books each context begins in, as numbers; for errors. None: there are no books.
     """
 
     contexts: Tensor
@@ -30,16 +31,12 @@ class QuestionBatch:
     labels: Tensor
     early_questions: Tensor | None = None
     early_labels: Tensor | None = None
+    sources: Tensor | None = None
 
     def rows(self, start: int, stop: int) -> "QuestionBatch":
         """The contexts `start` to `stop`, with their questions."""
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: part[start:stop] for name, part in parts.items() if part is not None})
-
-    @property
-    def answer_places(self) -> Tensor:
-        """Where in `questions` each answer begins, (B, Q); 0 where a question does not count."""
-        return (self.labels != IGNORED).int().argmax(-1)
 
     @property
     def counts(self) -> Tensor:
@@ -57,7 +54,7 @@ class QuestionTask(Protocol):
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """`unk_token`, `pad_token`, `eos_token` (after an answer) and `answer_token` (after a question)."""
+        """`pad_token`, `eos_token` (after an answer), and perhaps `unk_token` and `answer_token` (after a question)."""
 
     @property
     def understands(self) -> str:

@@ -99,8 +99,16 @@ def generator_of(task: Task, seed: int, split: str) -> torch.Generator:
     return torch.Generator().manual_seed((seed * len(SPLITS) + SPLITS.index(split)) * 1_000_003 + 17)
 
 
-def estimate(values: Tensor) -> Estimate:
-    """Mean and standard error of one score over examples; NaNs are left out."""
-    values = values[~values.isnan()].double()
-    error = values.std().item() / len(values) ** 0.5 if len(values) > 1 else float("nan")
-    return Estimate(values.mean().item(), error, len(values))
+def estimate(values: Tensor, groups: Tensor | None = None) -> Estimate:
+    """Mean and standard error of one score over examples; NaNs are left out.
+
+    With `groups`, numbers of what examples share, the error is that over groups, which alone are independent then: with
+    d the differences from the mean, its square is G / (G - 1) times the sum over groups of (sum d)^2 / n^2.
+    """
+    known = ~values.isnan()
+    values = values[known].double()
+    of_groups = torch.arange(len(values)) if groups is None else groups[known].unique(return_inverse=True)[1]
+    sums = torch.zeros(len(values), dtype=torch.double).index_add_(0, of_groups, values - values.mean())
+    count = len(of_groups.unique())
+    error = (sums.square().sum() * count / (count - 1)).sqrt().item() / len(values) if count > 1 else float("nan")
+    return Estimate(values.mean().item(), error, count)

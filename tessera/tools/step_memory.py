@@ -24,10 +24,9 @@ from tessera.base.errors import TesseraError
 from tessera.base.precision import autocast
 from tessera.recipes.model_section import untrained_config
 from tessera.recipes.sections import Recipe
-from tessera.training.distributed import batch_shape
+from tessera.training.distributed import batch_shape, shard
 from tessera.training.initial_model import enable_checkpointing, freeze_base, require_document_ids
 from tessera.training.optimizer import make_optimizer
-from tessera.training.sharding import shard
 
 DEVICE = torch.device("cpu")  # where fake tensors say that they are; operations go by `imagined`
 # What CUDA's autocast computes in float32 and a CPU's does not, by the names of PyTorch's functions.

@@ -25,6 +25,7 @@ from tessera.base.checkpoints import FOLDER, TEMPORARY, latest_complete, prune, 
 from tessera.base.errors import TesseraError
 from tessera.base.files import remove, writing
 from tessera.training.checkpoint_tensors import (
+    NUMBERS,
     SHARDS,
     WEIGHT,
     WEIGHTS,
@@ -40,7 +41,7 @@ from tessera.training.checkpoint_tensors import (
 )
 from tessera.training.distributed import SINGLE_PROCESS, Processes
 
-NUMBERS, RANDOM, OPTIMIZER = "training.json", "random.safetensors", "optimizer.safetensors"
+RANDOM, OPTIMIZER = "random.safetensors", "optimizer.safetensors"
 BEST = "best."  # what the names of the best weights begin with
 LOSSES = 50  # of the last steps, whose mean is `TrainingProgress.loss`
 

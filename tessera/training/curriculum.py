@@ -14,7 +14,7 @@ from tessera.training import loop
 from tessera.training.checkpoint import Checkpoints, TrainingProgress
 from tessera.training.fit import ReportLog, known_scales
 from tessera.training.loop import Report, StagePlan, unreported
-from tessera.training.options import FitOptions, stage_options
+from tessera.training.optimizer import FitOptions, stage_options
 from tessera.training.training_data import TrainingData
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from tessera.base.errors import TesseraError
 from tessera.recipes.sections import TrainingSection
@@ -100,3 +102,11 @@ def micro_batches(section: TrainingSection, processes: Processes) -> list[tuple[
     micro, count = batch_shape(section, processes.count)
     first, _ = processes.shard_rows(section.batch_size)
     return [(first + index * micro, first + (index + 1) * micro) for index in range(count)]
+
+
+def shard(model: nn.Module, mesh: DeviceMesh | None = None) -> None:
+    """Spread `model` over all processes (those of `mesh`), in place: each layer by itself, then what is left."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    for module in [module for module in model.modules() if type(module).__name__ in names]:
+        fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)

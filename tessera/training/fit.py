@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from tessera.training.checkpoint import Checkpoints, TrainingProgress
 from tessera.training.loop import Report, StagePlan, train_stages, unreported
-from tessera.training.optimizer import scalar_parameters
-from tessera.training.options import FitOptions
+from tessera.training.optimizer import FitOptions, scalar_parameters
 
 __all__ = ["FitOptions", "fit", "known_scales"]
 

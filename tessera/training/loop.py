@@ -19,8 +19,7 @@ from tessera.base.errors import TesseraError, TrainingInterrupted
 from tessera.training.checkpoint import Checkpoints, TrainingProgress
 from tessera.training.checkpoint_tensors import model_tensors
 from tessera.training.distributed import SINGLE_PROCESS, Processes
-from tessera.training.optimizer import make_optimizer, schedule_factor
-from tessera.training.options import FitOptions
+from tessera.training.optimizer import FitOptions, make_optimizer, schedule_factor
 
 Report = Callable[[float, str], None]  # hears the share of a training that is done, in [0, 1], and a note
 

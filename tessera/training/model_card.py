@@ -9,7 +9,7 @@ from tessera.models.saving.model_card import CARD, render_card
 from tessera.recipes.sections import Recipe
 
 if TYPE_CHECKING:
-    from tessera.training.summary import RunSummary
+    from tessera.training.metrics import RunSummary
 
 MARK = "<!-- written by tessera train; a README.md without this line is left alone -->"
 RECORDS = "Every setting is in `recipe.yaml`; versions, hardware and the command are in `run.json`."

@@ -12,21 +12,18 @@ from tessera.recipes.sections import Recipe
 from tessera.training.checkpoint import Checkpoints
 from tessera.training.corpus import open_corpus
 from tessera.training.curriculum import stage_plans
-from tessera.training.distributed import Processes, batch_shape, init_processes
+from tessera.training.distributed import Processes, batch_shape, init_processes, shard
 from tessera.training.folder import claimed
 from tessera.training.initial_model import enable_checkpointing, require_document_ids, require_start, starting_model
 from tessera.training.loop import Report, train_stages, unreported
-from tessera.training.metrics import MetricsFile
-from tessera.training.optimizer import schedule_factor
-from tessera.training.options import stage_options
+from tessera.training.metrics import MetricsFile, RunSummary
+from tessera.training.optimizer import schedule_factor, stage_options
 from tessera.training.overwrite import METRICS, discard_replaced
 from tessera.training.result import publish_model, write_model_files
 from tessera.training.run_log import RunLog
 from tessera.training.saved_recipe import saved_steps
-from tessera.training.sharding import shard
 from tessera.training.signals import Interruption
 from tessera.training.staged_data import open_staged_data
-from tessera.training.summary import RunSummary
 from tessera.training.tracking import require_trackers, trackers
 from tessera.training.training_data import TextData, TrainingData
 

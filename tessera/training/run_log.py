@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from tessera.base.bar_lines import bar_stream
 from tessera.recipes.sections import Recipe
 from tessera.training.checkpoint import TrainingProgress
 from tessera.training.loop import Report
@@ -51,7 +52,8 @@ class RunLog:
             desc=self.recipe.name,
             bar_format="{desc} {percentage:3.0f}% {bar:20} " + left + "{postfix}",
             disable=not self.shown,
-            mininterval=0.5 if sys.stderr.isatty() else 10.0,
+            mininterval=0.5,
+            file=bar_stream(),
         )
 
     def begin(self, number: int, progress: TrainingProgress) -> None:

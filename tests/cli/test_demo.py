@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tessera.tools import demo
-from tessera.tools.demo_report import table
+from tessera.tools.demo import table
 
 SMALL = (
     "model.hidden_size=16",
@@ -70,7 +70,7 @@ def test_a_prompt_that_fills_the_context_is_said_before_training(tessera, tmp_pa
 
 
 def test_the_table_lines_up():
-    from tessera.training.summary import RunSummary
+    from tessera.training.metrics import RunSummary
 
     summary = RunSummary("x", "x", 4_200_000, 10, 10, 0, 3.21, 1.2, None)
     lines = table({"Memory Mosaic": summary, "transformer": summary}).splitlines()

@@ -25,15 +25,6 @@ def test_tasks_lists_all_of_them_one_line_each(capsys):
     assert all(len(line) <= 120 for line in lines)
 
 
-def test_to_list_them_imports_no_experiment():
-    """That would take seconds."""
-    code = (
-        "import sys; from tessera.cli.main import main; main(['tasks']); "
-        "assert not {'transformers', 'tessera.papers.induction.run'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
 def test_reproduce_prints_the_table(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(EXPERIMENTS._entries, "toy", toy.EXPERIMENT)

@@ -35,10 +35,14 @@ def test_the_library_help_and_bad_arguments_import_nothing_heavy():
         "from tessera.cli.main import main\nends = []\n"
         "for words in sys.argv[1:]:\n"
         "    try:\n        status = main(words.split())\n    except SystemExit as end:\n        status = end.code\n"
-        f"    ends.append([status, {HEAVY}])\nprint()\nprint(json.dumps(ends))"
+        f"    ends.append([status, {HEAVY}])\n"
+        "main(['tasks'])\nexperiments = {'transformers', 'tessera.papers.induction.run'} & set(sys.modules)\n"
+        "print()\nprint(json.dumps(ends), experiments)"
     )
     done = python(code, *cases)
-    assert json.loads(done.stdout.splitlines()[-1]) == [[status, []] for status in cases.values()]
+    ends, _, experiments = done.stdout.splitlines()[-1].rpartition(" ")
+    assert experiments == "set()", "to list tasks and experiments imports them"
+    assert json.loads(ends) == [[status, []] for status in cases.values()]
     assert done.stderr.count("\n") == sum(status == 2 for status in cases.values()), done.stderr
 
 

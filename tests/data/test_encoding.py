@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from tessera.data import text_files
 from tessera.data.encoding import encoded_pieces
 from tessera.data.sources import text_source
 from tessera.data.store import open_or_build
@@ -77,9 +78,13 @@ def test_pieces_have_the_tokens_of_the_whole(known, name, text, size):
     assert actual == tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
 
-@pytest.mark.parametrize("name", ["byte", "bpe", "llama 2", "t5"])
-def test_stores_hold_the_tokens_of_the_whole(known, name, tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + (SAMPLE.replace(" ", "\r\n") * 40_000).encode())
+KNOWN_BUG = pytest.mark.xfail(strict=True, reason="a line break in front of a word may be part of its token")
+
+
+@pytest.mark.parametrize("name", ["byte", "bpe", "llama 2", pytest.param("t5", marks=KNOWN_BUG)])
+def test_stores_hold_the_tokens_of_the_whole(known, name, tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files.documents_of_file, "__defaults__", (None, 5000))  # nine pieces in place of one
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + (SAMPLE.replace(" ", "\r\n") * 400).encode())
     tokenizer = known[name]
     store = open_or_build(text_source(str(tmp_path / "a.txt")), tokenizer, tmp_path / "cache", end_token=False)
     text = "".join(text_of_file(tmp_path / "a.txt"))

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.base.errors import TesseraError
-from tessera.data.shuffle import shuffled
 from tessera.data.store import StoreDescription, TokenStore
-from tessera.data.windows import Split, TrainingWindows, ValidationWindows, stacked
+from tessera.data.windows import Split, TrainingWindows, ValidationWindows, shuffled, stacked
 
 
 def store_of(tmp_path, count, starts=(0,)):

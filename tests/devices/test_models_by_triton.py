@@ -84,7 +84,13 @@ def results(model, ids, documents=None):
     return [x.detach().cpu() for x in (loss, *logits)], gradients
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Each model, and both ways of a kernel, once by default; tests/ops compares every kernel and window by itself.
+DEFAULT = ("v1 gaussian", "v2 triweight", "armt")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in MODELS]
+)
 def test_equal_to_the_cpu(as_on_a_gpu, name):
     model = MODELS[name]().eval()  # training draws its delays
     ids = torch.randint(1, 20, (1, 14))

@@ -5,8 +5,7 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.evaluation import continuations
-from tessera.evaluation.continuations import Request, continuation_likelihoods
-from tessera.evaluation.prefix_tree import prefix_tree
+from tessera.evaluation.continuations import Request, continuation_likelihoods, prefix_tree
 from tessera.models.forking import fork, state_bytes, state_numbers
 from tests.models.contract import CASES, VOCABULARY, tokens
 from tests.tolerances import REORDERED_FLOAT64

@@ -82,7 +82,7 @@ def test_memories_are_made_listed_merged_and_forgotten(call, folder, tmp_path):
     assert both.read_bytes() == second.read_bytes()
     status, out, _ = call("memories", "ls", tmp_path)
     assert (status, len(out.splitlines())) == (0, 4)
-    assert "two.txt: 92 bytes, 91 tokens" in call("memories", "info", both)[1]
+    assert "two.txt: 90 bytes, 89 tokens" in call("memories", "info", both)[1]
     for words, message in [
         (("memories", "forget", both, "two.txt"), "a document must be left; got none"),
         (("memories", "forget", both, "three.txt"), "be one of 'two.txt'"),

@@ -135,7 +135,7 @@ def test_layers_of_eight_bits(name):
 @pytest.mark.filterwarnings(
     "ignore:.*torch.ao.quantization:DeprecationWarning", "ignore:torch.quantize_per_tensor:UserWarning"
 )
-@pytest.mark.parametrize("name", ["v1 published", "v2 gaussian", "linear attention gla"])
+@pytest.mark.parametrize("name", ["v1 published", "v2 gaussian", "linear attention gla", "armt around gpt2"])
 def test_dynamic_quantisation(name):
     model, ids = CASES[name].build().float(), tokens(2, 40)
     expected = model(ids).logits

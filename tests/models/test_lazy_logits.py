@@ -10,10 +10,11 @@ from torch.utils import _pytree as pytree
 from transformers import Trainer
 
 from tessera.base.errors import TesseraError
+from tessera.models.lazy_logits import LazyLogits
 from tests.models.contract import CASES, tokens
 from tests.models.test_companions import trainer_of
 
-STACKS = ["v1 published", "v2 distant", "linear attention gla"]
+STACKS = ["v1 published", "v2 distant", "linear attention gla", "armt around gpt2", "rmt around gpt2"]
 
 
 @pytest.fixture(params=STACKS)
@@ -22,6 +23,9 @@ def model(request):
     if "v2" in request.param:
         model.config.training_long_term_delay = (4, 4)  # nothing is drawn
         model.config.long_term_delay = 4
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
     return model
 
 
@@ -69,14 +73,28 @@ def test_logits_of_a_training_step(model, way):
 
 
 def test_logits_are_not_made_before_somebody_looks(model, monkeypatch):
-    ids, calls = tokens(), []
-    monkeypatch.setattr(model, "_logits", lambda hidden: calls.append(1) or hidden)
+    ids, calls, value = tokens(), [], LazyLogits.value
+    monkeypatch.setattr(LazyLogits, "value", lambda lazy: calls.append(1) or value(lazy))
     output = model(ids, labels=ids)
     output.loss.backward()
     assert (output[0], output.keys(), output.past_key_values) is not None
     assert not calls
     assert output.logits is output.logits
     assert len(calls) == 1
+
+
+def test_logits_that_the_loss_did_not_keep_are_refused():
+    """Of segments without labels, and of heads that are more than a product."""
+    model, ids = CASES["armt around gpt2"].build().train(), tokens()
+    labels = ids.clone()
+    labels[:, :-2] = -100
+    scaled = CASES["armt around memory_mosaic"].build().train()
+    scaled.base.config.logit_scale = 0.5
+    for output in (model(ids, labels=labels), scaled(ids, labels=ids)):
+        output.loss.backward()
+        with pytest.raises(TesseraError, match="skip_logits=False"):
+            output.logits  # noqa: B018
+    assert model(ids, labels=labels, logits_to_keep=2).logits.shape[1] == 2
 
 
 def test_logits_of_changed_weights_are_refused(model):
@@ -101,7 +119,7 @@ class OwnLoss(Trainer):
 @pytest.mark.parametrize("bf16", [False, True])
 def test_a_trainer_with_a_loss_of_its_own(model, tmp_path, bf16):
     rows = [{"input_ids": row, "labels": row} for row in tokens(8)]
-    weight = model.float().model.embed_tokens.weight
+    weight = model.float().get_input_embeddings().weight
     before = weight.detach().clone()
     options = {"max_steps": 2, "per_device_train_batch_size": 4, "save_strategy": "no", "bf16": bf16}
     trainer = trainer_of(model, tmp_path, train_dataset=rows, trainer_class=OwnLoss, **options)

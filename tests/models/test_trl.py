@@ -1,5 +1,7 @@
 """TRL's supervised fine-tuning trains the mosaics, with texts padded and packed, and ARMT with texts padded."""
 
+import importlib
+
 import pytest
 import torch
 
@@ -32,6 +34,31 @@ def test_supervised_fine_tuning(name, packing, tmp_path):
     assert all(4 < loss < 8 for loss in losses)
     same = [key for key, weight in model.named_parameters() if torch.equal(weight.detach(), before[key])]
     assert not [key for key in same if "embed" in key or "wte" in key or "value" in key or "memory" in key]
+
+
+@pytest.mark.parametrize("kind", ["SFT", "DPO", "KTO"])
+@pytest.mark.parametrize("name", ["v1", "armt"])
+def test_trainings_from_a_folder(name, kind, tmp_path):
+    """Preferences need a second copy of the model, which TRL reads from the folder too."""
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    module = importlib.import_module("trl.experimental.kto") if kind == "KTO" else trl
+    make(name).float().save_pretrained(tmp_path / "model")
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    rows = [{"prompt": "Who?", "chosen": " Mary." * count, "rejected": " No."} for count in (1, 2, 3, 4)]
+    if kind == "KTO":
+        rows = [{"prompt": "Who?", "completion": " Mary." * count, "label": count > 2} for count in (1, 2, 3, 4)]
+    elif kind == "SFT":
+        rows = [{"text": "Once upon a time. " * count} for count in (1, 2, 3, 4)]
+    options = {"max_steps": 1, "per_device_train_batch_size": 2, "report_to": "none", "disable_tqdm": True}
+    options |= {"use_cpu": True, "bf16": False, "save_strategy": "no", "logging_steps": 1, "max_length": 24}
+    arguments = getattr(module, f"{kind}Config")(output_dir=str(tmp_path / "output"), **options)
+    data = datasets.Dataset.from_list(rows)
+    trainer_class = getattr(module, f"{kind}Trainer")
+    trainer = trainer_class(str(tmp_path / "model"), args=arguments, train_dataset=data, processing_class=tokenizer)
+    trainer.train()
+    first = next(record["loss"] for record in trainer.state.log_history if "loss" in record)
+    assert 4 < first < 8 if kind == "SFT" else first == pytest.approx({"DPO": 0.6931, "KTO": 0.5}[kind], abs=1e-3)
 
 
 def test_packed_texts_of_armt_are_refused(tmp_path):

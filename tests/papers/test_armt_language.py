@@ -11,12 +11,12 @@ from tessera.data.sources import text_source
 from tessera.data.tokenizers import build_tokenizer
 from tessera.data.windows import ValidationWindows
 from tessera.evaluation.text import EvaluationText
-from tessera.papers.armt_language import training
-from tessera.papers.armt_language.report import difference, tables
+from tessera.papers.armt_language import run as module
+from tessera.papers.armt_language.report import difference
+from tessera.papers.armt_language.run import SegmentsAlone, bits_by_segment
 from tessera.papers.armt_language.settings import BASES, BUDGETS, CONTINUED, MODELS
-from tessera.papers.armt_language.training import SegmentsAlone, bits_by_segment
 from tessera.papers.catalogue import EXPERIMENTS
-from tessera.papers.experiment import Record, RunContext, RunSelection
+from tessera.papers.experiment import Run, RunContext, RunSelection
 from tessera.recipes.sections import TokenizerSpec
 
 RUNS = {run.key: run.configuration for run in EXPERIMENTS["armt_language"].runs(RunSelection("cpu"))}
@@ -80,9 +80,9 @@ def test_all_that_starts_from_a_base_sees_the_same_texts(budget, tmp_path):
 @pytest.mark.parametrize("model", MODELS[1:])
 def test_a_base_is_trained_on_with_each_segment_alone(model, tmp_path, monkeypatch):
     trained = []
-    monkeypatch.setattr(training, "train_stages_of", lambda model, *rest: trained.append((model, rest[1])) or [])
+    monkeypatch.setattr(module, "train_stages_of", lambda model, *rest: trained.append((model, rest[1])) or [])
     settings = BUDGETS["smoke"].run(model, "transformer", BASES["smoke"]["transformer"], 0).configuration
-    training.train_and_measure(settings, RunContext(tmp_path / "run"))
+    module.train_and_measure(Run("a run", settings), RunContext(tmp_path / "run"))
     ((reader, data),) = trained
     assert isinstance(reader, SegmentsAlone) == (model == CONTINUED)
     assert data.segment == settings.segment
@@ -104,26 +104,3 @@ def test_differences_are_taken_text_by_text():
     assert one.mean == pytest.approx(-0.625)
     assert one.standard_error == pytest.approx(0.125)
     assert difference(ours, {1: base[0]}, slice(1, 3)) is None
-
-
-def test_tables_of_what_was_measured():
-    bits = {"base": {"one_segment": [[3.0] * 15] * 4, "whole_context": [[3.0] + [2.9] * 14] * 4}}
-    bits |= {CONTINUED: {CONTINUED: [[2.9] * 15] * 4}, "armt": {"armt": [[2.9] + [2.85] * 7 + [2.8] * 7] * 4}}
-    records = {
-        f"transformer/{model}/seed 0": Record(
-            RUNS[f"transformer/{model}/seed 0"],
-            {"parameters": 1000, "stages": [], "bits_per_byte": {"stories": readings}},
-            {},
-        )
-        for model, readings in bits.items()
-    }
-    made = tables(records)
-    rows = made["GPT-NeoX, held-out stories: differences"].splitlines()
-    assert rows[0] == "| reading | minus | segments 1 | segments 2 to 8 | segments 9 to 15 |"
-    assert rows[2:] == [
-        "| base, whole context | base, one segment | +0.0000 ± 0.0000 | -0.1000 ± 0.0000 | -0.1000 ± 0.0000 |",
-        "| base, trained on, one segment | base, one segment |" + " -0.1000 ± 0.0000 |" * 3,
-        "| ARMT | base, one segment | -0.1000 ± 0.0000 | -0.1500 ± 0.0000 | -0.2000 ± 0.0000 |",
-        "| ARMT | base, trained on, one segment | +0.0000 ± 0.0000 | -0.0500 ± 0.0000 | -0.1000 ± 0.0000 |",
-    ]
-    assert made["GPT-NeoX, held-out stories: bits per byte"].splitlines()[-1].startswith("| ARMT | 1 | 2.900 | 2.850 |")

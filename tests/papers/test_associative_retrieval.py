@@ -7,7 +7,7 @@ import torch
 
 from tessera.models.small_models import ModelSize
 from tessera.papers.associative_retrieval import AssociativeRetrieval, capacity
-from tessera.papers.associative_retrieval.report import curves, numbers_kept, plot, tables
+from tessera.papers.associative_retrieval.report import curves, numbers_kept
 from tessera.papers.associative_retrieval.run import CONTEXTS_AT_ONCE, EXPERIMENT, exact_match, mean_loss, memory_norms
 from tessera.papers.associative_retrieval.settings import BUDGETS, KEY_SIZE, NAMES, VOCABULARY, build, stage
 from tessera.papers.experiment import Record, RunSelection
@@ -123,28 +123,6 @@ def test_a_model_that_reads_the_whole_text_keeps_more_of_more():
     assert three - two == two - one == 4 * 2 * 18  # tokens of a pair, keys and values, width (9/8 of 16)
 
 
-def test_choices():
-    keys = [one.key for one in EXPERIMENT.runs(RunSelection("smoke", models=("rmt",), seeds=2))]
-    assert keys == [f"rmt/{rule}/seed {seed}" for seed in (0, 1) for rule in ("rewrite", "remember")]
-
-
-def test_tables_by_number_of_pairs():
-    records = {}
-    for rule in ("rewrite", "remember"):
-        for name, share in (("armt", 0.97), ("rmt", 0.5)):
-            norms = {"norms": {"normaliser": {"1": 4.0}, "matrix": {"1": 9.0}} if name == "armt" else {}}
-            records[f"{name}/{rule}/seed 0"] = record(name, rule, share, **norms)
-    parts = tables(records)
-    rewrite, remember = parts["Rewrite, exact match in per cent"], parts["Remember, estimated pairs in memory"]
-    assert "| pairs | numbers kept | trained to | 1 | 20 |" in rewrite
-    assert "| ARMT | 99,072 | 2 | 100.0 ± 0.0 | 97.0 ± 10.0 |" in rewrite
-    assert "| RMT | 512 | 2 | 1.0 ± 0.0 | 9.3 ± 0.5 |" in remember  # 20 (16 a - 1) / 15
-    assert "| armt/rewrite/seed 0 | 4 (9) |" in parts["Rewrite, norm of the normaliser (of the matrix)"]
-    assert "| armt/rewrite/seed 0 | 7 | 2 (1): 5 of 9 | 0.987 (1) | 1.5 |" in parts["Trainings"]
-    assert "| batch | 16 | 512 |" in parts["Settings"]
-    assert "| peak learning rate | 0.0005 to 0.001 | 0.0003 |" in parts["Settings"]
-
-
 @pytest.mark.parametrize("budget", list(BUDGETS))
 def test_every_measured_length_exists(budget):
     """Remembered keys are all different: a model that stops at short keys cannot be asked for more pairs than those."""
@@ -154,19 +132,9 @@ def test_every_measured_length_exists(budget):
             assert settings.task(pairs).num_pairs == pairs
 
 
-def test_of_a_state_that_grows_the_table_has_the_growth():
-    (table,) = (part for head, part in tables({"a": record("mosaic")}).items() if head.startswith("Rewrite, exact"))
-    assert f"| Memory Mosaic | {2 * 4 * 2 * 144:,} for each pair |" in table  # layers, tokens, keys and values, width
-
-
 def test_curves_pool_seeds():
     records = {"a": record(share=0.5), "b": record("rmt", share=0.2), "c": record("rmt", share=0.4)}
     (one, _), (several, _) = curves(records, "rewrite", "exact_match")
     assert one.points[20] == (0.5, 0.1, 1)  # of one seed: the error over contexts
     # Two seeds, 0.2 apart: standard deviation 0.1 sqrt(2), standard error of their mean 0.1.
     assert several.points[20] == pytest.approx((0.3, 0.1, 2))
-
-
-def test_the_figure_is_drawn_from_partial_results(tmp_path):
-    plot({"a": record(rule="remember")}, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 10_000

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 import tessera
 from tessera.models.transformer import transformer_config
 from tessera.papers.attention_profiles.profiles import by_distance, describe, mean_profile, recent_peak_width
-from tessera.papers.attention_profiles.report import heads, rank_correlation, tables
+from tessera.papers.attention_profiles.report import rank_correlation
 from tessera.papers.attention_profiles.run import EXPERIMENT
 from tessera.papers.experiment import Record, RunSelection
 from tests.inspection.test_recall import build
@@ -96,14 +96,3 @@ def test_rank_correlation():
     # Ranks 0, 1.5, 1.5, 3 against 0, 1, 2, 3.
     assert rank_correlation([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
     assert math.isnan(rank_correlation([1], [1]))
-
-
-def test_tables():
-    made = tables({"a": record(), "b": record(seed=1, widths=(4.0, 3.0), leaks=(0.7, 0.6)), "c": record("transformer")})
-    assert "| Transformer, absolute positions | 128 | 1 | 3.000 |" in made["Profiles"]
-    assert "| Memory Mosaic | 384 | 2 | 3.500 ± 0.500 |" in made["Profiles"]
-    assert made["Profiles"].count("| 0.667 |") == 1
-    assert "| 0 | 1 | 0.100 | no peak |" in made["Recent peak and leak"]
-    assert "| all | 3 with a peak | rank correlation | 1.00 |" in made["Recent peak and leak"]
-    assert [row.leak for row in heads({"a": record()})] == [0.1, 0.5]
-    assert "Recent peak and leak" not in tables({"c": record("transformer")})

@@ -192,7 +192,7 @@ def test_ends_of_facts_hold_one_name_and_leave_facts_as_they_are(kind, segment, 
     names = np.unique(task._tokens(NAMES))
     halves = HalfFacts(segment, first, last, tuple(map(task._tokens, facts_of(kind))), names)
     random, planted = Random(0), 0
-    for sample in islice(task.samples(0), 20):
+    for sample in islice(task.samples(0), 40):
         tokens, is_fact = sample.context.tokens(), sample.context.is_fact()
         assert is_fact.sum() == sum(map(len, sample.context.facts))
         bare = np.where(is_fact, tokens, -1)  # no names but those of facts
@@ -272,6 +272,42 @@ def test_a_book_that_ends_is_followed_by_another():
     assert sum(len(span.tokens(0, span.num_sentences)) for span in spans) == length
 
 
+def test_no_sentence_comes_twice_before_all_have_come():
+    books = books_of("stories", "train", 250)
+    whole = sum(len(book.tokens) for book in books)
+    for seed in range(5):
+        spans = draw_noise(books, whole - 1, Random(seed))
+        seen = [(span.book.name, sentence) for span in spans for sentence in range(span.first, span.last)]
+        assert len(seen) == len(set(seen)) == sum(book.num_sentences for book in books)
+        assert sum(len(span.tokens(0, span.num_sentences)) for span in spans) == whole - 1
+        again = draw_noise(books, whole + 100, Random(seed))
+        assert [span.book for span in again[: len(spans)]] == [span.book for span in spans]
+        assert again[-1].first == spans[0].first, "from the first place on"
+
+
+def test_tests_have_books_of_their_own_and_the_vocabulary_owes_them_nothing():
+    own = BABILong(length=128, vocab_size=250, test_noise="novels")
+    plain = BABILong(length=128, vocab_size=250)
+    assert own.vocabulary.get_vocab() == plain.vocabulary.get_vocab()
+    names = {split: {book.name for book in own.books(split)} for split in ("train", "validation", "test")}
+    assert names["test"] == {"great_expectations_1400.txt", "pride_and_prejudice_1342.txt"}
+    assert names["train"] == {book.name for book in plain.books("train")}
+    assert names["validation"] == {book.name for split in ("validation", "test") for book in plain.books(split)}
+    batch = own.question_batch(16, 2, 108, 0, "test")
+    assert set(batch.sources.tolist()) == {0, 1}
+    assert (batch.rows(3, 5).sources == batch.sources[3:5]).all()
+    with pytest.raises(TesseraError, match="test_noise must be other books than noise"):
+        BABILong(noise="novels", test_noise="novels")
+
+
+@pytest.mark.parametrize(("kind", "median"), [("qa2", 20), ("qa3", 22), ("qa5", 24)])
+def test_stories_are_as_long_as_babis_generator_makes_them(kind, median):
+    numbers = sorted(len(generate(kind, Random(seed)).facts) for seed in range(1000))
+    assert abs(numbers[500] - median) <= 2
+    assert LENGTHS[kind][0] <= numbers[0] <= 8
+    assert LENGTHS[kind][1] - 20 <= numbers[-1] <= LENGTHS[kind][1]
+
+
 def test_a_million_tokens_are_pieces_of_books():
     task = BABILong("qa1", length=1_000_000, vocab_size=250)
     context = next(task.samples(0, "test")).context
@@ -306,7 +342,7 @@ def test_errors():
         BABILong(half_facts=-1)
     with pytest.raises(TesseraError, match=r"cut_facts must lie in \[0, 1\]; got 1.5"):
         BABILong(cut_facts=1.5)
-    with pytest.raises(TesseraError, match="fewest_facts must be from 3 to 32 for qa3; got 2"):
+    with pytest.raises(TesseraError, match="fewest_facts must be from 3 to 96 for qa3; got 2"):
         BABILong("qa3", fewest_facts=2)
     for other in ("qa1", "qa6"):
         with pytest.raises(TesseraError, match=r"also_asked must be other kinds of qa1, .*; got \('qa2', 'qa"):

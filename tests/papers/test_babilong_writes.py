@@ -14,7 +14,7 @@ from tessera.training.staged_data import StagedQuestions
 
 @pytest.fixture
 def model_and_task(short_books):
-    settings = BUDGETS["smoke"].run("armt_mosaic_threshold", "qa1", 0).configuration
+    settings = BUDGETS["smoke"].run("armt_mosaic_shut", "qa1", 0).configuration
     recipe = settings.read_recipe()
     task = question_task(recipe.data.task)
     tokenizer = StagedQuestions(recipe, settings.context, task).tokenizer
@@ -33,7 +33,10 @@ def gates(model, bias):
 def test_open_gates_write_everything_and_shut_ones_nothing(model_and_task, bias, share):
     model, task = model_and_task
     gates(model, bias)
-    assert written_noise(model, task, 0, texts=2, segments=3) == {"in_text": share, "alone": share}
+    written = written_noise(model, task, 0, texts=2, segments=3)
+    assert (written["in_text"], written["alone"]) == (share, share)
+    assert list(written["normaliser"]) == ["1", "2"]
+    assert all((size > 0) == (share > 0) for size in written["normaliser"].values())
 
 
 def test_gates_that_the_memory_shuts_write_once_in_a_text_but_always_with_an_empty_memory(model_and_task, monkeypatch):
@@ -46,7 +49,8 @@ def test_gates_that_the_memory_shuts_write_once_in_a_text_but_always_with_an_emp
         return write(tokens, state) if state.empty.all() else state
 
     monkeypatch.setattr(first, "write", unless_something_is_stored)
-    assert written_noise(model, task, 0, texts=2, segments=4) == {"in_text": 1 / 4, "alone": 1.0}
+    written = written_noise(model, task, 0, texts=2, segments=4)
+    assert (written["in_text"], written["alone"]) == (1 / 4, 1.0)
 
 
 def write_only(model, monkeypatch, is_allowed):
@@ -65,7 +69,8 @@ def write_only(model, monkeypatch, is_allowed):
 def test_what_the_text_has_written_does_not_count_for_segments_read_alone(model_and_task, monkeypatch):
     model, task = model_and_task
     write_only(model, monkeypatch, lambda call: call == 1)
-    assert written_noise(model, task, 0, texts=2, segments=4) == {"in_text": 1 / 4, "alone": 0.0}
+    written = written_noise(model, task, 0, texts=2, segments=4)
+    assert (written["in_text"], written["alone"]) == (1 / 4, 0.0)
 
 
 def test_facts_are_written_by_open_gates_and_not_by_shut_ones(model_and_task):

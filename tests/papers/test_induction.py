@@ -9,7 +9,7 @@ from tessera.models.sizes import num_parameters
 from tessera.papers.curves import learning_curve
 from tessera.papers.experiment import Record, RunSelection
 from tessera.papers.induction import Induction
-from tessera.papers.induction.report import accuracies, tables
+from tessera.papers.induction.report import accuracies
 from tessera.papers.induction.run import EXPERIMENT, SCORED_AT_ONCE, build, scores_of
 from tessera.training.fit import FitOptions, fit
 
@@ -54,15 +54,6 @@ def test_a_block_of_memories_learns_induction(tmp_path):
 
     fit(model, loss_at, options, tmp_path)
     assert scores_of(model, task, task.sample(64, 0, "test"))["accuracy"].nanmean() > 0.8
-
-
-def test_tables_show_means_over_seeds_and_when_a_level_is_reached():
-    late = record(seed=1, checks=((50, 0.9), (100, 0.4)), accuracy=0.85)
-    made = tables({"a": record(), "b": late, "c": record("transformer-1")})
-    assert "| Memory Mosaic, 1 block | 7 | 2 | 0.900 ± 0.050 |" in made["Successors of triggers"]
-    assert made["Successors of triggers"].count("*cannot*") == 1
-    assert "| a | 100 | 100 | 0.950 | 1.5 |" in made["Trainings"]
-    assert "| b | 100 | never | 0.600 | 1.5 |" in made["Trainings"]
 
 
 def test_curves_are_means_over_the_validations_that_all_seeds_have():

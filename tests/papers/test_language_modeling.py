@@ -96,21 +96,6 @@ def test_differences_are_taken_seed_by_seed():
     assert difference(rows["mosaic gaussian", 1][:1], rows["transformer", 1][1:], loss) is None
 
 
-def test_the_lowest_rate_loss_is_bold_and_kernels_are_set_against_the_gaussian():
-    records = {
-        key: record(RUNS[key], loss)
-        for key, loss in {
-            "rates/transformer/1 block/rate 0.001, 250 steps": 3.0,
-            "rates/transformer/1 block/rate 0.003, 250 steps": 2.5,
-            "mosaic gaussian/1 block/seed 0": 2.0,
-            "mosaic biweight/1 block/seed 0": 1.75,
-        }.items()
-    }
-    made = tables(records)
-    assert made["Learning rates"].splitlines()[2] == "| Transformer, learned positions | 1 | 250 | 3.000 | **2.500** |"
-    assert made["Validation loss by kernel"].splitlines()[-1] == "| Mosaic, biweight | 1 | 1.750 | -0.250 |"
-
-
 def test_text_of_the_users_is_named_not_located(tmp_path):
     (tmp_path / "a.txt").write_text("Once upon a time. " * 100)
     selection = RunSelection("smoke", models=("transformer",), data=(f"mine={tmp_path}",))

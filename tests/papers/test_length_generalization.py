@@ -6,25 +6,13 @@ import pytest
 import torch
 
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
-from tessera.papers.experiment import Record, RunSelection
-from tessera.papers.length_generalization.report import BEST, FACTORS, MEAN, curves, half, tables
-from tessera.papers.length_generalization.run import EXPERIMENT, KERNELS, SETTINGS, evaluate, sharper
+from tessera.papers.experiment import RunSelection
+from tessera.papers.length_generalization.report import FACTORS, half
+from tessera.papers.length_generalization.run import EXPERIMENT, SETTINGS, evaluate, sharper
 
 
 def settings_of(budget, task):
     return next(settings for settings in SETTINGS[budget] if settings.key == task)
-
-
-def test_published_numbers_have_their_places():
-    for numbers in (MEAN, BEST):
-        assert set(numbers) == set(KERNELS)
-        for tasks in numbers.values():
-            assert list(map(len, tasks)) == list(map(len, FACTORS.values()))
-    for name, tasks in MEAN.items():
-        for row, best_row in zip(tasks, BEST[name]):
-            for mean, best in zip(row, best_row):
-                assert (mean is None) == (best is None)
-                assert mean is None or mean <= best
 
 
 class Knowing(torch.nn.Module):
@@ -82,43 +70,6 @@ def test_sharper_memories_at_the_longest_length_that_still_works():
     assert sharper(torch.nn.Linear(1, 1), setting, scores, "cpu") == {}
 
 
-def record(task, name, seed, exact):
-    run = next(run for run in EXPERIMENT.runs(RunSelection("cpu", seeds=2)) if run.key == f"{task}/{name}/seed {seed}")
-    scores = {f"{factor:g}": {"exact_match": [value, 0.01, 100]} for factor, value in exact.items()}
-    return Record(run.configuration, {"scores": scores}, {})
-
-
-def test_table_and_curves_over_seeds():
-    records = {
-        "a": record("sort", "gaussian", 0, {1: 1.0, 2: 0.5}),
-        "b": record("sort", "gaussian", 1, {1: 0.8, 2: 0.1}),
-        "c": record("mqmtar", "transformer", 0, {1: 0.25}),
-        "d": record("sort_long", "triweight", 0, {1: 1.0, 2: 0.5}),
-    }
-    points = curves(records)
-    assert list(points) == ["mqmtar", "sort", "sort_long"]
-    pooled, alone = points["sort"]["gaussian"][2.0], points["mqmtar"]["transformer"][1.0]
-    assert (*pooled.estimate, pooled.best) == pytest.approx((0.3, 0.2, 2, 0.5))
-    assert (*alone.estimate, alone.best) == pytest.approx((0.25, 0.01, 1, 0.25))
-    parts = tables(records)
-    cells = "0.90 ± 0.10 (1.00) *1.00 (1.00)* | 0.30 ± 0.20 (0.50) *0.06 (0.17)* | 1.59x *1.45x*"
-    assert f"| Gaussian | 2 | {cells} |" in parts["Sort"]
-    assert "| Transformer (rotary) | 1 | 0.25 ± 0.01 | < 1x |" in parts["MQMTAR"]
-    row = "| Triweight | 1 | 1.00 ± 0.01 *1.00 (1.00)* | 0.50 ± 0.01 *0.98 (0.99)* |"
-    assert row in parts["Sort, four times as long"]
-    assert "| Sort | here | 2 | 64 | 4 | 0 | 2,000 | 32 | 0.003 | 8 to 16 | 8 | - | 16 |" in parts["Settings"]
-    assert "|  | paper | 2 | 512 | 8 | 2688 | 156,250 | 256 | 0.001 | 32 to 64 | 32 | - | 64 |" in parts["Settings"]
-
-
-def test_what_sharper_memories_change_is_shown_where_there_is_something_to_see():
-    records = {"a": record("sort", "gaussian", 0, {1: 1.0, 2: 0.5}), "b": record("sort", "biweight", 0, {1: 0.0})}
-    records["a"].outcome["scores"]["2"]["token_accuracy"] = [0.75, 0.01, 100]
-    records["a"].outcome["sharper"] = {"2": {"exact_match": [0.625, 0.01, 100], "token_accuracy": [0.875, 0.01, 100]}}
-    records["b"].outcome["sharper"] = {"1": {"exact_match": [0.0, 0.01, 100]}}
-    text = tables(records)["Inverse bandwidth doubled"]
-    assert text.splitlines()[2:] == ["| Sort | Gaussian | 2x | 0.50 -> 0.62 | 0.75 -> 0.88 |  |  |"]
-
-
 def test_where_a_curve_falls_below_one_half():
     assert half({1: 1.0, 2: 0.75, 4: 0.25}) == "2.83x"
     assert half({2: 0.9, 1: 1.0}) == "> 2x"
@@ -130,13 +81,3 @@ def test_kernels_alone_leave_the_transformer_out():
     assert keys == {f"{task}/biweight/seed 0" for task in (*FACTORS, "sort_long")}
     keys = {run.key for run in EXPERIMENT.runs(RunSelection("cpu", models=("transformer",)))}
     assert keys == {f"{task}/transformer/seed 0" for task in (*FACTORS, "sort_long")}
-
-
-@pytest.mark.parametrize("budget", list(SETTINGS))
-def test_a_run_is_of_the_task_in_its_key(budget):
-    for run in EXPERIMENT.runs(RunSelection(budget)):
-        name, settings = run.key.split("/")[0], run.configuration
-        assert settings.key == name
-        assert type(settings.trained_task).__name__ == {"mqmtar": "MultiQueryRecall"}.get(
-            settings.task, settings.task.capitalize()
-        )

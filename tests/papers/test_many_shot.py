@@ -6,7 +6,7 @@ import pytest
 
 from tessera.papers.experiment import Record, RunSelection
 from tessera.papers.many_shot.prompts import STRATEGIES
-from tessera.papers.many_shot.report import best, tables
+from tessera.papers.many_shot.report import best
 from tessera.papers.many_shot.run import BUDGETS, EXPERIMENT, build, evaluate
 
 SMOKE = BUDGETS["smoke"]
@@ -47,28 +47,6 @@ def test_the_best_strategy_is_that_of_the_mean_over_seeds():
     assert curve.notes == (2,)  # seeds
     assert curve.points[2].mean == pytest.approx(0.5)  # 0.9 and 0.1 with one strategy, 0.1 and 0.6 with another
     assert curve.points[2].standard_error == pytest.approx(0.4)
-
-
-def test_tables():
-    without = record("mosaic_v2", 0, 0.3).outcome["scores"]
-    records = {
-        "a": record("llama", 0, 0.25),
-        "b": record("mosaic_v2", 0, 0.75, without_long_term_memory=without),
-    }
-    parts = tables(records)
-    lines = parts["Accuracy, exact match"].splitlines()[2:]
-    assert lines == [
-        "| Memory Mosaic v2 | 1 | 10.0 ± 1.0 | 75.0 ± 1.0 |",
-        "| Llama twin | 1 | 10.0 ± 1.0 | 25.0 ± 1.0 |",
-        "| Memory Mosaic v2, long-term memories off | 1 | 10.0 ± 1.0 | 30.0 ± 1.0 |",
-    ]
-    assert "| Llama twin | +0.0 | +50.0 |" in parts["Lead of v2"]
-    assert "| Llama twin | newline, shuffled | 10.0 ± 1.0 | 25.0 ± 1.0 |" in parts["Every prompt strategy"]
-    assert parts["Every seed"].splitlines()[2:] == [
-        "| Memory Mosaic v2 | 0 | 1.25 | 10.0 | 75.0 |",
-        "| Llama twin | 0 | 1.25 | 10.0 | 25.0 |",
-    ]
-    assert "Lead of v2" not in tables({"a": records["a"]})
 
 
 def test_models_of_a_budget_have_one_size():

@@ -11,9 +11,8 @@ from tessera.base.errors import TesseraError
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.experiment import Record, RunContext, RunSelection
 from tessera.papers.regbench import RegBench
-from tessera.papers.regbench.report import longest_trainings, plot, rows_of, tables
+from tessera.papers.regbench.report import longest_trainings, tables
 from tessera.papers.regbench.run import EXPERIMENT, Batches, loss_by_block, mean_loss, scores_of
-from tessera.papers.tables import score
 
 SMALL = RegBench.variants()[1]
 
@@ -135,15 +134,6 @@ def record(kernel, seed, accuracy, best=1.0, problems=1000, **changes):
     return Record(replace(run.configuration, num_problems=problems, **changes), outcome, {})
 
 
-def test_the_table_sets_the_papers_beside_ours():
-    runs = {"a": record("gaussian", 0, 93.0), "b": record("gaussian", 1, 94.0), "c": record("uniform_knn", 0, 80.0)}
-    one = score(rows_of(runs)["mosaic gaussian", 1000, ""], "held_out", "accuracy")
-    assert one == (93.5, pytest.approx(0.5), 2)
-    text = tables(runs)["1,000 training problems"]
-    assert "| Gaussian | 500 | 2 | 93.5 ± 0.5 | 93.9 | 20.0 ± 0.0 | 34.1 | 97.0 ± 0.0 |" in text
-    assert "| uniform kNN, k = 16 | 500 | 1 | 80.0 ± 0.3 | 84.6 | 20.0 ± 0.3 | 41.1 |" in text
-
-
 def test_a_longer_training_stands_on_its_own():
     short = record("gaussian", 0, 92.0)
     fit = replace(short.configuration.fit, steps=10**6)
@@ -153,16 +143,3 @@ def test_a_longer_training_stands_on_its_own():
     assert "| Gaussian | 1,000,000 | 1 | 93.5 ± 0.3 | 93.9 |" in text
     for runs in ({"a": short, "b": longer}, {"b": longer, "a": short}):
         assert longest_trainings(runs) == {"mosaic gaussian": {1000: [longer]}}
-
-
-def test_in_distribution_stands_beside_table_3():
-    text = tables({"a": record("gaussian", 0, 95.0, problems=100)})["100 training problems"]
-    assert text.endswith("| 95.0 ± 0.3 | 95.9 | 20.0 ± 0.3 | 41.7 |")
-    assert tables({}) == {}
-
-
-def test_the_figure_is_drawn_with_some_of_the_models(tmp_path):
-    few = record("gaussian", 0, 93.0, problems=100)
-    few.outcome["held_out_loss_by_block"] = [2.0, 1.5]
-    plot({"a": record("gaussian", 0, 93.0), "b": few}, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

@@ -9,7 +9,7 @@ import torch
 from tessera.base.errors import TesseraError
 from tessera.kernels import Triweight
 from tessera.memories.linear_contextual import LinearContextualMemory
-from tessera.papers.experiment import Record, RunContext, RunSelection
+from tessera.papers.experiment import RunContext, RunSelection
 from tessera.papers.three_moons import continuations
 from tessera.papers.three_moons import run as module
 from tessera.papers.three_moons.disentangling import dedication, disentangled, gains, levels, weights
@@ -169,27 +169,3 @@ def test_identity_matrices_predict_once_everything_was_seen():
     slowest = math.ceil(3 * 400 / 9)
     assert errors[slowest + 5 :].max() < 0.05
     assert errors[: slowest // 3].mean() > 0.1
-
-
-def record(seed, loss, disentangled):
-    eye = torch.eye(3)
-    stored = weights_with(eye, eye, eye if disentangled else torch.ones(3, 3))
-    errors = {"training": {"periods": [1.5, 2.0, 3.0], "mean": [0.5] * 100 + [0.01] * 200}}
-    part = {"loss": loss, "weights": stored, "errors": errors}
-    settings = replace(EXPERIMENT.runs(RunSelection("cpu"))[0].configuration, seed=seed)
-    return Record(settings, {"first_round": part, "second_round": part}, {})
-
-
-def test_the_table_sets_the_seeds_that_disentangle_beside_all():
-    records = {
-        f"three_heads/seed {seed}": record(seed, loss, disentangled)
-        for seed, loss, disentangled in ((0, 1e-3, True), (1, 4e-2, False), (2, 2e-3, True))
-    }
-    tables = EXPERIMENT.tables(records)
-    errors, heads = tables["Errors, training triple"], tables["Heads of each seed"]
-    cells = "0.500 ± 0.000 | 2.0% ± 0.0% | 2.0% ± 0.0% | 133, 267 | 101, 101 |"
-    assert f"| 3 heads | as published, disentangled seeds | 2 | 0.001500 ± 0.000500 | {cells}" in errors
-    assert "| 3 heads | as published | 3 | 0.014333 ± 0.012837 |" in errors
-    assert "| 3 heads | 1 | as published | 0.040000 | none | none | none | no |" in heads
-    assert "| 3 heads | 2 | as published | 0.002000 | moon 1 | moon 2 | moon 3 | yes |" in heads
-    assert "| as published, disentangled seeds | 2 | 0.0000" in tables["Turn, leak and width"]

@@ -7,7 +7,6 @@ _ATTENTIONS = "attention is the base's: output_attentions is refused by name whe
 _EXPERTS = "the test takes a model that can hold experts for one that does: GPT-2 has none"
 _SELECTED = "hidden states are those of all layers: a list of some is refused by name"
 _BASE = "the base alone has no memory: what it saves is a model of its own kind"
-_SEGMENTS = "open: hidden states are put together from segments, behind the logits"
 
 _WRAPPED = {
     "test_can_capture_specific_layers_hidden_states": _SELECTED,
@@ -18,7 +17,6 @@ _WRAPPED = {
     "test_eager_matches_batched_and_grouped_inference_1_fp32": _EXPERTS,
     "test_eager_matches_batched_and_grouped_inference_2_bf16": _EXPERTS,
     "test_generation_tester_mixin_inheritance": _GENERATION,
-    "test_retain_grad_hidden_states_attentions": _SEGMENTS,
 }
 _MOSAIC = {"test_attention_outputs": _RECALLS, "test_generation_tester_mixin_inheritance": _GENERATION}
 BY_DESIGN: dict[str, dict[str, str]] = {

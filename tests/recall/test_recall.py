@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import tessera.recall
 from tessera.base.errors import TesseraError
 from tessera.kernels import kernel_from_config
-from tessera.ops.kernel_regression import Window, kernel_regression
+from tessera.ops.kernel_regression import Window
 from tessera.recall import index as index_module
 from tessera.recall import leaves as leaves_module
 from tessera.recall import search as search_module
@@ -46,15 +46,19 @@ def near_a_plane(heads, count, width, seed=0):
     return torch.nn.functional.normalize(spread + 0.02 * random(heads, count, width, seed=seed + 2), dim=-1)
 
 
-def scan(queries, keys, values, kernel, slope, intercept, **options):
-    """(output, weights) over all pairs, all scores at once."""
-    documents = {name: options.pop(name)[None] for name in ("query_documents", "pair_documents") if name in options}
-    arguments = {"kernel": kernel, "intercept": torch.tensor(intercept, dtype=torch.double), "backend": "reference"}
-    arguments |= {"slope": torch.tensor(slope, dtype=torch.double), **options, **documents}
-    double = [x.double()[None] for x in (queries, keys)]
-    output = kernel_regression(*double, values.double()[None], **arguments)[0]
-    every = torch.eye(keys.shape[1], dtype=torch.double).expand(1, len(keys), -1, -1)
-    return output, kernel_regression(*double, every, **arguments)[0]
+def scan(queries, keys, values, kernel, slope, intercept, window=None, query_offset=0, **documents):
+    """(output, weights) over all pairs in float64, each scored alone: equal keys have equal scores."""
+    queries, keys, values = queries.double(), keys.double(), values.double()
+    scores = (queries.unsqueeze(2) * keys.unsqueeze(1)).sum(-1) * slope + intercept
+    age = query_offset + torch.arange(queries.shape[1])[:, None] - torch.arange(keys.shape[1])
+    visible = torch.ones_like(age, dtype=torch.bool)
+    if window is not None:
+        visible = (age >= window.delay) & (age < (window.span or 1 << 60))
+    if documents:
+        of_pairs = documents["pair_documents"]
+        visible = visible & (documents["query_documents"][:, None] == of_pairs) & (of_pairs >= 0)
+    weights = kernel_from_config(kernel).weights(scores, visible.expand_as(scores)) if keys.shape[1] else scores
+    return weights @ values, weights
 
 
 def check(found, output, weights, atol=1e-9):

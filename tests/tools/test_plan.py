@@ -17,8 +17,8 @@ from tessera.recipes.model_section import untrained_config
 from tessera.recipes.recipe import read_recipe
 from tessera.tools.plan import H100_FLOPS, plan
 from tessera.tools.step_memory import _mesh, step_memory
+from tessera.training.distributed import shard
 from tessera.training.run import train
-from tessera.training.sharding import shard
 
 SMALL = ("model.num_layers=2", "model.hidden_size=64", "data.context=64", "training.micro_batch_size=2")
 

@@ -10,7 +10,7 @@ from tessera.base.errors import TesseraError
 from tessera.recipes.curriculum import Curriculum
 from tessera.recipes.sections import Stage
 from tessera.training.curriculum import train_stages
-from tessera.training.options import FitOptions
+from tessera.training.optimizer import FitOptions
 
 TEXT = """
 stages:

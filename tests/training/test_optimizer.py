@@ -16,8 +16,13 @@ from tessera import (
     wrap,
 )
 from tessera.recipes.sections import TrainingSection
-from tessera.training.optimizer import make_optimizer, parameter_groups, scalar_parameters, schedule_factor
-from tessera.training.options import stage_options
+from tessera.training.optimizer import (
+    make_optimizer,
+    parameter_groups,
+    scalar_parameters,
+    schedule_factor,
+    stage_options,
+)
 
 
 class Model(nn.Module):

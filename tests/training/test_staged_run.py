@@ -18,6 +18,9 @@ from tessera.training.initial_model import starting_model
 from tessera.training.metrics import MetricsFile
 from tessera.training.run import train
 from tessera.training.signals import Interruption
+from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
+
+pytestmark = pytest.mark.usefixtures("short_books")
 
 BASE = {"type": "memory_mosaic", "hidden_size": 16, "num_layers": 2, "num_heads": 2, "num_persistent_slots": 8}
 STRETCH = "model.strength_stretch=0.1"

@@ -1,16 +1,19 @@
-"""Two processes that share a batch, started as their users start them, train as one process with the whole batch."""
+"""Two processes that share a batch train as one process with the whole batch; slow tests start them as users do."""
 
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import traceback
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tessera.base.checkpoints import latest_complete
+from tessera.cli.main import main
+from tests.short_books import beginnings  # noqa: F401 (a fixture)
 from tests.training.test_sharding import metrics
 
 RECIPE = """
@@ -30,7 +33,8 @@ training: {batch_size: 6, evaluate_every: 2, evaluate_sequences: 7, checkpoint_e
 """
 STAGES = {
     "questions": (
-        "{task: {name: babilong, kind: qa1, vocab_size: 250, facts_share: 0.6}, questions: 3, early_questions: 2}",
+        "{task: {name: babilong, kind: qa1, noise: BOOKS, vocab_size: 250, facts_share: 0.6},"
+        " questions: 3, early_questions: 2}",
         "[{length: 2, min_length: 2, steps: 3},"
         " {length: 4, min_length: 3, steps: 3, model: {backprop_segments: 2, gate_penalty: 0.5}}]",
     ),
@@ -40,7 +44,6 @@ STAGES = {
     ),
 }
 LAUNCHERS = {
-    "one process": [sys.executable, "-m"],
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port={port}", "-m"],
     # As on a machine with two GPUs; without any, accelerate's processes talk by gloo too.
     "accelerate": [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
@@ -49,6 +52,12 @@ LAUNCHERS = {
 
 
 def train(recipe, run, launcher, *options):
+    if launcher == "one process":
+        assert main(["train", str(recipe), "--output", str(run)]) == 0
+        return
+    if launcher == "forks":
+        by_forks(["train", str(recipe), "--output", str(run), *options])
+        return
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -57,6 +66,26 @@ def train(recipe, run, launcher, *options):
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def by_forks(words):
+    """The command in two forks of this process, which has imported what takes each new process seconds."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    children = []
+    for rank in "01":
+        children.append(os.fork())
+        if children[-1] == 0:
+            os.environ |= {**shared, "RANK": rank, "LOCAL_RANK": rank}
+            status = 70
+            try:
+                status = main(words)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
 
 
 @pytest.mark.slow
@@ -79,12 +108,13 @@ def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, launcher):
 
 
 @pytest.mark.parametrize("data", ["questions", pytest.param("text", marks=pytest.mark.slow)])
-def test_two_processes_train_in_stages_as_one_with_the_whole_batch(tmp_path, data):
+def test_two_processes_train_in_stages_as_one_with_the_whole_batch(tmp_path, data, beginnings):  # noqa: F811
+    section, stages = STAGES[data]
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(ARMT % STAGES[data])
+    recipe.write_text(ARMT % (section.replace("BOOKS", str(beginnings["stories"])), stages))
     one, two = tmp_path / "one", tmp_path / "two"
     train(recipe, one, "one process")
-    train(recipe, two, "torchrun")
+    train(recipe, two, "forks")
     for name in ("loss", "validation_loss", "validation_penalty", "validation_exact_match", "tokens"):
         assert metrics(two, name) == pytest.approx(metrics(one, name), rel=1e-5), name
     assert metrics(two, "validation_penalty")
@@ -94,5 +124,5 @@ def test_two_processes_train_in_stages_as_one_with_the_whole_batch(tmp_path, dat
         torch.testing.assert_close(actual[name], weight, rtol=0, atol=2e-5)
     (two / "run.json").unlink()
     shutil.rmtree(latest_complete(two)[0])
-    train(recipe, two, "torchrun", "--resume")
+    train(recipe, two, "forks", "--resume")
     assert all(torch.equal(load_file(two / "model.safetensors")[name], actual[name]) for name in actual)

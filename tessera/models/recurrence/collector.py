@@ -1,9 +1,12 @@
 """What a reading gives of its ordinary tokens, collected segment by segment: logits, loss, hidden states."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from tessera.models.recurrence.followed import Followed, Seen
 from tessera.models.recurrence.segment_loss import SegmentLoss
 from tessera.models.recurrence.segment_runner import SegmentResult
 from tessera.models.recurrence.segmented_input import SegmentedInput, Span, scattered
@@ -15,7 +18,8 @@ class Collector:
     Args:
         head: see `plain_lm_head`; else the base makes its logits. loss: what counts them, or None. logits_to_keep: the
             last so many positions, 0 for all, None for none. hidden_states, attentions: whether those are collected
-            too. before: how many tokens were read before this text, columns of the attentions.
+            too. before: how many tokens were read before this text, columns of the attentions. keeps_head_input:
+            whether what the head makes logits of is kept, of the positions of `logits_to_keep`.
     """
 
     def __init__(
@@ -27,15 +31,17 @@ class Collector:
         hidden_states: bool = False,
         attentions: bool = False,
         before: int = 0,
+        keeps_head_input: bool = False,
     ):
         steps = text.shape[1]
         self.text, self.head, self.loss, self.hidden_states = text, head, loss, hidden_states
         kept = 0 if logits_to_keep is None else min(logits_to_keep or steps, steps)
         self.first_kept = steps - kept
-        self.logits = StepWriter(text, kept)
-        self.hidden: list[StepWriter] = []
+        self.logits = StepWriter(text, 0 if keeps_head_input else kept)
+        self.hidden: list[tuple[StepWriter, Followed]] = []
         self.before = before
-        self.attentions: list[Tensor] | None = [] if attentions else None
+        self.attentions: list[tuple[Tensor, Followed]] | None = [] if attentions else None
+        self.inputs = StepWriter(text, kept) if keeps_head_input else None  # of the head; None: not kept, or not whole
 
     def needs(self, span: Span) -> str:
         """What the base must give: "logits", "hidden" (the input of its head), or "nothing"."""
@@ -51,10 +57,18 @@ class Collector:
         if self.attentions is not None:
             self._add_attentions(span, result.attentions, before)
         if self.hidden_states:
-            self.hidden = self.hidden or [StepWriter(self.text, self.text.shape[1]) for _ in result.hidden_states]
-            for writer, hidden in zip(self.hidden, result.hidden_states):
-                writer.add(hidden, span)
+            steps = self.text.shape[1]
+            self.hidden = self.hidden or [(StepWriter(self.text, steps), Followed()) for _ in result.hidden_states]
+            is_text, add = span.is_all and span.steps == steps, partial(_add_steps, span)
+            for (writer, followed), seen in zip(self.hidden, result.hidden_states):
+                is_itself = is_text and not seen.parts  # what follows is computed from the very tensor
+                writer.add(seen.source if is_itself else followed.part(seen, add), span)
         output = result.output
+        if self.inputs is not None and span.end > self.first_kept:
+            if output is None or self.head is None:
+                self.inputs = None
+            else:
+                self.inputs.add(output, span)
         if output is None:
             return
         if self.loss is not None and self.loss.balancing and result.balance is not None:
@@ -66,25 +80,46 @@ class Collector:
             else:
                 self.loss.add(output, span, self.head)
 
+    def head_input(self) -> Tensor | None:
+        """What the head makes logits of; None: it is not known at every position."""
+        return None if self.inputs is None else self.inputs.value()
+
     def hidden_states_of_layers(self) -> tuple[Tensor, ...]:
         """Those before each layer, and the input of the head."""
-        return tuple(whole for writer in self.hidden if (whole := writer.value()) is not None)
+        pairs = [(writer.value(), followed) for writer, followed in self.hidden]
+        return tuple(followed.whole(whole) for whole, followed in pairs if whole is not None)
 
-    def _add_attentions(self, span: Span, layers: tuple[Tensor, ...], before: int) -> None:
+    def attentions_of_layers(self) -> tuple[Tensor, ...]:
+        """(B, H, T, before the text + T) of each layer."""
+        return tuple(followed.whole(whole) for whole, followed in self.attentions or ())
+
+    def _add_attentions(self, span: Span, layers: tuple[Seen, ...], before: int) -> None:
         """Weights (B, H, T, before the text + T) of each layer: blocks on the diagonal, elsewhere 0."""
         assert self.attentions is not None
         batch, steps = self.text.shape
-        if not self.attentions:
-            self.attentions = [w.new_zeros(batch, w.shape[1], steps, self.before + steps) for w in layers]
-        for whole, weights in zip(self.attentions, layers):
-            for place, (row, start, length) in enumerate(zip(span.rows, span.starts, span.lengths)):
-                first = self.before + start - before
-                whole[row, :, start : start + length, first : first + before + length] = weights[
-                    place, :, :length, : before + length
-                ]
+        add = partial(_add_blocks, span, self.before, before)
+        for layer, seen in enumerate(layers):
+            if len(self.attentions) == layer:
+                shape = (batch, seen.source.shape[1], steps, self.before + steps)
+                self.attentions.append((seen.source.new_zeros(shape), Followed()))
+            whole, followed = self.attentions[layer]
+            add(whole, followed.part(seen, add))
 
     def _keeps(self, span: Span) -> bool:
         return self.logits.steps > 0 and span.end > self.first_kept
+
+
+def _add_steps(span: Span, whole: Tensor, values: Tensor) -> None:
+    source, places = (index.to(values.device) for index in scattered(span, 0, whole.shape[1]))
+    whole.view(-1, whole.shape[-1]).index_add_(0, places, values.flatten(0, 1).index_select(0, source))
+
+
+def _add_blocks(span: Span, read: int, before: int, whole: Tensor, values: Tensor) -> None:
+    """`read`: columns before the text; `before`: how many tokens of the segment were read already."""
+    for place, (row, start, length) in enumerate(zip(span.rows, span.starts, span.lengths)):
+        first = read + start - before
+        block = values[place, :, :length, : before + length]
+        whole[row, :, start : start + length, first : first + before + length] += block
 
 
 class StepWriter:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import ModelOutput
 
 from tessera.base.errors import expect
 from tessera.models.fingerprint import Fingerprint, difference
@@ -22,6 +21,7 @@ from tessera.models.forward_arguments import (
     refuse_keywords,
     without_packing,
 )
+from tessera.models.lazy_logits import LazyLogits, LooksUpLogits
 from tessera.models.learned_positions import first_position
 from tessera.models.recurrence.backbone import SegmentedBackbone
 from tessera.models.recurrence.base_model import (
@@ -54,7 +54,7 @@ REFUSED = {
 
 
 @dataclass
-class SegmentedOutput(ModelOutput):
+class SegmentedOutput(LooksUpLogits):
     """Output of `SegmentedForCausalLM.forward`.
 
     Attributes:
@@ -69,7 +69,7 @@ class SegmentedOutput(ModelOutput):
     """
 
     loss: Tensor | None = None
-    logits: Tensor | None = None
+    logits: Tensor | LazyLogits | None = None
     past_key_values: SegmentCache | None = None
     memory_state: MemoryState | None = None
     segment_states: tuple[MemoryState, ...] | None = None
@@ -253,8 +253,9 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
             past_key_values: what an earlier call with `use_cache` returned: the text goes on inside its segment.
                 Without `use_cache` the last segment is closed, however short, and its memory written.
             extend_segment: never close the open segment while tokens are added to a cache (the published `generate`).
-            logits_to_keep: compute only the last so many; 0: all. skip_logits: leave them out of the result (default:
-                while training with labels, a block of them at a time).
+            logits_to_keep: compute only the last so many; 0: all. skip_logits: leave them out of the result. While
+                training with labels the loss makes them a block at a time; by default they are computed when somebody
+                looks at them, and refused then where labels leave segments out or the base's head is not a plain one.
             output_segment_states: also return the memory after every segment. output_hidden_states: also return the
                 hidden states (B, T, hidden) of the ordinary tokens before each layer, and the input of the head.
             output_attentions: also return the attention of each layer within the segments, without memory tokens.
@@ -272,12 +273,15 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
             _check_positions(where, position_ids, text)
         state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
         loss = self._loss(labels, shift_labels, loss_mask, text)
-        skip = (self.training and loss is not None) if skip_logits is None else skip_logits
+        returns_dict = self.config.return_dict if return_dict is None else return_dict
+        skip = (self.training and loss is not None and returns_dict) if skip_logits is None else skip_logits
         hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        kept = None if skip else logits_to_keep
+        is_lazy = skip and skip_logits is None and not torch.compiler.is_compiling()
+        kept = None if skip and not is_lazy else logits_to_keep
         attentions = bool(self.config.output_attentions if output_attentions is None else output_attentions)
         before = 0 if cache is None else cache.total
-        collector = Collector(text, plain_lm_head(self.base), loss, kept, bool(hidden_states), attentions, before)
+        head = plain_lm_head(self.base)
+        collector = Collector(text, head, loss, kept, bool(hidden_states), attentions, before, is_lazy)
         runner = self.segment_runner(cache is None)
         reading = read(
             runner,
@@ -291,17 +295,21 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
         )
         penalty = runner.memory.penalty()
         value = None if loss is None else loss.value(num_items_in_batch)
+        logits: Tensor | LazyLogits | None = collector.logits.value()
+        if is_lazy:
+            output_head = self.get_output_embeddings()
+            logits = LazyLogits(output_head, collector.head_input(), output_head)
         output = SegmentedOutput(
             loss=value if value is None or penalty is None or not self.training else value + penalty,
-            logits=collector.logits.value(),
+            logits=logits,
             past_key_values=reading.cache,
             memory_state=reading.memory,
             segment_states=reading.states if output_segment_states else None,
             hidden_states=collector.hidden_states_of_layers() if hidden_states else None,
-            attentions=tuple(collector.attentions or ()) if attentions else None,
+            attentions=collector.attentions_of_layers() if attentions else None,
             penalty=penalty,
         )
-        return output if return_dict is not False else output.to_tuple()
+        return output if returns_dict else output.to_tuple()
 
     def parameters_by_part(self) -> dict[str, int]:
         """Parameters of the base model and of the memory."""

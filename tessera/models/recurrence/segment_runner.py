@@ -14,6 +14,7 @@ from tessera.base.errors import TesseraError, expect
 from tessera.base.state import State
 from tessera.models.recurrence.base_model import position_table
 from tessera.models.recurrence.configuration import SegmentedConfig
+from tessera.models.recurrence.followed import Seen
 from tessera.models.recurrence.layer_hooks import LayerHooks
 from tessera.models.recurrence.state import MemoryState
 
@@ -56,8 +57,8 @@ class SegmentResult(NamedTuple):
     output: Tensor | None
     memory: MemoryState | None
     cache: Any = None
-    hidden_states: tuple[Tensor, ...] = ()
-    attentions: tuple[Tensor, ...] = ()
+    hidden_states: tuple[Seen, ...] = ()
+    attentions: tuple[Seen, ...] = ()
     balance: Tensor | None = None
 
 
@@ -174,13 +175,16 @@ class SegmentRunner:
         parts = [tokens if front else None, segment.embeddings, tokens if back else None]
         output = self.call_base(torch.cat([part for part in parts if part is not None], 1), segment, hooks)
         ordinary, seen = slice(front, front + segment.steps), {"balance": output.get("aux_loss")}
-        last = None if hooks.last_hidden is None else hooks.last_hidden[:, ordinary]
+        before_head = hooks.last_hidden
+        last = None if before_head is None else before_head[:, ordinary]
         needed = last if segment.needed == "hidden" else None
         if segment.needed == "logits":
             needed = output.logits[:, ordinary]
         if hooks.inputs is not None:
             assert last is not None, "the call is done"
-            seen["hidden_states"] = (*hooks.inputs, last)
+            assert before_head is not None
+            end = Seen(last) if segment.needed == "hidden" else Seen(before_head, (ordinary, slice(None)))
+            seen["hidden_states"] = (*map(Seen, hooks.inputs), end)
         if segment.attentions:
             seen["attentions"] = self._attentions(output, segment, ordinary)
         if segment.close:
@@ -195,7 +199,7 @@ class SegmentRunner:
             raise TesseraError(f"forward: {message}.")
         return SegmentResult(needed, None if is_empty else state, output.past_key_values, **seen)
 
-    def _attentions(self, output: Any, segment: Segment, ordinary: slice) -> tuple[Tensor, ...]:
+    def _attentions(self, output: Any, segment: Segment, ordinary: slice) -> tuple[Seen, ...]:
         """What the base says of attention, without memory tokens."""
         first, seen = self.front, segment.before + segment.steps
         weights: tuple[Any, ...] = output.get("attentions") or (None,)
@@ -204,7 +208,7 @@ class SegmentRunner:
         advice = 'Load it with attn_implementation="eager"; weights of memories are in tessera.inspection.'
         rule = f"be False where {type(self.base).__name__} gives none"
         expect(is_attention, "forward", "output_attentions", rule, True, advice)
-        return tuple(layer[:, :, ordinary, first : first + seen] for layer in weights)
+        return tuple(Seen(layer, (ordinary, slice(first, first + seen))) for layer in weights)
 
     def call_base(self, embeddings: Tensor, segment: Segment, hooks: LayerHooks) -> Any:
         """The base model's output for `embeddings` (B, front + n + back, hidden) of `segment` and its memory tokens."""

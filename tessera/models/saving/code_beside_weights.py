@@ -44,7 +44,7 @@ class SavesWithCode(Base):
         with code is saved with code.
         """
         folder = Path(save_directory)
-        before = getattr(self.config, "auto_map", None)
+        before = vars(self.config).get("auto_map")
         with_code = with_code or before is not None
         if with_code:
             config, model = type(self.config), type(self)

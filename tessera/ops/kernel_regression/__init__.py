@@ -100,12 +100,11 @@ def choose_backend(call: Call, backend: str | None = None) -> Backend:
     """The implementation that runs `call`: the forced one, or the first of `BACKENDS` that takes it."""
     if backend is None and 0 in (*call.query.shape, *call.value.shape):
         return reference  # nothing to compute
-    if backend is None and torch.compiler.is_exporting():
+    is_one = isinstance(call.query.shape[2], int) and call.query.shape[2] == 1 and device_type(call.query) == "cpu"
+    if backend is None and torch.compiler.is_exporting() and not is_one:
         # The others cut a call by its length, of which an exported program knows nothing.
         return fused if fused.unsupported_reason(call) is None else reference
-    single = call.query.shape[2] == 1 and (
-        device_type(call.query) == "cpu" or fused.unsupported_reason(call) is not None
-    )
+    single = is_one or (call.query.shape[2] == 1 and fused.unsupported_reason(call) is not None)
     if backend is None and single:
         # One query against N pairs is a matrix-vector product: nothing to fuse, to tile or to save. But on a GPU the
         # search for a threshold waits after each of its sweeps, and Triton's is one launch.

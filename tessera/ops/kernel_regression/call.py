@@ -24,7 +24,7 @@ class Call:
     slope: Tensor
     intercept: Tensor | None = None
     window: Window | None = None
-    query_offset: int = 0
+    query_offset: int | Tensor = 0
     query_documents: Tensor | None = None
     pair_documents: Tensor | None = None
     dropout: float = 0.0
@@ -65,6 +65,8 @@ class Call:
             expect(
                 False, WHERE, "the window's delay", f"be one integer or one per sequence {expected}", tuple(delay.shape)
             )
+        if self.has_open_end:
+            return
         is_integer = isinstance(self.query_offset, int | torch.SymInt) and not isinstance(self.query_offset, bool)
         if not is_integer or (isinstance(self.query_offset, int) and self.query_offset < 0):
             expect(False, WHERE, "query_offset", "be an integer of at least 0", self.query_offset)
@@ -82,10 +84,15 @@ class Call:
             if tuple(documents.shape) != shape or documents.is_floating_point():
                 expect(False, WHERE, name, f"be integers {shape}", f"{documents.dtype} {tuple(documents.shape)}")
 
+    @property
+    def has_open_end(self) -> bool:
+        """Whether the one query's position is a tensor (1,): pairs from there on are room that nobody has filled."""
+        return isinstance(self.query_offset, Tensor)
+
     def trimmed(self) -> Self:
         """The same call over the pairs that the window leaves to any query, without it where it hides none of them."""
         window, steps, pairs = self.window, self.query.shape[2], self.key.shape[2]
-        if window is None or torch.compiler.is_exporting():  # an exported program takes any length
+        if window is None or torch.compiler.is_exporting() or self.has_open_end:  # an exported program takes any length
             return self
         start = 0 if window.span is None else min(pairs, max(0, self.query_offset - window.span + 1))
         youngest = window.delay if isinstance(window.delay, int) else 1

@@ -6,18 +6,33 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from tqdm import tqdm
 
+from tessera.base.errors import expect
 from tessera.data.encoding import PIECE
 from tessera.data.text_files import text_of_files
 from tessera.generation.sampling import Sampling
 from tessera.memory_files.answering import answer
 from tessera.memory_files.memory import Memory
-from tessera.papers.babilong.benchmark import TextSample, benchmark_labels, exact_match, published_match, read_samples
+from tessera.models.recurrence import SegmentedForCausalLM
+from tessera.papers.babilong.benchmark import (
+    ASKED,
+    TextSample,
+    benchmark_labels,
+    exact_match,
+    published_match,
+    read_samples,
+    results_file,
+    write_results,
+)
 from tessera.papers.babilong.noise import SENTENCE_END
+from tessera.papers.babilong.stories import generate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+SHOT_FACTS = 8  # at most, of the stories that stand before a sample
 
 
 class PlantedText:
@@ -64,37 +79,76 @@ class Answered(NamedTuple):
     published: bool
 
 
+def shots_of(kind: str, count: int) -> str:
+    """`count` short stories of a task, each with a question and its answer, to stand before a sample."""
+    stories = [generate(kind, Random(f"shot {number}"), SHOT_FACTS) for number in range(count)]
+    asked = [(" ".join(story.facts), story.questions[0]) for story in stories]
+    return "".join(f"{facts}{ASKED.format(question=first.text)} {first.answer}\n\n" for facts, first in asked)
+
+
+@torch.no_grad()
 def answered(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerFast",
     sample: TextSample,
     answers: Collection[str],
     sampling: Sampling,
+    shots: str | None = None,
 ) -> Answered:
-    """Read the sample's text, ask its question in a segment of its own, and compare.
+    """Read the sample's text, ask its question, and compare.
+
+    A model with a memory reads the text into it and is asked in a segment of its own; any other reads both at once.
 
     Args:
         answers: all that the benchmark's rule looks for in what the model says (`benchmark_labels`).
         sampling: of models that were not trained on questions: they continue the text after the question.
+        shots: text before the sample's; then the question stands in `ASKED`, and what the model says ends with the line
+            that it begins.
     Raises:
-        TesseraError: a text or a question without tokens, or logits that are not finite.
+        TesseraError: a text or a question without tokens or too long for the model, or logits that are not finite.
     """
-    memory = Memory(model, tokenizer).read([sample.input], "input", precision="auto")
-    said = answer(model, tokenizer, sample.question, memory.state, sampling).text
+    text, question = sample.input, sample.question
+    if shots is not None:
+        text, question = shots + text, ASKED.format(question=question.strip())
+    memory = None
+    if isinstance(model, SegmentedForCausalLM):
+        memory = Memory(model, tokenizer).read([text], "input", "ask: input", precision="auto").state
+    else:
+        question = text + ("\n" if shots is None else "") + question
+    said = answer(model, tokenizer, question, memory, sampling).text
+    if shots is not None:
+        said = said.strip().partition("\n")[0]
     match = published_match(said, sample.question, sample.target, answers)
     return Answered(said, exact_match(said, sample.target), match)
 
 
 def score_samples(
-    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", path: Path, sampling: Sampling
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerFast",
+    path: Path,
+    sampling: Sampling,
+    shots: int | None = None,
+    results: Path | None = None,
 ) -> tuple[list[dict[str, Any]], str]:
-    """A row for each sample of a file (prompt, question, target, answer, and whether it is right), and a summary."""
+    """A row for each sample of a file (prompt, question, target, answer, and whether it is right), and a summary.
+
+    Args:
+        shots: stories before each sample (`shots_of`). results: a folder for the answers as the benchmark's own
+            evaluation keeps them (`write_results`).
+    Raises:
+        TesseraError: a path that does not name the task or length that `shots` and `results` need.
+    """
     samples = read_samples(path)
     kind, labels = benchmark_labels(path, [sample.target for sample in samples])
+    expect(shots is None or bool(kind), "ask", "--shots", "come with samples of qa1 to qa5", str(path))
+    before = None if shots is None else shots_of(kind, shots)
+    file = None if results is None else results_file(results, path, kind, bool(before))
     bar = tqdm(samples, desc="samples", disable=not sys.stderr.isatty())
-    scores = [answered(model, tokenizer, sample, labels, sampling) for sample in bar]
+    scores = [answered(model, tokenizer, sample, labels, sampling, before) for sample in bar]
+    if file is not None:
+        write_results(file, samples, [score.said for score in scores], before, sampling.arguments)
     exact, published = (
-        100 * sum(getattr(one, name) for one in scores) / len(scores) for name in ("exact", "published")
+        100 * sum(getattr(score, name) for score in scores) / len(scores) for name in ("exact", "published")
     )
     rule = f"answers of {kind}" if kind else "answers of the file, which is of none of its tasks"
     summary = (
@@ -102,9 +156,9 @@ def score_samples(
         f"exact match      {exact:5.1f}\nbenchmark's rule {published:5.1f}  ({rule})"
     )
     rows = [
-        {"prompt": sample.input, "question": sample.question, "target": sample.target, "answer": one.said}
-        | {"exact_match": one.exact, "published_match": one.published}
-        for sample, one in zip(samples, scores)
+        {"prompt": sample.input, "question": sample.question, "target": sample.target, "answer": score.said}
+        | {"exact_match": score.exact, "published_match": score.published}
+        for sample, score in zip(samples, scores)
     ]
     return rows, summary
 

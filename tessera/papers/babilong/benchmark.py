@@ -1,15 +1,20 @@
 """The public benchmark: its files of samples as text, and its rule of what is right beside the paper's exact match."""
 
+import csv
+import io
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tessera.base.errors import TesseraError
+from tessera.base.files import write_text_atomically, writing
 from tessera.papers.babilong.stories import LENGTHS, labels
 
 FIELDS = ("input", "question", "target")
+ASKED = "\nQuestion: {question}\nAnswer:"  # how a model of text is asked
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,40 @@ def benchmark_labels(path: Path, targets: Iterable[str]) -> tuple[str, Collectio
     named = re.search(r"qa[1-5](?!\d)", str(path))
     kind = named[0] if named else next((kind for kind in LENGTHS if answers <= set(labels(kind))), "")
     return kind, labels(kind) if kind else answers
+
+
+def results_file(folder: Path, path: Path, kind: str, has_examples: bool) -> Path:
+    """Where the benchmark's evaluation keeps the answers to the samples in `path`: task, length and prompt in its name.
+
+    Raises:
+        TesseraError: a path that does not name task and length.
+    """
+    length = re.search(r"(?<![\w.])\d+[kM](?![a-zA-Z])", str(path).replace("_", "/"))
+    if not kind or length is None:
+        raise TesseraError(f"ask: --results needs samples named by task and length, as qa1/4k.json; got {path}.")
+    prompt = f"instruction_no_examples_{'yes' if has_examples else 'no'}_post_prompt_no"
+    return folder / f"{kind}_{length[0]}_{prompt}.csv"
+
+
+def write_results(
+    file: Path, samples: Sequence[TextSample], outputs: Sequence[str], shots: str | None, sampling: dict[str, Any]
+) -> None:
+    """The table of targets, outputs and questions that the benchmark's evaluation writes and collects.
+
+    Beside it lies the prompt, with what was given to `generate`, as JSON.
+    """
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["", "target", "output", "question"])
+    for number, (sample, output) in enumerate(zip(samples, outputs)):
+        writer.writerow([number, sample.target, output, sample.question])
+    template = "{context}\n{question}" if shots is None else "{examples}{context}" + ASKED
+    prompt = {"instruction": "", "examples": shots or "", "post_prompt": "", "template": template}
+    settings = json.dumps({"prompt": prompt, "generate_kwargs": sampling}, indent=4)
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(file.with_suffix(".json"), settings + "\n")
+        write_text_atomically(file, table.getvalue())
 
 
 def published_match(output: str, question: str, target: str, answers: Collection[str]) -> bool:

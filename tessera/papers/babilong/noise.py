@@ -1,9 +1,10 @@
 """Background text: consecutive sentences of books, as many as needed, held in memory once."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import cycle
 from pathlib import Path
 from random import Random
 
@@ -11,9 +12,11 @@ import numpy as np
 
 from tessera.base.errors import TesseraError
 from tessera.data.sources import VALIDATION_STORIES, text_files
+from tessera.data.text_files import text_of_file
 from tessera.papers.babilong.vocabulary import encode, vocabulary_of
 
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"”’')_]*\s+")
+Source = str | tuple[str, ...]  # of books: a name of bundled ones, a file, a folder, a glob, or several
 SHORTEST = 10  # tokens; shorter sentences are left out, as published
 
 
@@ -53,11 +56,14 @@ class Span:
         return self.book.tokens[self.book.starts[self.first + begin] : stop]
 
 
-def book_files(source: str | Sequence[str], split: str) -> list[Path]:
+def book_files(source: Source, split: str, test: Source | None = None) -> list[Path]:
     """The books of a split: every sixth is for tests, the one before it for validation, the others for training.
 
-    Of the bundled stories the validation book is the one that it is everywhere in the library.
+    Of the bundled stories the validation book is the one that it is everywhere in the library. With books of `test` for
+    tests, the sixth ones are for validation too.
     """
+    if test is not None and split == "test":
+        return text_files(test)
     files = text_files(source)
     if len(files) < 3:
         raise TesseraError(f"babilong: noise must be at least three books, to keep splits apart; got {len(files)}.")
@@ -67,38 +73,51 @@ def book_files(source: str | Sequence[str], split: str) -> list[Path]:
     validation = named or [file for file in others if file not in tests][4::5] or others[-2:-1]
     if split == "test":
         return tests
+    if split == "validation" and test is not None:
+        return [*validation, *tests]
     return validation if split == "validation" else [file for file in others if file not in {*tests, *validation}]
 
 
 def draw_noise(books: Sequence[Book], length: int, random: Random) -> list[Span]:
     """Consecutive sentences from a random place of a random book, to `length` tokens in all; the last one is cut.
 
-    Where a book ends, another begins at a random place. Cost: O(1) per book passed.
+    Where the book ends, the others follow in random order, each from its beginning, then what stands before that place:
+    no sentence comes twice before all have come. Cost: O(1) per book passed.
     """
+    first_book = random.choice(list(books))
+    first = random.randrange(first_book.num_sentences)
     spans: list[Span] = []
-    while length > 0:
-        book = random.choice(list(books))
-        first = random.randrange(book.num_sentences)
-        stop = book.starts[first] + length
-        last = int(np.searchsorted(book.starts, stop, side="left"))
-        if last > book.num_sentences:
-            spans.append(Span(book, first, book.num_sentences))
-            length = int(stop - book.starts[-1])
-            continue
-        spans.append(Span(book, first, last, int(stop - book.starts[last - 1]) if stop != book.starts[last] else 0))
-        return spans
-    return spans
+    for book, begin, end in _stretches(books, first_book, first, random):
+        stop = book.starts[begin] + length
+        if stop <= book.starts[end]:
+            last = int(np.searchsorted(book.starts, stop, side="left"))
+            cut = int(stop - book.starts[last - 1]) if stop != book.starts[last] else 0
+            return [*spans, Span(book, begin, last, cut)]
+        spans.append(Span(book, begin, end))
+        length -= int(book.starts[end] - book.starts[begin])
+    raise AssertionError("stretches have no end")
+
+
+def _stretches(books: Sequence[Book], first_book: Book, first: int, random: Random) -> Iterator[tuple[Book, int, int]]:
+    """A book and sentences of it (from, to), all books around a circle, without end."""
+    yield first_book, first, first_book.num_sentences
+    others = [book for book in books if book is not first_book]
+    circle = [(book, 0, book.num_sentences) for book in random.sample(others, len(others))]
+    circle += [(first_book, 0, first)] if first else []
+    yield from cycle([*circle, (first_book, first, first_book.num_sentences)])
 
 
 @lru_cache(maxsize=8)
-def books_of(source: str | tuple[str, ...], split: str, vocab_size: int) -> tuple[Book, ...]:
-    """The books of a split in tokens of the vocabulary that their training books give."""
-    vocabulary = vocabulary_of(source, vocab_size)
-    return tuple(_read(file, vocabulary) for file in book_files(source, split))
+def books_of(
+    source: Source, split: str, vocab_size: int, test: Source | None = None, path: str | None = None
+) -> tuple[Book, ...]:
+    """The books of a split (`book_files`) in tokens of `vocabulary_of(source, vocab_size, path)`."""
+    vocabulary = vocabulary_of(source, vocab_size, path)
+    return tuple(_read(file, vocabulary) for file in book_files(source, split, test))
 
 
 def _read(file: Path, vocabulary) -> Book:
-    text = " ".join(file.read_text(encoding="utf-8").split())
+    text = " ".join("".join(text_of_file(file)).split())
     sentences = [np.array(ids, dtype=np.int32) for ids in encode(vocabulary, SENTENCE_END.split(text))]
     sentences = [sentence for sentence in sentences if len(sentence) >= SHORTEST]
     if not sentences:

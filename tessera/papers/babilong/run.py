@@ -11,7 +11,7 @@ from tessera.models.armt.modeling import ARMTForCausalLM
 from tessera.models.sizes import num_parameters
 from tessera.papers.babilong import report
 from tessera.papers.babilong.sample import RESERVED
-from tessera.papers.babilong.settings import BUDGETS, LAST_SEGMENT, MODELS, THRESHOLD, WHOLE_TEXT, BabilongSettings
+from tessera.papers.babilong.settings import BUDGETS, LAST_SEGMENT, MODELS, SHUT, WHOLE_TEXT, BabilongSettings
 from tessera.papers.babilong.stories import LENGTHS, PLAIN_FACT
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.writes import written_facts, written_noise
@@ -34,10 +34,11 @@ def plan(selection: RunSelection) -> list[Run]:
     """QA1 of all models first; the other kinds by the model that is best in long texts, or else by the first."""
     budget = BUDGETS[selection.budget]
     names = selection.models or tuple(MODELS)
-    best = THRESHOLD if THRESHOLD in names else names[0]
+    best = SHUT if SHUT in names else names[0]
     others = [kind for kind in budget.kinds[1:] if kind in MODELS[best].recipes]
     runs = [*((name, budget.kinds[0]) for name in names), *((best, kind) for kind in others)]
-    return [budget.run(*of, seed) for seed in range(selection.seeds or budget.seeds) for of in runs]
+    seeds = range(selection.seeds or budget.seeds)
+    return [budget.run(name, kind, MODELS[name].first_seed + index) for index in seeds for name, kind in runs]
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
@@ -63,6 +64,8 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     if isinstance(model, ARMTForCausalLM) and isinstance(task, BABILong):
         context.report(1.0, "measuring what is written")
         segments = min(NOISE_SEGMENTS, max(settings.measured))
+        books = task.books("test")
+        outcome["test_noise"] = {"books": len(books), "tokens": sum(len(book.tokens) for book in books)}
         outcome["written_noise"] = written_noise(model, task, settings.seed, segments=segments)
         outcome["written_facts"] = written_facts(model, task, settings.seed)
     return outcome
@@ -94,13 +97,16 @@ def _measure(model: torch.nn.Module, data: StagedQuestions, settings: BabilongSe
     read = drawn
     if settings.model in WHOLE_TEXT:
         read = max(1, min(drawn, WHOLE_AT_ONCE // (settings.recipe["data"]["questions"] * tokens)))
-    shares, began = [], time.perf_counter()
+    shares, sources, began = [], [], time.perf_counter()
     for first in range(0, count, drawn):
         texts, seed = min(drawn, count - first), 1_000_000 * settings.seed + first
         batch = data.batch(stage, texts, tokens - RESERVED, seed, "test")
+        sources.append(batch.sources)
         shares += [right_answers(model, batch.rows(row, row + read)) for row in range(0, len(batch.contexts), read)]
     seconds = time.perf_counter() - began
-    return estimate(torch.cat(shares)), seconds / (count * (tokens - RESERVED))
+    # Texts that begin in the same book are not independent.
+    groups = torch.cat(sources) if "test_noise" in settings.recipe["data"]["task"] else None
+    return estimate(torch.cat(shares), groups), seconds / (count * (tokens - RESERVED))
 
 
 # ARMT around several bases, its relatives, and models that read the whole text or the last segment alone.

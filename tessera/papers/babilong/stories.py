@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -16,8 +17,14 @@ THINGS = ("football", "apple", "milk")
 MOVES = ("went to", "travelled to", "journeyed to", "moved to")
 TAKES = ("got", "grabbed", "took")
 DROPS = ("dropped", "put down", "let go of")
-# Facts of a generated story, from and to. bAbI's own stories of QA2, QA3 and QA5 go on to more than 70 facts.
-LENGTHS = {"qa1": (2, 10), "qa2": (6, 24), "qa3": (8, 32), "qa4": (2, 2), "qa5": (6, 24)}
+# Facts of a generated story, from and to: what bAbI's own generator makes up to a question.
+LENGTHS = {"qa1": (2, 10), "qa2": (3, 77), "qa3": (3, 96), "qa4": (2, 2), "qa5": (3, 84)}
+# Of 10,000 questions that it made, every twentieth by the number of facts; QA1's are spread evenly.
+TWENTIETHS = {
+    "qa2": (3, 6, 8, 10, 11, 13, 15, 16, 17, 19, 20, 22, 23, 25, 26, 28, 30, 32, 36, 41, 77),
+    "qa3": (3, 8, 11, 13, 14, 16, 17, 18, 20, 21, 22, 24, 25, 27, 28, 30, 33, 36, 40, 48, 96),
+    "qa5": (3, 8, 10, 12, 13, 15, 17, 19, 20, 22, 24, 25, 27, 29, 31, 33, 35, 37, 40, 44, 84),
+}
 FEWEST = {"qa1": 1, "qa2": 2, "qa3": 3, "qa4": 2, "qa5": 2}  # facts that answer a question
 
 MANY = 200  # stories, which hold nearly all facts that there are
@@ -60,16 +67,34 @@ def labels(kind: str) -> tuple[str, ...]:
 def generate(kind: str, random: Random, most_facts: int | None = None, fewest_facts: int | None = None) -> Story:
     """A story of task `kind` ("qa1" ... "qa5") with all questions that its facts answer, at least one.
 
-    The number of facts is drawn from `LENGTHS`, from `fewest_facts` on where given and up to `most_facts` where that is
-    less.
+    Numbers of facts are as frequent as in bAbI (`TWENTIETHS`), from `fewest_facts` on where given and up to
+    `most_facts` where that is less.
     """
     fewest, most = LENGTHS[kind]
     fewest = fewest if fewest_facts is None else fewest_facts
     most = most if most_facts is None else max(fewest, min(most, most_facts))
+    count = _number_of_facts(kind, random, fewest, most)  # drawn once: short stories often answer no question
     while True:
-        facts = tuple(_WRITERS[kind](random, random.randint(fewest, most)))
+        facts = tuple(_WRITERS[kind](random, count))
         if questions := questions_after(kind, facts):
             return Story(facts, questions)
+
+
+def _number_of_facts(kind: str, random: Random, fewest: int, most: int) -> int:
+    if kind not in TWENTIETHS:
+        return random.randint(fewest, most)
+    return random.choices(range(fewest, most + 1), _frequencies(kind)[fewest : most + 1])[0]
+
+
+@lru_cache
+def _frequencies(kind: str) -> tuple[float, ...]:
+    """How frequent each number of facts is, from 0 on, even within a twentieth; fewer than there are as the fewest."""
+    frequencies = [0.0] * (LENGTHS[kind][1] + 1)
+    for first, last in pairwise(TWENTIETHS[kind]):
+        for number in range(first + (first != LENGTHS[kind][0]), last + 1):
+            frequencies[number] += 1 / (last - first)
+    fewest = LENGTHS[kind][0]
+    return (*([frequencies[fewest]] * fewest), *frequencies[fewest:])
 
 
 @lru_cache

@@ -1,6 +1,7 @@
 """BABILong: answer a question about facts that are hidden in books."""
 
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,8 @@ from torch import Tensor
 from tessera.base.errors import expect
 from tessera.data.sources import text_files
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.papers.babilong.benchmark import published_match
-from tessera.papers.babilong.noise import Book, books_of
+from tessera.papers.babilong.benchmark import ASKED, published_match
+from tessera.papers.babilong.noise import Book, Source, books_of
 from tessera.papers.babilong.sample import RESERVED, Borders, HalfFacts, Lookalikes, Sample, has_room, hide
 from tessera.papers.babilong.solver import answer, world_after
 from tessera.papers.babilong.stories import (
@@ -45,10 +46,10 @@ from tessera.papers.babilong.vocabulary import (
     STORY_WORDS,
     UNKNOWN,
     decode,
+    pretrained,
     sentence_tokens,
     token_of,
     vocabulary_of,
-    word_of,
 )
 from tessera.tasks.question_answering import QuestionBatch
 from tessera.tasks.task import SPLIT_TENTHS, SPLITS, TASKS, Task, TokenExamples
@@ -64,10 +65,14 @@ class BABILong(Task):
             what), "qa5" (who gave what to whom).
         length: tokens of a sample, questions and answer included.
         noise: the books: "stories" (bundled), a file, a folder, a glob, or several of them. Splits share no book.
+        test_noise: the same of the test split alone, such as "test_books" (bundled), with other files than `noise`, to
+            which the vocabulary owes nothing; None: some of `noise`.
         stories: None, to write them by a grammar, or a folder of bAbI's files `qa1_*_train.txt`, `qa1_*_test.txt`.
             Splits share no story: the share of a generated one follows from its facts; of the files' training stories
             a ninth is for validation.
         vocab_size: words with a token of their own.
+        tokenizer: somebody's, in place of words: a folder, a tokenizer.json file, or a name on the hub. Facts, noise
+            and answers are its tokens then, and samples end with `Question: ... Answer: ...` and its `eos_token`.
         facts_share: stories whose facts take more than this share of a sample are left out (published: a fifth).
             Samples of one segment, where a curriculum begins, need more.
         lookalikes: share of the noise's words that words of the stories replace. For training: books seldom look like
@@ -83,7 +88,7 @@ class BABILong(Task):
         cut_facts: the same of those that end so, with up to two words of the noise behind it.
         also_asked: other kinds whose questions the same facts answer; training asks them too. A thing is where its
             holder is: "qa1" beside "qa2" teaches the first half of that.
-        fewest_facts: of a written story; None: 2, 6, 8, 2 and 6 by kind. Fewer are easier to learn from.
+        fewest_facts: of a written story; None: as in bAbI, 2, 3, 3, 2 and 3 by kind. Fewer are easier to learn from.
         from_memory: contexts end with a segment, and questions come in the next one, so that they can be answered from
             memory alone. Otherwise question and answer fit into the last segment, in validations as published; contexts
             of several segments end anywhere in it in training, which teaches to answer from memory alone too.
@@ -93,9 +98,11 @@ class BABILong(Task):
 
     kind: str = "qa1"
     length: int = 256
-    noise: str | tuple[str, ...] = "stories"
+    noise: Source = "stories"
+    test_noise: Source | None = None
     stories: str | None = None
     vocab_size: int = 2000
+    tokenizer: str | None = None
     facts_share: float = 0.2
     lookalikes: float = 0.0
     near_facts: float = 0.0
@@ -125,20 +132,35 @@ class BABILong(Task):
         is_possible = self.fewest_facts is None or least <= self.fewest_facts <= most
         expect(is_possible, where, "fewest_facts", f"be from {least} to {most} for {self.kind}", self.fewest_facts)
         self._require_room(self.length)
+        if self.test_noise is not None:
+            both = {file.name for file in text_files(self.noise)} & {file.name for file in text_files(self.test_noise)}
+            expect(not both, where, "test_noise", "be other books than noise", ", ".join(sorted(both)))
+        if self.tokenizer is not None:
+            longest = max(len(self.question_tokens(text)) for text in examples_of(self.kind))
+            longest += max(len(self.answer_tokens(word)) for word in self.labels)
+            room = f"take at most {RESERVED} tokens for a question and its answer"
+            expect(longest <= RESERVED, where, "tokenizer", room, f"{longest} by {self.tokenizer}")
 
     @classmethod
     def variants(cls) -> "list[Task]":
         """Every kind of question."""
         return [cls(kind, length=128 if kind in ("qa1", "qa4") else 300, vocab_size=250) for kind in LENGTHS]
 
+    def books(self, split: str) -> tuple[Book, ...]:
+        """The noise of a split."""
+        return books_of(self.noise, split, self.vocab_size, self.test_noise, self.tokenizer)
+
     @property
     def vocabulary(self) -> Tokenizer:
-        """Words to tokens."""
-        return vocabulary_of(self.noise, self.vocab_size)
+        """Words to tokens, or the `tokenizer`."""
+        return vocabulary_of(self.noise, self.vocab_size, self.tokenizer)
 
     @property
     def special_tokens(self) -> dict[str, str]:
         """See `QuestionTask`."""
+        if self.tokenizer is not None:
+            known = pretrained(self.tokenizer)
+            return {"eos_token": known.eos_token, "pad_token": known.pad_token or known.eos_token}
         return {"unk_token": UNKNOWN, "pad_token": PAD, "eos_token": END, "answer_token": GENERATE}
 
     @property
@@ -175,7 +197,7 @@ class BABILong(Task):
         """Samples without end; the same seed and split give the same ones."""
         expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
         random = self._random(seed, split)
-        books = books_of(self.noise, split, self.vocab_size)
+        books = self.books(split)
         while True:
             yield self._sample(random, books, split, self.length)
 
@@ -185,8 +207,8 @@ class BABILong(Task):
         """See `QuestionTask`; the questions of a context differ, and come in random order."""
         self._require_room(context_tokens + RESERVED)
         random = self._random(context_tokens, seed, split)
-        books = books_of(self.noise, split, self.vocab_size)
-        contexts, questions_by_row, early_by_row = [], [], []
+        books = self.books(split)
+        contexts, sources, questions_by_row, early_by_row = [], [], [], []
         borders = range(segment, context_tokens + 1, segment) if early else ()
         cuts = Borders(segment, self.split_facts) if segment and self.split_facts else None
         halves = None
@@ -195,6 +217,7 @@ class BABILong(Task):
         for _ in range(count):
             sample = self._sample(random, books, split, context_tokens + RESERVED, cuts)
             tokens = sample.context.tokens()
+            sources.append(books.index(sample.context.spans[0].book))
             contexts.append(tokens if halves is None else halves.into(tokens, sample.context.is_fact(), random))
             possible: Sequence[Question] = sample.story.questions
             if self.also_asked:
@@ -205,7 +228,7 @@ class BABILong(Task):
                 facts = sample.story.facts[: bisect_right(ends, border)]
                 early_by_row.append(_some(self._questions_about(facts, split), early, random))
         stacked = torch.from_numpy(np.stack(contexts).astype(np.int64))
-        batch = QuestionBatch(stacked, *self._in_rows(questions_by_row, questions))
+        batch = QuestionBatch(stacked, *self._in_rows(questions_by_row, questions), sources=torch.tensor(sources))
         if not borders:
             return batch
         shape = (count, len(borders), early, -1)
@@ -216,53 +239,70 @@ class BABILong(Task):
         """`count` samples in a row each: context, question, `<generate>`, answer, `<end>`, padding; T = `length`."""
         stream = self.samples(seed, split)
         samples = [next(stream) for _ in range(count)]
-        tokens = torch.full((count, self.length), token_of(self.vocabulary, PAD))
+        tokens = torch.full((count, self.length), self._special("pad_token"))
         target = torch.full((count, self.length), IGNORED)
         for row, sample in enumerate(samples):
             ids = np.concatenate([sample.context.tokens(), self.question_tokens(sample.question.text)])
             ending = self.answer_tokens(sample.question.answer)
-            tokens[row, : len(ids) + 2] = torch.from_numpy(np.concatenate([ids, ending]).astype(np.int64))
-            target[row, len(ids) : len(ids) + 2] = torch.from_numpy(ending.astype(np.int64))
+            whole = torch.from_numpy(np.concatenate([ids, ending]).astype(np.int64))
+            tokens[row, : len(whole)] = whole
+            target[row, len(ids) : len(whole)] = whole[len(ids) :]
         return TokenExamples(tokens, target, tuple(samples))
 
     def question_tokens(self, question: str) -> np.ndarray:
         """The question and `<generate>`: what comes behind the context."""
-        return np.append(self._tokens(question), np.int32(token_of(self.vocabulary, GENERATE)))
+        if self.tokenizer is not None:
+            return self._encoded(ASKED.format(question=question))
+        return np.append(self._tokens(question), np.int32(self._special("answer_token")))
 
     def answer_tokens(self, word: str) -> np.ndarray:
         """The answer and `<end>`: what is to be generated."""
-        return np.array([token_of(self.vocabulary, word), token_of(self.vocabulary, END)], np.int32)
+        return np.append(self._tokens(word), np.int32(self._special("eos_token")))
 
     def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
-        """`exact_match` (B,): the answer is the likeliest word; `published_match`: the public benchmark's rule."""
-        place = (examples.labels != IGNORED).int().argmax(1)
-        rows = torch.arange(len(examples))
-        words = predictions[rows, place - 1].argmax(-1).cpu()
-        right = words == examples.tokens[rows, place]
-        texts = [word_of(self.vocabulary, int(word)) for word in words]
-        questions = [sample.question for sample in examples.details]
-        published = [published_match(text, one.text, one.answer, self.labels) for text, one in zip(texts, questions)]
-        return {"exact_match": right.double(), "published_match": torch.tensor(published, dtype=torch.double)}
+        """`exact_match` (B,): the answer is the likeliest; `published_match`: the public benchmark's rule."""
+        exact, published = [], []
+        for row, sample in enumerate(examples.details):
+            places = self._answer_places(examples, row)
+            said = predictions[row, places - 1].argmax(-1).cpu()
+            exact.append(bool((said == examples.tokens[row, places]).all()))
+            text, question = decode(self.vocabulary, said), sample.question
+            published.append(published_match(text, question.text, question.answer, self.labels))
+        return {
+            "exact_match": torch.tensor(exact, dtype=torch.double),
+            "published_match": torch.tensor(published, dtype=torch.double),
+        }
+
+    def _answer_places(self, examples: TokenExamples, row: int) -> Tensor:
+        """Where the answer's tokens stand, without the end."""
+        return (examples.labels[row] != IGNORED).nonzero().flatten()[:-1]
+
+    def _answering(self, examples: TokenExamples, words: Sequence[str]) -> Tensor:
+        """Logits that answer a word each."""
+        logits = torch.zeros(*examples.tokens.shape, self.vocabulary.get_vocab_size())
+        for row, word in enumerate(words):
+            first = int(self._answer_places(examples, row)[0])
+            for place, token in enumerate(self._tokens(word), first):
+                logits[row, place - 1, int(token)] = 1.0
+        return logits
 
     def oracle(self, examples: TokenExamples) -> Tensor:
         """Reads the tokens as words, finds the facts among the sentences, and follows the rules."""
-        logits = torch.zeros(*examples.tokens.shape, self.vocabulary.get_vocab_size())
-        for row, place in enumerate((examples.labels != IGNORED).int().argmax(1)):
-            sentences = decode(self.vocabulary, examples.tokens[row, : place - 1]).replace("?", ".").split(" . ")
-            *context, question = [sentence.strip(" .") for sentence in sentences]
+        words = []
+        for row in range(len(examples)):
+            end = int(self._answer_places(examples, row)[0]) - 1
+            text = decode(self.vocabulary, examples.tokens[row, :end]).lower().partition("\nanswer")[0]
+            sentences = re.sub("[.?]", " . ", text).split(" . ")
+            *context, question = [sentence for sentence in map(str.strip, sentences) if sentence]
             world = world_after(_suffixes(context))
-            word = next(filter(None, (answer(world, suffix) for suffix in _suffixes([question]))))
-            logits[row, place - 1, token_of(self.vocabulary, word)] = 1.0
-        return logits
+            words.append(next(filter(None, (answer(world, suffix) for suffix in _suffixes([question])))))
+        return self._answering(examples, words)
 
     def guess(self, examples: TokenExamples, seed: int) -> Tensor:
         """Any of the answers."""
-        logits = torch.zeros(*examples.tokens.shape, self.vocabulary.get_vocab_size())
         random = torch.Generator().manual_seed(seed)
-        for row, place in enumerate((examples.labels != IGNORED).int().argmax(1)):
-            word = self.labels[int(torch.randint(len(self.labels), (), generator=random))]
-            logits[row, place - 1, token_of(self.vocabulary, word)] = 1.0
-        return logits
+        choices = torch.randint(len(self.labels), (len(examples),), generator=random)
+        return self._answering(examples, [self.labels[choice] for choice in choices.tolist()])
 
     def chance(self, examples: TokenExamples) -> float:
         """One over the number of answers."""
@@ -330,23 +370,30 @@ class BABILong(Task):
 
     def _in_rows(self, questions_by_row: Sequence[Sequence[Question]], questions: int) -> tuple[Tensor, Tensor]:
         """Tokens and labels (rows, questions, t) of some questions per row; where there are fewer, some stand twice."""
-        pad = token_of(self.vocabulary, PAD)
+        pad = self._special("pad_token")
         texts = [[self.question_tokens(one.text) for one in row] for row in questions_by_row]
         endings = [[self.answer_tokens(one.answer) for one in row] for row in questions_by_row]
-        width = max((len(text) + 2 for row in texts for text in row), default=1)
+        both_by_row = [[np.append(*pair) for pair in zip(*rows)] for rows in zip(texts, endings)]
+        width = max((len(both) for row in both_by_row for both in row), default=1)
         tokens = torch.full((len(questions_by_row), questions, width), pad)
         labels = torch.full((len(questions_by_row), questions, width), IGNORED)
         for row, row_questions in enumerate(questions_by_row):
             for place in range(questions if row_questions else 0):
-                text, ending = (rows[row][place % len(row_questions)] for rows in (texts, endings))
-                both = torch.from_numpy(np.concatenate([text, ending]).astype(np.int64))
+                both = torch.from_numpy(both_by_row[row][place % len(row_questions)].astype(np.int64))
                 tokens[row, place, : len(both)] = both
                 if place < len(row_questions):
-                    labels[row, place, len(text) : len(both)] = both[len(text) :]
+                    first = len(texts[row][place])
+                    labels[row, place, first : len(both)] = both[first:]
         return tokens, labels
 
     def _tokens(self, sentence: str) -> np.ndarray:
-        return sentence_tokens(self.noise, self.vocab_size, sentence)
+        return self._encoded(f" {sentence}")
+
+    def _encoded(self, text: str) -> np.ndarray:
+        return sentence_tokens(self.noise, self.vocab_size, self.tokenizer, text)
+
+    def _special(self, name: str) -> int:
+        return token_of(self.vocabulary, self.special_tokens[name])
 
     def _story(self, random: Random, split: str, most_facts: int) -> Story:
         if self.stories is not None:

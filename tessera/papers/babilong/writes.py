@@ -1,7 +1,7 @@
 """What an ARMT writes of a book without facts, and of single facts."""
 
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from tessera.models.armt.modeling import ARMTForCausalLM
 from tessera.models.armt.state import ARMTState
-from tessera.papers.babilong.noise import books_of
 from tessera.papers.babilong.sample import RESERVED, Borders, hide
 from tessera.papers.babilong.task import BABILong
 
@@ -17,24 +16,29 @@ from tessera.papers.babilong.task import BABILong
 @torch.no_grad()
 def written_noise(
     model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: int = 4, segments: int = 1024
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """The shares of segments of the test's books that change an association matrix.
 
     Returns:
         `in_text`: read after the text in front of them. `alone`: the same segments, each read with an empty memory. If
         that is far more, gates stay shut because of what the memory holds, and open when it is overwritten.
+        `normaliser`: the mean of |z| over layers, features and texts after 1, 2, 4, ... segments.
     """
     segment, random = model.config.segment_size, Random(f"noise {seed}")
-    books = books_of(task.noise, "test", task.vocab_size)
+    books = task.books("test")
     contexts = [hide((), books, segments * segment + RESERVED, random).tokens() for _ in range(texts)]
     tokens = torch.from_numpy(np.stack(contexts).astype(np.int64)).to(model.device)
     empty = memory = cast("ARMTState", model.empty_memory(texts))
     in_text = alone = 0.0
-    for one in tokens.split(segment, 1):
+    normaliser: dict[str, float] = {}
+    for number, one in enumerate(tokens.split(segment, 1), 1):
         before, memory = memory, model(input_ids=one, memory_state=memory, skip_logits=True).memory_state
         in_text += _changed(before, memory).sum().item()
+        if number.bit_count() == 1:
+            normaliser[str(number)] = memory.z.abs().mean().item()
         alone += _changed(empty, model(input_ids=one, skip_logits=True).memory_state).sum().item()
-    return {"in_text": in_text / (texts * segments), "alone": alone / (texts * segments)}
+    shares = {"in_text": in_text / (texts * segments), "alone": alone / (texts * segments)}
+    return {**shares, "normaliser": normaliser}
 
 
 @torch.no_grad()
@@ -46,7 +50,7 @@ def written_facts(model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: i
         segment, and `second_part`: in the second. A kind of which there was none is left out.
     """
     segment, random = model.config.segment_size, Random(f"facts {seed}")
-    books = books_of(task.noise, "test", task.vocab_size)
+    books = task.books("test")
     facts = task.possible_facts()
     written: dict[str, list[bool]] = {"whole": [], "first_part": [], "second_part": []}
     for share in (0.0, 1.0):  # by chance too few facts lie across the border

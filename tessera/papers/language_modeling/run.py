@@ -3,8 +3,12 @@
 Memory Mosaics, figures 7 and 13; Sparse Attention as Compact Kernel Regression, figures 2 and 3.
 """
 
+import hashlib
+import json
+from pathlib import Path
 from typing import Any
 
+from tessera.base.dataclass_io import to_json
 from tessera.base.precision import resolve_precision
 from tessera.evaluation.text import evaluate_text
 from tessera.models.saving.loading import load_model, load_tokenizer
@@ -13,10 +17,29 @@ from tessera.papers.catalogue import LIBRARY
 from tessera.papers.experiment import Experiment, Run, RunContext
 from tessera.papers.language_modeling import report
 from tessera.papers.language_modeling.settings import KERNELS, MODELS, LanguageSettings, plan
-from tessera.papers.language_modeling.training import trained_model
 from tessera.training.evaluation_text import evaluation_text
 from tessera.training.metrics import MetricsFile
-from tessera.training.overwrite import METRICS
+from tessera.training.overwrite import METRICS, RESULT
+from tessera.training.run import train
+
+SHARED_MODELS = "language_models"
+
+
+def trained_model(settings: LanguageSettings, context: RunContext, data: str | None = None) -> Path:
+    """The folder of the model that `settings` describe, trained unless it is there; a killed training goes on.
+
+    All experiments that keep their checkpoints beside each other share these models. `data`: where the training text
+    lies, if it is not the recipe's own.
+    """
+    text = json.dumps([to_json(settings.recipe), settings.text], sort_keys=True)
+    # checkpoints/EXPERIMENT/BUDGET/RUN is where a run works
+    models = context.folder.parents[2] / SHARED_MODELS
+    name = f"{settings.name.replace(' ', '-')}-{settings.num_layers}"
+    folder = models / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+    if not (folder / RESULT).is_file():
+        train(settings.read_recipe(data), folder, resume=True, progress=False, report=context.report)
+    return folder
+
 
 PUBLISHED_RECIPES = "The published trainings are recipes: `tessera train babistories-8 data.source=PATH`, for example."
 

@@ -12,8 +12,7 @@ from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.papers.catalogue import LIBRARY
 from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
 from tessera.papers.language_modeling import settings as language
-from tessera.papers.language_modeling.run import PUBLISHED_RECIPES, rounded
-from tessera.papers.language_modeling.training import trained_model
+from tessera.papers.language_modeling.run import PUBLISHED_RECIPES, rounded, trained_model
 from tessera.papers.out_of_distribution import report
 
 NOVELS = "novels"

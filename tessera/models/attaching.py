@@ -1,0 +1,140 @@
+"""A memory beside any decoder, without training: `tessera.attach`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tessera.base.errors import expect
+from tessera.base.shapes import Int
+from tessera.kernels import Kernel
+from tessera.recall.token_memory import TokenMemory
+
+
+class Attached:
+    """A memory that stands beside the output layer of a model; see `attach`.
+
+    Attributes:
+        memory: what was read, a `TokenMemory`. It is a value: keep it, and set it again on this or a later attachment.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any, memory: TokenMemory, window: int) -> None:
+        self.model, self.tokenizer, self.memory, self.window = model, tokenizer, memory, window
+        self._read: list[tuple[Tensor, Tensor]] | None = None
+        head = model.get_output_embeddings()
+        expect(isinstance(head, nn.Module), "attach", "model", "have an output layer", type(model).__name__)
+        self._hook = head.register_forward_hook(self._add)
+        try:
+            self._require_last(head)
+        except BaseException:
+            self.detach()
+            raise
+
+    def read(self, text: str | Int[Tensor, " T"]) -> Self:
+        """Remember a text, or token ids (T,), and fit the mixture to it; returns itself.
+
+        The text is read in windows of which each is predicted from what the memory held before it, then stored. A token
+        sees at least a quarter of a window before it. It begins a context of its own: its first token is no next token.
+        """
+        ids = torch.as_tensor(self._encoded(text) if isinstance(text, str) else text)
+        expect(ids.dim() == 1 and not ids.is_floating_point(), "attach", "text", "be text or ids (T,)", ids.shape)
+        step, was_training = self.window - self.window // 4, self.model.training
+        self.model.eval()
+        try:
+            for first in range(0, max(len(ids) - 1 - self.window // 4, min(len(ids) - 1, 1)), step):
+                self._read_window(ids[first : first + self.window + 1], 0 if first == 0 else self.window - step)
+        finally:
+            self.model.train(was_training)
+        return self
+
+    def detach(self) -> None:
+        """The model is again what it was. The memory stays readable."""
+        self._hook.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()
+
+    @torch.no_grad()
+    def _read_window(self, ids: Int[Tensor, " T"], known: int) -> None:
+        ids = ids.to(self.model.device)
+        with self._recording() as seen:
+            self.model(ids[None, :-1], use_cache=False)
+        hidden, logits = (torch.cat(parts, 1)[0, known:] for parts in zip(*seen))
+        tokens = ids[1 + known :]
+        own = (logits.float().gather(1, tokens[:, None])[:, 0] - logits.float().logsumexp(1)).exp()
+        self.memory = self.memory.fitted(hidden, tokens, own).remembered(hidden, tokens)
+
+    def _encoded(self, text: str) -> list[int]:
+        expect(self.tokenizer is not None, "attach", "tokenizer", "be given to read text", None)
+        return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+    def _add(self, head: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor | None:
+        if self._read is not None:
+            self._read.append((inputs[0], logits))
+            return None
+        return self.memory.mixed(inputs[0], logits)
+
+    @contextmanager
+    def _recording(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """What the output layer is given and gives, without memory."""
+        self._read = []
+        try:
+            yield self._read
+        finally:
+            self._read = None
+
+    @torch.no_grad()
+    def _require_last(self, head: nn.Module) -> None:
+        """Refuse a model that does not use its output layer as a module, or changes what it gives (soft-capping)."""
+        was_training = self.model.training
+        with self._recording() as seen:
+            last = self.model.config.vocab_size - 1  # token 0 is often padding, of which nothing is known
+            logits = self.model.eval()(torch.tensor([[last, last // 2]], device=self.model.device)).logits
+        self.model.train(was_training)
+        is_last = len(seen) == 1 and torch.equal(logits, seen[0][1].to(logits))
+        name = type(self.model).__name__
+        expect(is_last, "attach", "model", "return what its output layer gives, unchanged (no soft-capping)", name)
+
+
+def attach(
+    model: PreTrainedModel,
+    tokenizer: Any = None,
+    *,
+    kernel: Kernel | str | dict = "gaussian",
+    memory: TokenMemory | None = None,
+    window: int = 512,
+    budget: int | None = None,
+    eviction: str = "least_recalled",
+) -> Attached:
+    """Give a decoder of transformers a memory of texts that it reads, beside its own prediction and without training.
+
+    The model's last hidden states are keys, the tokens behind them values (see `tessera.recall.token_memory`). While
+    attached, `model(...)`, its loss and `generate` predict with the memory; `detach()` takes it away.
+
+    Args:
+        model: a causal language model. tokenizer: needed to read text; token ids can be read without.
+        kernel: the similarity kernel or its name. memory: one that was read earlier, in place of an empty one.
+        window: tokens that the model reads at once. budget, eviction: see `TokenMemory`.
+    Raises:
+        TesseraError: an unknown kernel or eviction, or a model that changes the logits of its output layer.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32)).eval()
+    >>> with attach(model, window=16) as attached:
+    ...     len(attached.read(torch.arange(50).repeat(3)).memory)
+    149
+    """
+    expect(isinstance(model, PreTrainedModel), "attach", "model", "be a Hugging Face model", type(model).__name__)
+    most = getattr(model.config, "max_position_embeddings", None) or window
+    expect(window >= 8, "attach", "window", "be at least 8 tokens", window)
+    memory = TokenMemory.empty(kernel, budget, eviction) if memory is None else memory
+    return Attached(model, tokenizer, memory, min(window, most))

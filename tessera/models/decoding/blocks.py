@@ -1,0 +1,143 @@
+"""One token through the blocks of a transformer of the transformers library by compiled ones, alone or inside ARMT.
+
+The library's `DynamicCache` stays what it is: its keys and values become the used parts of buffers with room.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from tessera.base.errors import expect
+from tessera.models.decoding.programs import STEP, load, open_room, rows_to_read
+from tessera.models.decoding.weights import StoredWeights, flat, unsized
+from tessera.models.recurrence.base_model import layer_list
+from tessera.models.recurrence.layer_hooks import MemoryLayer
+
+FAMILIES = ("gpt2", "gpt_neox", "llama")  # all blocks alike, attention over all that was read
+ROOM = "_tessera_room"  # the attribute of a layer of a cache
+UNRELATED = ("_name_or_path", "transformers_version", "dtype", "architectures", "use_cache")
+
+
+def compile_blocks(model: Any, form: str) -> Any:
+    """Make the blocks of `model`, or of the base that it is wrapped around, read one token by a program."""
+    base = getattr(model, "base", model)
+    config = base.config
+    is_known = config.model_type in FAMILIES and not getattr(config, "scale_attn_by_inverse_layer_idx", False)
+    names = ", ".join(FAMILIES)
+    expect(is_known, "compile_decoding", "the model", f"be a mosaic, or one of, or around, {names}", config.model_type)
+    layers = layer_list(base, getattr(model.config, "layers_path", None))
+    blocks = [layer.layer if isinstance(layer, MemoryLayer) else layer for layer in layers]
+    shared = _Shared(base, blocks[0], form)
+    for index, block in enumerate(blocks):
+        block.forward = _CompiledBlock(shared, block, index)
+    return model
+
+
+class _Shared:
+    """What the blocks of one model have in common: how weights are stored, and the programs."""
+
+    def __init__(self, base: Any, block: nn.Module, form: str):
+        self.how, self.block, self.name = StoredWeights(block, form), block, type(base).__name__
+        self.plain = type(block).forward.__get__(block)
+        self.config = base.config
+        settings = base.config.to_dict()
+        self.settings = str(sorted((k, str(v)) for k, v in settings.items() if k not in UNRELATED)) + form
+        self.programs: dict[Any, Callable[[list[Tensor]], list[Tensor]]] = {}
+
+    def program(self, weights: list, hidden: Tensor, cache: list[Tensor], cache_name: str, others: dict[str, Any]):
+        """The compiled block for further arguments like `others`."""
+        leaves, spec = tree_flatten(others)
+        shapes = tuple(tuple(leaf.shape) if torch.is_tensor(leaf) else repr(leaf) for leaf in leaves)
+        key = (len(hidden), cache_name, str(spec), shapes)
+        if key in self.programs:
+            return self.programs[key]
+
+        def block(tensors: Any, hidden: Tensor, room: Any, given: list[Tensor]) -> Tensor:
+            rest = iter(given)
+            filled = [next(rest) if torch.is_tensor(leaf) else leaf for leaf in leaves]
+            opened = _OpenCache(*room)
+            options = {**tree_unflatten(filled, spec), cache_name: opened, "attention_mask": opened.mask(hidden.dtype)}
+            return functional_call(self.block, self.how.read(tensors, hidden), (hidden,), options)
+
+        given = [leaf for leaf in leaves if torch.is_tensor(leaf)]
+        room, room_sizes = open_room(cache[0], cache[1], 0)
+        sizes = (unsized(weights), None, room_sizes, unsized(given))
+        compiled, chosen = self.block.forward, self.config._attn_implementation
+        self.block.forward, self.config._attn_implementation = self.plain, "eager"  # products, which RowProducts sees
+        try:
+            name = f"one decoding step of a {self.name}: its blocks"
+            run = load(name, (self.settings, *key), block, (weights, hidden, room, given), sizes)
+        finally:
+            self.block.forward, self.config._attn_implementation = compiled, chosen
+        return self.programs.setdefault(key, run)
+
+
+class _CompiledBlock:
+    """`forward` of a block."""
+
+    def __init__(self, shared: _Shared, block: nn.Module, index: int):
+        self.shared, self.block, self.index = shared, block, index
+        self.weights = shared.how.of(block)
+        self.plain = type(block).forward.__get__(block)
+        self.__signature__ = signature = inspect.signature(self.plain)
+        self.cache_name = next(name for name in ("past_key_values", "layer_past") if name in signature.parameters)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One token behind a `DynamicCache` by the program, anything else by the block itself."""
+        bound = self.__signature__.bind(*args, **kwargs).arguments
+        arguments = {**bound, **bound.pop("kwargs", {})}
+        arguments.pop("kwargs", None)
+        hidden, cache = arguments.pop("hidden_states"), arguments.pop(self.cache_name, None)
+        layers = cache.layers if isinstance(cache, DynamicCache) else []
+        layer = layers[self.index] if self.index < len(layers) else None
+        is_behind = type(layer) is DynamicLayer and layer.is_initialized and layer.get_seq_length() > 0
+        is_step = hidden.shape[1] == 1 and not (self.block.training or torch.is_grad_enabled())
+        if not (is_behind and is_step) or arguments.pop("attention_mask", None) is not None:
+            return self.plain(*args, **kwargs)
+        keys, values = _with_room(layer)
+        length = layer.get_seq_length()
+        room = [keys, values, rows_to_read(length, keys.shape[2]), torch.tensor([length])]
+        run = self.shared.program(self.weights, hidden, room, self.cache_name, arguments)
+        given = [leaf.contiguous() for leaf in tree_flatten(arguments)[0] if torch.is_tensor(leaf)]
+        output = run([*flat(self.weights), hidden.contiguous(), *room, *given])[0]
+        layer.keys, layer.values = keys[:, :, : length + 1], values[:, :, : length + 1]
+        return output
+
+
+class _OpenCache:
+    """Of one block, in buffers of which the program does not know how much is in use: what `update` asks of a cache."""
+
+    def __init__(self, keys: Tensor, values: Tensor, window: Tensor, place: Tensor):
+        count = window.shape[0]
+        torch._check(count <= keys.shape[2])
+        torch._check(count <= values.shape[2])
+        self.keys, self.values, self.place = keys[:, :, :count], values[:, :, :count], place
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """All that there is room for, with one more position."""
+        return self.keys.index_copy_(2, self.place, keys), self.values.index_copy_(2, self.place, values)
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """What is added to scores: -inf where nothing was read yet."""
+        is_read = torch.arange(self.keys.shape[2]) <= self.place
+        return torch.where(is_read, 0.0, -torch.inf).to(dtype)[None, None, None]
+
+
+def _with_room(layer: Any) -> tuple[Tensor, Tensor]:
+    """Buffers that begin with the keys and values of a layer of a cache, and have room for one more."""
+    buffers = getattr(layer, ROOM, None)
+    is_ours = buffers is not None and all(
+        used.data_ptr() == buffer.data_ptr() and len(used) == len(buffer) and used.shape[2] < buffer.shape[2]
+        for used, buffer in zip((layer.keys, layer.values), buffers, strict=True)
+    )
+    if not is_ours:
+        more = max(STEP, layer.keys.shape[2])
+        buffers = tuple(torch.nn.functional.pad(used, (0, 0, 0, more)) for used in (layer.keys, layer.values))
+        setattr(layer, ROOM, buffers)
+    return buffers

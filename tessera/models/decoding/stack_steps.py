@@ -1,0 +1,194 @@
+"""One token through a stack of memories by compiled layers: the state is taken apart into tensors, and put together."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from tessera.base.state import State
+from tessera.memories.pair_memory import PairMemory
+from tessera.models.decoding.programs import STEP, load, open_room, rows_to_read
+from tessera.models.decoding.weights import StoredWeights, flat, unsized
+from tessera.models.stack import StackForCausalLM
+from tessera.models.stack_state import StackState
+from tessera.recall.pair_store import PairStore
+
+KNOWN = {"input_ids", "attention_mask", "past_key_values", "use_cache", "logits_to_keep", "return_dict"}
+
+
+class OpenStore(PairStore):
+    """Pairs in a buffer of which a program does not know how many are in use: `length` is a tensor (1,)."""
+
+    @property
+    def keys(self) -> Tensor:
+        """All that there is room for."""
+        return self.key_buffer
+
+    @property
+    def values(self) -> Tensor:
+        """All that there is room for."""
+        return self.value_buffer
+
+    @property
+    def documents(self) -> None:
+        """All of one."""
+        return None
+
+    def append(self, keys: Tensor, values: Tensor, documents: Tensor | None = None) -> "OpenStore":
+        """Written into the buffer."""
+        self.key_buffer.index_copy_(2, self.length, keys)
+        self.value_buffer.index_copy_(2, self.length, values)
+        return replace(self, length=self.length + 1)
+
+    def newest(self, count: int) -> "OpenStore":
+        """All of them: who calls the program forgets the others."""
+        return self
+
+
+Run = Callable[[list[Tensor]], list[Tensor]]
+
+
+class StackSteps:
+    """Steps of one token of `model` with weights of a format."""
+
+    def __init__(self, model: StackForCausalLM, form: str):
+        self.model = model
+        layers = list(model.model.layers)
+        self.how = StoredWeights(layers[0], form)
+        self.weights = [self.how.of(layer) for layer in layers]
+        self.head = _Head(model)
+        self.head_how = StoredWeights(self.head, form)
+        self.head_weights = self.head_how.of(self.head)
+        self.spans = [memory.window.span for memory in layers[0].modules() if isinstance(memory, PairMemory)]
+        self.programs: dict[Any, tuple[Run, Run]] = {}  # of a layer and of the head, for each kind of state
+
+    def try_step(self, **keywords: Any) -> CausalLMOutputWithPast | None:
+        """What the model says to one more token of each sequence; None: the call is of another kind."""
+        past, ids = keywords.get("past_key_values"), keywords.get("input_ids")
+        if not self._is_step(past, ids, keywords):
+            return None
+        stack = self.model.model
+        model = stack._fingerprint.of(stack, False)
+        past.expect_model(type(stack).__name__, model)
+        hidden, states = stack._embed(ids), []
+        run_layer, run_head = self._programs(hidden, past.layers[0], model)
+        for weights, before in zip(self.weights, past.layers, strict=True):
+            stores, others = [], []
+            for leaf in leaves_of(before):
+                if isinstance(leaf, PairStore):
+                    stores.append(_with_room(leaf, self.spans[len(stores)]))
+                else:
+                    others.append(leaf.contiguous())
+            arguments = [*flat(weights), hidden]
+            for store in stores:
+                arguments += [store.key_buffer, store.value_buffer, *_ends(store)]
+            hidden, *others = run_layer([*arguments, *others])
+            states.append(put_together(before, map(_appended, stores), iter(others)))
+        logits = run_head([*flat(self.head_weights), hidden])[0]
+        state = StackState(tuple(states), past.length + 1, None, model)
+        return CausalLMOutputWithPast(logits=logits, past_key_values=state)
+
+    def _is_step(self, past: Any, ids: Any, keywords: dict[str, Any]) -> bool:
+        is_one = isinstance(past, StackState) and past.document is None and ids is not None and ids.shape[1:] == (1,)
+        if not is_one or self.model.training or torch.is_grad_enabled() or not keywords.keys() <= KNOWN:
+            return False
+        mask = keywords.get("attention_mask")
+        has_padding = mask is not None and (mask.shape != (len(ids), past.length + 1) or not bool(mask[:, -1].all()))
+        is_usual = keywords.get("use_cache") is not False and keywords.get("return_dict") is not False
+        return is_usual and not has_padding and keywords.get("logits_to_keep", 0) in (0, 1)
+
+    def _programs(self, hidden: Tensor, state: Any, model: str) -> tuple[Run, Run]:
+        config, stack = self.model.config, self.model.model
+        kinds = tuple(type(leaf).__name__ for leaf in leaves_of(state))
+        extra = stack.layer_arguments(hidden)
+        key = (len(hidden), kinds, tuple(extra.items()))
+        if key in self.programs:
+            return self.programs[key]
+        settings = (type(self.model).__name__, model.split(":")[0], self.how.form, config.logit_scale, *key)
+        name = f"one decoding step of a {type(self.model).__name__}"
+
+        def layer(tensors: Any, hidden: Tensor, stores: Any, others: Any) -> list[Tensor]:
+            before = put_together(state, (_opened(*store) for store in stores), iter(others))
+            options = {"state": before, "keep_state": True, **extra}
+            weights = self.how.read(tensors, hidden)
+            hidden, after = functional_call(stack.layers[0], weights, (hidden,), options)
+            return [hidden, *(leaf for leaf in leaves_of(after) if not isinstance(leaf, PairStore))]
+
+        def head(tensors: Any, hidden: Tensor) -> Tensor:
+            return functional_call(self.head, self.head_how.read(tensors, hidden), (hidden,))
+
+        leaves = list(leaves_of(state))
+        stores = [leaf for leaf in leaves if isinstance(leaf, PairStore)]
+        rooms = [open_room(store.key_buffer, store.value_buffer, index) for index, store in enumerate(stores)]
+        others = [leaf.contiguous() for leaf in leaves if not isinstance(leaf, PairStore)]
+        arguments = (self.weights[0], hidden, [room for room, _ in rooms], others)
+        sizes = (unsized(self.weights[0]), None, [sizes for _, sizes in rooms], unsized(others))
+        run_layer = load(f"{name}: its layers", settings, layer, arguments, sizes)
+        sizes = (unsized(self.head_weights), None)
+        run_head = load(f"{name}: its head", settings, head, (self.head_weights, hidden), sizes)
+        return self.programs.setdefault(key, (run_layer, run_head))
+
+
+class _Head(nn.Module):
+    """From the last layer's output to logits."""
+
+    def __init__(self, model: StackForCausalLM):
+        super().__init__()
+        self.norm, self.lm_head, self.scale = model.model.norm, model.lm_head, model.config.logit_scale
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits (B, 1, V)."""
+        return self.lm_head(self.norm(hidden)) * self.scale
+
+
+def leaves_of(state: Any) -> Iterator[Any]:
+    """The tensors and stores of pairs that a layer's state is made of."""
+    if isinstance(state, Tensor | PairStore):
+        yield state
+    elif state is not None:
+        for part in state if isinstance(state, tuple) else state.parts().values():
+            yield from leaves_of(part)
+
+
+def put_together(like: Any, stores: Iterator[Any], others: Iterator[Tensor]) -> Any:
+    """A state like `like`, of other stores and tensors."""
+    if isinstance(like, PairStore):
+        return next(stores)
+    if isinstance(like, Tensor):
+        return next(others)
+    if isinstance(like, tuple):
+        return tuple(put_together(part, stores, others) for part in like)
+    if isinstance(like, State):
+        return type(like)(**{name: put_together(part, stores, others) for name, part in like.parts().items()})
+    return like
+
+
+def _with_room(store: PairStore, span: int | None) -> PairStore:
+    """The same pairs, those that no query will see left out now and then, with room for one more."""
+    if span is not None and store.length >= span - 1 + STEP:
+        first = store.length - span + 1
+        store = PairStore.of(store.keys[:, :, first:], store.values[:, :, first:])
+    return store.with_room(store.length + 1)
+
+
+def _ends(store: PairStore) -> tuple[Tensor, Tensor]:
+    """How much of its buffers is read, and the place of the next pair."""
+    return rows_to_read(store.length, store.key_buffer.shape[2]), torch.tensor([store.length])
+
+
+def _appended(store: PairStore) -> PairStore:
+    """The store with the pair that a program wrote into its buffers."""
+    store.tip.used = store.length + 1
+    return replace(store, length=store.length + 1)
+
+
+def _opened(keys: Tensor, values: Tensor, window: Tensor, place: Tensor) -> OpenStore:
+    """The buffers as far as `window` says, to be written at `place`."""
+    count = window.shape[0]
+    torch._check(count <= keys.shape[2])
+    torch._check(count <= values.shape[2])
+    return OpenStore(keys[:, :, :count], values[:, :, :count], None, place, None)

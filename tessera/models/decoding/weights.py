@@ -1,0 +1,160 @@
+"""Weights as a decoding program reads them: as they are, in bfloat16 or in 8 bits. Sums are of the model's own type."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.overrides import TorchFunctionMode
+from transformers.pytorch_utils import Conv1D
+
+from tessera.memories.persistent import PersistentMemory
+
+FORMATS = ("float32", "bf16", "int8")
+LEAST = 4096  # numbers of a weight below which less precision saves nothing
+BLOCK = 8  # rows: four such blocks share 32-bit integers
+MASKS = (0xFF, 0xFF00, 0xFF0000, -(2**24))  # the bytes of such an integer; the last has its sign
+PACKED = "_tessera_packed"
+Parts = tuple[Tensor, ...]
+
+
+class StoredWeights:
+    """How the parameters of the modules that are like `module` are stored, in the order of `named_parameters`.
+
+    A product of a row with (a transposed) one is what is computed of matrices: those of linear layers, and of the slots
+    of persistent memories, whose rows are keys, and components of values.
+    """
+
+    def __init__(self, module: nn.Module, form: str):
+        self.form = form
+        matrices = dict(_matrices(module))
+        parameters = list(module.named_parameters())
+        self.names = [name for name, _ in parameters]
+        self.is_transposed = [matrices.get(name, False) for name in self.names]
+        self.shapes = [tuple(p.shape) for _, p in parameters]
+        self.forms = [_form(p, form, name in matrices) for name, p in parameters]
+
+    @torch.no_grad()
+    def of(self, module: nn.Module) -> list[Parts]:
+        """The parameters of `module`, which are rounded in place to what is stored."""
+        result: list[Parts] = []
+        for weight, form, transposed in zip(module.parameters(), self.forms, self.is_transposed, strict=True):
+            kept = weight.detach()
+            rows = kept.mT.contiguous() if transposed else kept
+            if form == "int8":
+                scale = rows.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny) / 127
+                whole = (rows / scale).round()
+                kept.copy_((whole * scale).mT if transposed else whole * scale)
+                result.append((_packed(whole.to(torch.int32)), scale[..., 0].contiguous()))
+            elif form == "bf16":
+                kept.copy_(kept.bfloat16())
+                result.append((rows.bfloat16(),))
+            else:
+                result.append((rows,))
+        return result
+
+    def read(self, tensors: list[Parts], like: Tensor) -> dict[str, Tensor]:
+        """The parameters by name, for `torch.func.functional_call`, in the type of `like`, (rows, ...).
+
+        A packed one is only a name, full of NaN, for `RowProducts`; where there are several rows, slots are unpacked.
+        """
+        weights = {}
+        for name, shape, transposed, parts in zip(self.names, self.shapes, self.is_transposed, tensors, strict=True):
+            if len(parts) == 1:
+                weight = parts[0].to(like.dtype)
+            elif len(shape) == 2 or len(like) == 1:
+                weights[name] = like.new_full(shape, torch.nan)
+                setattr(weights[name], PACKED, parts)
+                continue
+            else:
+                weight = _unpacked(*parts, like.dtype)
+            weights[name] = weight.mT if transposed else weight
+        return weights
+
+
+class RowProducts(TorchFunctionMode):
+    """While a program is made: products of one row with a matrix become sums, one pass over what is stored of it."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        """See `TorchFunctionMode`."""
+        kwargs = kwargs or {}
+        if function is nn.functional.linear:
+            return _product(*args, **kwargs)
+        if function is torch.addmm and not kwargs:  # of Conv1D
+            bias, x, weight = args
+            parts = getattr(weight, PACKED, None)
+            return _product(x, weight.mT, bias) if parts is None else _packed_product(x, *parts) + bias
+        if function in (torch.matmul, Tensor.matmul, Tensor.__matmul__) and hasattr(args[1], PACKED):
+            packed, scale = getattr(args[1], PACKED)
+            return _packed_product(args[0].squeeze(-2), packed[0], scale[0]).unsqueeze(-2)
+        result = function(*args, **kwargs)
+        parts = getattr(args[0], PACKED, None) if args else None
+        if parts is not None and function in (Tensor.to, Tensor.__getitem__, Tensor.transpose):  # of all slots
+            setattr(result, PACKED, parts)
+        elif parts is not None and function in (Tensor.unbind, Tensor.__iter__):  # of one bank
+            result = list(result)
+            setattr(result[0], PACKED, parts)
+        return result
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x W^T + b`."""
+    parts = getattr(weight, PACKED, None)
+    y = (weight * x.unsqueeze(-2)).sum(-1) if parts is None else _packed_product(x, *parts)
+    return y if bias is None else y + bias
+
+
+def _packed(rows: Tensor) -> Tensor:
+    """Integers -127..127 (..., R, C), four in 32 bits: rows r, r + 8, r + 16, r + 24 of each 32, (..., R / 32, 8, C).
+
+    The bits are called float32, which PyTorch's compiled code loads faster than integers.
+    """
+    blocks = pad(rows, (0, 0, 0, -rows.shape[-2] % (4 * BLOCK))).unflatten(-2, (-1, 4, BLOCK))
+    a, b, c, d = blocks.unbind(-3)
+    return ((a + 128) | (b + 128) << 8 | (c + 128) << 16 | d << 24).contiguous().view(torch.float32)
+
+
+def _packed_product(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+    """`x` (..., C) with the rows of `_packed`: (..., R). A byte in its place is a whole number, exact in float32."""
+    integers, total = packed.view(torch.int32), x.sum(-1)[..., None, None]
+    x, sums = x[..., None, None, :], []
+    for place, mask in enumerate(MASKS):
+        bytes_sum = ((integers & mask).to(x.dtype) * x).sum(-1) * 2.0 ** (-8 * place)
+        sums.append(bytes_sum if mask < 0 else bytes_sum - 128 * total)
+    return torch.stack(sums, -2).flatten(-3)[..., : scale.shape[-1]] * scale
+
+
+def _unpacked(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """(..., R, C)."""
+    integers = packed.view(torch.int32)
+    planes = [(integers & mask).to(dtype) * 2.0 ** (-8 * place) for place, mask in enumerate(MASKS)]
+    planes = [plane if mask < 0 else plane - 128 for plane, mask in zip(planes, MASKS, strict=True)]
+    return torch.stack(planes, -3).flatten(-4, -2)[..., : scale.shape[-1], :] * scale[..., None]
+
+
+def _matrices(module: nn.Module) -> Iterator[tuple[str, bool]]:
+    """Names of parameters that are matrices, and whether their rows stand in the second of their last dimensions."""
+    for name, child in module.named_modules():
+        prefix = f"{name}." if name else ""
+        if type(child) in (nn.Linear, Conv1D):
+            yield f"{prefix}weight", type(child) is Conv1D
+        if isinstance(child, PersistentMemory) and len(child.slot_keys) == 1:
+            yield from ((f"{prefix}slot_keys", False), (f"{prefix}slot_values", True))
+
+
+def _form(weight: Tensor, form: str, is_matrix: bool) -> str:
+    if form == "float32" or weight.dim() < 2 or weight.numel() < LEAST:
+        return "float32"
+    return "bf16" if form == "int8" and not is_matrix else form
+
+
+def flat(tensors: list[Parts]) -> Iterator[Tensor]:
+    """All tensors of what `StoredWeights.of` gave."""
+    for parts in tensors:
+        yield from parts
+
+
+def unsized(tensors: Any) -> Any:
+    """For `torch.export`: no dimension of these may vary."""
+    return torch.utils._pytree.tree_map(lambda _: None, tensors)

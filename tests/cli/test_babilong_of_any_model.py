@@ -1,0 +1,174 @@
+"""BABILong in anybody's tokens: one command trains a model of transformers or ours, one scores it as the benchmark."""
+
+import csv
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tessera.base.errors import TesseraError
+from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.papers.babilong import BABILong
+from tessera.papers.babilong.asking import shots_of
+from tessera.papers.babilong.benchmark import published_match
+from tessera.papers.babilong.stories import examples_of, facts_of, labels
+from tessera.papers.babilong.vocabulary import pretrained
+
+END = "<|endoftext|>"
+
+
+def subwords(folder, texts, size):
+    """A byte-level BPE as GPT-2's, in a folder as models have them."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    """A tokenizer that has most words of the stories; of "garden" two parts."""
+    texts = [f" {text.replace('garden', 'gar den')}" for text in facts_of("qa3") + examples_of("qa3")]
+    return subwords(tmp_path_factory.mktemp("tokens"), [*texts, *(100 * ["\nQuestion:\nAnswer:"])], 600)
+
+
+@pytest.fixture
+def task(short_books, tokens):
+    return BABILong("qa3", length=300, facts_share=0.6, tokenizer=tokens)
+
+
+def test_facts_questions_and_answers_are_text(task, tokens):
+    tokenizer = pretrained(tokens)
+    vocabulary = tokenizer.get_vocab()
+    examples = task.sample(12, 0)
+    for row, sample in zip(examples.tokens, examples.details):
+        text = tokenizer.decode(row)
+        assert all(f" {fact}" in text for fact in sample.story.facts)
+        asked = f"\nQuestion: {sample.question.text}\nAnswer: {sample.question.answer}{END}"
+        assert text.partition(asked)[1] == asked
+        assert not text.partition(asked)[2].replace(END, "")
+    counts = (examples.labels != IGNORED).sum(1)
+    assert set(counts.tolist()) > {2}, "an answer and its end, and answers of several tokens"
+    assert task.scores(task.oracle(examples), examples)["exact_match"].all()
+    assert task.scores(task.oracle(examples), examples)["published_match"].all()
+    assert not task.scores(task.guess(examples, 0), examples)["exact_match"].all()
+    assert tokenizer.get_vocab() == vocabulary, "nothing is added"
+
+
+def test_every_token_of_an_answer_counts(task):
+    """The first may be shared by two answers."""
+    examples = task.sample(12, 0)
+    logits = task.oracle(examples)
+    several = (examples.labels != IGNORED).sum(1) > 2
+    second = (examples.labels != IGNORED).int().argmax(1)[several]  # predicts the second token of these answers
+    logits[several.nonzero().flatten(), second] = 0
+    assert (task.scores(logits, examples)["exact_match"].bool() == ~several).all()
+
+
+def test_tokens_that_cannot_be_asked_in(tmp_path):
+    tokenizer = subwords(tmp_path / "bytes", [], 257)
+    with pytest.raises(TesseraError, match="tokenizer must take at most 20 tokens for a question and its answer; got"):
+        BABILong(tokenizer=tokenizer)
+    PreTrainedTokenizerFast(tokenizer_file=f"{tokenizer}/tokenizer.json").save_pretrained(tmp_path / "endless")
+    with pytest.raises(TesseraError, match="must have an eos_token"):
+        BABILong(tokenizer=str(tmp_path / "endless"))
+
+
+def test_shots_are_stories_of_the_task_with_their_answers():
+    shots = shots_of("qa1", 3).split("\n\n")[:-1]
+    assert len(shots) == len(set(shots)) == 3
+    for shot in shots:
+        facts, question, answer = shot.split("\n")
+        assert facts.endswith(".")
+        assert question.removeprefix("Question: ") in examples_of("qa1")
+        assert answer.removeprefix("Answer: ") in labels("qa1")
+
+
+def transformer(kind, folder, tokenizer):
+    """A random model of transformers with its tokenizer, as a trained one lies in a folder."""
+    torch.manual_seed(0)
+    size = {"vocab_size": len(tokenizer), "eos_token_id": 0, "bos_token_id": 0}
+    if kind == "gpt2":
+        model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=512, **size))
+    else:
+        model = LlamaForCausalLM(
+            LlamaConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, **size)
+        )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.usefixtures("short_books")
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mamba", "memory_mosaic_v2", "armt around gpt2"])
+def test_one_command_trains_and_one_scores(tessera, kind, tokens, tmp_path):
+    tokenizer = pretrained(tokens)
+    base = transformer(kind.split()[-1], tmp_path / "base", tokenizer) if kind.endswith(("gpt2", "llama")) else None
+    section = {
+        "mamba": "{type: mamba, hidden_size: 16, num_hidden_layers: 1, state_size: 4}",
+        "memory_mosaic_v2": "{type: memory_mosaic_v2, hidden_size: 16, num_layers: 1, num_heads: 2}",
+        "armt around gpt2": f"{{type: armt, segment_size: 64, num_memory_tokens: 2, memory_dim: 4, base: {base}}}",
+        "gpt2": "{type: gpt2, n_embd: 16, n_layer: 1, n_head: 2, n_positions: 512}",
+        "llama": "{type: llama, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 16}",
+    }[kind]
+    start = f", initialize_from: {base}" if kind in ("gpt2", "llama") else ""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"""
+model: {section}
+data:
+  task: {{name: babilong, kind: qa1, tokenizer: {tokens}, facts_share: 0.6}}
+  questions: 2
+  context: 64
+training:
+  {{batch_size: 2, evaluate_sequences: 2, curriculum: [{{length: 2, min_length: 2, steps: 2}}]{start}}}
+""")
+    status, out, err = tessera("train", recipe, "--output", tmp_path / "run")
+    assert (status, "of the answers are right" in out) == (0, True), err
+    (tmp_path / "qa1").mkdir()
+    file = tmp_path / "qa1" / "1k.json"
+    rows = [
+        {"input": "Mary went to the garden. It rained.", "question": "Where is Mary? ", "target": target}
+        for target in ("garden", "kitchen")
+    ]
+    file.write_text(json.dumps(rows))
+    stored, folder = tmp_path / "rows.jsonl", tmp_path / "evals"
+    options = ("--shots", 2, "--results", folder, "--max-new-tokens", 4, "--output", stored)
+    status, out, err = tessera("ask", tmp_path / "run", "--samples", file, file, *options)
+    assert (status, out.count("2 samples of 1k.json")) == (0, 2), err
+    answers = [json.loads(line) for line in stored.read_text().splitlines()]
+    assert len(answers) == 4
+    (table,) = folder.glob("*.csv")
+    assert table.name == "qa1_1k_instruction_no_examples_yes_post_prompt_no.csv"
+    with open(table, newline="") as lines:
+        read = list(csv.DictReader(lines))
+    assert [(row["target"], row["question"]) for row in read] == [(row["target"], row["question"]) for row in rows]
+    assert [row["output"] for row in read] == [row["answer"] for row in answers[:2]]
+    for row in answers:
+        assert row["published_match"] == published_match(row["answer"], row["question"], row["target"], labels("qa1"))
+    prompt = json.loads(table.with_suffix(".json").read_text())
+    assert prompt["prompt"]["examples"] == shots_of("qa1", 2)
+    assert prompt["generate_kwargs"] == {"do_sample": False, "num_beams": 1, "max_new_tokens": 4}
+
+
+def test_what_a_model_of_transformers_is_asked(tessera, refused, tokens, tmp_path):
+    """Without shots the text and the question; a file that names no task has no results and no shots."""
+    tokenizer = pretrained(tokens)
+    folder = transformer("llama", tmp_path / "llama", tokenizer)
+    (tmp_path / "own.json").write_text('{"input": "Mary went home.", "question": "Where?", "target": "x"}')
+    prompt = ("--prompt", "Mary went home.\nWhere?", "--max-new-tokens", 5, "--temperature", 0)
+    said = tessera("generate", folder, *prompt)[1]
+    stored = tmp_path / "rows.jsonl"
+    options = ("--max-new-tokens", 5, "--output", stored)
+    status, _, err = tessera("ask", folder, "--samples", tmp_path / "own.json", *options)
+    assert (status, json.loads(stored.read_text())["answer"].strip() in said) == (0, True), err
+    refused(
+        "--results needs samples named by", "ask", folder, "--samples", tmp_path / "own.json", "--results", tmp_path
+    )
+    refused("--shots must come with samples of qa1", "ask", folder, "--samples", tmp_path / "own.json", "--shots", 1)
+    refused("--shots must come with --samples", "ask", folder, "Where?", "--text", tmp_path / "own.json", "--shots", 1)

@@ -1,0 +1,149 @@
+"""A memory beside a decoder: its formula, what it may see, what it does to calls, and what a budget keeps."""
+
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import tessera
+from tessera.base.errors import TesseraError
+from tessera.interop import smollm2
+from tessera.kernels import kernel_from_config
+from tessera.recall import token_memory
+from tessera.recall.token_memory import MIXING_WEIGHTS, SLOPES, Mixture, TokenMemory
+
+SIZES = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+
+
+def llama():
+    return LlamaForCausalLM(LlamaConfig(**SIZES))
+
+
+MODELS = {
+    "llama": llama,
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=64)),
+    "mosaic": lambda: tessera.MemoryMosaicForCausalLM(
+        tessera.MemoryMosaicConfig(vocab_size=50, hidden_size=32, num_layers=2, num_heads=4, num_persistent_slots=8)
+    ),
+}
+
+
+@pytest.fixture
+def states():
+    """Hidden states (T, D) near one another, and tokens (T,)."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(300, 8, generator=generator) + 1, torch.randint(0, 50, (300,), generator=generator)
+
+
+def with_mixture(memory, slope, weight):
+    losses = torch.ones(len(SLOPES), len(MIXING_WEIGHTS))
+    losses[SLOPES.index(slope), MIXING_WEIGHTS.index(weight)] = 0.0
+    return TokenMemory(memory.kernel, memory.budget, memory.eviction, Mixture(losses), memory.index, memory.ranks)
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "sparsemax", "biweight", "relumax", "normalized_relu", "knn"])
+@pytest.mark.parametrize("largest_scan", [10_000, 0])  # 0: through the index
+def test_the_mixture_is_what_it_says(states, kernel, largest_scan, monkeypatch):
+    hidden, tokens = states
+    monkeypatch.setattr(token_memory, "LARGEST_SCAN", largest_scan)
+    monkeypatch.setattr(token_memory, "AT_ONCE", 7 * 50)
+    memory = with_mixture(TokenMemory.empty(kernel).remembered(hidden[:200], tokens[:200]), 8.0, 0.3)
+    logits = torch.randn(2, 10, 50)
+    keys = torch.nn.functional.normalize(hidden, dim=-1)
+    slope, intercept = kernel_from_config(kernel).affine(torch.tensor(8.0))
+    weights = kernel_from_config(kernel).weights(slope * keys[200:220] @ keys[:200].T + (intercept or 0.0))
+    recalled = weights @ torch.nn.functional.one_hot(tokens[:200], 50).float()
+    expected = 0.7 * logits.softmax(-1) + 0.3 * recalled.view(2, 10, 50)
+    torch.testing.assert_close(memory.mixed(hidden[200:220].view(2, 10, 8), logits).softmax(-1), expected)
+    right = recalled.gather(1, tokens[200:220, None])[:, 0]
+    torch.testing.assert_close(memory.probability(hidden[200:220], tokens[200:220]), right)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_reads_predicts_and_goes(family):
+    torch.manual_seed(0)
+    model = MODELS[family]().eval()
+    ids = torch.randperm(50).repeat(5)
+    with torch.no_grad():
+        before = model(ids[None, :64], labels=ids[None, :64])
+        attached = tessera.attach(model, window=64, kernel="biweight")
+        assert torch.equal(model(ids[None, :64]).logits, before.logits)  # nothing was read yet
+        assert len(attached.read(ids).memory) == len(ids) - 1
+        with_memory = model(ids[None, :64], labels=ids[None, :64])
+        prompt = ids[None, :30]
+        said = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False)
+        attached.detach()
+        after = model(ids[None, :64], labels=ids[None, :64])
+    assert torch.equal(after.logits, before.logits)
+    assert with_memory.loss < before.loss - 0.5
+    assert said[0, 30:].tolist() == ids[30:38].tolist()
+
+
+def test_a_token_is_predicted_before_it_is_stored(monkeypatch):
+    torch.manual_seed(0)
+    seen, fitted = [], TokenMemory.fitted
+
+    def watched(memory, hidden, tokens, own):
+        seen.append((len(memory), tokens))
+        return fitted(memory, hidden, tokens, own)
+
+    monkeypatch.setattr(TokenMemory, "fitted", watched)
+    ids = torch.randint(0, 50, (150,))
+    tessera.attach(llama().eval(), window=32).read(ids)
+    assert torch.equal(torch.cat([tokens for _, tokens in seen]), ids[1:])  # each once, windows overlap or not
+    assert [size for size, _ in seen] == [sum(len(t) for _, t in seen[:i]) for i in range(len(seen))]
+
+
+def test_where_memory_does_not_help_it_is_not_used(states):
+    hidden, tokens = states
+    memory = TokenMemory.empty("gaussian").remembered(hidden[:200], tokens[:200])
+    sure = torch.full((100,), 0.9)
+    logits = torch.randn(1, 100, 50)
+    assert torch.equal(memory.fitted(hidden[200:], tokens[200:], sure).mixed(hidden[None, 200:], logits), logits)
+
+
+def test_budgets(states):
+    hidden, tokens = states
+
+    def kept(eviction, sizes=(100, 150, 50)):
+        memory = TokenMemory.empty("biweight", 120, eviction)
+        for h, t in zip(hidden.split(sizes), tokens.split(sizes)):
+            memory = memory.fitted(h, t, torch.full((len(t),), 0.01)).remembered(h, t)
+        return memory
+
+    oldest = kept("oldest")
+    assert oldest.tokens.tolist() == tokens[-120:].tolist()
+    assert torch.equal(oldest.index.pairs.keys[0, 0], torch.nn.functional.normalize(hidden[-120:], dim=-1))
+    assert torch.equal(kept("random").tokens, kept("random", (10, 90, 200)).tokens)
+    assert kept("random").tokens.tolist() != oldest.tokens.tolist()
+    recalled = TokenMemory.empty("biweight", 120).remembered(hidden[:120], tokens[:120])
+    asked = hidden[:10].repeat(5, 1)
+    recalled = recalled.fitted(asked, tokens[:10].repeat(5), torch.full((50,), 0.01))
+    recalled = recalled.remembered(hidden[120:230], tokens[120:230])
+    keys = recalled.index.pairs.keys[0, 0]
+    assert torch.equal(keys[:10], torch.nn.functional.normalize(hidden[:10], dim=-1))  # they were recalled
+    assert len(recalled) == 120
+
+
+def test_mistakes_are_one_line_and_leave_no_hook():
+    soft = Gemma2ForCausalLM(Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8, final_logit_softcapping=5.0))
+    for refused in (soft, tessera.wrap(llama(), segment_size=16, num_memory_tokens=2, memory_dim=4)):
+        with pytest.raises(TesseraError, match="unchanged"):
+            tessera.attach(refused)
+        assert not refused.get_output_embeddings()._forward_hooks
+    with pytest.raises(TesseraError, match="Did you mean 'oldest'"):
+        tessera.attach(llama(), budget=3, eviction="odlest")
+    with pytest.raises(TesseraError, match="tokenizer"):
+        tessera.attach(llama()).read("text")
+
+
+def test_smollm2_is_unpacked_on_demand_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(smollm2.constants, "HF_HOME", str(tmp_path))
+    monkeypatch.setattr(smollm2, "PACKAGE", "no_such_package")
+    with pytest.raises(TesseraError, match="pip install"):
+        smollm2.get()
+    assert not list(tmp_path.iterdir())
+    folder = smollm2.cached_folder()
+    assert tmp_path in folder.parents
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").touch()
+    assert smollm2.get() == folder  # there already

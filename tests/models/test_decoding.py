@@ -1,0 +1,218 @@
+"""Decoding by compiled layers says what plain decoding says. All but the slow test run the programs' Python."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import tessera
+from tessera.base.errors import TesseraError
+from tessera.models.decoding import blocks, programs, stack_steps, weights
+from tessera.models.decoding.weights import StoredWeights, _packed, _packed_product, _unpacked
+from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
+from tessera.models.transformer import transformer_config
+
+SIZES = {"vocab_size": 50, "hidden_size": 32, "num_layers": 2, "num_heads": 2}
+
+
+def v1(**options):
+    config = tessera.MemoryMosaicConfig(**SIZES, num_persistent_slots=80, initializer_range=0.3, **options)
+    return tessera.MemoryMosaicForCausalLM(config)
+
+
+def v2(**options):
+    settings = {
+        "intermediate_size": 140,
+        "short_term_span": 8,
+        "long_term_delay": 3,
+        "initializer_range": 0.2,
+        **options,
+    }
+    return tessera.MemoryMosaicV2ForCausalLM(tessera.MemoryMosaicV2Config(**SIZES, **settings))
+
+
+def gpt2():
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, n_positions=256, initializer_range=0.2)
+    )
+
+
+def neox():
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(transformer_config(positions="rope", **SIZES))
+
+
+def llama():
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 140}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=50, hidden_size=32, initializer_range=0.2, **sizes))
+
+
+def armt():
+    model = tessera.wrap(gpt2(), segment_size=11, num_memory_tokens=3, memory_dim=4)
+    torch.nn.init.normal_(model.memory_tokens.tokens)
+    return model
+
+
+MODELS = {
+    "v1": v1,
+    "v1 entmax": lambda: v1(kernel="biweight", persistent_kernel="biweight", num_persistent_banks=2, bias=True),
+    "v2": v2,
+    "v2 without long-term memory": lambda: v2(long_term_memory=False),
+    "linear transformer": lambda: LinearAttentionForCausalLM(LinearAttentionConfig(**SIZES)),
+    "gpt2": gpt2,
+    "neox": neox,
+    "llama": llama,
+    "armt": armt,
+}
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """The programs' functions themselves in place of machine code, and how often one ran."""
+    runs = []
+
+    def load(what, settings, function, arguments, sizes):
+        spec = tree_flatten(arguments)[1]
+
+        def run(tensors):
+            runs.append(what)
+            return tree_leaves(programs.Program(function)(*tree_unflatten(tensors, spec)))
+
+        return run
+
+    monkeypatch.setattr(weights, "LEAST", 500)  # the matrices of these small models count
+    monkeypatch.setattr(programs, "STEP", 4)
+    monkeypatch.setattr(stack_steps, "STEP", 4)
+    monkeypatch.setattr(stack_steps, "load", load)
+    monkeypatch.setattr(blocks, "load", load)
+    return runs
+
+
+def plain(model):
+    """Undo `compile_decoding`."""
+    for module in model.modules():
+        module.__dict__.pop("forward", None)
+    return model
+
+
+def decoded(model, ids, tokens=18, **options):
+    result = model.generate(
+        ids,
+        max_new_tokens=tokens,
+        do_sample=False,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+        **options,
+    )
+    return result.sequences, torch.stack(result.logits)
+
+
+@pytest.mark.parametrize(("name", "form"), [*((name, "int8") for name in MODELS), ("v1", "bf16"), ("v2", "float32")])
+def test_tokens_are_those_of_plain_decoding(uncompiled, name, form):
+    model = MODELS[name]().eval()
+    before = [weight.clone() for weight in model.parameters()]
+    ids = torch.randint(1, 50, (1, 7))
+    tokens, logits = decoded(tessera.compile_decoding(model, form), ids)
+    assert len(uncompiled) >= 2 * 15
+    is_rounded = any(not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    assert is_rounded == (form != "float32")
+    expected_tokens, expected = decoded(plain(model), ids)
+    assert torch.equal(tokens, expected_tokens)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["v1", "v2", "gpt2", "armt"])
+def test_several_rows_beams_and_padding(uncompiled, name):
+    model, ids = MODELS[name]().eval(), torch.randint(1, 50, (3, 7))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    calls = [{}, {"num_beams": 3}, {"attention_mask": mask}]
+    tessera.compile_decoding(model, "int8")
+    rounded = [decoded(model, ids, 9, **options)[0] for options in calls]
+    assert uncompiled
+    assert all(torch.equal(decoded(plain(model), ids, 9, **o)[0], r) for o, r in zip(calls, rounded, strict=True))
+
+
+@pytest.mark.parametrize("name", ["v1", "v2"])
+@torch.no_grad()
+def test_a_state_stays_a_value(uncompiled, name):
+    """One goes on from it twice, by programs and without them, and by several tokens at once."""
+    model, ids = MODELS[name]().eval(), torch.randint(0, 50, (1, 40))
+    forward = model.forward
+    compiled = tessera.compile_decoding(model).forward
+    expected = forward(ids).logits[0]
+    state = forward(ids[:, :5], use_cache=True).past_key_values
+    states = []
+    for step in range(5, 30):
+        call = compiled if step % 7 else forward
+        output = call(input_ids=ids[:, step : step + 1], past_key_values=state, use_cache=True)
+        torch.testing.assert_close(output.logits[0, 0], expected[step], rtol=0, atol=2e-5)
+        states.append(state)
+        state = output.past_key_values
+    for step, before in list(enumerate(states, 5))[::3]:
+        other = compiled(input_ids=ids[:, :1], past_key_values=before, use_cache=True)
+        assert not torch.equal(other.logits[0, 0], expected[step])
+        again = compiled(input_ids=ids[:, step : step + 1], past_key_values=before, use_cache=True)
+        torch.testing.assert_close(again.logits[0, 0], expected[step], rtol=0, atol=2e-5)
+    rest = compiled(input_ids=ids[:, 30:], past_key_values=state, use_cache=True).logits[0]
+    torch.testing.assert_close(rest, expected[30:], rtol=0, atol=2e-5)
+
+
+def test_what_is_trained_is_not_compiled(uncompiled):
+    model = tessera.compile_decoding(v1())
+    ids = torch.randint(0, 50, (1, 9))
+    model(ids, labels=ids).loss.backward()
+    state = model.eval()(ids, use_cache=True).past_key_values
+    model(ids[:, :1], past_key_values=state).logits.sum().backward()
+    assert not uncompiled
+
+
+def test_eight_bits_in_four_places():
+    rows = torch.randint(-127, 128, (2, 43, 19), dtype=torch.int32)
+    scale, x = torch.rand(2, 43), torch.randn(2, 19)
+    packed = _packed(rows)
+    assert packed.numel() == 2 * 64 * 19 // 4
+    assert torch.equal(_unpacked(packed, torch.ones(2, 43), torch.float32), rows.float())
+    expected = (rows.double() @ x.double()[..., None])[..., 0] * scale
+    torch.testing.assert_close(_packed_product(x, packed, scale).double(), expected, rtol=1e-5, atol=1e-2)
+    linear = torch.nn.Linear(70, 64)
+    exact = linear.weight.detach().clone()
+    StoredWeights(linear, "int8").of(linear)
+    half = exact.abs().amax(1, keepdim=True) / 254
+    assert ((linear.weight - exact).abs() <= half * 1.001).all() and len(linear.weight[0].unique()) < 70
+
+
+def test_refusals():
+    with pytest.raises(TesseraError, match="weights must be one of float32, bf16, int8; got int4"):
+        tessera.compile_decoding(v1(), "int4")
+    with pytest.raises(TesseraError, match="the model must be on a CPU, in float32; got cpu, torch.bfloat16"):
+        tessera.compile_decoding(v1().bfloat16())
+    with pytest.raises(TesseraError, match="the model must be .*gpt2.*; got bloom"):
+        tessera.compile_decoding(BloomForCausalLM(BloomConfig(vocab_size=9, hidden_size=8, n_layer=1, n_head=1)))
+
+
+SCRIPT = """
+import torch, tessera
+from tests.models.test_decoding import MODELS, decoded, plain
+torch.manual_seed(0)
+for name in ("v2", "armt"):
+    model, ids = MODELS[name]().eval(), torch.randint(1, 50, (1, 7))
+    tokens, logits = decoded(tessera.compile_decoding(model, "int8"), ids, 90)
+    expected, others = decoded(plain(model), ids, 90)
+    assert torch.equal(tokens, expected) and (logits - others).abs().max() < 2e-5, name
+"""
+
+
+@pytest.mark.slow
+def test_machine_code_is_kept_between_processes(tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
+    for process in range(2):
+        done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert ("Compiling" in done.stderr) == (process == 0)
+    assert len(list((tmp_path / "decoding").glob("*.pt2"))) == 3

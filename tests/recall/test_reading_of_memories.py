@@ -1,0 +1,110 @@
+"""Mosaics that read and decode through the index give what they give by scanning all pairs."""
+
+import pytest
+import torch
+
+from tessera.memories.contextual import ContextualMemory
+from tessera.memories.long_term import LongTermMemory
+from tessera.memories.pair_memory import PairMemory
+from tessera.recall import index as index_module
+from tessera.recall import leaves as leaves_module
+from tessera.recall import reading
+from tessera.recall import search as search_module
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    monkeypatch.setattr(leaves_module, "LEAF", 8)
+    monkeypatch.setattr(search_module, "LEAF", 8)
+    monkeypatch.setattr(search_module, "FIRST_LEAVES", 2)
+    monkeypatch.setattr(index_module, "BLOCK", 128)
+    monkeypatch.setattr(index_module, "SMALLEST_BLOCK", 32)
+    monkeypatch.setattr(reading, "SMALLEST_BLOCK", 32)
+    monkeypatch.setattr(reading, "PATIENCE", 0)
+
+
+def memory_of(kind: type[PairMemory], kernel: str) -> PairMemory:
+    torch.manual_seed(0)
+    memory = kind(16, 2, kernel).double().eval()
+    for name, parameter in memory.named_parameters():
+        if "log_inverse_bandwidth" in name or "log_slope" in name:
+            parameter.data += 3.0  # narrow: few pairs have weight
+    return memory
+
+
+def read(memory, x, cuts, documents=None, **options):
+    """Outputs of pieces that end at `cuts`, the state handed on."""
+    outputs, state, first = [], None, 0
+    with torch.inference_mode():
+        for end in cuts:
+            piece = None if documents is None else documents[:, first:end]
+            output, state = memory(x[:, first:end], state, piece, keep_state=True, **options)
+            outputs.append(output)
+            first = end
+    return torch.cat(outputs, 1)
+
+
+CUTS = [100, 101, 102, 333, 334, 335, 336, 400]
+
+
+@pytest.mark.parametrize("kernel", ["sparsemax", "biweight", "relumax", "gaussian_knn", "normalized_relu"])
+@pytest.mark.parametrize("kind", [ContextualMemory, LongTermMemory])
+def test_reading_through_the_index_is_the_scan(kind, kernel, monkeypatch):
+    memory = memory_of(kind, kernel)
+    generator = torch.Generator().manual_seed(1)
+    x = (
+        torch.randn(2, 400, 3, generator=generator, dtype=torch.double)
+        @ torch.randn(3, 16, generator=generator).double()
+    )
+    documents = torch.zeros(2, 400, dtype=torch.long)
+    documents[0, 250:], documents[1, :30] = 1, -1
+    delays = {"delay": torch.tensor([3, 9])} if kind is LongTermMemory else {}
+    cases = [{}, {"documents": documents}, delays]
+    monkeypatch.setattr(reading, "SHORTEST", 1 << 60)
+    scanned = [read(memory, x, CUTS, **case) for case in cases]
+    monkeypatch.setattr(reading, "SHORTEST", 64)
+    calls = count_calls(monkeypatch)
+    for case, expected in zip(cases, scanned):
+        torch.testing.assert_close(read(memory, x, CUTS, **case), expected, rtol=0, atol=1e-10)
+    assert sum(calls) >= len(CUTS) - 1  # it was the index that answered
+
+
+def count_calls(monkeypatch):
+    calls, recall = [], index_module.PairIndex.recall
+
+    def counted(self, *args, **kwargs):
+        calls.append(1)
+        return recall(self, *args, **kwargs)
+
+    monkeypatch.setattr(index_module.PairIndex, "recall", counted)
+    return calls
+
+
+def test_forks_of_a_state_file_their_own_pairs(monkeypatch):
+    """Two continuations of one state share its buffers, and neither recalls the other's pairs."""
+    memory = memory_of(ContextualMemory, "biweight")
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(1, 200, 16, generator=generator, dtype=torch.double)
+    tails = torch.randn(2, 1, 200, 16, generator=generator, dtype=torch.double)
+    outputs = {}
+    for shortest in (1 << 60, 64):
+        monkeypatch.setattr(reading, "SHORTEST", shortest)
+        with torch.inference_mode():
+            _, state = memory(x[:, :100], keep_state=True)
+            _, state = memory(x[:, 100:], state, keep_state=True)  # in buffers with room to spare
+            outputs[shortest] = []
+            for tail in (tails[0], tails[1], tails[0]):
+                first, forked = memory(tail[:, :150], state, keep_state=True)
+                outputs[shortest] += [first, memory(tail[:, 150:], forked, keep_state=True)[0]]
+    for scanned, recalled in zip(*outputs.values()):
+        torch.testing.assert_close(recalled, scanned, rtol=0, atol=1e-10)
+
+
+def test_gradients_and_gaussian_memories_are_never_read_through_the_index(monkeypatch):
+    monkeypatch.setattr(reading, "SHORTEST", 16)
+    calls = count_calls(monkeypatch)
+    x = torch.randn(1, 64, 16, dtype=torch.double)
+    output, _ = memory_of(ContextualMemory, "biweight")(x)
+    output.sum().backward()
+    read(memory_of(ContextualMemory, "gaussian"), x, [40, 64])
+    assert not calls
