@@ -11,6 +11,7 @@ from torch import Tensor
 from tessera.base.errors import expect
 from tessera.base.precision import autocast, resolve_precision
 from tessera.base.state import State
+from tessera.models.forking import state_tensors
 from tessera.models.recurrence import SegmentedForCausalLM, read_stream
 from tessera.models.recurrence.stream import progress_bar
 from tessera.models.transformer import context_limit
@@ -80,3 +81,11 @@ def read_document(
 def grows(state: Any) -> bool:
     """Whether `state` is as large as what was read: keys and values."""
     return not isinstance(state, State) and any(getattr(one, "keys", None) is not None for one in state.layers)
+
+
+def detached(state: Any) -> Any:
+    """`state` cut off from the autograd graph, in the same numbers: where truncated backpropagation begins anew."""
+    if state is None or hasattr(state, "detach"):
+        return state if state is None else state.detach()
+    memo = {id(tensor): tensor.detach().clone() for tensor in state_tensors(state)}
+    return copy.deepcopy(state, memo)

@@ -23,16 +23,16 @@ def fork(state: Any, rows: int) -> Any:
 
 def state_bytes(state: Any) -> int:
     """Bytes of all tensors of a state or cache, each counted once."""
-    storages = (tensor.untyped_storage() for tensor in _tensors(state))
+    storages = (tensor.untyped_storage() for tensor in state_tensors(state))
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def state_numbers(state: Any) -> int:
     """How many floating-point numbers a state or cache holds: what a model can remember at most."""
-    return sum(tensor.numel() for tensor in _tensors(state) if tensor.is_floating_point())
+    return sum(tensor.numel() for tensor in state_tensors(state) if tensor.is_floating_point())
 
 
-def _tensors(state: Any) -> Iterator[Tensor]:
+def state_tensors(state: Any) -> Iterator[Tensor]:
     """Every tensor in a state, a cache, or what holds them, once."""
     pending, seen = [state], set()
     while pending:

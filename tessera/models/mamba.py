@@ -1,5 +1,7 @@
 """transformers' Mamba, whose mixer on a CPU is computed by `tessera.ops.selective_scan`."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn.functional import softplus
@@ -19,9 +21,13 @@ class ScanMixer(MambaMixer):
     def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
         """Gu and Dao (2023), section 3.4: gated, convolved, scanned."""
         steps = hidden_states.shape[1]
-        if steps > 1 and attention_mask is None and _is_filled(cache_params, self.layer_idx):
-            read = super().forward
-            return torch.cat([read(hidden_states[:, t : t + 1], cache_params, **kwargs) for t in range(steps)], 1)
+        if attention_mask is None and _is_filled(cache_params, self.layer_idx):
+            read, answers = super().forward, []
+            for t in range(steps):
+                if torch.is_grad_enabled():
+                    _renew(cache_params.layers[self.layer_idx])
+                answers.append(read(hidden_states[:, t : t + 1], cache_params, **kwargs))
+            return torch.cat(answers, 1)
         if hidden_states.is_cuda or cache_params is not None or attention_mask is not None:
             return super().forward(hidden_states, cache_params, attention_mask=attention_mask, **kwargs)
         x, gate = self.in_proj(hidden_states).chunk(2, dim=-1)
@@ -36,6 +42,12 @@ class ScanMixer(MambaMixer):
 
 def _is_filled(cache: Cache | None, layer: int) -> bool:
     return cache is not None and cache.get_recurrent_state(layer, state_idx=0) is not None
+
+
+def _renew(layer: Any) -> None:
+    """Copies in place of the states, which transformers overwrites: the backward pass needs them as they were."""
+    for states in (layer.conv_states, layer.recurrent_states):
+        states[0] = states[0].clone()
 
 
 def use_selective_scan(model: nn.Module) -> nn.Module:

@@ -18,7 +18,7 @@ from tessera.memory_files import Memory
 from tessera.memory_files.document import Document, read_document_text
 from tessera.memory_files.together import together, without
 from tessera.models.carried_state import apart, read_on
-from tessera.models.forking import _tensors
+from tessera.models.forking import state_tensors
 from tessera.models.saving.state_file import StateFile, save_values
 from tests.memory_files.models import MAKERS, OF_PAIRS, make, v1
 
@@ -37,7 +37,7 @@ def memory(model, *names) -> Memory:
 
 
 def same(one, other) -> bool:
-    pairs = list(zip(_tensors(one), _tensors(other), strict=True))
+    pairs = list(zip(state_tensors(one), state_tensors(other), strict=True))
     return bool(pairs) and all(torch.equal(*pair) for pair in pairs)
 
 
