@@ -42,7 +42,7 @@ def test_parts_of_a_text_in_training(kind):
     truncated = in_parts(detached)
     torch.testing.assert_close(truncated, whole, rtol=1e-4, atol=1e-5)
     only_last = torch.autograd.grad(truncated[:, 16:].square().mean(), embeddings)[0]
-    rows = torch.tensor([token for token in set(ids[0, :16].tolist()) - set(ids[0, 16:].tolist())])
+    rows = torch.tensor(list(set(ids[0, :16].tolist()) - set(ids[0, 16:].tolist())))
     assert torch.isfinite(only_last).all()
     if model.get_output_embeddings() is None or model.get_output_embeddings().weight is not embeddings:
         assert not only_last[rows].any(), "nothing flows into parts before"
