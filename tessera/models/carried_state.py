@@ -32,7 +32,7 @@ def apart(state: Any) -> Any:
 
 
 def read_on(model: Any, ids: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-    """Logits of `ids` (1, T) that follow `state`, and the state after them. A cache of transformers is used up.
+    """Logits of `ids` (B, T) that follow `state`, and the state after them. A cache of transformers is used up.
 
     A segmented model (ARMT, RMT, PRMT) opens a segment behind its memory, or goes on in the one that a cache holds.
     """
@@ -46,6 +46,11 @@ def read_on(model: Any, ids: Tensor, state: Any, **options: Any) -> tuple[Tensor
         return output.logits, output.past_key_values
     output = model(input_ids=ids, use_cache=True, **{name: state}, **options)
     return output.logits, output[name]
+
+
+def last_logits(model: Any) -> dict[str, int]:
+    """The argument that asks `model` for the logits of the last token alone, where it takes one."""
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
 @torch.no_grad()
@@ -66,14 +71,13 @@ def read_document(
     before = state.get_seq_length() if limit is not None and state is not None else 0
     fits = limit is None or before + len(tokens) <= limit
     expect(fits, where, "the text", f"fit the {limit} positions of the model", f"{before + len(tokens)} tokens")
-    few = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     device = model.device
     surroundings = (
         nullcontext() if precision is None else autocast(resolve_precision(precision, device.type), device.type)
     )
     with progress_bar(progress, len(tokens)) as bar, surroundings:
         for block in tokens.split(BLOCK):
-            _, state = read_on(model, block[None].long().to(device), state, **few)
+            _, state = read_on(model, block[None].long().to(device), state, **last_logits(model))
             bar.update(len(block))
     return state
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 
-def fork(state: Any, rows: int) -> Any:
-    """`state` of one row, for `rows` rows: what a model returned as `past_key_values`, of this library or another.
+def fork(state: Any, rows: int | Tensor) -> Any:
+    """`state` of one row for `rows` rows, or of those of its rows that `rows` lists: an earlier `past_key_values`.
 
     The result is apart from `state`, which stays as it is and may be forked again.
     """
-    index = torch.zeros(rows, dtype=torch.long)
+    index = rows if isinstance(rows, Tensor) else torch.zeros(rows, dtype=torch.long)
     if hasattr(state, "select_batch"):
         return state.select_batch(index)
     copied = copy.deepcopy(state)  # a cache of transformers changes in place
