@@ -14,7 +14,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tessera.base.errors import TesseraError, expect
 from tessera.cli.arguments import standard_texts
@@ -57,7 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
 class _Chat:
     def __init__(self, arguments: argparse.Namespace, memory: "Memory") -> None:
         self.memory, self.sampling, self.file = memory, sampling_of(arguments), arguments.memory
-        self.said, self.last = "", None  # the conversation, and the last answer
+        self.said = ""  # the conversation
+        self.last: Any = None  # its last answer
 
     def take(self, message: str) -> None:
         """Do what a message says, or answer it."""

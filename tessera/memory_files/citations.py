@@ -84,7 +84,8 @@ def _weights(memory: "Memory", state: Any, ids: Tensor, asked: int) -> Tensor:
 
 def _passages(memory: "Memory", weights: Tensor) -> list[tuple[int, int, int, int, str]]:
     """(document, its first step, first token, end, text) of the sentences of the largest weights, the largest first."""
-    texts, found = TokenTexts(memory.tokenizer), {}
+    texts = TokenTexts(memory.tokenizer)
+    found: dict[tuple[int, int], tuple[int, int, int, int, str]] = {}
     starts = torch.tensor([0, *(len(document.tokens) for document in memory.documents)]).cumsum(0)
     for step in weights.topk(min(PLACES, len(weights))).indices.tolist():
         if not weights[step]:

@@ -95,7 +95,7 @@ class MemoryState(State):
     def load(cls, path: str | os.PathLike, device: str | torch.device = "cpu") -> Self:
         """The state at the end of a memory file. Raises `TesseraError` for any other file."""
         where = f"{cls.__name__}.load"
-        file = StateFile.open(path, where)
+        file = StateFile.open(Path(path), where)
         expect(file.kind == cls.kind, where, "path", f"be a stored {cls.kind} memory", f"{file.kind} file")
         if file.version is None:
             state = cls._of_earlier_release(file, device)

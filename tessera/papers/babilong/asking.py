@@ -168,7 +168,7 @@ def read_planted(memory: Memory, paths: Sequence[Path], facts: Sequence[str], se
 
     Texts without facts are documents of their own where documents are kept apart.
     """
-    options = {"progress": sys.stderr.isatty(), "precision": "auto"}
+    options: dict[str, Any] = {"progress": sys.stderr.isatty(), "precision": "auto"}
     names = ", ".join(path.name for path in paths)
     if memory.is_of_pairs and not facts:
         for path in paths:
