@@ -65,7 +65,8 @@ def read_document(
         TesseraError: more tokens than the model has learned positions for.
     """
     if isinstance(model, SegmentedForCausalLM):
-        return read_stream(model, tokens.tolist(), state, progress, len(tokens), precision)
+        stream = (token for block in tokens.split(1 << 16) for token in block.tolist())
+        return read_stream(model, stream, state, progress, len(tokens), precision)
     limit = context_limit(model.config)
     state = apart(state)
     before = state.get_seq_length() if limit is not None and state is not None else 0
