@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tessera.memory_files.citations import Citation
 
-CARRIED = 0.5  # share of its probability that an answer loses without the passage that carried it
+CARRIED = 0.5  # of probability that each token of an answer loses without the passage that carried it
 GREEDY = Sampling(max_new_tokens=50, temperature=0.0)
 
 
@@ -40,8 +40,12 @@ class Answer:
 
     @property
     def is_in_text(self) -> bool:
-        """Whether a passage carried the answer: without it, the answer loses more than half of its probability."""
-        return any(one.drop > CARRIED * self.probability for one in self.citations or ())
+        """Whether a passage carried the answer: without it, its tokens are less probable by `CARRIED` or more.
+
+        Their geometric mean, that is; of a single token its probability.
+        """
+        power, full = 1 / max(1, len(self.tokens)), self.probability
+        return any(full**power - max(0.0, full - one.drop) ** power >= CARRIED for one in self.citations or ())
 
     def sources(self) -> str:
         """The citations as lines of text."""

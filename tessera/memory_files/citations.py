@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 PLACES = 64  # tokens with the largest weights, around which passages are looked for
 AROUND = 256  # tokens on either side in which a passage's ends are looked for
 TRIED = 8  # passages that are left out in turn
-SENTENCE_END = re.compile(r"""[.!?]["'”’)\]]*\s+|\n\s*\n""")
+# White space belongs to the next sentence, as in most tokenizers to the next token.
+SENTENCE_END = re.compile(r"""[.!?]["'”’)\]]*(?=\s)|(?=\n\s*\n)""")
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def _passages(memory: "Memory", weights: Tensor) -> list[tuple[int, int, int, in
         low = max(0, step - start - AROUND)
         shown = texts.of_text(document.tokens[low : step - start + AROUND].tolist())
         first, end = _sentence(shown, step - start - low)
-        found[index, low + first] = (index, start, low + first, low + end, "".join(shown[first:end]).strip())
+        if text := "".join(shown[first:end]).strip():
+            found[index, low + first] = (index, start, low + first, low + end, text)
     return sorted(found.values(), key=lambda one: -float(weights[one[1] + one[2] : one[1] + one[3]].sum()))
 
 
