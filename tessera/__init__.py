@@ -48,6 +48,7 @@ _OFFERED = {
     "tessera.ops.association_matrix": ("read_association", "write_association"),
     "tessera.ops.linear_cross_entropy": ("linear_cross_entropy",),
     "tessera.tasks.task": ("TASKS",),
+    "tessera.memory_files": ("Memory",),
 }
 _MODULES = {name: module for module, names in _OFFERED.items() for name in names}
 _ROOMS = ("armt", "data", "evaluation", "inspection", "interop", "kernels", "layers", "memories", "models", "ops")

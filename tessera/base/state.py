@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import GetAttrKey, register_pytree_node
 
+CLASSES: dict[str, type] = {}  # by name: the values that a file of states may hold
+
 
 @dataclass(frozen=True)
 class State:
@@ -19,6 +21,7 @@ class State:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        CLASSES[cls.__name__] = cls
 
         def flatten_with_keys(state: State) -> tuple[list, list[str]]:
             names = list(state.parts())

@@ -1,4 +1,4 @@
-"""Ask questions of a text that an ARMT, RMT or PRMT model reads, or of a memory that `tessera memorize` stored.
+"""Ask questions of a text that a model reads, or of a memory that `tessera memorize` stored.
 
 A model that was trained on questions (a recipe with data.task, such as armt-babilong-qa1) answers with one word and the
 probability that it gives it; it says first what can be asked, and refuses words that it does not know. Other models
@@ -9,7 +9,8 @@ other:
   tessera ask runs/armt-babilong-qa1 "Where is Mary?" --text book.txt --text another.txt \\
       --plant "Mary went to the kitchen."
 
---interactive reads questions line by line from standard input, until its end.
+--cite names the passages that carried the answer (models whose memories are pairs: v1, v2), --page writes the documents
+with these passages marked. --interactive reads questions line by line from standard input, until its end.
 
 --samples scores a model, with a memory or without, on files of the public BABILong benchmark, such as qa1/4k.json: the
 share of right answers by the paper's exact match and by the benchmark's own rule, which looks for the answers of the
@@ -32,9 +33,7 @@ from tessera.cli.arguments import OUTPUT_HELP, standard_texts, write_json_lines
 from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
-    from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
+    from tessera.memory_files.memory import Memory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SENTENCE",
         help="hide this sentence in --text, at a place that --seed decides; several keep their order",
     )
+    parser.add_argument("--cite", action="store_true", help="name the passages that carried each answer")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the documents with these passages marked")
     parser.add_argument("--interactive", action="store_true", help="read questions from standard input, one a line")
     parser.add_argument(
         "--samples",
@@ -71,32 +72,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, then answer question by question."""
-    from tessera.generation.answering import answers_questions
-    from tessera.generation.memory import segmented_model, stored_memory, text_paths
+    from tessera.memory_files.answering import answers_questions
+    from tessera.memory_files.document import document_paths
+    from tessera.memory_files.memory import Memory
     from tessera.models.saving.loading import load_model, load_tokenizer
     from tessera.papers.babilong.asking import read_planted
 
     _require_one_way(arguments)
-    paths = [path for name in arguments.text for path in text_paths(name, "ask", "--text")]
+    paths = [path for name in arguments.text for path in document_paths(name, "ask", "--text")]
     typed = standard_texts("ask", by_line=True) if arguments.interactive else iter(())
-    tokenizer = load_tokenizer(arguments.model)
-    if answers_questions(tokenizer):
+    memory = Memory(load_model(arguments.model), load_tokenizer(arguments.model))
+    if answers_questions(memory.tokenizer):
         refuse_sampling(arguments, "ask", "this model answers questions, with its likeliest word")
     if arguments.samples is not None:
-        return _score(arguments, load_model(arguments.model), tokenizer)
-    model = segmented_model(arguments.model, "ask")
-    ask = _asker(arguments, model, tokenizer)
+        return _score(arguments, memory)
+    ask = _asker(arguments, memory)
     if paths:
-        memory = read_planted(model, tokenizer, paths, arguments.plant, arguments.seed)
+        read_planted(memory, paths, arguments.plant, arguments.seed)
     else:
-        memory = stored_memory(model, tokenizer, arguments.memory, "ask")
+        memory.load(arguments.memory, "ask", "--memory")
     answers: list[dict] = []
     try:
         for question in itertools.chain(arguments.questions, (line.rstrip("\n") for line in typed if line.strip())):
             if len(arguments.questions) > 1:
                 print(f"> {question}")
             try:
-                answers.append({"question": question, **ask(question, memory)})
+                answers.append({"question": question, **ask(question)})
             except TesseraError as error:
                 if not arguments.interactive:
                     raise
@@ -113,8 +114,12 @@ def _require_one_way(arguments: argparse.Namespace) -> None:
 
     if arguments.output is not None:
         expect_output(arguments.output, "ask", "--output")
+    if arguments.page is not None:
+        from tessera.memory_files.page import is_page
+
+        expect_output(arguments.page, "ask", "--page", is_page, "a page")
     if arguments.samples is not None:
-        others = ("memory", "text", "questions", "plant", "interactive")
+        others = ("memory", "text", "questions", "plant", "interactive", "cite", "page")
         given = " and ".join(name for name in others if getattr(arguments, name))
         expect(not given, "ask", "--samples", "come without questions, texts and memories", given)
         expect(arguments.shots is None or arguments.shots >= 0, "ask", "--shots", "be at least 0", arguments.shots)
@@ -131,49 +136,57 @@ def _require_one_way(arguments: argparse.Namespace) -> None:
     expect(arguments.text or not arguments.plant, "ask", "--plant", "come with --text", "no --text")
 
 
-def _asker(
-    arguments: argparse.Namespace, model: "SegmentedForCausalLM", tokenizer: "PreTrainedTokenizerFast"
-) -> Callable[[str, "MemoryState"], dict]:
+def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], dict]:
     """A function that prints the answer to a question, and returns it; says first what can be asked."""
-    from tessera.generation.answering import answer, answers_questions, require_known_words
-    from tessera.generation.sampling import continuation
+    from tessera.memory_files.answering import answers_questions, require_known_words
     from tessera.training.run_data import trained_task
 
-    def go_on(question: str, memory: "MemoryState") -> dict:
-        text = continuation(model, tokenizer, question, sampling_of(arguments), where="ask", memory_state=memory)
-        print(text, flush=True)
-        return {"answer": text}
-
-    if not answers_questions(tokenizer):
-        return go_on
-    trained = trained_task(arguments.model)
+    trained = trained_task(arguments.model) if answers_questions(memory.tokenizer) else None
     task = None if trained is None else trained.task
     if task is not None:
         print(f"{arguments.model} knows {task.understands}", file=sys.stderr)
-    for text, what in [
-        *((fact, "--plant") for fact in arguments.plant),
-        *((one, "QUESTION") for one in arguments.questions),
-    ]:
-        require_known_words(tokenizer, text, what)
+    if answers_questions(memory.tokenizer):
+        for what, texts in (("--plant", arguments.plant), ("QUESTION", arguments.questions)):
+            for text in texts:
+                require_known_words(memory.tokenizer, text, what)
+    cite = 3 if arguments.cite or arguments.page else 0
+    if cite:
+        memory.expect_pairs("ask: --cite")
+    asked: list = []
 
-    def name(question: str, memory: "MemoryState") -> dict:
-        require_known_words(tokenizer, question, "QUESTION")
+    def ask(question: str) -> dict:
         if task is not None and not task.is_known(question):
             print("ask: the model was trained on no such question; its answer is a guess", file=sys.stderr)
-        word, probability = answer(model, tokenizer, question, memory)
-        print(f"{word} ({100 * probability:.1f} %)", flush=True)
-        return {"answer": word, "probability": probability}
+        answer = memory.ask(question, sampling_of(arguments), cite=cite)
+        described: dict = {"answer": answer.text}
+        if answers_questions(memory.tokenizer):
+            print(f"{answer.text} ({100 * answer.probability:.1f} %)", flush=True)
+            described["probability"] = answer.probability
+        else:
+            print(answer.text, flush=True)
+        if arguments.cite:
+            print(answer.sources(), flush=True)
+        if cite:
+            described["citations"] = [vars(one) for one in answer.citations or ()]
+        if arguments.page:
+            from tessera.memory_files.page import write_page
 
-    return name
+            asked.append((question, answer))
+            write_page(arguments.page, memory, asked)
+        return described
+
+    return ask
 
 
-def _score(arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast") -> int:
+def _score(arguments: argparse.Namespace, memory: "Memory") -> int:
     """Answer the questions of files of samples, and print how many answers are right."""
     from tessera.papers.babilong.asking import score_samples
 
     sampling, rows = sampling_of(arguments), []
     for name in arguments.samples:
-        of_file, summary = score_samples(model, tokenizer, Path(name), sampling, arguments.shots, arguments.results)
+        of_file, summary = score_samples(
+            memory.model, memory.tokenizer, Path(name), sampling, arguments.shots, arguments.results
+        )
         print(summary)
         rows += of_file
     if arguments.output is not None:

@@ -50,11 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, trace, write."""
-    from tessera.generation.memory import segmented_model, stored_memory
     from tessera.inspection import trace, trace_memory
     from tessera.inspection.page import is_page, write_page
     from tessera.inspection.text import read_tokens
     from tessera.inspection.trace import is_trace
+    from tessera.memory_files.memory import Memory
     from tessera.models.saving.loading import load_model, load_tokenizer
 
     expect(arguments.text or arguments.memory, "inspect", "--text or --memory", "be given", "neither")
@@ -65,12 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         expect_output(arguments.save, "inspect", "--save", is_trace, "a trace")
     traces, titles = [], []
     for folder in arguments.models:
-        tokenizer, memory = load_tokenizer(folder), None
-        if arguments.memory is None:
-            model = load_model(folder)
-        else:
-            model = segmented_model(folder, "inspect")
-            memory = stored_memory(model, tokenizer, arguments.memory, "inspect")
+        model, tokenizer, memory = load_model(folder), load_tokenizer(folder), None
+        if arguments.memory is not None:
+            memory = Memory(model, tokenizer).load(arguments.memory, "inspect", "--memory").state
         for path in arguments.text:
             input_ids = read_tokens(model, tokenizer, path, arguments.tokens)
             steps = input_ids.shape[1]

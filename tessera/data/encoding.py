@@ -3,10 +3,13 @@
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tessera.base.errors import TesseraError
 from tessera.data.text_files import safe_pieces
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerFast
 
 PIECE = 1 << 16  # bytes of a text that are read before their tokens are asked for
@@ -19,12 +22,44 @@ def encoded_pieces(pieces: Iterable[str], tokenizer: "PreTrainedTokenizerFast") 
     Each piece is tokenized behind the end of the one before: some tokenizers (Llama's, T5's) begin every text that they
     are given with a blank of their own.
     """
-    encode = tokenizer.backend_tokenizer.encode
+    for _, encoding, first, _ in _encodings(pieces, tokenizer):
+        yield encoding.ids[first:]
+
+
+def located_tokens(
+    pieces: Iterable[tuple[str, np.ndarray]], tokenizer: "PreTrainedTokenizerFast"
+) -> Iterator[tuple[list[int], np.ndarray]]:
+    """Token ids of a text, and at which byte of its source each begins; both a part at a time.
+
+    `pieces` are texts with the bytes of each character (see `located_text_of_file`). A token that begins inside a
+    character has the place of the character.
+    """
+    sizes: list[np.ndarray] = []
+
+    def texts() -> Iterator[str]:
+        for text, bytes_of in pieces:
+            sizes.append(bytes_of)
+            yield text
+
+    position = 0
+    for piece, encoding, first, skipped in _encodings(safe_pieces(texts()), tokenizer):
+        known = np.concatenate(sizes)
+        sizes[:] = [known[len(piece) :]]
+        places = position + np.concatenate([[0], known[: len(piece)].cumsum(dtype=np.int64)])
+        begins = np.array([begin for begin, _ in encoding.offsets[first:]], dtype=np.int64) - skipped
+        yield encoding.ids[first:], places[begins.clip(0, len(piece))]
+        position = int(places[-1])
+
+
+def _encodings(
+    pieces: Iterable[str], tokenizer: "PreTrainedTokenizerFast"
+) -> Iterator[tuple[str, "Encoding", int, int]]:
+    """Each piece, what it became behind the end of the one before, its first own token, and the length of that end."""
     before = ""
     for piece in pieces:
-        encoding = encode(before + piece, add_special_tokens=False)
+        encoding = tokenizer.backend_tokenizer.encode(before + piece, add_special_tokens=False)
         first = _first_token(encoding, len(before), len(before) + len(piece)) if before else 0
-        yield encoding.ids[first:]
+        yield piece, encoding, first, len(before)
         before = (before + piece)[-CONTEXT:]
 
 

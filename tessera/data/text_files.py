@@ -2,12 +2,14 @@
 
 import codecs
 import gzip
-import io
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
 
 from tessera.base.errors import TesseraError
 
@@ -55,6 +57,15 @@ def text_of_file(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
     A byte order mark is left out, and every line ends in `\n`, whichever system wrote the file.
     Raises `TesseraError` when it cannot be read or is not UTF-8, naming the byte.
     """
+    for text, _ in located_text_of_file(path, piece_bytes):
+        yield text
+
+
+def located_text_of_file(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[tuple[str, np.ndarray]]:
+    """`text_of_file`, with the bytes of the (unpacked) file that each character stands for.
+
+    A line break of two characters has 2; a byte order mark counts with the first character.
+    """
     try:
         if path.exists() and not path.is_file():
             raise TesseraError(f"{path}: must be a plain file of text.")
@@ -80,10 +91,17 @@ def text_of_files(paths: Iterable[Path], piece_bytes: int = PIECE_BYTES) -> Iter
             is_first = False
 
 
-def _decoded(path: Path, file: BinaryIO | gzip.GzipFile, piece_bytes: int) -> Iterator[str]:
+def utf8_sizes(text: str) -> np.ndarray:
+    """Bytes of each character."""
+    if text.isascii():
+        return np.ones(len(text), dtype=np.uint8)
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    return np.searchsorted([0, 0x80, 0x800, 0x10000], codes, side="right").astype(np.uint8)
+
+
+def _decoded(path: Path, file: BinaryIO | gzip.GzipFile, piece_bytes: int) -> Iterator[tuple[str, np.ndarray]]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    line_ends = io.IncrementalNewlineDecoder(None, translate=True)
-    offset, is_first = 0, True
+    offset, is_first, mark, held = 0, True, 0, ""  # held: a carriage return whose line feed may follow
     while True:
         data = file.read(piece_bytes)
         if not offset:
@@ -100,10 +118,21 @@ def _decoded(path: Path, file: BinaryIO | gzip.GzipFile, piece_bytes: int) -> It
             ) from None
         offset += len(data)
         if is_first and text:
-            text, is_first = text.removeprefix("\ufeff"), False
-        text = line_ends.decode(text, final=not data)
+            mark, is_first = 3 * text.startswith("\ufeff"), False
+            text = text.removeprefix("\ufeff")
+        text, held = held + text, ""
+        if text.endswith("\r") and data:
+            text, held = text[:-1], "\r"
+        sizes = utf8_sizes(text)
+        if "\r" in text:
+            breaks = np.array([found.start() for found in re.finditer("\r\n", text)], dtype=np.intp)
+            sizes[breaks] += 1
+            sizes = np.delete(sizes, breaks + 1)
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
         if text:
-            yield text
+            sizes[0] += mark
+            mark = 0
+            yield text, sizes
         if not data:
             return
 

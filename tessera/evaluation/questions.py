@@ -1,7 +1,7 @@
 """Questions asked of a model after it read a text: the loss of the answers, and which are right.
 
-A segmented model (ARMT, RMT, PRMT) reads each context once: its memory, and the cache of a last segment that is still
-open, are values that every question starts from. Any other model reads the whole text.
+A model reads each context once to answer the questions about it: its state is a value that every question starts from.
+For the loss of its answers, a model that does not read in segments reads context and questions in one row.
 """
 
 from typing import Any
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tessera.base.errors import expect
+from tessera.models.carried_state import last_logits, read_on
+from tessera.models.forking import fork
 from tessera.models.recurrence.state import MemoryState
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.question_answering import QuestionBatch
@@ -68,8 +70,9 @@ def right_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
     if is_segmented(model):
         return score_answers(model, batch)[2]
     contexts, questions, _ = _on_device(model, batch)
-    rows = torch.cat([contexts.repeat_interleave(questions.shape[1], 0), questions.flatten(0, 1)], 1)
-    return _right(model(input_ids=rows, logits_to_keep=questions.shape[-1], use_cache=False).logits, batch)
+    _, state = read_on(model, contexts, None, **last_logits(model))
+    rows = torch.arange(len(contexts)).repeat_interleave(questions.shape[1])
+    return _right(read_on(model, questions.flatten(0, 1), fork(state, rows))[0], batch)
 
 
 @torch.no_grad()

@@ -1,1 +1,1 @@
-"""Sampling, prompts, and memories that were read before."""
+"""Sampling and prompts."""

@@ -47,9 +47,14 @@ class Sampling:
 
 
 def prompt_tokens(
-    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", prompt: str, max_new_tokens: int, where: str
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerFast",
+    prompt: str,
+    max_new_tokens: int,
+    where: str,
+    state: Any = None,
 ) -> Tensor:
-    """Token ids (1, T) of a prompt that `model` can read and continue by so many tokens.
+    """Token ids (1, T) of a prompt that `model` can read behind `state` and continue by so many tokens.
 
     Raises:
         TesseraError: no tokens, tokens that the model does not know, or more than its positions hold.
@@ -61,6 +66,7 @@ def prompt_tokens(
     expect(largest < size, where, "the tokenizer", f"fit the model (vocab_size {size})", f"token id {largest}", advice)
     longest, length = context_limit(model.config), ids.shape[1]
     if longest is not None:
+        length += 0 if state is None else state.get_seq_length()
         remaining = longest - length
         advice = f"Use --max-new-tokens {remaining}." if remaining > 0 else "Use a shorter prompt."
         requirement = f"fit the {longest} positions that this {model.config.model_type} has learned"

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 
-def fork(state: Any, rows: int) -> Any:
-    """`state` of one row, for `rows` rows: what a model returned as `past_key_values`, of this library or another.
+def fork(state: Any, rows: int | Tensor) -> Any:
+    """`state` of one row for `rows` rows, or of those of its rows that `rows` lists: an earlier `past_key_values`.
 
     The result is apart from `state`, which stays as it is and may be forked again.
     """
-    index = torch.zeros(rows, dtype=torch.long)
+    index = rows if isinstance(rows, Tensor) else torch.zeros(rows, dtype=torch.long)
     if hasattr(state, "select_batch"):
         return state.select_batch(index)
     copied = copy.deepcopy(state)  # a cache of transformers changes in place
@@ -23,16 +23,16 @@ def fork(state: Any, rows: int) -> Any:
 
 def state_bytes(state: Any) -> int:
     """Bytes of all tensors of a state or cache, each counted once."""
-    storages = (tensor.untyped_storage() for tensor in _tensors(state))
+    storages = (tensor.untyped_storage() for tensor in state_tensors(state))
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def state_numbers(state: Any) -> int:
     """How many floating-point numbers a state or cache holds: what a model can remember at most."""
-    return sum(tensor.numel() for tensor in _tensors(state) if tensor.is_floating_point())
+    return sum(tensor.numel() for tensor in state_tensors(state) if tensor.is_floating_point())
 
 
-def _tensors(state: Any) -> Iterator[Tensor]:
+def state_tensors(state: Any) -> Iterator[Tensor]:
     """Every tensor in a state, a cache, or what holds them, once."""
     pending, seen = [state], set()
     while pending:

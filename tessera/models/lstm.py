@@ -1,13 +1,17 @@
 """The recurrent baseline: a stacked LSTM language model."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tessera.base.errors import expect
+from tessera.base.state import State
 from tessera.models.saving.code_beside_weights import SavesWithCode
 from tessera.models.sizes import num_parameters
 from tessera.models.strict_config import StrictConfig
@@ -46,6 +50,20 @@ class LSTMConfig(StrictConfig):
         return []
 
 
+@dataclass(frozen=True)
+class LSTMState(State):
+    """Hidden and cell states (B, layers, hidden) after `length` steps."""
+
+    hidden: Tensor
+    cell: Tensor
+    length: int
+    is_compileable: ClassVar[bool] = False  # what transformers asks of a cache given to `generate`
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Steps read (the name transformers asks for)."""
+        return self.length
+
+
 class LSTMForCausalLM(SavesWithCode, PreTrainedModel, GenerationMixin):
     """Embedding, LSTM layers, layer norm, lm_head tied to the embedding. See `LSTMConfig`.
 
@@ -57,6 +75,11 @@ class LSTMForCausalLM(SavesWithCode, PreTrainedModel, GenerationMixin):
     config_class = LSTMConfig
     base_model_prefix = "model"
     _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
+    _is_stateful = True  # the state cannot be cropped
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
 
     def __init__(self, config: LSTMConfig):
         super().__init__(config)
@@ -93,21 +116,37 @@ class LSTMForCausalLM(SavesWithCode, PreTrainedModel, GenerationMixin):
         input_ids: Tensor,
         labels: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        past_key_values: LSTMState | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = None,
-    ) -> CausalLMOutput | tuple[Tensor, ...]:
+    ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
         """Logits (B, T, V) and, with `labels` (B, T; shifted inside, -100 left out), the mean loss in nats per token.
 
-        Padding goes to the right of a sequence, where nothing after it is read: `attention_mask` may say so.
-        `use_cache` must be False: every call reads from the start.
+        `past_key_values` goes on where an earlier call with `use_cache` ended, in training too. Padding goes to the
+        right of a sequence, where nothing after it is read: `attention_mask` (B, before + T) may say so, without cache.
         """
-        expect(not use_cache, "LSTMForCausalLM", "use_cache", "be False", use_cache)
+        use_cache = self.config.use_cache if use_cache is None else use_cache
         if attention_mask is not None:
-            falls = bool((attention_mask[:, 1:] <= attention_mask[:, :-1]).all())
+            new = attention_mask[:, -input_ids.shape[1] :]
+            falls = bool((new[:, 1:] <= new[:, :-1]).all())
             expect(falls, "LSTMForCausalLM", "padding", "follow the tokens", "padding before tokens")
-        logits = self.lm_head(self.norm(self.layers(self.embed_tokens(input_ids))[0]))
+            is_whole = not use_cache or bool(new.all())
+            expect(is_whole, "LSTMForCausalLM", "padding", "be left out where a state is kept", "padding")
+        start = None
+        if past_key_values is not None:
+            kept = (past_key_values.hidden, past_key_values.cell)
+            start = tuple(part.transpose(0, 1).contiguous() for part in kept)
+        read, (hidden, cell) = self.layers(self.embed_tokens(input_ids), start)
+        logits = self.lm_head(self.norm(read))
         loss = None
         if labels is not None:
             loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
-        output = CausalLMOutput(loss=loss, logits=logits)
+        state = None
+        if use_cache:
+            length = input_ids.shape[1] + (0 if past_key_values is None else past_key_values.length)
+            state = LSTMState(hidden.transpose(0, 1), cell.transpose(0, 1), length)
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=state)
         return output if return_dict is not False else output.to_tuple()
+
+    def _reorder_cache(self, past_key_values: LSTMState, beam_idx: Tensor) -> LSTMState:
+        return past_key_values.select_batch(beam_idx)

@@ -1,9 +1,9 @@
 """transformers' Mamba, whose mixer on a CPU is computed by `tessera.ops.selective_scan`."""
 
 import torch
-from torch import nn
-from torch.nn.functional import softplus
-from transformers import Cache, MambaForCausalLM
+from torch import Tensor, nn
+from torch.nn.functional import conv1d, softplus
+from transformers import MambaForCausalLM
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
 from tessera.ops.selective_scan import selective_scan
@@ -12,30 +12,48 @@ from tessera.ops.selective_scan import selective_scan
 class ScanMixer(MambaMixer):
     """The same parameters and the same function; what it does not cover goes to transformers' own code.
 
-    That is a GPU, for which there are kernels; a cache, as `generate` keeps one; and padding. Several tokens behind a
-    cache are read one by one: transformers' scan of many begins without the state.
+    That is a GPU, for which there are kernels; the beginning of a cache, and one token behind it, as `generate` asks;
+    and padding. Several tokens behind a cache, and all behind one that gradients flow through, are read here:
+    transformers' scan of many begins without the state, and its step overwrites what the backward pass needs.
     """
 
     def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
         """Gu and Dao (2023), section 3.4: gated, convolved, scanned."""
-        steps = hidden_states.shape[1]
-        if steps > 1 and attention_mask is None and _is_filled(cache_params, self.layer_idx):
-            read = super().forward
-            return torch.cat([read(hidden_states[:, t : t + 1], cache_params, **kwargs) for t in range(steps)], 1)
-        if hidden_states.is_cuda or cache_params is not None or attention_mask is not None:
+        is_filled = (
+            cache_params is not None and cache_params.get_recurrent_state(self.layer_idx, state_idx=0) is not None
+        )
+        goes_on = is_filled and attention_mask is None and (hidden_states.shape[1] > 1 or torch.is_grad_enabled())
+        if not goes_on and (hidden_states.is_cuda or cache_params is not None or attention_mask is not None):
             return super().forward(hidden_states, cache_params, attention_mask=attention_mask, **kwargs)
         x, gate = self.in_proj(hidden_states).chunk(2, dim=-1)
-        convolved = self.conv1d(x.transpose(1, 2))[..., : x.shape[1]]  # padded on both sides: the end is cut off
+        if goes_on:
+            layer, steps = cache_params.layers[self.layer_idx], x.shape[1]
+            read = torch.cat([layer.conv_states[0], x.transpose(1, 2)], -1)
+            layer.conv_states[0] = read[..., -self.conv_kernel_size :]
+            convolved = conv1d(read, self.conv1d.weight, self.conv1d.bias, groups=read.shape[1])[..., -steps:]
+        else:
+            convolved = self.conv1d(x.transpose(1, 2))[..., : x.shape[1]]  # padded on both sides: the end is cut off
         x = self.act(convolved).transpose(1, 2)
         sizes = [self.time_step_rank, self.ssm_state_size, self.ssm_state_size]
         low_rank_step, write, read = self.x_proj(x).split(sizes, dim=-1)
-        step = softplus(self.dt_proj(low_rank_step))
-        y = selective_scan(x, step, -self.A_log.exp(), write, read)
+        inputs = x, softplus(self.dt_proj(low_rank_step)), -self.A_log.exp(), write, read
+        if goes_on:
+            y, layer.recurrent_states[0] = _scan_behind(layer.recurrent_states[0], *inputs)
+        else:
+            y = selective_scan(*inputs)
         return self.out_proj((y + self.D * x) * self.act(gate))
 
 
-def _is_filled(cache: Cache | None, layer: int) -> bool:
-    return cache is not None and cache.get_recurrent_state(layer, state_idx=0) is not None
+def _scan_behind(
+    state: Tensor, x: Tensor, step: Tensor, rate: Tensor, write: Tensor, read: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`selective_scan` with h_0 = `state` (B, D, N): its answers and the last state, a step at a time."""
+    answers = []
+    for t in range(x.shape[1]):
+        written = (step[:, t] * x[:, t])[..., None] * write[:, t, None]
+        state = (step[:, t, :, None] * rate).exp() * state + written
+        answers.append((state * read[:, t, None]).sum(-1))
+    return torch.stack(answers, 1).to(x.dtype), state
 
 
 def use_selective_scan(model: nn.Module) -> nn.Module:

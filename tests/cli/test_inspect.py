@@ -64,7 +64,7 @@ def test_mistakes(tessera, run_folder, corpus, tmp_path):
         (["--text", corpus, "--share", "2"], "share must lie in"),
         (["--text", corpus, "--tokens", "1"], "at least two tokens"),
         ([], "--text or --memory must be given"),
-        (["--memory", tmp_path / "none"], "must be an ARMT, RMT or PRMT model"),
+        (["--memory", tmp_path / "none"], "--memory must be a file"),
         (["--text", corpus, corpus, "--save", tmp_path / "x"], "one model and one text"),
         (["--text", corpus, "--tokens", "9", "--without-pairs", "9"], "pair must be stored by contextual of layer 0"),
     ):

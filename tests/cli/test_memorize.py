@@ -72,7 +72,8 @@ def test_mistakes_are_one_line(tessera, refused, wrapped, run_folder, tmp_path):
         (("ask", wrapped, "Who?", "--text", tmp_path / "empty.txt"), "ask: --text must hold text; got an empty one."),
         (("memorize", wrapped, text, "--out", tmp_path / "no" / "memory"), "existing folder"),
         (("memorize", wrapped, tmp_path / "bytes.txt", "--out", new), "text must be UTF-8; this is UTF-16"),
-        (("memorize", run_folder, text, "--out", new), "must be an ARMT, RMT or PRMT model"),
+        (("ask", run_folder, "Who?", "--memory", memory), "--memory must be a stored memory_mosaic memory; got armt"),
+        (("ask", wrapped, "Who?", "--memory", memory, "--cite"), "must keep pairs (v1, v2); got armt, whose state"),
         (("memorize", wrapped, tmp_path / "empty.txt", "--out", new), "FILE must hold text; got an empty one."),
         (("memorize", wrapped, text, "--out", text), "got '{text}', which exists and is no stored memory"),
         (("memorize", wrapped, text, "--out", text, "--overwrite"), "which exists and is no stored memory"),
@@ -150,7 +151,7 @@ def test_a_memory_that_is_no_number_is_not_stored(refused, wrapped, tmp_path, mo
     (tmp_path / "text.txt").write_text("a king")
     model = load_model(wrapped)
     broken = model.empty_memory(1).map(lambda tensor: tensor * float("nan") if tensor.is_floating_point() else tensor)
-    monkeypatch.setattr("tessera.models.recurrence.read_stream", lambda *_, **__: broken)
+    monkeypatch.setattr("tessera.models.carried_state.read_stream", lambda *_, **__: broken)
     refused("the memory must be finite", "memorize", wrapped, tmp_path / "text.txt", "--out", tmp_path / "memory")
     assert not (tmp_path / "memory").exists()
 

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 from transformers import GPTNeoXConfig
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tessera.base.errors import TesseraError
 from tessera.evaluation.questions import answer_loss, right_answers, score_answers
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
+from tessera.models.lstm import LSTMState
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.babilong import BABILong
@@ -96,15 +97,17 @@ def test_loss_and_right_answers_share_one_reading(monkeypatch):
 
 
 class OneWord(nn.Module):
-    """A model without a memory that says the same word always."""
+    """A model without a memory that says the same word always, and counts what it reads."""
 
     def __init__(self, word: int):
         super().__init__()
-        self.word = nn.Parameter(torch.tensor(float(word)))
+        self.word, self.read = nn.Parameter(torch.tensor(float(word))), 0
 
-    def forward(self, input_ids, logits_to_keep, use_cache):
-        words = torch.full_like(input_ids[:, -logits_to_keep:], int(self.word))
-        return CausalLMOutput(logits=one_hot(words, VOCABULARY).float())
+    def forward(self, input_ids, past_key_values=None, use_cache=False):
+        self.read += input_ids.numel()
+        nothing = torch.zeros(len(input_ids), 1, 1)
+        words = one_hot(torch.full_like(input_ids, int(self.word)), VOCABULARY).float()
+        return CausalLMOutputWithPast(logits=words, past_key_values=LSTMState(nothing, nothing, self.read))
 
 
 def test_the_share_of_right_answers_leaves_out_questions_that_stand_twice():
@@ -115,7 +118,9 @@ def test_the_share_of_right_answers_leaves_out_questions_that_stand_twice():
     answers = batch.questions[..., -2]
     expected = ((answers == word) & batch.counts).sum(1) / batch.counts.sum(1)
     assert expected.max() > 0
-    assert right_answers(OneWord(word), batch).tolist() == pytest.approx(expected.tolist())
+    model = OneWord(word)
+    assert right_answers(model, batch).tolist() == pytest.approx(expected.tolist())
+    assert model.read == batch.contexts.numel() + batch.questions.numel(), "each context is read once"
 
 
 def test_batches_are_a_function_of_their_arguments():

@@ -58,8 +58,8 @@ def page_of(traces: Sequence[Trace], titles: Sequence[str]) -> str:
     script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     parts = {
         "TITLE": html.escape("Inspection: " + ", ".join(titles)),
-        "SCRIPT_HASH": _hash(script),
-        "STYLE_HASH": _hash(style),
+        "SCRIPT_HASH": content_hash(script),
+        "STYLE_HASH": content_hash(style),
         "STYLE": style,
         "SCRIPT": script,
         "DATA": _packed(traces, titles),
@@ -79,7 +79,8 @@ def notebook_html(trace: Trace) -> str:
     return f'<iframe srcdoc="{page}" width="100%" height="640" sandbox="allow-scripts allow-downloads"></iframe>'
 
 
-def _hash(text: str) -> str:
+def content_hash(text: str) -> str:
+    """As a content security policy names a script or a style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 

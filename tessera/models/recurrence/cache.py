@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.errors import TesseraError
+from tessera.base.state import CLASSES
 from tessera.models.recurrence.state import MemoryState
 
 
@@ -111,6 +112,9 @@ class SegmentCache:
                     memory = memory.for_batch(segment.batch_size).select_batch(torch.tensor(old))
                 groups.append((tuple(new), segment.select(old, memory, in_place)))
         return replace(self, groups=tuple(groups))
+
+
+CLASSES |= {cls.__name__: cls for cls in (OpenSegment, SegmentCache)}
 
 
 def _copied(attention: Any) -> Any:

@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import TesseraError, expect
-from tessera.base.files import write_atomically
 from tessera.base.state import State
 from tessera.models.fingerprint import difference, is_fingerprint
+from tessera.models.saving.state_file import CRC, KIND, StateFile, save_values
 
-CHECKSUM, MODEL, READ_BY = "crc32", "model", "read_by"  # in the metadata of a file
+MADE_BY = "made_by"  # in a memory file: what tells model and tokenizer exactly
 
 
 @dataclass(frozen=True)
@@ -90,35 +87,34 @@ class MemoryState(State):
         return cls(layers, named["tokens_read"], named["segments_read"])
 
     def save(self, path: str | os.PathLike, model: str | None = None) -> None:
-        """Write a safetensors file; `load` inverts it exactly. `model`: what tells model and tokenizer exactly."""
-        # Copies: an empty memory's tensors share their storage, which safetensors refuses.
-        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors().items()}
-        metadata = {"format": "pt", "tessera_memory": self.kind, CHECKSUM: str(tensor_checksum(tensors))}
-        known = {MODEL: model, READ_BY: self.model}
-        metadata |= {name: value for name, value in known.items() if value is not None}
-        write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, metadata=metadata))
+        """Write a memory file of this state alone; `load` inverts it exactly. `model`: see `made_by` of a memory."""
+        document = {"name": "", "state": self}
+        save_values(Path(path), self.kind, {MADE_BY: model, "documents": [document]})
 
     @classmethod
     def load(cls, path: str | os.PathLike, device: str | torch.device = "cpu") -> Self:
-        """Read what `save` wrote. Raises `TesseraError` for any other file."""
+        """The state at the end of a memory file. Raises `TesseraError` for any other file."""
         where = f"{cls.__name__}.load"
+        file = StateFile.open(Path(path), where)
+        expect(file.kind == cls.kind, where, "path", f"be a stored {cls.kind} memory", f"{file.kind} file")
+        if file.version is None:
+            state = cls._of_earlier_release(file, device)
+        else:
+            state = file.values(device)["documents"][-1]["state"]
+        is_whole = state.model is None or is_fingerprint(state.model)
+        expect(is_whole, where, "path", "be a memory as it was stored", f"{os.fspath(path)!r}, which was changed")
+        return state
+
+    @classmethod
+    def _of_earlier_release(cls, file: StateFile, device: str | torch.device) -> Self:
+        """Files of version 1 hold the tensors of one state; the first of them have no checksum."""
+        file.verify()
         try:
-            with safe_open(path, framework="pt", device=str(device)) as file:
-                metadata = file.metadata() or {}
-                kind = metadata.get("tessera_memory")
-                expect(kind == cls.kind, where, "path", f"be a stored {cls.kind} memory", f"{kind or 'another'} file")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            # Files of earlier releases have no checksum; one whose name was damaged is no such file.
-            unknown = metadata.keys() - {"format", "tessera_memory", CHECKSUM, MODEL, READ_BY}
-            actual = str(tensor_checksum(tensors))
-            is_whole = READ_BY not in metadata or is_fingerprint(metadata[READ_BY])
-            is_intact = not unknown and is_whole and metadata.get(CHECKSUM, actual) == actual
-            expect(is_intact, where, "path", "be a memory as it was stored", f"{os.fspath(path)!r}, which was changed")
-            return replace(cls.from_tensors(tensors), model=metadata.get(READ_BY))
-        except TesseraError:
-            raise
-        except Exception as error:
-            raise TesseraError(f"{where}: path must be a stored memory; got {os.fspath(path)!r} ({error}).") from None
+            unknown = file.content.keys() - {"format", KIND, CRC, "model", "read_by"}
+            expect(not unknown, "load", "path", "be a memory as it was stored", f"{file.path}, which was changed")
+            return replace(cls.from_tensors(file.tensors(device)), model=file.content.get("read_by"))
+        except KeyError as error:
+            raise TesseraError(f"load: path must be a stored memory; got {str(file.path)!r} (no {error}).") from None
 
     def expect_fits(self, template: "MemoryState", where: str) -> None:
         """Raise `TesseraError` unless this is a state of the model whose empty state is `template`."""

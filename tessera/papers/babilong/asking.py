@@ -10,11 +10,12 @@ import torch
 from tqdm import tqdm
 
 from tessera.base.errors import expect
-from tessera.data.encoding import PIECE, token_stream
+from tessera.data.encoding import PIECE
 from tessera.data.text_files import text_of_files
-from tessera.generation.answering import answer, answers_questions
-from tessera.generation.sampling import Sampling, continuation
-from tessera.models.recurrence import MemoryState, SegmentedForCausalLM, read_stream
+from tessera.generation.sampling import Sampling
+from tessera.memory_files.answering import answer
+from tessera.memory_files.memory import Memory
+from tessera.models.recurrence import SegmentedForCausalLM
 from tessera.papers.babilong.benchmark import (
     ASKED,
     TextSample,
@@ -111,14 +112,10 @@ def answered(
         text, question = shots + text, ASKED.format(question=question.strip())
     memory = None
     if isinstance(model, SegmentedForCausalLM):
-        memory = read_stream(model, token_stream([text], tokenizer, "ask: input"), precision="auto")
+        memory = Memory(model, tokenizer).read([text], "input", "ask: input", precision="auto").state
     else:
         question = text + ("\n" if shots is None else "") + question
-    if answers_questions(tokenizer):
-        said = answer(model, tokenizer, question, memory).word
-    else:
-        inputs: dict[str, Any] = {} if memory is None else {"memory_state": memory}
-        said = continuation(model, tokenizer, question, sampling, where="ask", **inputs)
+    said = answer(model, tokenizer, question, memory, sampling).text
     if shots is not None:
         said = said.strip().partition("\n")[0]
     match = published_match(said, sample.question, sample.target, answers)
@@ -166,20 +163,20 @@ def score_samples(
     return rows, summary
 
 
-def read_planted(
-    model: SegmentedForCausalLM,
-    tokenizer: "PreTrainedTokenizerFast",
-    paths: Sequence[Path],
-    facts: Sequence[str],
-    seed: int,
-) -> MemoryState:
-    """The memory after the texts with the facts planted in them; says on standard error what was read."""
-    size = sum(len(text.encode()) for text in text_of_files(paths)) if facts else 0
-    text = PlantedText(text_of_files(paths, PIECE), size, facts, seed)
-    stream = token_stream(text, tokenizer, "ask: --text")
-    memory = read_stream(model, stream, progress=sys.stderr.isatty(), precision="auto")
-    for fact, place in zip(facts, text.places):
-        print(f"planted after {100 * place:.0f} % of the text: {fact}", file=sys.stderr)
-    tokens, segments = int(memory.tokens_read), int(memory.segments_read)
-    print(f"{', '.join(path.name for path in paths)}: {tokens:,} tokens read in {segments:,} segments", file=sys.stderr)
-    return memory
+def read_planted(memory: Memory, paths: Sequence[Path], facts: Sequence[str], seed: int) -> None:
+    """Read the texts with the facts planted in them, as one document; says on standard error what was read.
+
+    Texts without facts are documents of their own where documents are kept apart.
+    """
+    options: dict[str, Any] = {"progress": sys.stderr.isatty(), "precision": "auto"}
+    names = ", ".join(path.name for path in paths)
+    if memory.is_of_pairs and not facts:
+        for path in paths:
+            memory.read(path, **options)
+    else:
+        size = sum(len(text.encode()) for text in text_of_files(paths)) if facts else 0
+        text = PlantedText(text_of_files(paths, PIECE), size, facts, seed)
+        memory.read(text, names, where="ask: --text", **options)
+        for fact, place in zip(facts, text.places):
+            print(f"planted after {100 * place:.0f} % of the text: {fact}", file=sys.stderr)
+    print(f"{names}: {memory.described().replace('tokens', 'tokens read', 1)}", file=sys.stderr)

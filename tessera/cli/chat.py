@@ -1,0 +1,131 @@
+"""Talk with a model that remembers what it has read.
+
+A line that ends in a backslash goes on in the next one. What was said stays in the conversation, not in the memory.
+
+  /cite          the passages that carried the last answer (v1, v2)
+  /read FILE     read a document into the memory        /documents  what it has read
+  /forget NAME   take a document out                    /save [M]   store the memory
+  /new           begin the conversation anew            /quit       end; so does the end of the input
+
+Ctrl-C stops an answer, and nothing else.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tessera.base.errors import TesseraError, expect
+from tessera.cli.arguments import standard_texts
+from tessera.cli.generate import add_sampling, sampling_of
+
+if TYPE_CHECKING:
+    from tessera.memory_files.memory import Memory
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera chat`."""
+    parser.add_argument("model", help="folder of the model")
+    parser.add_argument("--memory", help="file that `tessera memorize` stored with this model")
+    add_sampling(parser, max_new_tokens=50, default_temperature=0.0)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read, answer, until the end of the input."""
+    from tessera.memory_files.memory import Memory
+    from tessera.models.saving.loading import load_model, load_tokenizer
+
+    memory = Memory(load_model(arguments.model), load_tokenizer(arguments.model))
+    if arguments.memory is not None:
+        memory.load(arguments.memory, "chat", "--memory")
+    if sys.stdin is not None and sys.stdin.isatty():
+        import readline  # noqa: F401 (lines can be edited and called back)
+    chat = _Chat(arguments, memory)
+    for message in _messages():
+        if message.strip() == "/quit":
+            break
+        try:
+            chat.take(message)
+        except TesseraError as error:
+            print(error, file=sys.stderr)
+        except KeyboardInterrupt:
+            print("\n(stopped)", file=sys.stderr)
+    return 0
+
+
+class _Chat:
+    def __init__(self, arguments: argparse.Namespace, memory: "Memory") -> None:
+        self.memory, self.sampling, self.file = memory, sampling_of(arguments), arguments.memory
+        self.said = ""  # the conversation
+        self.last: Any = None  # its last answer
+
+    def take(self, message: str) -> None:
+        """Do what a message says, or answer it."""
+        word, _, rest = message.strip().partition(" ")
+        commands = {"/cite": self._cite, "/read": self._read, "/forget": self._forget, "/save": self._save}
+        commands |= {"/documents": self._documents, "/new": self._new}
+        if word.startswith("/"):
+            expect(word in commands, "chat", "a command", f"be one of {', '.join(commands)} and /quit", repr(word))
+            commands[word](rest.strip())
+            return
+        from tessera.memory_files.answering import answers_questions
+
+        knows_words = answers_questions(self.memory.tokenizer)  # such a model is asked one question at a time
+        prompt = message if knows_words else self.said + message
+        stream = None if knows_words else lambda text: print(text, end="", flush=True)
+        answer = self.memory.ask(prompt, self.sampling, write=stream)
+        print(f"{answer.text} ({100 * answer.probability:.1f} %)" if knows_words else "", flush=True)
+        self.said, self.last = f"{prompt}{answer.text}\n", answer
+
+    def _cite(self, _: str) -> None:
+        expect(self.last is not None, "chat", "/cite", "follow an answer", "none")
+        print(self.memory.cited(self.last).sources())
+
+    def _read(self, name: str) -> None:
+        from tessera.memory_files.document import document_paths
+
+        for path in document_paths(name, "chat", "/read"):
+            self.memory.read(path)
+        self._documents("")
+
+    def _forget(self, name: str) -> None:
+        self.memory.forget(name)
+        self._documents("")
+
+    def _documents(self, _: str) -> None:
+        for document in self.memory.documents:
+            print(f"{document.name}: {document.size:,} bytes, {len(document.tokens):,} tokens")
+
+    def _save(self, name: str) -> None:
+        from tessera.memory_files.memory import require_place
+
+        name = name or self.file
+        expect(bool(name), "chat", "/save", "name a file", "none")
+        require_place(Path(name), overwrite=name == self.file, verb="chat")
+        self.memory.save(name)
+
+    def _new(self, _: str) -> None:
+        self.said, self.last = "", None
+
+
+def _messages() -> Iterator[str]:
+    """Lines, those joined that end in a backslash. Ctrl-C drops what was typed so far."""
+    held: list[str] = []
+    lines = standard_texts("chat", by_line=True)
+    while True:
+        try:
+            line = input("> ") if sys.stdin.isatty() else next(lines).rstrip("\n")
+        except KeyboardInterrupt:
+            held = []
+            print(file=sys.stderr)
+            continue
+        except (EOFError, StopIteration):
+            break
+        held.append(line.removesuffix("\\"))
+        if not line.endswith("\\"):
+            message, held = "\n".join(held), []
+            if message.strip():
+                yield message
+    if "".join(held).strip():
+        yield "\n".join(held)

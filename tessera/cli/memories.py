@@ -1,0 +1,89 @@
+"""List stored memories, show what they hold, merge them, forget documents.
+
+  tessera memories ls [FOLDER]                      the memories in a folder
+  tessera memories info M ...                       their documents
+  tessera memories merge M1 M2 --out M              one memory of the documents of all
+  tessera memories forget M DOCUMENT ... [--out M]  without these documents; in place unless --out is given
+
+Memories of v1 and v2 models hold each document apart: these two verbs are exact and need no model. Of other models the
+documents that follow are read again, which needs --model.
+"""
+
+import argparse
+from pathlib import Path
+
+from tessera.base.errors import TesseraError, expect
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera memories`."""
+    parser.add_argument("action", choices=("ls", "info", "merge", "forget"), help="what to do")
+    parser.add_argument("names", nargs="*", metavar="M", help="files of memories, and documents to forget")
+    parser.add_argument("--out", help="file to store the result in")
+    parser.add_argument("--model", help="folder of the model, where documents must be read again")
+    parser.add_argument("--overwrite", action="store_true", help="replace the stored memory that --out names")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Dispatch to the action."""
+    from tessera.memory_files.memory import is_stored_memory
+
+    names, action = arguments.names, arguments.action
+    if action == "ls":
+        folder = Path(names[0] if names else ".")
+        expect(len(names) < 2 and folder.is_dir(), "memories", "ls", "be of one folder", " ".join(names))
+        for path in sorted(path for path in folder.iterdir() if path.is_file() and is_stored_memory(path)):
+            _print_info(path, False)
+        return 0
+    least = {"info": 1, "merge": 2, "forget": 2}[action]
+    expect(len(names) >= least, "memories", action, f"name at least {least}", len(names))
+    if action == "info":
+        for name in names:
+            _print_info(Path(name), True)
+        return 0
+    return _change(arguments)
+
+
+def _change(arguments: argparse.Namespace) -> int:
+    import tessera.models  # noqa: F401 (what states are made of)
+    from tessera.memory_files.memory import Memory, require_place
+    from tessera.models.saving.loading import load_model, load_tokenizer
+
+    first, *others = arguments.names
+    is_merge = arguments.action == "merge"
+    expect(arguments.out is not None or not is_merge, "memories", "--out", "be given with merge", "none")
+    out = Path(arguments.out or first)
+    if arguments.out is not None:
+        require_place(out, arguments.overwrite, "memories")
+    model = () if arguments.model is None else (load_model(arguments.model), load_tokenizer(arguments.model))
+    memory = Memory(*model).load(first, "memories", "M")
+    for name in others:
+        if is_merge:
+            memory.merge(Memory(*model).load(name, "memories", "M"))
+        else:
+            memory.forget(name)
+    expect(bool(memory.documents), "memories", "a document", "be left", "none", f"Delete {first} instead.")
+    memory.save(out)
+    _print_info(out, True)
+    return 0
+
+
+def _print_info(path: Path, with_documents: bool) -> None:
+    from tessera.base.files import expect_plain_file
+    from tessera.models.saving.state_file import StateFile
+
+    expect_plain_file(path, "memories", "M")
+    try:
+        file = StateFile.open(path, "memories")
+    except TesseraError as error:
+        if with_documents:
+            raise
+        print(error)
+        return
+    documents, tensors = file.content.get("documents", []), file.tensors()
+    counts = [tensors[one["tokens"]["of"]].numel() if "tokens" in one else 0 for one in documents]
+    size = path.stat().st_size / 1e6
+    print(f"{path}: {file.kind}, {len(documents)} documents, {sum(counts):,} tokens, {size:.2f} MB")
+    for document, count in zip(documents, counts):
+        if with_documents and count:
+            print(f"  {document['name']}: {document['size']:,} bytes, {count:,} tokens")

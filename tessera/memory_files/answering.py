@@ -1,0 +1,137 @@
+"""Answers to questions that are asked behind a memory, and how sure the model is of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from tessera.base.errors import expect
+from tessera.base.state import State
+from tessera.generation.sampling import LEAST_TEMPERATURE, Sampling, continuation, prompt_tokens
+from tessera.models.carried_state import apart, read_on, state_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from tessera.memory_files.citations import Citation
+
+CARRIED = 0.5  # of probability that each token of an answer loses without the passage that carried it
+GREEDY = Sampling(max_new_tokens=50, temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says to a question.
+
+    Attributes:
+        probability: of all its tokens one after the other, the model's own: nothing calibrates it; NaN by beam search.
+        question, tokens: what was read and what was said, (T,) integers. citations: the passages that carried the
+            answer, the strongest first; None where they were not asked for.
+    """
+
+    text: str
+    probability: float
+    question: Tensor
+    tokens: Tensor
+    citations: "tuple[Citation, ...] | None" = None
+
+    @property
+    def is_in_text(self) -> bool:
+        """Whether a passage carried the answer: without it, its tokens are less probable by `CARRIED` or more.
+
+        Their geometric mean, that is; of a single token its probability.
+        """
+        power, full = 1 / max(1, len(self.tokens)), self.probability
+        return any(full**power - max(0.0, full - one.drop) ** power >= CARRIED for one in self.citations or ())
+
+    def sources(self) -> str:
+        """The citations as lines of text."""
+        lines = [
+            f"  {one.document}, bytes {one.first:,}-{one.end:,}: {' '.join(one.text.split())}\n"
+            f"    {100 * one.weight:.1f} % of what was recalled; without it the answer is {one.drop:.3f} less probable"
+            for one in self.citations or ()
+        ]
+        return "\n".join([*([] if self.is_in_text else ["  not in this text: no passage carries the answer"]), *lines])
+
+
+def answers_questions(tokenizer: "PreTrainedTokenizerFast") -> bool:
+    """Whether a model with this tokenizer was trained on `data.task`: it keeps the token that asks for an answer."""
+    return getattr(tokenizer, "answer_token", None) is not None
+
+
+def require_known_words(tokenizer: "PreTrainedTokenizerFast", text: str, what: str, where: str = "ask") -> None:
+    """Raise `TesseraError` for words that the tokenizer has no token for: the model cannot tell them apart."""
+    read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    pairs = zip(read["input_ids"], read["offset_mapping"])
+    unknown = [text[first:last] for token, (first, last) in pairs if token == tokenizer.unk_token_id]
+    listed = ", ".join(dict.fromkeys(unknown))
+    expect(not unknown, where, what, "be of words that the model knows", f"{text!r}: it does not know {listed}")
+
+
+@torch.no_grad()
+def answer(
+    model: Any,
+    tokenizer: "PreTrainedTokenizerFast",
+    question: str,
+    state: Any,
+    sampling: Sampling = GREEDY,
+    where: str = "ask",
+    write: Callable[[str], None] | None = None,
+) -> Answer:
+    """The answer to `question` behind `state`, which stays as it is.
+
+    A model that was trained on questions says its likeliest word, others continue the text. `write` gets the answer
+    piece by piece as it comes.
+
+    Raises:
+        TesseraError: a question without tokens, more than the model has positions for, or logits that are not finite.
+    """
+    is_trained = answers_questions(tokenizer)
+    most = 1 if is_trained else sampling.max_new_tokens
+    ids = prompt_tokens(model, tokenizer, question, most, where, state)  # an empty question is an error
+    if is_trained:
+        ids = prompt_tokens(model, tokenizer, f"{question} {tokenizer.answer_token}", most, where, state)
+    elif sampling.num_beams > 1:
+        expect(state is None or isinstance(state, State), where, "--beams", "be 1 with this model's cache", "more")
+        text = continuation(model, tokenizer, question, sampling, where=where, **{state_name(model): state})
+        return Answer(text, float("nan"), ids[0], ids[0, :0])
+    chosen, probability = _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write)
+    text = tokenizer.decode(chosen, skip_special_tokens=not is_trained)
+    return Answer(text.strip() if is_trained else text, probability, ids[0], chosen)
+
+
+def _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write) -> tuple[Tensor, float]:
+    processors, ends = LogitsProcessorList(), _end_tokens(model)
+    is_sampled = most > 1 and sampling.temperature > LEAST_TEMPERATURE
+    if is_sampled:
+        torch.manual_seed(sampling.seed)
+        processors.append(TemperatureLogitsWarper(sampling.temperature))
+        if sampling.top_k:
+            processors.append(TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p < 1:
+            processors.append(TopPLogitsWarper(sampling.top_p))
+    tokens: list[int] = []
+    new, state, total, written = ids, apart(state), 0.0, ""
+    while len(tokens) < most:
+        logits, state = read_on(model, new, state)
+        last = logits[:, -1].float()
+        is_number = not bool((last.isnan() | last.isposinf()).any())
+        expect(is_number, where, "the model's logits", "be finite", "NaN or infinity", "Its training diverged.")
+        scores = processors(ids, last)
+        new = torch.multinomial(scores.softmax(-1), 1) if is_sampled else last.argmax(-1, keepdim=True)
+        tokens.append(int(new))
+        total += float(last.log_softmax(-1)[0, tokens[-1]])
+        if tokens[-1] in ends:
+            break
+        if write is not None and not (text := tokenizer.decode(tokens, skip_special_tokens=True)).endswith("\ufffd"):
+            write(text[len(written) :])
+            written = text
+    return torch.tensor(tokens), float(torch.tensor(total, dtype=torch.float64).exp())
+
+
+def _end_tokens(model: Any) -> set[int]:
+    end = model.generation_config.eos_token_id
+    return set() if end is None else set(end) if isinstance(end, (list, tuple)) else {int(end)}

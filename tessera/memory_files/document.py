@@ -1,0 +1,107 @@
+"""One document of a memory: its tokens, where each stands in the source, and what reading it left."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tessera.base.errors import TesseraError, first_line
+from tessera.data.encoding import PIECE, located_tokens
+from tessera.data.sources import STORIES, text_files
+from tessera.data.text_files import located_text_of_file, utf8_sizes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# How the names of files end that markitdown makes text of, an optional package.
+CONVERTED = (".pdf", ".docx", ".pptx", ".xlsx", ".html", ".htm", ".epub")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text that was read.
+
+    Attributes:
+        size: bytes of the source, unpacked. tokens, widths: (T,) integers; token i and the bytes from where it begins
+            to where the next does, so that together they are `size`.
+        state: what reading it left: alone in a memory of pairs, else behind the documents before it; None: not kept.
+    """
+
+    name: str
+    size: int
+    tokens: Tensor
+    widths: Tensor
+    state: Any = None
+
+    def starts(self) -> Tensor:
+        """Byte offsets (T + 1,) of the tokens in the source, and its end."""
+        return torch.cat([torch.zeros(1, dtype=torch.long), self.widths.long().cumsum(0)])
+
+
+def read_document_text(
+    source: "Path | str | Iterable[str]", tokenizer: "PreTrainedTokenizerFast", name: str, where: str
+) -> Document:
+    """The tokens of a file (a `Path`) or of a text, which may come in pieces; without state.
+
+    Raises:
+        TesseraError: no text, a file that cannot be read, or one that needs a package that is not installed.
+    """
+    if isinstance(source, Path) and source.suffix.lower() in CONVERTED:
+        source = _converted(source)
+    if isinstance(source, Path):
+        pieces: Iterator = located_text_of_file(source, PIECE)
+    else:
+        pieces = ((text, utf8_sizes(text)) for text in ([source] if isinstance(source, str) else source))
+    size, parts, begins = 0, [], []
+
+    def counted() -> Iterator[tuple[str, np.ndarray]]:
+        nonlocal size
+        for text, sizes in pieces:
+            size += int(sizes.sum(dtype=np.int64))
+            yield text, sizes
+
+    for ids, places in located_tokens(counted(), tokenizer):
+        parts.append(np.array(ids, dtype=np.int32))
+        begins.append(places)
+    tokens = np.concatenate(parts) if parts else np.zeros(0)
+    if not len(tokens):
+        raise TesseraError(f"{where} must hold text; got an empty one.")
+    starts = np.maximum.accumulate(np.concatenate([*begins, [size]]))
+    starts[0] = 0  # a byte order mark belongs to the first
+    widths = np.diff(starts)
+    small = widths.max() < 256
+    return Document(name, size, torch.from_numpy(tokens), torch.from_numpy(widths.astype("u1" if small else "i4")))
+
+
+def _converted(path: Path) -> str:
+    """The text of a document that is no text file, by markitdown."""
+    try:
+        import markitdown
+    except ImportError:
+        advice = 'pip install "tessera[documents]"'
+        raise TesseraError(f"{path}: needs the package markitdown, which is not installed: {advice}.") from None
+    try:
+        return markitdown.MarkItDown(enable_plugins=False).convert_local(str(path)).text_content
+    except Exception as error:  # its readers raise anything
+        raise TesseraError(f"{path}: cannot be read as a {path.suffix[1:]} document ({first_line(error)}).") from None
+
+
+def document_paths(name: str, where: str, argument: str) -> list[Path]:
+    """The files that `name` names: a file, a folder or a glob of text files, or one of the bundled books."""
+    if (STORIES / name).is_file() and not Path(name).exists():
+        return [STORIES / name]
+    try:
+        return text_files(name)
+    except TesseraError:
+        books = ", ".join(path.name for path in text_files("stories"))
+        reason = "does not exist"
+        if Path(name).exists():
+            reason = "holds no text file" if Path(name).is_dir() else f"is no plain file; pipe it in with {where} -"
+        raise TesseraError(
+            f"{where}: {argument} must be a text file, a folder of such, or a bundled book ({books}); got {name!r}, "
+            f"which {reason}."
+        ) from None

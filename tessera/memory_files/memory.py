@@ -1,0 +1,277 @@
+"""A memory of documents: read once, kept as a file, asked any number of questions."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tessera.base.checkpoints import tensor_checksum
+from tessera.base.errors import TesseraError, expect
+from tessera.base.files import expect_output, expect_plain_file, writing
+from tessera.base.state import State
+from tessera.memory_files.answering import GREEDY, Answer, answer, answers_questions, require_known_words
+from tessera.memory_files.document import Document, read_document_text
+from tessera.memory_files.together import is_of_pairs, together
+from tessera.models.carried_state import grows, read_document
+from tessera.models.recurrence.state import MADE_BY
+from tessera.models.saving.state_file import KIND, StateFile, save_values
+from tessera.models.stack import StackForCausalLM
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from tessera.generation.sampling import Sampling
+
+
+class Memory:
+    """What `model` has read: documents, one behind the other, and the state behind them.
+
+    Memories of pairs (v1, v2) keep what each document left alone: they are merged and forgotten exactly, at no cost.
+    All other states (ARMT, RMT, PRMT, recurrent models, the cache of a transformer) hold documents in their order: to
+    forget one, what came after it is read again from the tokens that the memory keeps.
+
+    >>> memory = Memory(model, tokenizer).read(Path("book.txt"))  # doctest: +SKIP
+    >>> memory.ask("Where is Mary?").text  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, model: "PreTrainedModel | None" = None, tokenizer: "PreTrainedTokenizerFast | None" = None
+    ) -> None:
+        """Without a model, a file can be looked at; one of pairs can be merged with others, and forget."""
+        self.model: Any = model
+        self.tokenizer: Any = tokenizer
+        self.documents: tuple[Document, ...] = ()
+        self.kind = "" if model is None else model.config.model_type
+        self._owner: Any = None
+        self._unchecked: StateFile | None = None
+
+    @property
+    def owner(self) -> Any:
+        """What `made_by` says of the model and tokenizer."""
+        if self._owner is None:
+            self._owner = made_by(self.model, self.tokenizer)
+        return self._owner
+
+    @property
+    def is_of_pairs(self) -> bool:
+        """Whether documents are kept apart."""
+        if self.model is None:
+            return all(is_of_pairs(document.state) for document in self.documents)
+        is_stack = isinstance(self.model, StackForCausalLM)
+        return is_stack and all(hasattr(layer, "begun_with") for layer in self.model.model.layers)
+
+    def expect_pairs(self, where: str) -> None:
+        """Raise `TesseraError` unless passages can be named."""
+        expect(self.is_of_pairs, where, "the model", "keep pairs (v1, v2)", f"{self.kind}, whose state has no passages")
+
+    @property
+    def state(self) -> Any:
+        """The state behind all documents; None of an empty memory. Raises as `verify` does."""
+        self.verify()
+        if not self.documents:
+            return None
+        if self.is_of_pairs:
+            return together([document.state for document in self.documents])
+        return self.documents[-1].state
+
+    def verify(self) -> None:
+        """Read the file that was loaded, once. Raises `TesseraError` where it is not as it was stored."""
+        if self._unchecked is not None:
+            values = self._unchecked.values("cpu" if self.model is None else self.model.device)
+            self.documents, self._unchecked = tuple(Document(**one) for one in values["documents"]), None
+
+    def read(
+        self, source: Path | str | Iterable[str], name: str | None = None, where: str = "memorize: FILE", **options: Any
+    ) -> Self:
+        """Read a document behind the others: a file, a text (a string that names no file), or pieces of a text.
+
+        `name`: to forget it by; default the file's. `options`: progress and precision of `read_streams`.
+
+        Raises:
+            TesseraError: no text, a name that is taken, more than the model has positions for.
+        """
+        if isinstance(source, str) and _is_file_name(source):
+            source = Path(source)
+        if name is None:
+            name = source.name if isinstance(source, Path) else f"text {len(self.documents) + 1}"
+            if isinstance(source, Path) and name in self.names:
+                name = str(source)
+        expect(name not in self.names, "memorize", "the name of a document", "be new", repr(name), "Forget it first.")
+        document = read_document_text(source, self.tokenizer, name, where)
+        largest, size = int(document.tokens.max()), self.model.config.get_text_config().vocab_size
+        expect(largest < size, "memorize", "the tokenizer", f"fit the model (vocab_size {size})", f"token id {largest}")
+        self._append(document, **options)
+        return self
+
+    def ask(self, question: str, sampling: "Sampling" = GREEDY, *, cite: int = 0, **options: Any) -> Answer:
+        """The answer to `question`, which the memory does not keep. `cite`: name so many passages that carried it.
+
+        `options`: see `answer`. Raises `TesseraError` for a question without words, or with words that a model that
+        was trained on questions does not know, and for `cite` where states are not of pairs.
+        """
+        if answers_questions(self.tokenizer):
+            require_known_words(self.tokenizer, question, "QUESTION")
+        given = answer(self.model, self.tokenizer, question, self.state, sampling, **options)
+        return self.cited(given, cite) if cite else given
+
+    def cited(self, given: Answer, count: int = 3) -> Answer:
+        """`given` with the passages that carried it."""
+        from tessera.memory_files.citations import citations
+
+        self.expect_pairs("cite")
+        return replace(given, citations=citations(self, self.state, given, count))
+
+    @property
+    def names(self) -> list[str]:
+        """Of the documents."""
+        return [document.name for document in self.documents]
+
+    def described(self) -> str:
+        """How much was read."""
+        last = self.documents[-1].state
+        tokens = sum(len(document.tokens) for document in self.documents)
+        if hasattr(last, "segments_read"):
+            return f"{int(last.tokens_read):,} tokens in {int(last.segments_read):,} segments"
+        return f"{tokens:,} tokens in {len(self.documents)} documents"
+
+    def forget(self, name: str) -> Self:
+        """Take out a document: the memory is then that of a model that never read it, bit for bit.
+
+        Raises:
+            TesseraError: no such document, or one whose tokens a file of an earlier release does not have.
+        """
+        known = ", ".join(map(repr, self.names)) or "none"
+        expect(name in self.names, "forget", "the document", f"be one of {known}", repr(name))
+        self.verify()
+        index = self.names.index(name)
+        before, after = self.documents[:index], self.documents[index + 1 :]
+        if self.is_of_pairs:
+            self.documents = before + after
+            return self
+        has_tokens = all(len(document.tokens) for document in self.documents)
+        advice = "It was stored as a state alone."
+        expect(
+            has_tokens or not after, "forget", "the tokens of every document", "be kept", "none of the first", advice
+        )
+        kept = max((i + 1 for i, one in enumerate(before) if one.state is not None), default=0)
+        self.documents = before[:kept]
+        for document in before[kept:] + after:
+            self._append(document)
+        return self
+
+    def merge(self, other: "Memory") -> Self:
+        """Also remember what `other`, of the same model, has read, behind the own documents.
+
+        Raises:
+            TesseraError: a document that both have.
+        """
+        both = [name for name in other.names if name in self.names]
+        expect(not both, "merge", "documents", "have different names", f"two of {', '.join(map(repr, both))}")
+        of_one, kinds = self.owner == other.owner, f"{self.kind} and another {other.kind}"
+        expect(of_one, "merge", "memories", "be of one model", kinds)
+        self.verify()
+        other.verify()
+        for document in other.documents:
+            if self.is_of_pairs:
+                self.documents += (document,)
+            else:
+                self._append(document)
+        return self
+
+    def save(self, path: str | Path) -> Self:
+        """Write the file, complete or not at all.
+
+        Raises:
+            TesseraError: a memory that is not finite, or a file that cannot be written.
+        """
+        self.verify()  # what was changed must not be written again with a right checksum
+        documents = [vars(document) for document in self.documents]
+        with writing(Path(path)):
+            save_values(Path(path), self.kind, {MADE_BY: self.owner, "documents": documents}, finite=True)
+        return self
+
+    def load(self, path: str | Path, where: str = "load", argument: str = "path") -> Self:
+        """The memory in a file, in place of this one. Its tensors are read when they are needed.
+
+        Raises:
+            TesseraError: no memory, one of another model, tokenizer or version, or one that was changed.
+        """
+        expect_plain_file(Path(path), where, argument)
+        file = StateFile.open(path, where)
+        if self.model is not None:
+            expect(file.kind == self.kind, where, argument, f"be a stored {self.kind} memory", f"{file.kind} file")
+        owner = file.content.get(MADE_BY)
+        if not isinstance(owner, dict):
+            self._load_state(path, where, argument)
+            return self
+        if self.model is not None:
+            other = [name for name, mark in self.owner.items() if owner.get(name) != mark]
+            got = f"{str(path)!r}, of other {' and '.join(other)}"
+            expect(not other, where, argument, "be one that this model read", got, "Read the text again.")
+        values = file.values(is_used=False)
+        self.documents, self._unchecked = tuple(Document(**one) for one in values["documents"]), file
+        self.kind, self._owner = file.kind, owner
+        return self
+
+    def _load_state(self, path: str | Path, where: str, argument: str) -> None:
+        """A state without its tokens: what `MemoryState.save` and earlier releases write."""
+        advice = "It is a state without its tokens."
+        expect(self.model is not None, where, argument, "come with its model", repr(str(path)), advice)
+        state = self.model.empty_memory(1).load(path, self.model.device)
+        state.expect_fits(self.model.empty_memory(1), where)
+        nothing = torch.zeros(0, dtype=torch.int32)
+        self.documents, self._unchecked = (Document("", 0, nothing, nothing, state),), None
+
+    def _append(self, document: Document, **options: Any) -> None:
+        """Read `document` behind the others."""
+        self.verify()
+        advice = f"A {self.kind} memory reads documents again: use --model."
+        expect(self.model is not None, "memories", "the model", "be given", "none", advice)
+        before = None if self.is_of_pairs else self.state
+        state = read_document(self.model, document.tokens, before, "memorize", **options)
+        documents = self.documents
+        if not isinstance(state, State) and grows(state) and documents:  # the new state holds the one before it
+            documents = (*documents[:-1], replace(documents[-1], state=None))
+        self.documents = (*documents, replace(document, state=state))
+
+
+def _is_file_name(text: str) -> bool:
+    try:
+        return "\n" not in text and Path(text).is_file()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
+
+
+def made_by(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
+    """What a memory belongs to: digests of the settings and weights of its model, and of its tokenizer."""
+    settings = model.config.to_dict()
+    for name in ("transformers_version", "dtype", "_name_or_path"):  # another release may write them otherwise
+        settings.pop(name, None)
+    text = json.dumps(settings, sort_keys=True, default=str)
+    weights = str(tensor_checksum(dict(model.named_parameters())))
+    parts = {"settings": text, "weights": weights, "tokens": tokenizer.backend_tokenizer.to_str()}
+    return {name: hashlib.sha256(part.encode()).hexdigest()[:16] for name, part in parts.items()}
+
+
+def require_place(out: Path, overwrite: bool, verb: str = "memorize") -> None:
+    """Raise `TesseraError` unless a memory can be stored in `out`: before a long text is read, not after it.
+
+    A file that exists is replaced if it is a stored memory and `overwrite` says so; no other file ever is.
+    """
+    expect_output(out, verb, "--out", is_stored_memory, "a stored memory")
+    if out.exists() and not overwrite:
+        raise TesseraError(f"{verb}: --out must be a new file; got {str(out)!r}, a stored memory. Use --overwrite.")
+
+
+def is_stored_memory(path: Path) -> bool:
+    """Whether `path` is a file of a memory, of this release or an earlier one."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return KIND in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False

@@ -1,0 +1,54 @@
+"""`transformers.pipeline("memory-question-answering", model=...)`: a context is read once, then asked."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import AutoModelForCausalLM, Pipeline
+from transformers.pipelines import PIPELINE_REGISTRY
+
+from tessera.generation.sampling import Sampling
+from tessera.memory_files.memory import Memory
+
+TASK = "memory-question-answering"
+
+
+class MemoryQuestionAnswering(Pipeline):
+    """Called as `(context, question=...)`: one answer, or a list of them for a list of questions.
+
+    `context` is a text, a path, a list of these, or a `Memory`. Each answer is a dictionary with `answer` and `score`,
+    its probability, and with `cite=n` also `citations`. Further keywords are those of `Sampling`.
+    """
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.model.eval()
+
+    def __call__(self, context: Any, question: str | Sequence[str], cite: int = 0, **sampling: Any) -> Any:
+        """See the class."""
+        memory = context
+        if not isinstance(context, Memory):
+            memory = Memory(self.model, self.tokenizer)
+            for source in context if isinstance(context, (list, tuple)) else [context]:
+                memory.read(source)
+        chosen = Sampling(**{"max_new_tokens": 50, "temperature": 0.0, **sampling})
+        questions = [question] if isinstance(question, str) else question
+        answers = [_described(memory.ask(one, chosen, cite=cite)) for one in questions]
+        return answers[0] if isinstance(question, str) else answers
+
+    def _sanitize_parameters(self, **keywords: Any) -> tuple[dict, dict, dict]:
+        return {}, {}, {}
+
+    preprocess = _forward = postprocess = _sanitize_parameters  # `__call__` needs none of them
+
+
+def _described(answer: Any) -> dict[str, Any]:
+    described = {"answer": answer.text, "score": answer.probability}
+    if answer.citations is not None:
+        described["citations"] = [vars(citation) for citation in answer.citations]
+    return described
+
+
+def register() -> None:
+    """Make the task known to `transformers.pipeline`."""
+    if TASK not in PIPELINE_REGISTRY.get_supported_tasks():
+        PIPELINE_REGISTRY.register_pipeline(TASK, MemoryQuestionAnswering, pt_model=AutoModelForCausalLM, type="text")

@@ -1,0 +1,96 @@
+"""What a causal model carries from call to call, whatever the model calls it."""
+
+import copy
+import inspect
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tessera.base.errors import expect
+from tessera.base.precision import autocast, resolve_precision
+from tessera.base.state import State
+from tessera.models.forking import state_tensors
+from tessera.models.recurrence import SegmentedForCausalLM, read_stream
+from tessera.models.recurrence.stream import progress_bar
+from tessera.models.transformer import context_limit
+
+BLOCK = 2048  # tokens that are read in one call
+
+
+def state_name(model: Any) -> str:
+    """The argument of `model` that takes its state: `memory_state`, `cache_params` or `past_key_values`."""
+    if isinstance(model, SegmentedForCausalLM):
+        return "memory_state"
+    return "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def apart(state: Any) -> Any:
+    """`state`, or a copy where reading on would change it: a cache of transformers changes in place."""
+    return state if state is None or isinstance(state, State) else copy.deepcopy(state)
+
+
+def read_on(model: Any, ids: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
+    """Logits of `ids` (B, T) that follow `state`, and the state after them. A cache of transformers is used up.
+
+    A segmented model (ARMT, RMT, PRMT) opens a segment behind its memory, or goes on in the one that a cache holds.
+    """
+    name = state_name(model)
+    if name == "memory_state":
+        is_memory = state is None or hasattr(state, "segments_read")
+        if is_memory and state is not None and not bool(state.segments_read.any()):
+            state = None
+        options = {"use_cache": True, ("memory_state" if is_memory else "past_key_values"): state, **options}
+        output = model(input_ids=ids, **options)
+        return output.logits, output.past_key_values
+    output = model(input_ids=ids, use_cache=True, **{name: state}, **options)
+    return output.logits, output[name]
+
+
+def last_logits(model: Any) -> dict[str, int]:
+    """The argument that asks `model` for the logits of the last token alone, where it takes one."""
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+
+@torch.no_grad()
+def read_document(
+    model: Any, tokens: Tensor, state: Any, where: str, progress: bool = False, precision: str | None = None
+) -> Any:
+    """The state after all of `tokens` (T,) behind `state`, read in blocks from the first token on.
+
+    A segmented model ends its last segment, however short. `progress`, `precision`: see `read_streams`.
+
+    Raises:
+        TesseraError: more tokens than the model has learned positions for.
+    """
+    if isinstance(model, SegmentedForCausalLM):
+        stream = (token for block in tokens.split(1 << 16) for token in block.tolist())
+        return read_stream(model, stream, state, progress, len(tokens), precision)
+    limit = context_limit(model.config)
+    state = apart(state)
+    before = state.get_seq_length() if limit is not None and state is not None else 0
+    fits = limit is None or before + len(tokens) <= limit
+    expect(fits, where, "the text", f"fit the {limit} positions of the model", f"{before + len(tokens)} tokens")
+    device = model.device
+    surroundings = (
+        nullcontext() if precision is None else autocast(resolve_precision(precision, device.type), device.type)
+    )
+    with progress_bar(progress, len(tokens)) as bar, surroundings:
+        for block in tokens.split(BLOCK):
+            _, state = read_on(model, block[None].long().to(device), state, **last_logits(model))
+            bar.update(len(block))
+    return state
+
+
+def grows(state: Any) -> bool:
+    """Whether `state` is as large as what was read: keys and values."""
+    return not isinstance(state, State) and any(getattr(one, "keys", None) is not None for one in state.layers)
+
+
+def detached(state: Any) -> Any:
+    """`state` cut off from the autograd graph, in the same numbers: where truncated backpropagation begins anew."""
+    if state is None or hasattr(state, "detach"):
+        return state if state is None else state.detach()
+    memo = {id(tensor): tensor.detach().clone() for tensor in state_tensors(state)}
+    return copy.deepcopy(state, memo)

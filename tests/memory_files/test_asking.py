@@ -1,0 +1,143 @@
+"""Questions, citations, the pipeline and the verbs of memories."""
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from transformers import pipeline
+
+from tessera.cli.main import main
+from tessera.data.tokenizers import byte_tokenizer
+from tessera.generation.sampling import Sampling
+from tessera.memory_files import Memory
+from tessera.memory_files.answering import GREEDY
+from tessera.memory_files.page import is_page
+from tests.memory_files.models import make
+
+BOOK = "A king lived here. He had two sons.\r\nOne was <b>tall</b>! The queen ate a cake.\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("model") / "v1"
+    make("v1").save_pretrained(place)
+    byte_tokenizer().save_pretrained(place)
+    return place
+
+
+@pytest.fixture
+def call(capsys):
+    def run(*words):
+        capsys.readouterr()
+        status = main([str(word) for word in words])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_the_sentence_that_carried_an_answer_is_cited(tmp_path):
+    """What is said of a citation is what comes of running without it, and its bytes are those of the source."""
+    (tmp_path / "book.txt").write_bytes(BOOK.encode())
+    memory = Memory(make("v1"), byte_tokenizer()).read(tmp_path / "book.txt").read("Nobody saw it.", "other")
+    given = memory.ask("Who", replace(GREEDY, max_new_tokens=3), cite=9)
+    assert {one.document for one in given.citations} == {"book.txt", "other"}
+    for one in given.citations:
+        if one.document == "book.txt":
+            source = BOOK.encode()[one.first : one.end].decode()
+            assert source.strip() == one.text
+            assert re.fullmatch(r"\s*[A-Z][^.!]*[.!]\s*", source), source
+    assert len(given.citations) == 5, "every sentence is recalled by the Gaussian kernel"
+    drops = [one.drop for one in given.citations]
+    assert drops == sorted(drops, reverse=True)
+    assert 0.5 < sum(one.weight for one in given.citations) < 1  # the rest: the pairs of the question itself
+    assert not given.is_in_text
+    assert "not in this text" in given.sources()
+
+
+def test_the_pipeline_answers_as_the_memory_does():
+    model, tokenizer = make("v1"), byte_tokenizer()
+    asking = pipeline("memory-question-answering", model=model, tokenizer=tokenizer)
+    one = asking(BOOK, question="Who", max_new_tokens=3)
+    several = asking(BOOK, question=["Who", "What"], max_new_tokens=3, cite=1)
+    assert several[0]["answer"] == one["answer"]
+    assert several[1]["citations"][0]["document"] == "text 1"
+    memory = Memory(model, tokenizer).read(BOOK)
+    assert asking(memory, question="Who", max_new_tokens=3) == one
+    assert memory.ask("Who", Sampling(3, 0.0)).probability == one["score"]
+
+
+def test_memories_are_made_listed_merged_and_forgotten(call, folder, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text(f"{name} king. {BOOK}")
+    both, first, second, merged = (tmp_path / name for name in ("both.m", "first.m", "second.m", "merged.m"))
+    assert call("memorize", folder, tmp_path / "one.txt", tmp_path / "two.txt", "--out", both)[0] == 0
+    call("memorize", folder, tmp_path / "one.txt", "--out", first)
+    call("memorize", folder, tmp_path / "two.txt", "--out", second)
+    assert call("memories", "merge", first, second, "--out", merged)[0] == 0
+    assert merged.read_bytes() == both.read_bytes()
+    assert call("memorize", folder, tmp_path / "two.txt", "--out", first, "--append")[0] == 0
+    assert first.read_bytes() == both.read_bytes()
+    assert call("memories", "forget", both, "one.txt")[0] == 0
+    assert both.read_bytes() == second.read_bytes()
+    status, out, _ = call("memories", "ls", tmp_path)
+    assert (status, len(out.splitlines())) == (0, 4)
+    assert "two.txt: 90 bytes, 89 tokens" in call("memories", "info", both)[1]
+    for words, message in [
+        (("memories", "forget", both, "two.txt"), "a document must be left; got none"),
+        (("memories", "forget", both, "three.txt"), "be one of 'two.txt'"),
+        (("memories", "merge", both, second, "--out", tmp_path / "x"), "have different names"),
+        (("memories", "merge", both, second), "--out must be given"),
+        (("memories", "info", tmp_path / "one.txt"), "must be a stored memory"),
+        (("memories", "ls", tmp_path / "none"), "ls must be of one folder"),
+        (("memories", "merge", both, first, "--out", second), "Use --overwrite"),
+    ]:
+        status, out, err = call(*words)
+        assert (status, out, err.count("\n")) == (2, "", 1), err
+        assert message in err
+
+
+def test_answers_with_citations_and_a_page(call, folder, tmp_path):
+    (tmp_path / "book.txt").write_text(BOOK)
+    call("memorize", folder, tmp_path / "book.txt", "--out", tmp_path / "m")
+    asked = ("ask", folder, "Who <i>", "--memory", tmp_path / "m", "--max-new-tokens", 2)
+    status, out, _ = call(*asked, "--cite", "--page", tmp_path / "page.html", "--output", tmp_path / "rows")
+    assert status == 0
+    assert "book.txt, bytes" in out
+    page = (tmp_path / "page.html").read_text()
+    assert is_page(tmp_path / "page.html")
+    assert "<b>" not in page
+    assert "Who &lt;i&gt;" in page
+    assert page.count("<mark id=") == 3
+    assert "<script" not in page
+    assert '"citations": [{"document": "book.txt"' in (tmp_path / "rows").read_text()
+    assert call(*asked)[1].splitlines()[0] == out.splitlines()[0]
+
+
+def test_a_conversation(call, folder, tmp_path, monkeypatch):
+    (tmp_path / "book.txt").write_text(BOOK)
+    call("memorize", folder, tmp_path / "book.txt", "--out", tmp_path / "m")
+    lines = ["Who", "/cite", "and \\", "then", "/new", "Who", "/forget none", f"/save {tmp_path / 'n'}", "/read none"]
+    lines += ["/forget book.txt", "/what", "/quit", "never"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    status, out, err = call("chat", folder, "--memory", tmp_path / "m", "--max-new-tokens", 3)
+    assert status == 0
+    answer = call("ask", folder, "Who", "--memory", tmp_path / "m", "--max-new-tokens", 3)[1]
+    assert out.startswith(answer)
+    assert out.count("book.txt, bytes") == 3
+    assert (tmp_path / "n").read_bytes() == (tmp_path / "m").read_bytes()
+    assert [line.split(":")[0] for line in err.splitlines()] == ["forget", "chat", "chat"]
+
+
+def test_ctrl_c_stops_an_answer_and_nothing_else(call, folder, monkeypatch):
+    asked = []
+
+    def ask(self, question, *_, **__):
+        asked.append(question)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Memory, "ask", ask)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    status, _, err = call("chat", folder)
+    assert (status, asked) == (0, ["one", "two"])
+    assert err.count("(stopped)") == 2

@@ -1,0 +1,239 @@
+"""Memories of every model with a state: kept as files, gone on from, merged, forgotten."""
+
+import copy
+import gzip
+import random
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tessera.base.errors import TesseraError
+from tessera.data.tokenizers import byte_tokenizer, train_bpe
+from tessera.generation.sampling import Sampling
+from tessera.memory_files import Memory
+from tessera.memory_files.document import Document, read_document_text
+from tessera.memory_files.together import together, without
+from tessera.models.carried_state import apart, read_on
+from tessera.models.forking import state_tensors
+from tessera.models.saving.state_file import StateFile, save_values
+from tests.memory_files.models import MAKERS, OF_PAIRS, make, v1
+
+TEXTS = {
+    "kings": "A king lived here. He had two sons. One was tall.\n",
+    "queen": "The queen ate a cake. Nobody saw it.",
+    "home": "And so they went home, all of them; the end.",
+}
+
+
+def memory(model, *names) -> Memory:
+    read = Memory(model, byte_tokenizer())
+    for name in names:
+        read.read(TEXTS[name], name)
+    return read
+
+
+def same(one, other) -> bool:
+    pairs = list(zip(state_tensors(one), state_tensors(other), strict=True))
+    return bool(pairs) and all(torch.equal(*pair) for pair in pairs)
+
+
+def goes_on(model, path, chance: random.Random) -> bool:
+    """Whether reading on from a stored state is reading on from the state, at a random place of a random text."""
+    ids = torch.randint(
+        0, 258, (1, chance.randint(2, 60)), generator=torch.Generator().manual_seed(chance.getrandbits(30))
+    )
+    cut = chance.randint(1, ids.shape[1] - 1)
+    with torch.no_grad():
+        _, state = read_on(model, ids[:, :cut], None)
+        save_values(path, "any", {"state": state})
+        loaded = StateFile.open(path, "test").values()["state"]
+        (logits, end), (expected, end_expected) = (read_on(model, ids[:, cut:], one) for one in (loaded, apart(state)))
+    return torch.equal(logits, expected) and same(end, end_expected)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_going_on_after_loading_is_never_having_stopped(kind, tmp_path):
+    model, chance = make(kind), random.Random(kind)
+    assert all(goes_on(model, tmp_path / "state", chance) for _ in range(3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_hundred_cuts_of_every_model(kind, tmp_path):
+    model, chance = make(kind), random.Random(0)
+    assert all(goes_on(model, tmp_path / "state", chance) for _ in range(100))
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_read_saved_merged_and_forgotten(kind, tmp_path):
+    """Merged = read by one; forgotten = never read; loaded = stored: the states bit for bit, and the answers."""
+    model, path = make(kind), tmp_path / "memory"
+    all_three = memory(model, *TEXTS)
+    all_three.save(path)
+    loaded = Memory(model, byte_tokenizer()).load(path)
+    assert loaded.names == list(TEXTS)
+    assert [document.size for document in loaded.documents] == [len(text) for text in TEXTS.values()]
+    short = Sampling(max_new_tokens=4, temperature=0.0)
+    before, after = all_three.ask("Who?", short), loaded.ask("Who?", short)
+    assert (after.text, after.probability) == (before.text, before.probability)
+    assert same(loaded.state, all_three.state)
+    assert same(memory(model, "kings").merge(memory(model, "queen", "home")).state, all_three.state)
+    assert same(loaded.forget("queen").state, memory(model, "kings", "home").state)
+    loaded.save(path)  # in place of the file that it is mapped from
+    assert same(Memory(model, byte_tokenizer()).load(path).state, loaded.state)
+    assert same(loaded.forget("home").state, memory(model, "kings").state)
+    assert loaded.forget("kings").state is None
+
+
+@pytest.mark.parametrize("kind", OF_PAIRS)
+@pytest.mark.parametrize("order", [("kings", "queen", "home"), ("home", "queen")])
+def test_documents_read_apart_are_documents_read_in_one_call(kind, order):
+    """Beside the model's own `document_ids`; a question sees the pairs of all. In float64: sums in another order."""
+    model = make(kind).double()
+    read = memory(model, *order)
+    ids = torch.cat([document.tokens for document in read.documents])[None].long()
+    numbers = torch.tensor([number for number, one in enumerate(read.documents) for _ in one.tokens])[None]
+    question = torch.randint(0, 258, (1, 7))
+    with torch.no_grad():
+        packed = model(ids, document_ids=numbers, use_cache=True).past_key_values
+        # All documents count as one, but for the pairs that are stored as absent.
+        as_one = packed.map(lambda tensor: tensor if tensor.is_floating_point() else tensor.clamp(-1, 0))
+        steps = sum(len(document.tokens) - 1 for document in read.documents) + 1
+        layers = tuple(_counting(layer, steps) for layer in as_one.layers)
+        as_one = type(as_one)(layers, as_one.length, as_one.document * 0, as_one.model)
+        expected = model(question, past_key_values=as_one).logits
+        actual = model(question, past_key_values=read.state).logits
+        alone = model(question, past_key_values=read.documents[-1].state).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(alone, expected, rtol=1e-3, atol=1e-3), "the other documents are seen"
+
+
+def _counting(layer, steps):
+    """Memories whose bandwidth counts pairs count those of all documents."""
+    return tuple(
+        replace(one, position=torch.tensor([steps])) if getattr(one, "position", None) is not None else one
+        for one in layer
+    )
+
+
+def test_left_out_pairs_are_pairs_that_are_not_there():
+    """With one layer: the pairs are cut out of the buffers, or marked as absent."""
+    model = v1(num_layers=1).eval()
+    read = memory(model, "kings", "queen")
+    state, question = read.state, torch.randint(0, 258, (1, 5))
+    (pairs, persistent), first, end = state.layers[0], 10, 60
+    store = pairs.pairs
+    kept = torch.tensor([index for index in range(store.length) if not first <= index < end])
+    cut = type(store).of(store.keys[:, :, kept], store.values[:, :, kept], store.documents[:, kept])
+    expected = replace(state, layers=((replace(pairs, pairs=cut), persistent),))
+    with torch.no_grad():
+        one, other = (model(question, past_key_values=s).logits for s in (without(state, first, end), expected))
+        whole = model(question, past_key_values=state).logits
+    torch.testing.assert_close(one, other)
+    assert not torch.allclose(one, whole)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_token_knows_its_bytes(packed, tmp_path):
+    data = "\ufeffÄ king\r\nand  a\rqueen 👑\r\n\r\nlived – in peace.\r\n".encode() * 50
+    data += ("x" * 70_000).encode() + "é\r\n".encode() * 9000  # over the borders of pieces
+    path = tmp_path / "text.txt"
+    path.write_bytes(gzip.compress(data) if packed else data)
+    for tokenizer in (byte_tokenizer(), train_bpe([data.decode()] * 2, 400)):
+        document = read_document_text(path, tokenizer, "text", "test")
+        starts = document.starts().tolist()
+        assert (starts[-1], document.size) == (len(data), len(data))
+        assert starts == sorted(starts)
+        numbers = document.tokens.tolist()
+        for index in random.Random(0).sample(range(len(numbers) - 20), 300):
+            end = index + random.Random(index).randint(1, 20)
+            source = data[starts[index] : starts[end]].decode().removeprefix("\ufeff")
+            text = tokenizer.decode(numbers[index:end])
+            if "\ufffd" not in text:
+                assert text == source.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def test_files_that_are_no_memory_of_this_model(tmp_path):
+    model, path = make("v2"), tmp_path / "memory"
+    memory(model, "kings", "queen").save(path)
+
+    def load(model=model, tokenizer=None, path=path):
+        loaded = Memory(model, tokenizer or byte_tokenizer()).load(path)
+        loaded.verify()
+        return loaded
+
+    load()
+    other = copy.deepcopy(model)
+    other.lm_head.weight.data[0, 0] += 1e-3
+    with pytest.raises(TesseraError, match="one that this model read; got .*, of other weights. Read"):
+        load(other)
+    with pytest.raises(TesseraError, match="be a stored llama memory; got memory_mosaic_v2 file"):
+        load(make("llama"))
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["king"])
+    with pytest.raises(TesseraError, match="of other tokens"):
+        load(tokenizer=tokenizer)
+    content, damaged = path.read_bytes(), tmp_path / "damaged"
+    chance = random.Random(0)
+    for place in [3, 9, *(chance.randrange(len(content)) for _ in range(40))]:
+        spoiled = bytearray(content)
+        spoiled[place] ^= 1 << chance.randrange(8)
+        damaged.write_bytes(bytes(spoiled))
+        with suppress(TesseraError):
+            assert same(load(path=damaged).state, load().state), "a space of the description"
+    for size in (0, 7, 1000, len(content) - 1):
+        damaged.write_bytes(content[:size])
+        with pytest.raises(TesseraError, match="must be a stored memory"):
+            load(path=damaged)
+    later = StateFile.open(path, "test")
+    import tessera.models.saving.state_file as state_file
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_file, "THIS_VERSION", 3)
+        save_values(damaged, later.kind, {"documents": []})
+    with pytest.raises(TesseraError, match="be a memory of version 2; got version 3"):
+        load(path=damaged)
+
+
+def test_a_million_tokens_are_opened_in_less_than_a_second(tmp_path):
+    """The file has what a model of one layer and 64 numbers a token leaves; opening it looks at its description."""
+    model, path, count = v1(num_layers=1, hidden_size=32, num_heads=1).eval(), tmp_path / "memory", 1_000_000
+    read = memory(model, "kings")
+    state = read.state
+    (pairs, persistent) = state.layers[0]
+    store = type(pairs.pairs).of(torch.zeros(1, 1, count - 1, 32), torch.zeros(1, 1, count - 1, 32))
+    state = replace(state, layers=((replace(pairs, pairs=store), persistent),), length=count)
+    tokens = torch.zeros(count, dtype=torch.int32)
+    read.documents = (Document("long", count, tokens, torch.ones(count, dtype=torch.uint8), state),)
+    read.save(path)
+    assert path.stat().st_size > 250e6
+    begin = time.perf_counter()
+    opened = Memory(model, byte_tokenizer()).load(path)
+    assert time.perf_counter() - begin < 1
+    assert len(opened.documents[0].tokens) == count
+
+
+def test_what_cannot_be_is_said(tmp_path):
+    model = make("gpt2")
+    with pytest.raises(TesseraError, match="the text must fit the 300 positions of the model; got 400 tokens"):
+        Memory(model, byte_tokenizer()).read("a king " * 57 + "!", "long")
+    read = memory(model, "kings")
+    for mistake, match in [
+        (lambda: read.read("again", "kings"), "the name of a document must be new; got 'kings'"),
+        (lambda: read.forget("queen"), "be one of 'kings'; got 'queen'"),
+        (lambda: read.merge(memory(model, "kings")), "different names; got two of 'kings'"),
+        (lambda: read.merge(memory(make("llama"), "queen")), "be of one model; got gpt2 and another llama"),
+        (lambda: read.read(""), "must hold text"),
+        (lambda: read.read(Path("none.txt")), "none.txt: cannot be read"),
+        (lambda: read.ask("Who?", cite=1), "keep pairs"),
+    ]:
+        with pytest.raises(TesseraError, match=match):
+            mistake()
+    (tmp_path / "a.pdf").write_bytes(b"%PDF-1.4")
+    with pytest.raises(TesseraError, match=r"a.pdf: (needs the package markitdown|cannot be read as a pdf)"):
+        read.read(tmp_path / "a.pdf")
+    assert together([memory(make("v1"), "kings").state]).document is None
