@@ -55,7 +55,7 @@ format: install ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install ## measure speed beside other code, in one run each, on this machine
+bench: install ## measure speed beside other code: one table of ratios (under half an hour)
 	$(BIN)/python -m benchmarks.run
 
 experiments-page: install ## redraw figures and tables of results/, also in docs/experiments/

@@ -142,7 +142,7 @@ def reply(model: Any, tokenizer: Any, passages: list[str], question: str) -> str
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
-    answer = model.generate(**prompt, max_new_tokens=20, do_sample=False)
+    answer = model.generate(**prompt, max_new_tokens=40, do_sample=False)
     return tokenizer.decode(answer[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
@@ -161,7 +161,7 @@ def main() -> None:
         "Notre Dame": squad(arguments.squad[1], slice(0, None, 3)),
         "planted facts": planted(arguments.book),
     }
-    record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"citations": {}, "asked": {}}
+    record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"citations": {}}
     began = time.perf_counter()
 
     def keep() -> None:
@@ -186,7 +186,7 @@ def main() -> None:
         print(name, record["citations"][name], flush=True)
         keep()
     for (name, (passages, questions)), count in zip(corpora.items(), arguments.ask):
-        asked = record["asked"].setdefault(name, [])
+        asked = record.setdefault("answers", {}).setdefault(name, [])
         order = random.Random(0).sample(range(len(questions)), len(questions))  # --ask more goes on
         for number in order[len(asked) : count]:
             question = questions[number]

@@ -90,6 +90,8 @@ def _resolved(hint: Any, function: Callable) -> Any:
 
 
 def _options(hint: Any) -> list[Any]:
+    if isinstance(hint, TypeVar) and hint.__bound__ is not None:
+        hint = hint.__bound__
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return [option for part in typing.get_args(hint) for option in _options(part)] if is_union else [hint]
 
@@ -109,7 +111,8 @@ def _fits(hint: Any, value: Any, sizes: dict) -> bool:
         return True  # nothing that could be looked at
     if kind in (int, float):
         return isinstance(value, int | kind | torch.SymInt) and not isinstance(value, bool)
-    return isinstance(value, kind)
+    items = typing.get_args(hint) if isinstance(value, list) else ()
+    return isinstance(value, kind) and all(any(_fits(o, i, {}) for o in _options(items[0])) for i in value if items)
 
 
 def _is_of(kind: str, tensor: Tensor) -> bool:

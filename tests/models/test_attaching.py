@@ -134,6 +134,11 @@ def test_mistakes_are_one_line_and_leave_no_hook():
         tessera.attach(llama(), budget=3, eviction="odlest")
     with pytest.raises(TesseraError, match="tokenizer"):
         tessera.attach(llama()).read("text")
+    with pytest.raises(TesseraError, match="token ids"):
+        tessera.attach(llama()).read(torch.zeros(1, 4))
+    for length in (0, 1, 2):
+        ids = torch.arange(length)
+        assert len(tessera.attach(llama()).read(ids).memory) == max(0, length - 1)
 
 
 def test_smollm2_is_unpacked_on_demand_only(tmp_path, monkeypatch):

@@ -26,8 +26,8 @@ MODELS = {
     "v2": "type: memory_mosaic_v2, hidden_size: 16, num_layers: 2, num_heads: 2, intermediate_size: 24, "
     "short_term_span: 4, long_term_delay: 2, training_long_term_delay: [2, 8]",
     "transformer": "type: transformer, positions: rope, hidden_size: 16, num_layers: 2, num_heads: 2",
-    "armt": "type: armt, %s, segment_size: 5, num_memory_tokens: 2, memory_dim: 4" % BASE,
-    "rmt": "type: rmt, %s, segment_size: 6, num_memory_tokens: 2" % BASE,
+    "armt": f"type: armt, {BASE}, segment_size: 5, num_memory_tokens: 2, memory_dim: 4",
+    "rmt": f"type: rmt, {BASE}, segment_size: 6, num_memory_tokens: 2",
 }
 
 

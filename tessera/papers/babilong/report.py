@@ -6,7 +6,7 @@ from typing import Any
 
 from tessera.papers.babilong.published import EXACT_MATCH, SETTING, TOKENS
 from tessera.papers.babilong.settings import MODELS, SHUT, THRESHOLD
-from tessera.papers.curves import draw_curve, panels
+from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import Record
 from tessera.papers.tables import (
     Curve,
@@ -65,10 +65,10 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 def plot(records: Mapping[str, Record], path: Path) -> None:
     """Exact match by tokens, means over seeds: QA1 of every model, and every kind beside the paper's ARMT."""
     with panels(path, 8, 11, rows=2, legend="none") as (by_model, by_kind):
-        for place, (model, curve) in enumerate(_curves(records, "qa1").items()):
-            color, marker = f"C{place % 10}", "os^"[place // 10]
-            draw_curve(by_model, curve.points, curve.label, bars=2, color=color, marker=marker)
-            by_model.axvline(_longest_in_training(records, model), color=color, lw=0.8, ls="--")
+        of_models = _curves(records, "qa1")
+        for (model, curve), look in zip(of_models.items(), styles(of_models).values()):
+            draw_curve(by_model, curve.points, curve.label, bars=2, **look)
+            by_model.axvline(_longest_in_training(records, model), color=look["color"], lw=0.8, ls="--")
         by_model.plot([], [], color="black", lw=0.8, ls="--", label="longest text in training")
         by_model.axhline(1 / 6, color="gray", ls=":", label="guess")
         by_model.set(xscale="log", ylabel="exact match", ylim=(0, 1.04), title="QA1; bars: 2 standard errors")
