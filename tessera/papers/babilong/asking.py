@@ -117,7 +117,7 @@ def answered(
     if answers_questions(tokenizer):
         said = answer(model, tokenizer, question, memory).word
     else:
-        inputs = {} if memory is None else {"memory_state": memory}
+        inputs: dict[str, Any] = {} if memory is None else {"memory_state": memory}
         said = continuation(model, tokenizer, question, sampling, where="ask", **inputs)
     if shots is not None:
         said = said.strip().partition("\n")[0]
