@@ -111,8 +111,10 @@ def _fits(hint: Any, value: Any, sizes: dict) -> bool:
         return True  # nothing that could be looked at
     if kind in (int, float):
         return isinstance(value, int | kind | torch.SymInt) and not isinstance(value, bool)
-    items = typing.get_args(hint) if isinstance(value, list) else ()
-    return isinstance(value, kind) and all(any(_fits(o, i, {}) for o in _options(items[0])) for i in value if items)
+    if not isinstance(value, kind) or not isinstance(value, list) or not typing.get_args(hint):
+        return isinstance(value, kind)
+    options = _options(typing.get_args(hint)[0])
+    return all(any(_fits(option, item, {}) for option in options) for item in value)
 
 
 def _is_of(kind: str, tensor: Tensor) -> bool:

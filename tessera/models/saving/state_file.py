@@ -138,8 +138,8 @@ def _encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, torch.dtype):
         return {"is": "dtype", "of": str(value).removeprefix("torch.")}
     if isinstance(value, (list, tuple)):
-        parts = list(inside(dict(enumerate(value))).values())
-        return parts if isinstance(value, list) else {"is": "tuple", "of": parts}
+        items = list(inside(dict(enumerate(value))).values())
+        return items if isinstance(value, list) else {"is": "tuple", "of": items}
     if isinstance(value, dict):
         if all(isinstance(key, str) for key in value):
             return inside(value)
@@ -147,7 +147,7 @@ def _encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, DynamicCache):
         return {"is": "cache", "of": [_encoded_layer(*layer, name, tensors) for layer in enumerate(value.layers)]}
     if is_dataclass(value) and type(value).__name__ in CLASSES:
-        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        parts: dict[str, Any] = {field.name: getattr(value, field.name) for field in fields(value)}
         if isinstance(value, State):  # a store leaves out the room to spare, a state the model that it is of
             parts = {**value.parts(), **({"model": parts["model"]} if "model" in parts else {})}
         return {"is": type(value).__name__, "of": inside(parts)}
@@ -193,7 +193,7 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if not issubclass(cls, State):
         return cls(**parts)
     model = parts.pop("model", None)
-    state = cls.from_parts(parts)
+    state: Any = cls.from_parts(parts)
     return state if model is None else replace(state, model=model)
 
 
