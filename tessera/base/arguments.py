@@ -111,8 +111,12 @@ def _fits(hint: Any, value: Any, sizes: dict) -> bool:
         return True  # nothing that could be looked at
     if kind in (int, float):
         return isinstance(value, int | kind | torch.SymInt) and not isinstance(value, bool)
-    items = typing.get_args(hint) if isinstance(value, list) else ()
-    return isinstance(value, kind) and all(any(_fits(o, i, {}) for o in _options(items[0])) for i in value if items)
+    if not isinstance(value, kind):
+        return False
+    if not (isinstance(value, list) and typing.get_args(hint)):
+        return True
+    options = _options(typing.get_args(hint)[0])
+    return all(any(_fits(option, item, {}) for option in options) for item in value)
 
 
 def _is_of(kind: str, tensor: Tensor) -> bool:
