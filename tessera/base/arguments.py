@@ -111,8 +111,10 @@ def _fits(hint: Any, value: Any, sizes: dict) -> bool:
         return True  # nothing that could be looked at
     if kind in (int, float):
         return isinstance(value, int | kind | torch.SymInt) and not isinstance(value, bool)
-    if not isinstance(value, kind) or not isinstance(value, list) or not typing.get_args(hint):
-        return isinstance(value, kind)
+    if not isinstance(value, kind):
+        return False
+    if not (isinstance(value, list) and typing.get_args(hint)):
+        return True
     options = _options(typing.get_args(hint)[0])
     return all(any(_fits(option, item, {}) for option in options) for item in value)
 
