@@ -19,7 +19,7 @@ def require_harness(where: str) -> None:
 
 def name_columns() -> None:
     """Let pytablewriter's releases before 0.47 take the headings that the harness gives them, not A, B, C."""
-    from pytablewriter import LatexTableWriter, MarkdownTableWriter  # type: ignore[import-untyped]
+    from pytablewriter import LatexTableWriter, MarkdownTableWriter
 
     for writer in (LatexTableWriter, MarkdownTableWriter):
         if not hasattr(writer, "headers"):
