@@ -86,7 +86,7 @@ def folder() -> Path:
 
 
 def _compile(what: str, function: Callable[..., Any], arguments: tuple, sizes: tuple, path: Path) -> None:
-    print(f"Compiling {what}, once for this machine: 5 to 20 seconds ...", end="", file=sys.stderr, flush=True)
+    print(f"Compiling {what}, once for this machine ...", end="", file=sys.stderr, flush=True)
     began = time.perf_counter()
     try:
         with _without_warnings(), torch.no_grad():
