@@ -31,10 +31,10 @@ demo: $(VENV)/.runtime ## train a small Memory Mosaic and an equal transformer o
 	$(BIN)/tessera demo --output runs/demo
 
 test: install ## run the test suite
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-slow: install ## run the slow tests as well
-	$(BIN)/python -m pytest -n $(JOBS) -m 'not gpu and not browser'
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not gpu and not browser'
 
 test-browser: install ## test the inspection page in Chromium (Debian: apt-get install chromium)
 	$(BIN)/python -m pytest -m browser -rs
@@ -42,7 +42,7 @@ test-browser: install ## test the inspection page in Chromium (Debian: apt-get i
 torture: install ## bad inputs, kills, full disks, two processes: all of tests/reliability (about an hour)
 	TORTURE=1 $(BIN)/python -m pytest tests/reliability
 
-peers: install ## run transformers' own tests on our models, from its source archive: a table of docs/reliability.md
+peers: install ## run the tests of transformers, PEFT and entmax on ours: the table of docs/reliability.md
 	$(BIN)/python -m tests.peers
 
 lint: install ## check style, types, and that imports point one way
@@ -55,7 +55,7 @@ format: install ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install ## measure speed beside other code, in one run each, on this machine
+bench: install ## measure speed beside other code: one table of ratios (under half an hour)
 	$(BIN)/python -m benchmarks.run
 
 experiments-page: install ## redraw figures and tables of results/, also in docs/experiments/

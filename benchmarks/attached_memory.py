@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from tessera.base.files import write_text_atomically
+from tessera.base.files import write_atomically, write_text_atomically
 from tessera.data.text_files import text_of_files
 from tessera.evaluation.provenance import provenance
 from tessera.models.attaching import attach
@@ -87,8 +88,44 @@ def long_window(model: Any, ids: Tensor, length: int) -> float:
     return torch.nn.functional.cross_entropy(logits.float(), part[0, -SCORED:]).item()
 
 
+def summary(books: dict[str, Any]) -> dict[str, list[float]]:
+    """Label -> by how much lower the loss is than without memory, in percent of it, in each book."""
+    rows: dict[str, list[float]] = {}
+    for book in books.values():
+        for row in book.get("cases", []):
+            bounds = f", {row['budget']} kept, {row['eviction']}" if "budget" in row else ""
+            for what in ("loss", "loss_while_growing"):
+                label = f"{row['kernel']}, {row['remembered']} read{bounds}{', growing' if what != 'loss' else ''}"
+                rows.setdefault(label, []).append(100 * (1 - row[what] / book["loss"]))
+        for length, loss in book.get("long_windows", {}).items():
+            rows.setdefault(f"plain window of {length}", []).append(100 * (1 - loss / book["loss"]))
+    return rows
+
+
+def draw(books: dict[str, Any], path: Path) -> None:
+    """Gain by budget and eviction, the mean of the books, beside the unbounded memory; 0 is the window alone."""
+    rows = {label: sum(gains) / len(gains) for label, gains in summary(books).items()}
+    cases = [row for row in next(iter(books.values()))["cases"] if "budget" in row]
+    budgets, largest = sorted({row["budget"] for row in cases}), cases[0]["remembered"]
+    figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    for rule, colour in zip(EVICTIONS, ("#c2410c", "#1d4ed8", "#15803d")):
+        gains = [rows[f"gaussian, {largest} read, {budget} kept, {rule}"] for budget in budgets]
+        axes.plot(budgets, gains, color=colour, marker="o", label=f"evicted: {rule.replace('_', ' ')}")
+    axes.axhline(
+        rows[f"gaussian, {largest} read"], color="#334155", linestyle="--", label=f"all {largest:,} pairs kept"
+    )
+    axes.axhline(0, color="#334155", linewidth=0.8, label=f"no memory: a sliding window of {WINDOW}")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(budgets, [f"{budget:,}" for budget in budgets])
+    axes.set_xlabel("pairs kept")
+    axes.set_ylabel("loss lower by, %")
+    axes.legend(frameon=False)
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))
+
+
 def main() -> None:
-    """Measure what is not in --out yet."""
+    """Measure what is not in --out yet; print the table; draw the figure beside --out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="folder of a causal language model with its tokenizer")
     parser.add_argument("books", nargs="+", type=Path)
@@ -128,8 +165,6 @@ def main() -> None:
             cases = [case(before, scored, size, kernel, **bounds) for size, kernel, bounds in settings]
             of_book["cases"] = cases
             keep()
-            for row in cases:
-                print(book.name, {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     for length in arguments.long_windows:
         for book in arguments.books:
             of_book = record["books"][book.name]
@@ -137,7 +172,9 @@ def main() -> None:
                 ids = torch.tensor(tokenizer("".join(text_of_files([book], 1 << 20)), verbose=False)["input_ids"])
                 of_book["long_windows"][str(length)] = long_window(model, ids[: len(ids) // 2 + SCORED + 1], length)
                 keep()
-                print(book.name, length, of_book["long_windows"][str(length)], flush=True)
+    for label, gains in summary(record["books"]).items():
+        print(f"{label:<55}", " ".join(f"{gain:6.2f} %" for gain in gains))
+    draw(record["books"], arguments.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

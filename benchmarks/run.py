@@ -1,45 +1,260 @@
-"""`make bench`: every speed benchmark of a CPU, one after the other, into results/.
+"""`make bench`: speeds beside other code as one table of ratios, in under half an hour, on one thread.
 
-    python -m benchmarks.run [--reference-mosaics PATH] [--reference-armt PATH --armt-python PATH]
+    python -m benchmarks.run [--only training decoding ...] [--reference-mosaics PATH] [--model FOLDER] [--store]
 
-Each is a command of its own (its docstring says which), so that one that fails leaves the others standing. The
-published code joins in where its checkout is given; ARMT's benchmark needs it. All of them take about an hour.
+Ours and its peer take turns in one process, and processor time is what counts: other load on the machine disturbs it
+least. A ratio is the peer's time over ours, above 1 where ours is faster: the median over rounds, and their spread.
+What is slower than in `results/bench/` (written with --store, a file for each kind of processor) by more than the two
+spreads is flagged, and the exit status is 1. Peers are models of transformers of the same sizes, as people run them
+(eager, a dynamic cache). Larger comparisons, also with published code, are commands of their own in this folder.
+--model is a trained model of ours: how much its loss on text changes with rounded weights.
 """
 
 import argparse
-import subprocess
+import json
+import re
+import statistics
 import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
-BENCHMARKS = ("language_models", "kernels", "v2", "armt", "reading")
+import torch
+from torch import nn
+from torch.nn.functional import normalize, scaled_dot_product_attention
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from benchmarks import language_models
+from benchmarks.v2 import filled_state
+from tessera import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, compile_decoding, kernel_regression, wrap
+from tessera.base.files import write_text_atomically
+from tessera.base.precision import autocast, resolve_precision
+from tessera.evaluation.provenance import hardware, provenance
+from tessera.models.presets import matching_llama_config
+from tessera.models.recurrence import read_stream
+from tessera.ops.kernel_regression import Window
+from tessera.papers.tables import markdown
+
+Work = Callable[[], object]
+Case = tuple[str, Work, Work]  # what is measured, ours, the peer
+RESULTS = Path("results/bench")
+V2 = {"vocab_size": 8192, "hidden_size": 512, "num_layers": 4, "num_heads": 8, "intermediate_size": 1408}
+NEW_TOKENS = 16
+
+
+def training() -> Iterator[Case]:
+    """A step of v1 (forward, backward, AdamW) beside GPT-2; forward and backward of v2 beside Llama."""
+    steps = [language_models.training_step(language_models.build(name, 512), 512) for name in ("mosaic", "transformer")]
+    yield "training: v1, T 512 / GPT-2", *steps
+    config = MemoryMosaicV2Config(**V2, tie_word_embeddings=True)
+    ids, precision = torch.randint(0, 8192, (1, 2048)), resolve_precision("auto", "cpu")
+
+    def step(model: nn.Module) -> None:
+        with autocast(precision, "cpu"):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        model.zero_grad()
+
+    models = (MemoryMosaicV2ForCausalLM(config), AutoModelForCausalLM.from_config(matching_llama_config(config)))
+    yield "training: v2, T 2,048 / Llama", *(partial(step, model.train()) for model in models)
+
+
+def decoding() -> Iterator[Case]:
+    """Greedy tokens of v1 beside GPT-2 behind short and long contexts, of v2 beside Llama behind 16,384."""
+    for context in language_models.CONTEXTS:
+        longest = context + language_models.NEW_TOKENS
+        make = partial(language_models.build, steps=longest)
+        peer = language_models.decoding(make("transformer"), context)
+        yield f"decoding: v1 behind {context:,} / GPT-2", language_models.decoding(make("mosaic"), context), peer
+        for form in ("float32", "bf16", "int8"):
+            ours = language_models.decoding(compile_decoding(make("mosaic"), form), context)
+            yield f"decoding: v1 compiled, {form}, behind {context:,} / GPT-2", ours, peer
+            theirs = language_models.decoding(compile_decoding(make("transformer"), form), context)
+            yield f"decoding: v1 / GPT-2, both compiled, {form}, behind {context:,}", ours, theirs
+    yield from _v2_decoding(16_384)
+
+
+@torch.no_grad()
+def _v2_decoding(context: int) -> Iterator[Case]:
+    config = MemoryMosaicV2Config(**V2, tie_word_embeddings=True)
+    llama = AutoModelForCausalLM.from_config(matching_llama_config(config)).eval()
+    token, heads, width = torch.zeros(1, 1, dtype=torch.long), llama.config.num_attention_heads, llama.config.head_dim
+    cache = DynamicCache(config=llama.config)
+    for layer in range(llama.config.num_hidden_layers):
+        cache.update(*torch.randn(2, 1, heads, context, width), layer)
+
+    @torch.no_grad()
+    def peer() -> None:
+        for _ in range(NEW_TOKENS):
+            llama(token, past_key_values=cache, use_cache=True)
+        cache.crop(-NEW_TOKENS)
+
+    for form in (None, "float32", "bf16", "int8"):
+        torch.manual_seed(0)
+        model = MemoryMosaicV2ForCausalLM(config).eval()
+        first = filled_state(model, context)
+        if form is not None:
+            compile_decoding(model, form)
+
+        @torch.no_grad()
+        def ours(model=model, first=first) -> None:
+            state = first
+            for _ in range(NEW_TOKENS):
+                state = model(input_ids=token, past_key_values=state, use_cache=True).past_key_values
+
+        how = "" if form is None else f" compiled, {form},"
+        yield f"decoding: v2{how} behind {context:,} / Llama", ours, peer
+
+
+def drafts() -> Iterator[Case]:
+    """Greedy decoding with prompt lookup beside without, on a text that repeats itself and on one that does not."""
+    model = language_models.build("mosaic", 512).eval()
+    options = {"max_new_tokens": 48, "do_sample": False, "pad_token_id": 8191}
+    unlike = torch.randperm(8191, generator=torch.Generator().manual_seed(0))[None, :96]
+    for name, ids in (("repeats itself", torch.arange(1, 13).repeat(8)[None]), ("does not", unlike)):
+        follow = _FollowsTheText() if name == "repeats itself" else None
+        generate = partial(model.generate, ids, logits_processor=[follow] if follow else None, **options)
+        yield f"prompt lookup / without: v1, text that {name}", partial(generate, prompt_lookup_num_tokens=10), generate
+
+
+class _FollowsTheText:
+    """Weights by chance say nothing like a text: the likeliest token becomes that after the last one's last place."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        tokens = input_ids[0].tolist()
+        place = max((i for i, token in enumerate(tokens[:-1]) if token == tokens[-1]), default=None)
+        if place is not None:
+            scores = scores.clone()
+            scores[0, tokens[place + 1]] += 100.0
+        return scores
+
+
+@torch.no_grad()
+def reading() -> Iterator[Case]:
+    """ARMT reads a text beside GPT-2 in windows of two segments, both without logits and in automatic precision."""
+    sizes, length, segment = {**language_models.SIZE, "num_layers": 4, "hidden_size": 256, "num_heads": 4}, 8192, 512
+    make = partial(language_models.build_small_model, "transformer", **sizes, max_positions=1100)
+    model, peer, ids = wrap(make(), segment, 10, 64).eval(), make().eval(), torch.randint(0, 8192, (1, length))
+    precision = resolve_precision("auto", "cpu")
+
+    @torch.no_grad()
+    def windows() -> None:
+        with autocast(precision, "cpu"):
+            for start in range(0, length, segment):
+                peer.base_model(ids[:, max(0, start - segment) : start + segment], use_cache=False)
+
+    yield "reading: ARMT / GPT-2 in windows", partial(read_stream, model, ids[0].tolist(), precision="auto"), windows
+
+
+def kernels() -> Iterator[Case]:
+    """Forward and backward of each kind of kernel beside PyTorch's causal attention, T 1,024, 8 heads of 64."""
+    query, key, value = (normalize(torch.randn(1, 8, 1024, 64), dim=-1).requires_grad_() for _ in range(3))
+
+    def attention() -> None:
+        scaled_dot_product_attention(7.4 * query, key, value, is_causal=True, scale=1.0).sum().backward()
+
+    def ours(kernel: str | dict) -> None:
+        options = {} if kernel != "normalized_relu" else {"intercept": 0.0}
+        kernel_regression(query, key, value, kernel=kernel, slope=7.4, window=Window(), **options).sum().backward()
+
+    for kernel in ("gaussian", "epanechnikov", "biweight", "triweight", "normalized_relu", "relumax"):
+        yield f"kernel: {kernel} / fused softmax", partial(ours, kernel), attention
+
+
+def published(path: Path) -> Iterator[Case]:
+    """A training step of v1 beside the published nanoMosaics."""
+    ours = language_models.training_step(language_models.build("mosaic", 512), 512)
+    theirs = language_models.training_step(language_models.build("published", 512, path), 512)
+    yield "training: v1, T 512 / published code", ours, theirs
+
+
+SUITES: dict[str, Callable[[], Iterator[Case]]] = {
+    "training": training,
+    "decoding": decoding,
+    "drafts": drafts,
+    "reading": reading,
+    "kernels": kernels,
+}
+
+
+def measured(case: Case, rounds: int) -> list[float]:
+    """The peer's processor time over ours in each round, after one that is not counted."""
+    _, ours, peer = case
+    ratios = []
+    for turn in range(rounds + 1):
+        seconds = []
+        for work in (ours, peer):
+            began = time.process_time()
+            work()
+            seconds.append(time.process_time() - began)
+        if turn:
+            ratios.append(seconds[1] / seconds[0])
+    return sorted(ratios)
+
+
+def flag(ratios: list[float], before: list[float] | None) -> str:
+    """What is to be said beside what an earlier run measured."""
+    if before is None:
+        return ""
+    return "slower" if ratios[-1] < before[0] else "faster" if ratios[0] > before[-1] else "as before"
+
+
+def loss_changes(folder: str) -> list[str]:
+    """By how much the loss of a trained model on held-out stories changes with rounded weights."""
+    from tessera.data.sources import STORIES
+    from tessera.models.saving.loading import load_model, load_tokenizer
+
+    text = (STORIES / "the_red_fairy_book_540.txt").read_text(encoding="utf-8")[:60_000]
+    ids = load_tokenizer(folder)(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+    rows = ids[:, : ids.shape[1] // 512 * 512].view(-1, 512)
+    lines, first = [], None
+    for form in ("float32", "bf16", "int8"):
+        model = compile_decoding(load_model(folder), form)
+        with torch.no_grad():
+            loss = statistics.fmean(float(model(row[None], labels=row[None]).loss) for row in rows)
+        first = loss if first is None else first
+        lines.append(f"{form}: {loss:.5f} nats per token ({loss - first:+.5f})")
+    return lines
 
 
 def main() -> int:
-    """Run them; exit status 1 when one of them failed."""
+    """Measure, print the table, compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS))
-    parser.add_argument("--reference-mosaics", help="a checkout of facebookresearch/MemoryMosaics")
-    parser.add_argument("--reference-armt", help="a checkout of RodkinIvan/associative-recurrent-memory-transformer")
-    parser.add_argument("--armt-python", help="a Python with transformers 4.40, which that code needs")
+    parser.add_argument("--only", nargs="*", choices=SUITES, default=list(SUITES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--reference-mosaics", type=Path, help="a checkout of facebookresearch/MemoryMosaics")
+    parser.add_argument("--model", help="a trained model, for the change of its loss with rounded weights")
+    parser.add_argument("--store", action="store_true", help="keep this run as what later ones are compared with")
     arguments = parser.parse_args()
-    options = {"language_models": ["--out", "results/language_models/cpu.json"]}
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    suites = {name: SUITES[name] for name in arguments.only}
     if arguments.reference_mosaics:
-        options["language_models"] += ["--reference", arguments.reference_mosaics]
-    if arguments.reference_armt:
-        python = arguments.armt_python or sys.executable
-        options["armt"] = ["--reference", arguments.reference_armt, "--reference-python", python]
-        options["reading"] = options["armt"]
-    failed = []
-    for name in arguments.only:
-        print(f"=== {name}", flush=True)
-        if name == "armt" and not arguments.reference_armt:
-            print("left out: it compares with the published code (--reference-armt, --armt-python)")
-            continue
-        command = [sys.executable, "-m", f"benchmarks.{name}", *options.get(name, [])]
-        if subprocess.run(command).returncode:
-            failed.append(name)
-    if failed:
-        print(f"failed: {', '.join(failed)}", file=sys.stderr)
-    return bool(failed)
+        suites["published"] = partial(published, arguments.reference_mosaics)
+    machine = hardware()
+    features = ", ".join(machine["instructions"]) or "no vector instructions known"
+    print(
+        f"{machine['processor']} ({features}), one thread, products of training in {resolve_precision('auto', 'cpu')}"
+    )
+    name = re.sub(r"\W+", "-", f"{machine['processor']} {' '.join(machine['instructions'])}").strip("-").lower()
+    path = RESULTS / f"{name}.json"
+    before = json.loads(path.read_text())["ratios"] if path.exists() else {}
+    began, ratios, rows = time.perf_counter(), {}, []
+    for suite in suites.values():
+        for case in suite():
+            ratios[case[0]] = found = measured(case, arguments.rounds)
+            said = flag(found, before.get(case[0]))
+            rows.append([case[0], f"{statistics.median(found):.2f}", f"{found[0]:.2f} to {found[-1]:.2f}", said])
+            print(": ".join(rows[-1][:2]), file=sys.stderr, flush=True)
+    print(markdown(["ours / peer", "times as fast", "rounds", "beside the stored run"], rows))
+    print("\n".join(loss_changes(arguments.model) if arguments.model else []))
+    if arguments.store:
+        record = provenance(configuration={"rounds": arguments.rounds}, wall_seconds=time.perf_counter() - began)
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        kept = {"provenance": record, "ratios": {**before, **ratios}}
+        write_text_atomically(path, json.dumps(kept, indent=1) + "\n")
+    return any(row[-1] == "slower" for row in rows)
 
 
 if __name__ == "__main__":

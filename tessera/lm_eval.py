@@ -17,6 +17,15 @@ def require_harness(where: str) -> None:
         raise TesseraError(f"{where}: needs lm-evaluation-harness. Run: pip install 'tessera[eval]'.")
 
 
+def name_columns() -> None:
+    """Let pytablewriter's releases before 0.47 take the headings that the harness gives them, not A, B, C."""
+    from pytablewriter import LatexTableWriter, MarkdownTableWriter
+
+    for writer in (LatexTableWriter, MarkdownTableWriter):
+        if not hasattr(writer, "headers"):
+            writer.headers = property(None, lambda table, names: setattr(table, "header_list", names))
+
+
 def main() -> int:
     """Run the harness. Exit status: as `tessera`."""
     try:
@@ -27,6 +36,7 @@ def main() -> int:
         import tessera.evaluation.harness  # noqa: F401  registers the model
 
         sys.stderr = bar_stream()
+        name_columns()
         cli_evaluate()
     except TesseraError as error:
         print(error, file=sys.stderr)

@@ -5,9 +5,11 @@ Nothing is checked before a call, and a call that succeeds costs nothing. Where 
 """
 
 import inspect
+import re
+import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -18,6 +20,7 @@ from tessera.base.errors import TesseraError
 from tessera.base.shapes import array_of
 
 Function = TypeVar("Function", bound=Callable)
+OBSCURE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 KINDS = {"Float": "a tensor of floating-point numbers", "Int": "a tensor of integers", "Bool": "a tensor of booleans"}
 
 
@@ -32,13 +35,28 @@ def explains_mistakes(function: Function) -> Function:
             return function(*values, **keywords)
         except TesseraError:
             raise
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        except OBSCURE as error:
             mistake = _mistake(function, values, keywords)
             if mistake is None:
                 raise
             raise TesseraError(mistake) from error
 
     return called  # type: ignore[return-value]
+
+
+def explain_all(namespace: dict[str, Any], names: Iterable[str]) -> None:
+    """Decorate so the public functions of a module, and the public methods of its classes."""
+    for name in names:
+        value = namespace[name]
+        if isinstance(value, types.FunctionType):
+            namespace[name] = explained = explains_mistakes(value)
+            setattr(sys.modules[value.__module__], name, explained)  # one object, whatever it is imported from
+        elif isinstance(value, type):
+            for method, body in list(vars(value).items()):
+                inner = getattr(body, "__func__", body)
+                if isinstance(inner, types.FunctionType) and (method == "__init__" or not method.startswith("_")):
+                    explained = explains_mistakes(inner)
+                    setattr(value, method, explained if inner is body else type(body)(explained))
 
 
 def _mistake(function: Callable, values: tuple, keywords: dict[str, Any]) -> str | None:
@@ -50,15 +68,30 @@ def _mistake(function: Callable, values: tuple, keywords: dict[str, Any]) -> str
         return f"{where}: the arguments must be those of its signature; {error}."
     sizes: dict[str, int | tuple[int, ...]] = {}
     for name, value in bound.items():
-        hint = function.__annotations__.get(name, Any)
-        if isinstance(hint, str) or any(_fits(option, value, sizes) for option in _options(hint)):
+        hint = _resolved(function.__annotations__.get(name, Any), function)
+        if any(_fits(option, value, sizes) for option in _options(hint)):
             continue
         wanted = " or ".join(dict.fromkeys(map(_described, _options(hint))))
         return f"{where}: {name} must be {wanted}; got {_shown(value)}."
     return None
 
 
+def _resolved(hint: Any, function: Callable) -> Any:
+    """An annotation that is a string, of names that its module imports for type checkers alone."""
+    if not isinstance(hint, str):
+        return hint
+    import transformers
+
+    names = {**vars(torch), **{name: getattr(transformers, name) for name in re.findall(r"PreTrained\w+", hint)}}
+    try:
+        return eval(hint, {**names, "torch": torch, **inspect.unwrap(function).__globals__})  # our own source
+    except (NameError, TypeError, AttributeError):
+        return Any
+
+
 def _options(hint: Any) -> list[Any]:
+    if isinstance(hint, TypeVar) and hint.__bound__ is not None:
+        hint = hint.__bound__
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return [option for part in typing.get_args(hint) for option in _options(part)] if is_union else [hint]
 
@@ -72,11 +105,14 @@ def _fits(hint: Any, value: Any, sizes: dict) -> bool:
     if hint is Any:
         return True
     kind = typing.get_origin(hint) or hint
-    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+    if getattr(kind, "_is_protocol", False):
+        return all(hasattr(value, name) for name in vars(kind) if not name.startswith("_"))
+    if not isinstance(kind, type):
         return True  # nothing that could be looked at
     if kind in (int, float):
         return isinstance(value, int | kind | torch.SymInt) and not isinstance(value, bool)
-    return isinstance(value, kind)
+    items = typing.get_args(hint) if isinstance(value, list) else ()
+    return isinstance(value, kind) and all(any(_fits(o, i, {}) for o in _options(items[0])) for i in value if items)
 
 
 def _is_of(kind: str, tensor: Tensor) -> bool:

@@ -147,7 +147,7 @@ def _on_text(folder: str, arguments: argparse.Namespace, _: list[dict]) -> dict:
     from tessera.evaluation.text import evaluate_text
     from tessera.models.saving.loading import load_tokenizer
     from tessera.models.transformer import context_limit
-    from tessera.training.evaluation_text import evaluation_text
+    from tessera.training.run_data import evaluation_text
 
     model, long_term_memory = _model(folder, arguments)
     longest = context_limit(model.config)

@@ -5,7 +5,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -141,17 +141,19 @@ def safe_pieces(texts: Iterable[str]) -> Iterator[str]:
     """The same text cut where tokenizers cut anyway, so that the pieces encode as the whole does.
 
     GPT-2's splitting rule, and those that came after it, look ahead over white space. Two borders are safe whichever
-    text follows: before a space between visible characters (the space belongs to the next word), and after such a line
-    break. A text without such borders, as a table of numbers, is cut before the last blank in front of a word: the
-    blanks before it are one token in either case.
+    text follows: before a space between visible characters (the space belongs to the next word), and before such a line
+    break behind a letter or digit (T5's make it a blank of the next word; Llama 3's joins it to a full stop before it).
+    A text without these is cut after a line break; one without such lines, as a table of numbers, before the last blank
+    in front of a word: the blanks before it are one token in either case.
     """
     held: list[str] = []  # without a border
     edge = ""  # the last two characters: what follows decides whether there is a border
     for text in texts:
         new = edge + text
-        after_line = _last_border(new, "\n")
-        cut = max(_last_border(new, " "), after_line and after_line + 1)
-        cut = cut or max(_last_border(new, mark, after_blanks=True) for mark in " \t")
+        cut = max(_last_border(new, " "), _last_border(new, "\n", after=str.isalnum))
+        if not cut and (line := _last_border(new, "\n")):
+            cut = line + 1
+        cut = cut or max(_last_border(new, mark, after=lambda _: True) for mark in " \t")
         if cut > 0:
             yield "".join([*held, new[:cut]])
             held, new = [], new[cut:]
@@ -161,10 +163,10 @@ def safe_pieces(texts: Iterable[str]) -> Iterator[str]:
         yield rest
 
 
-def _last_border(text: str, mark: str, after_blanks: bool = False) -> int:
-    """Index of the last `mark` that has a visible character behind it, and before it unless `after_blanks`; 0: none."""
+def _last_border(text: str, mark: str, after: Callable[[str], bool] = lambda before: not before.isspace()) -> int:
+    """Index of the last `mark` with a visible character behind it and one before it that is `after`'s; 0: none."""
     at = text.rfind(mark, 1, len(text) - 1)
-    while at > 0 and (text[at + 1].isspace() or (text[at - 1].isspace() and not after_blanks)):
+    while at > 0 and (text[at + 1].isspace() or not after(text[at - 1])):
         at = text.rfind(mark, 1, at)
     return max(at, 0)
 

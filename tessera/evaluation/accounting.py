@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tessera.base.arguments import explain_all
 from tessera.base.errors import TesseraError
 from tessera.models.sizes import flops_per_sequence, flops_per_token, meta_model, num_parameters
 
@@ -103,3 +104,6 @@ def state_bytes_per_token(model: "PreTrainedModel", dtype: "torch.dtype") -> flo
 
 def _head_dim(config: "PreTrainedConfig") -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+explain_all(globals(), ("account", "parameters_by_part", "training_flops_per_sequence", "state_bytes_per_token"))

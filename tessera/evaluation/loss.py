@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from tessera.base.arguments import explain_all
 from tessera.ops.linear_cross_entropy import IGNORED
 
 
@@ -105,3 +106,6 @@ def _losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         loss = cross_entropy(row[:-1].float(), targets[1:], reduction="none", ignore_index=IGNORED)
         total += loss.double()
     return total, (labels[:, 1:] != IGNORED).sum(0).double()
+
+
+explain_all(globals(), ("perplexity", "bits_per_byte", "loss_by_position"))

@@ -1,5 +1,6 @@
 """What every memory stored, recalled and predicted."""
 
+from tessera.base.arguments import explain_all
 from tessera.inspection.page import notebook_html
 from tessera.inspection.profile import recall_map, recalled_text, recency_profile
 from tessera.inspection.recall import Recall, recall_weights
@@ -28,3 +29,5 @@ __all__ = [
     "trace",
     "trace_memory",
 ]
+
+explain_all(globals(), __all__)

@@ -3,11 +3,13 @@
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import TesseraError, first_line
 from tessera.interop import armt, memory_mosaics, memory_mosaics_eft, nano_mosaics  # noqa: F401 (they register themselves)
 from tessera.interop.layouts import REFERENCES, check_layout, recognised_source
 
 
+@explains_mistakes
 def from_reference(source: str, state_dict: dict[str, Tensor], arguments: dict) -> PreTrainedModel:
     """Rebuild a checkpoint of published code as one of our models, in eval mode.
 

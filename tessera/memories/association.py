@@ -11,6 +11,7 @@ from tessera.base.shapes import Bool, Float
 from tessera.base.state import State
 from tessera.layers.dpfp import dpfp, dpfp_size
 from tessera.ops.association_matrix import read_association, write_association
+from tessera.ops.association_matrix.reference import divisor
 
 TEMPERATURE = 2 / 3  # of the hard concrete gate's noise
 
@@ -104,6 +105,10 @@ class AssociationMemory(nn.Module):
         nn.init.zeros_(self.value.weight)
 
     @property
+    def _closed_writes_nothing(self) -> bool:
+        return self.gate_normalizer and self.gate.can_close
+
+    @property
     def num_features(self) -> int:
         """P, the number of rows of the association matrix."""
         return dpfp_size(self.query.out_features, self.num_rolls)
@@ -125,10 +130,11 @@ class AssociationMemory(nn.Module):
         """
         query = dpfp(self.query(hidden), self.num_rolls)
         rows = state.matrix.shape[0]
+        normaliser = divisor(state.normaliser, state.empty) if self._closed_writes_nothing else state.normaliser
         if rows == hidden.shape[0]:
-            return read_association(state.matrix, state.normaliser, query, eps=self.epsilon)
+            return read_association(state.matrix, normaliser, query, eps=self.epsilon)
         groups = query.unflatten(0, (rows, -1))
-        answers = read_association(state.matrix, state.normaliser, groups.flatten(1, 2), eps=self.epsilon)
+        answers = read_association(state.matrix, normaliser, groups.flatten(1, 2), eps=self.epsilon)
         return answers.unflatten(1, groups.shape[1:3]).flatten(0, 1)
 
     def write(
@@ -137,7 +143,7 @@ class AssociationMemory(nn.Module):
         """The state after the memory tokens' outputs `tokens` (B, M, V) were written; `openings` counts them."""
         key, value = dpfp(self.key(tokens), self.num_rolls), self.value(tokens)
         scores = self.strength(tokens)
-        strength, gated = self.gate(scores), self.gate_normalizer and self.gate.can_close
+        strength, gated = self.gate(scores), self._closed_writes_nothing
         if openings is not None:
             openings.add(self.gate.opening(scores))
         matrix, normaliser = write_association(

@@ -40,8 +40,9 @@ class Attached:
         The text is read in windows of which each is predicted from what the memory held before it, then stored. A token
         sees at least a quarter of a window before it. It begins a context of its own: its first token is no next token.
         """
-        ids = torch.as_tensor(self._encoded(text) if isinstance(text, str) else text)
-        expect(ids.dim() == 1 and not ids.is_floating_point(), "attach", "text", "be text or ids (T,)", ids.shape)
+        ids = torch.tensor(self._encoded(text), dtype=torch.long) if isinstance(text, str) else torch.as_tensor(text)
+        is_ids = ids.dim() == 1 and not ids.is_floating_point()
+        expect(is_ids, "attach", "text", "be text or token ids (T,)", f"{ids.dtype} {tuple(ids.shape)}")
         step, was_training = self.window - self.window // 4, self.model.training
         self.model.eval()
         try:
@@ -97,7 +98,7 @@ class Attached:
         """Refuse a model that does not use its output layer as a module, or changes what it gives (soft-capping)."""
         was_training = self.model.training
         with self._recording() as seen:
-            last = self.model.config.vocab_size - 1  # token 0 is often padding, of which nothing is known
+            last = self.model.get_input_embeddings().num_embeddings - 1  # token 0 is often padding, and its logits 0
             logits = self.model.eval()(torch.tensor([[last, last // 2]], device=self.model.device)).logits
         self.model.train(was_training)
         is_last = len(seen) == 1 and torch.equal(logits, seen[0][1].to(logits))
@@ -113,7 +114,7 @@ def attach(
     memory: TokenMemory | None = None,
     window: int = 512,
     budget: int | None = None,
-    eviction: str = "least_recalled",
+    eviction: str = "oldest",
 ) -> Attached:
     """Give a decoder of transformers a memory of texts that it reads, beside its own prediction and without training.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
+from tessera.base.arguments import explain_all
 from tessera.base.registry import Registry
 from tessera.models.strict_config import StrictConfig
 
@@ -62,3 +63,6 @@ def strict_configs() -> list[type[StrictConfig]]:
     """The configuration classes of the library's own models and of plugins that check themselves as these do."""
     makers = {entry.maker: None for _, entry in MODELS.items()}
     return [maker for maker in makers if isinstance(maker, type) and issubclass(maker, StrictConfig)]
+
+
+explain_all(globals(), ("register_model",))

@@ -13,7 +13,10 @@ score exceeds that threshold, solve again. The answer is that of all pairs, and 
 ([[[7.0]], [[7.0]]], True)
 """
 
+from tessera.base.arguments import explain_all
 from tessera.recall.index import PairIndex, build
 from tessera.recall.search import Certificate, Recall, Support
 
 __all__ = ["Certificate", "PairIndex", "Recall", "Support", "build"]
+
+explain_all(globals(), __all__)

@@ -37,7 +37,7 @@ def recall_through_index(
     batch, heads, count, _ = query.shape
     wants_gradients = torch.is_grad_enabled() and (query.requires_grad or pairs.key_buffer.requires_grad)
     is_plain = device_type(query) == "cpu" and not torch.compiler.is_compiling() and not interception.is_active()
-    if pairs.length < SHORTEST or wants_gradients or isinstance(kernel, Gaussian) or not is_plain:
+    if wants_gradients or isinstance(kernel, Gaussian) or not is_plain or pairs.length < SHORTEST:
         return None
     cache = pairs.tip
     if cache.queries_to_scan > 0:

@@ -26,7 +26,7 @@ from tessera.recall.pair_store import PairStore
 
 SLOPES = tuple(2.0**power for power in range(9))
 MIXING_WEIGHTS = (0.0, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)
-EVICTIONS = ("least_recalled", "oldest", "random")
+EVICTIONS = ("oldest", "least_recalled", "random")
 TOKENS_OF_A_FIT = 64  # of each call of `fitted`, evenly spaced
 FADING = 0.95  # what a call of `fitted` leaves of the losses before it
 LARGEST_SCAN = 262_144  # pairs; of more, compact kernels read through the index
@@ -67,22 +67,22 @@ class TokenMemory:
     """Pairs (hidden state, next token), the kernel that recalls them, and the mixture fitted to what was read.
 
     Attributes:
-        budget: the most pairs that are kept, or None. eviction: which go when there are more: "least_recalled" (least
-            weight in predictions of what was read, halved every `budget` tokens; being stored counts as a weight of 1),
-            "oldest" or "random".
+        budget: the most pairs that are kept, or None. eviction: which go when there are more: "oldest", "random", or
+            "least_recalled" (least weight in predictions of what was read, halved every `budget` tokens; being stored
+            counts as a weight of 1).
         index: the pairs; B = H = 1. ranks: (N,), the lowest goes first. num_read: pairs that were ever stored.
     """
 
     kernel: Kernel
     budget: int | None = None
-    eviction: str = "least_recalled"
+    eviction: str = "oldest"
     mixture: Mixture = field(default_factory=Mixture)
     index: PairIndex | None = None
     ranks: Float[Tensor, " N"] = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     num_read: int = 0
 
     @classmethod
-    def empty(cls, kernel: Kernel | str | dict, budget: int | None = None, eviction: str = "least_recalled") -> Self:
+    def empty(cls, kernel: Kernel | str | dict, budget: int | None = None, eviction: str = "oldest") -> Self:
         """A memory without pairs. Raises `TesseraError` for an unknown kernel, eviction or impossible budget."""
         known = eviction in EVICTIONS
         expect(known, "attach", "eviction", "be a known rule", repr(eviction), did_you_mean(eviction, EVICTIONS))

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from tessera.base.arguments import explain_all
 from tessera.base.dataclass_io import read_dataclass
 from tessera.base.errors import TesseraError
 from tessera.recipes.files import COMMAND_LINE, apply_overrides, find_recipe, recipe_mapping
@@ -46,3 +47,6 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     plain = asdict(recipe)
     plain["training"]["betas"] = list(recipe.training.betas)
     return plain
+
+
+explain_all(globals(), ("read_recipe", "recipe_to_dict"))

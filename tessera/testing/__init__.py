@@ -8,6 +8,7 @@ Each check raises AssertionError at the first law that is broken. The modules ha
 reports instead of raising.
 """
 
+from tessera.base.arguments import explain_all
 from tessera.testing.kernels import check_kernel
 from tessera.testing.memories import MemoryCase, check_memory
 from tessera.testing.models import ModelCase, check_model
@@ -24,3 +25,5 @@ __all__ = [
     "check_state",
     "check_task",
 ]
+
+explain_all(globals(), __all__)

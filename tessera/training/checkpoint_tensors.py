@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 
 from tessera.base.checkpoints import MANIFEST, latest_complete, verify
-from tessera.base.errors import TesseraError
+from tessera.base.errors import TesseraError, expect
 from tessera.base.files import expect_new_folder, new_folder, writing
 
 INDEX = "model.safetensors.index.json"
@@ -199,6 +199,8 @@ def merge(checkpoint: Path, output: Path, dtype: torch.dtype | None = None, prog
             tensors = {name: torch.empty(sizes[name].size, dtype=sizes[name].properties.dtype) for name in file}
             read_tensors(checkpoint, tensors, alone=True)
             weights = {name.removeprefix(WEIGHT): _cast(tensor, dtype) for name, tensor in tensors.items()}
+            bad = next((name for name, tensor in weights.items() if not bool(tensor.isfinite().all())), None)
+            expect(bad is None, "convert", bad or "", "be finite", "NaN or infinity", "Take an earlier checkpoint.")
             file_name = WEIGHTS if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
             save_file(weights, output / file_name, metadata={"format": "pt"})
             weight_map |= dict.fromkeys(weights, file_name)

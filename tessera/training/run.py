@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tessera.base.arguments import explain_all
 from tessera.recipes.sections import Recipe
 from tessera.training.checkpoint import Checkpoints
 from tessera.training.corpus import open_corpus
@@ -133,3 +134,6 @@ def _extension(recipe: Recipe, run: Path, step: int) -> list[str]:
         f"{run}: extended from {before:,} to {section.steps:,} steps. From here on the learning rate is that of a run "
         f"of {section.steps:,} steps: {rate:.3g} after step {before:,}."
     ]
+
+
+explain_all(globals(), ("train",))

@@ -1,11 +1,14 @@
 """What a run was trained on, as the recipe in its folder says: its text, or its task of questions."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tessera.base.dataclass_io import from_json
 from tessera.base.errors import TesseraError
 from tessera.base.yaml_files import read_yaml
+from tessera.data.sources import text_source
+from tessera.evaluation.text import EvaluationText
 from tessera.recipes.sections import DataSection
 from tessera.tasks.question_answering import QuestionTask, question_task
 from tessera.training.saved_recipe import RECIPE
@@ -51,3 +54,55 @@ def _section(folder: str | Path, recipe: Any) -> DataSection:
     except (ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         raise TesseraError(f"{Path(folder) / RECIPE}: cannot be read as a recipe ({reason}).") from None
+
+
+def evaluation_text(
+    folder: str | Path,
+    data: list[str] | None = None,
+    *,
+    split: str | None = None,
+    context: int | None = None,
+    longest: int | None = None,
+) -> EvaluationText:
+    """The text `data`, or by default the validation text of the run in `folder`, cut as the run cuts it.
+
+    Args:
+        data: what a recipe's data.source can be. split: of stories or a dataset (default: its validation split).
+        context: tokens per sequence (default: the run's, else 512, or `longest` where that is less).
+    Raises:
+        TesseraError: no such text, or a folder without a recipe when `data` is None.
+    """
+    section = run_data(folder)
+    if section is None and data is None:
+        raise TesseraError(f"eval: --data must name text; {folder} is not a run folder with a recipe of its own.")
+    if section is None:
+        section = DataSection(context=min(longest or 512, 512))
+    if data is not None:
+        section = replace(section, source=data[0] if len(data) == 1 else data, validation=None)
+    section = replace(section, context=context or section.context)
+    problems = [f"eval: data.{name} {message}" for name, message in section.problems()]
+    if problems:
+        raise TesseraError("\n".join(problems))
+    return _text(section, split or section.validation_split, hold_out=data is None)
+
+
+def _text(section: DataSection, split: str, hold_out: bool) -> EvaluationText:
+    """A run without validation text of its own held out the end of its training text."""
+    validation = section.source if section.validation is None else section.validation
+    source = text_source(validation, split, **section.text_options)
+    held_out = hold_out and section.validation is None and not source.has_splits
+    return EvaluationText(
+        source,
+        part=_part(source.has_splits, split, section.validation_fraction if held_out else None),
+        held_out=section.validation_fraction if held_out else 1.0,
+        context=section.context,
+        document_ids=section.document_ids,
+        begin_token=section.begin_token,
+        end_token=section.end_token,
+    )
+
+
+def _part(has_splits: bool, split: str, fraction: float | None) -> str:
+    if has_splits:
+        return f"{split} split"
+    return "all of it" if fraction is None else f"the last {100 * fraction:g} % of its tokens"

@@ -1,8 +1,10 @@
 """What is no tensor, state or number is refused in a sentence that names the argument."""
 
+import importlib
 import inspect
 import subprocess
 import sys
+from types import FunctionType
 
 import pytest
 import torch
@@ -91,6 +93,38 @@ def test_the_sentence(arguments, message):
     with pytest.raises(TesseraError) as caught:
         attend(**arguments)
     assert message in str(caught.value)
+
+
+# Modules of the public interface beside operations and kernels, and how many functions of each.
+PUBLIC = {
+    "tessera.inspection": 8,
+    "tessera.inspection.page": 3,
+    "tessera.recall": 1,
+    "tessera.testing": 4,
+    "tessera.interop": 1,
+    "tessera.models.recurrence": 3,
+    "tessera.models.saving.loading": 4,
+    "tessera.recipes.recipe": 2,
+    "tessera.evaluation.loss": 3,
+    "tessera.evaluation.accounting": 4,
+}
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_what_is_no_tensor_model_path_or_number_is_refused_everywhere(module):
+    found = {
+        name: value
+        for name, value in vars(importlib.import_module(module)).items()
+        if isinstance(value, FunctionType) and hasattr(value, "__wrapped__") and value.__name__ == name
+    }
+    ours = {name: value for name, value in found.items() if inspect.unwrap(value).__module__.startswith(module)}
+    assert len(ours) >= PUBLIC[module], ours.keys()
+    for function in ours.values():
+        parameters = inspect.signature(function).parameters.values()
+        needed = sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+        for wrong in (object(), [object()]):
+            with pytest.raises(TesseraError, match=r"must be|unknown"):
+                function(*[wrong] * max(1, needed))
 
 
 def test_right_arguments_keep_their_error():

@@ -78,10 +78,7 @@ def test_pieces_have_the_tokens_of_the_whole(known, name, text, size):
     assert actual == tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
 
-KNOWN_BUG = pytest.mark.xfail(strict=True, reason="a line break in front of a word may be part of its token")
-
-
-@pytest.mark.parametrize("name", ["byte", "bpe", "llama 2", pytest.param("t5", marks=KNOWN_BUG)])
+@pytest.mark.parametrize("name", ["byte", "bpe", "llama 2", "llama 3", "t5"])
 def test_stores_hold_the_tokens_of_the_whole(known, name, tmp_path, monkeypatch):
     monkeypatch.setattr(text_files.documents_of_file, "__defaults__", (None, 5000))  # nine pieces in place of one
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + (SAMPLE.replace(" ", "\r\n") * 400).encode())

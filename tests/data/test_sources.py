@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from tessera.base.errors import TesseraError
-from tessera.data.sources import STORIES, story_files, text_files, text_source
+from tessera.data.sources import BUNDLED, STORIES, story_files, text_files, text_source
 
 
 def texts(source):
@@ -23,11 +23,15 @@ def test_validation_books_are_whole_and_never_trained_on():
     assert len(training) + len(validation) == len(list(STORIES.glob("*.txt")))
 
 
-def test_every_bundled_book_is_the_one_whose_origin_is_documented():
-    rows = re.findall(
-        r"^\| (\S+\.txt)(?: \(validation\))? .*\| ([0-9a-f]{64}) \|$", (STORIES / "README.md").read_text(), re.M
-    )
-    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in STORIES.glob("*.txt")}
+@pytest.mark.parametrize("name", BUNDLED)
+def test_every_bundled_book_is_the_one_whose_origin_is_documented(name):
+    readme = (BUNDLED[name] / "README.md").read_text()
+    rows = re.findall(r"^\| (\S+\.txt)(?: \(validation\))? .*\| ([0-9a-f]{64}) \|$", readme, re.M)
+    hashes = {}
+    for path in text_files(name):
+        data = path.read_bytes()
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        hashes[path.name.removesuffix(".gz")] = hashlib.sha256(data).hexdigest()
     assert dict(rows) == hashes
 
 

@@ -15,7 +15,8 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 # What the libraries that these pages are about warn of, and those that take long on a busy machine.
-MARKS = {"fine-tune": [THEIR_WARNINGS, pytest.mark.slow], "export": [THEIR_WARNINGS, pytest.mark.slow]}
+SLOW_AND_WARNED = [THEIR_WARNINGS, pytest.mark.slow]
+MARKS = {"memories": [pytest.mark.slow], "fine-tune": SLOW_AND_WARNED, "export": SLOW_AND_WARNED}
 
 
 def cases(pages):

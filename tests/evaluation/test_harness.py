@@ -325,6 +325,7 @@ def test_the_harness_own_command_line(folders, tasks):
     arguments = f"pretrained={folders['v2']},batch_size=2,long_term_memory="
     done = subprocess.run([*command, arguments + "off"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert re.search(r"^\| *Tasks *\|Version\|Filter\|n-shot\|", done.stdout, re.M)
     assert "|local_choice|" in done.stdout
     done = subprocess.run([*command, arguments + "of"], capture_output=True, text=True)
     assert done.returncode == 2

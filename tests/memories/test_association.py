@@ -76,6 +76,25 @@ def test_a_memory_into_which_closed_gates_wrote_is_empty_still():
     assert not after.normaliser.any()
 
 
+@pytest.mark.parametrize("order", ["parallel", "sequential"])
+def test_gradients_stay_small_through_many_segments_of_an_empty_memory(order):
+    """A division by eps in each of twelve segments would make them 1e60, which float32 does not have."""
+    torch.manual_seed(0)
+    memory = AssociationMemory(8, 4, strength_stretch=0.1, update_order=order)
+    torch.nn.init.normal_(memory.value.weight)
+    torch.nn.init.normal_(memory.strength.weight, std=0.3)
+    torch.nn.init.constant_(memory.strength.bias, -4.0)  # closed, as gates are that were open a while ago
+    tokens, state = torch.randn(1, 3, 8), memory.empty_state(1)
+    for _ in range(12):
+        tokens = torch.tanh(tokens + memory(tokens, state))
+        state = memory.write(tokens, state)
+    tokens.sum().backward()
+    gradients = [parameter.grad for parameter in memory.parameters() if parameter.grad is not None]
+    assert gradients
+    assert max(gradient.abs().max() for gradient in gradients) < 1e3
+    assert memory.strength.bias.grad != 0, "a closed gate can learn to open"
+
+
 def test_stored_configurations_without_a_gated_normaliser_keep_their_meaning(tmp_path):
     config = ARMTConfig(base_config={"model_type": "gpt2"}, strength_stretch=0.1)
     assert config.gate_normalizer

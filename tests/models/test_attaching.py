@@ -15,7 +15,7 @@ SIZES = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_atten
 
 
 def llama():
-    return LlamaForCausalLM(LlamaConfig(**SIZES))
+    return LlamaForCausalLM(LlamaConfig(**SIZES, bos_token_id=None, eos_token_id=None))
 
 
 MODELS = {
@@ -115,7 +115,7 @@ def test_budgets(states):
     assert torch.equal(oldest.index.pairs.keys[0, 0], torch.nn.functional.normalize(hidden[-120:], dim=-1))
     assert torch.equal(kept("random").tokens, kept("random", (10, 90, 200)).tokens)
     assert kept("random").tokens.tolist() != oldest.tokens.tolist()
-    recalled = TokenMemory.empty("biweight", 120).remembered(hidden[:120], tokens[:120])
+    recalled = TokenMemory.empty("biweight", 120, "least_recalled").remembered(hidden[:120], tokens[:120])
     asked = hidden[:10].repeat(5, 1)
     recalled = recalled.fitted(asked, tokens[:10].repeat(5), torch.full((50,), 0.01))
     recalled = recalled.remembered(hidden[120:230], tokens[120:230])
@@ -134,6 +134,11 @@ def test_mistakes_are_one_line_and_leave_no_hook():
         tessera.attach(llama(), budget=3, eviction="odlest")
     with pytest.raises(TesseraError, match="tokenizer"):
         tessera.attach(llama()).read("text")
+    with pytest.raises(TesseraError, match="token ids"):
+        tessera.attach(llama()).read(torch.zeros(1, 4))
+    for length in (0, 1, 2):
+        ids = torch.arange(length)
+        assert len(tessera.attach(llama()).read(ids).memory) == max(0, length - 1)
 
 
 def test_smollm2_is_unpacked_on_demand_only(tmp_path, monkeypatch):

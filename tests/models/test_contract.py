@@ -11,7 +11,7 @@ from tessera.models.registry import strict_configs
 from tessera.testing.models import LAWS
 from tests.models.contract import CASES, V1, V2, Case, v1
 
-# Laws of a class: what kernel and windows make of them is in `parts_are_the_whole`, so its other settings are slow tests.
+# Laws of a class: what its kernel and windows change is in `parts_are_the_whole`, so other settings are slow tests.
 OF_CLASSES = (
     "generation_chooses_what_the_whole_says",
     "generation_goes_on_from_a_state",

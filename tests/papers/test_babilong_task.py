@@ -18,6 +18,7 @@ from tessera.papers.babilong.sample import RESERVED, HalfFacts
 from tessera.papers.babilong.solver import answer, world_after
 from tessera.papers.babilong.stories import FEWEST, LENGTHS, PEOPLE, THINGS, facts_of, generate, labels, read_stories
 from tessera.papers.babilong.vocabulary import NAMES, STORY_WORDS, decode
+from tessera.tasks.task import estimate
 
 BABI = Path(__file__).parent / "babilong_files"
 SMALL = {"length": 300, "vocab_size": 250}
@@ -298,6 +299,15 @@ def test_tests_have_books_of_their_own_and_the_vocabulary_owes_them_nothing():
     assert (batch.rows(3, 5).sources == batch.sources[3:5]).all()
     with pytest.raises(TesseraError, match="test_noise must be other books than noise"):
         BABILong(noise="novels", test_noise="novels")
+
+
+def test_texts_of_one_book_count_as_one():
+    """However many there are: copies of each tell nothing new, and of one book there is no error."""
+    shares = torch.tensor([1.0, 0.0, 0.5, 1.0], dtype=torch.double)
+    alone, copied = estimate(shares), estimate(shares.repeat(3), torch.arange(4).repeat(3))
+    assert copied == pytest.approx(alone)
+    assert estimate(shares.repeat(3)).standard_error < 0.6 * alone.standard_error
+    assert np.isnan(estimate(shares, torch.zeros(4)).standard_error)
 
 
 @pytest.mark.parametrize(("kind", "median"), [("qa2", 20), ("qa3", 22), ("qa5", 24)])

@@ -11,7 +11,7 @@ from tessera.base.errors import TesseraError
 from tessera.cli.main import main
 from tessera.models.saving.loading import model_folder
 from tessera.recipes.recipe import read_recipe
-from tessera.training import checkpoint_tensors, merging
+from tessera.training import checkpoint_tensors
 from tessera.training.run import train
 from tests.training.processes import interrupted, metrics, start, train_by
 
@@ -158,17 +158,23 @@ def test_parts_become_files_of_a_bounded_size(alone, tmp_path, monkeypatch):
     weights = checkpoint_tensors.prefixed(checkpoint_tensors.WEIGHT, checkpoint_tensors.model_tensors(model))
     writer.start(tmp_path / "shards", weights, lambda: None)
     writer.finish()
-    assert merging.merge(tmp_path, tmp_path) == 1
+    assert checkpoint_tensors.merge(tmp_path, tmp_path) == 1
     merged = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(value, merged[name]) for name, value in model.state_dict().items())
-    monkeypatch.setattr(merging, "LARGEST_FILE", 100)
+    monkeypatch.setattr(checkpoint_tensors, "LARGEST_FILE", 100)
     several = tmp_path / "several"
     several.mkdir()
-    assert merging.merge(tmp_path, several, torch.bfloat16) == 2
+    assert checkpoint_tensors.merge(tmp_path, several, torch.bfloat16) == 2
     index = json.loads((several / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == 2 * (5 * 7 + 7 + 7 * 3)
     for name, value in model.state_dict().items():
         assert torch.equal(load_file(several / index["weight_map"][name])[name], value.bfloat16())
+    with torch.no_grad():
+        next(value for name, value in weights.items() if name.endswith("0.bias"))[1] = float("nan")
+    writer.start(tmp_path / "shards", weights, lambda: None)
+    writer.finish()
+    with pytest.raises(TesseraError, match=r"0\.bias must be finite; got NaN or infinity"):
+        checkpoint_tensors.merge(tmp_path, several)
 
 
 def test_a_folder_without_parts_is_no_checkpoint_in_parts(tmp_path, capsys):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tessera.base.arguments import explain_all
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import write_text_atomically
 from tessera.inspection.trace import MemoryTrace, SegmentTrace, StoredMemory, Trace
@@ -227,3 +228,6 @@ def _memory(memory: MemoryTrace, arrays: _Arrays) -> dict[str, object]:
         "pairLossChange": arrays.losses(memory.pair_loss_change),
         "pairLossSum": None if memory.pair_loss_change is None else arrays.floats(memory.pair_loss_change.nansum(-1)),
     }
+
+
+explain_all(globals(), ("write_page", "page_of", "is_page"))

@@ -21,7 +21,15 @@ from tessera.models.recurrence.layer_hooks import MemoryLayer
 
 FAMILIES = ("gpt2", "gpt_neox", "llama")  # all blocks alike, attention over all that was read
 ROOM = "_tessera_room"  # the attribute of a layer of a cache
-UNRELATED = ("_name_or_path", "transformers_version", "dtype", "architectures", "use_cache")
+UNRELATED: tuple[str, ...] = (
+    "_name_or_path",
+    "transformers_version",
+    "dtype",
+    "architectures",
+    "use_cache",
+    "vocab_size",
+)
+UNRELATED += ("n_positions", "n_ctx", "max_position_embeddings")
 
 
 def compile_blocks(model: Any, form: str) -> Any:
@@ -95,7 +103,7 @@ class _CompiledBlock:
         arguments.pop("kwargs", None)
         hidden, cache = arguments.pop("hidden_states"), arguments.pop(self.cache_name, None)
         layers = cache.layers if isinstance(cache, DynamicCache) else []
-        layer = layers[self.index] if self.index < len(layers) else None
+        layer: Any = layers[self.index] if self.index < len(layers) else None
         is_behind = type(layer) is DynamicLayer and layer.is_initialized and layer.get_seq_length() > 0
         is_step = hidden.shape[1] == 1 and not (self.block.training or torch.is_grad_enabled())
         if not (is_behind and is_step) or arguments.pop("attention_mask", None) is not None:
@@ -129,7 +137,7 @@ class _OpenCache:
         return torch.where(is_read, 0.0, -torch.inf).to(dtype)[None, None, None]
 
 
-def _with_room(layer: Any) -> tuple[Tensor, Tensor]:
+def _with_room(layer: Any) -> Any:
     """Buffers that begin with the keys and values of a layer of a cache, and have room for one more."""
     buffers = getattr(layer, ROOM, None)
     is_ours = buffers is not None and all(

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
 from tessera.models.decoding.blocks import compile_blocks
 from tessera.models.decoding.stack_steps import StackSteps
@@ -16,6 +17,7 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 WHERE = "compile_decoding"
 
 
+@explains_mistakes
 def compile_decoding(model: ModelT, weights: str = "float32") -> ModelT:
     """Make `model`, in evaluation and without gradients, decode by compiled layers from now on; returns it.
 
@@ -42,8 +44,9 @@ def compile_decoding(model: ModelT, weights: str = "float32") -> ModelT:
 
     @wraps(plain)
     def forward(*arguments: Any, **keywords: Any) -> Any:
-        output = None if arguments else steps.try_step(**keywords)
+        said = {**dict(zip(("input_ids",), arguments, strict=False)), **keywords}
+        output = steps.try_step(**said) if len(arguments) < 2 else None
         return plain(*arguments, **keywords) if output is None else output
 
-    model.forward = forward
+    model.forward = forward  # type: ignore[method-assign]
     return model

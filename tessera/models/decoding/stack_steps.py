@@ -16,6 +16,7 @@ from tessera.models.decoding.weights import StoredWeights, flat, unsized
 from tessera.models.stack import StackForCausalLM
 from tessera.models.stack_state import StackState
 from tessera.recall.pair_store import PairStore
+from tessera.recall.reading import SHORTEST
 
 KNOWN = {"input_ids", "attention_mask", "past_key_values", "use_cache", "logits_to_keep", "return_dict"}
 
@@ -40,8 +41,8 @@ class OpenStore(PairStore):
 
     def append(self, keys: Tensor, values: Tensor, documents: Tensor | None = None) -> "OpenStore":
         """Written into the buffer."""
-        self.key_buffer.index_copy_(2, self.length, keys)
-        self.value_buffer.index_copy_(2, self.length, values)
+        self.key_buffer.index_copy_(2, torch.as_tensor(self.length), keys)
+        self.value_buffer.index_copy_(2, torch.as_tensor(self.length), values)
         return replace(self, length=self.length + 1)
 
     def newest(self, count: int) -> "OpenStore":
@@ -68,7 +69,8 @@ class StackSteps:
 
     def try_step(self, **keywords: Any) -> CausalLMOutputWithPast | None:
         """What the model says to one more token of each sequence; None: the call is of another kind."""
-        past, ids = keywords.get("past_key_values"), keywords.get("input_ids")
+        past: Any = keywords.get("past_key_values")
+        ids: Any = keywords.get("input_ids")
         if not self._is_step(past, ids, keywords):
             return None
         stack = self.model.model
@@ -77,7 +79,8 @@ class StackSteps:
         hidden, states = stack._embed(ids), []
         run_layer, run_head = self._programs(hidden, past.layers[0], model)
         for weights, before in zip(self.weights, past.layers, strict=True):
-            stores, others = [], []
+            stores: list[PairStore] = []
+            others: list[Tensor] = []
             for leaf in leaves_of(before):
                 if isinstance(leaf, PairStore):
                     stores.append(_with_room(leaf, self.spans[len(stores)]))
@@ -95,6 +98,8 @@ class StackSteps:
     def _is_step(self, past: Any, ids: Any, keywords: dict[str, Any]) -> bool:
         is_one = isinstance(past, StackState) and past.document is None and ids is not None and ids.shape[1:] == (1,)
         if not is_one or self.model.training or torch.is_grad_enabled() or not keywords.keys() <= KNOWN:
+            return False
+        if past.length >= SHORTEST:  # where an index may read less than a program
             return False
         mask = keywords.get("attention_mask")
         has_padding = mask is not None and (mask.shape != (len(ids), past.length + 1) or not bool(mask[:, -1].all()))
@@ -128,8 +133,8 @@ class StackSteps:
         arguments = (self.weights[0], hidden, [room for room, _ in rooms], others)
         sizes = (unsized(self.weights[0]), None, [sizes for _, sizes in rooms], unsized(others))
         run_layer = load(f"{name}: its layers", settings, layer, arguments, sizes)
-        sizes = (unsized(self.head_weights), None)
-        run_head = load(f"{name}: its head", settings, head, (self.head_weights, hidden), sizes)
+        no_sizes = (unsized(self.head_weights), None)
+        run_head = load(f"{name}: its head", settings, head, (self.head_weights, hidden), no_sizes)
         return self.programs.setdefault(key, (run_layer, run_head))
 
 
@@ -186,9 +191,9 @@ def _appended(store: PairStore) -> PairStore:
     return replace(store, length=store.length + 1)
 
 
-def _opened(keys: Tensor, values: Tensor, window: Tensor, place: Tensor) -> OpenStore:
+def _opened(keys: Tensor, values: Tensor, window: Tensor, place: Any, tip: Any = None) -> OpenStore:
     """The buffers as far as `window` says, to be written at `place`."""
     count = window.shape[0]
     torch._check(count <= keys.shape[2])
     torch._check(count <= values.shape[2])
-    return OpenStore(keys[:, :, :count], values[:, :, :count], None, place, None)
+    return OpenStore(keys[:, :, :count], values[:, :, :count], None, place, tip)

@@ -68,7 +68,7 @@ class StoredWeights:
                 setattr(weights[name], PACKED, parts)
                 continue
             else:
-                weight = _unpacked(*parts, like.dtype)
+                weight = _unpacked(parts[0], parts[1], like.dtype)
             weights[name] = weight.mT if transposed else weight
         return weights
 

@@ -4,6 +4,7 @@ A call walks modeling (the Hugging Face face) -> reading (the loop over segments
 base model) -> layer_hooks (what a memory does around the base's layers); collector keeps what comes of it.
 """
 
+from tessera.base.arguments import explain_all
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.modeling import SegmentedForCausalLM, SegmentedOutput
 from tessera.models.recurrence.segmented_input import random_segments
@@ -19,3 +20,6 @@ __all__ = [
     "read_stream",
     "read_streams",
 ]
+
+
+explain_all(globals(), ("random_segments", "read_stream", "read_streams"))

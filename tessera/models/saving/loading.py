@@ -7,6 +7,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from tessera.base.arguments import explain_all
 from tessera.base.checkpoints import latest_complete
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.foreign_code import require_no_code
@@ -121,3 +122,6 @@ def _require_finite(path: str | Path, model: "PreTrainedModel") -> None:
             f"model {path}: weights must be finite; got NaN or infinity in {names[0]}{more}. Its training diverged: "
             "use an earlier checkpoint."
         )
+
+
+explain_all(globals(), ("model_folder", "load_config", "load_model", "load_tokenizer"))

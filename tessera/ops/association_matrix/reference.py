@@ -38,7 +38,7 @@ def _write_together(
 ) -> tuple[Tensor, Tensor]:
     key, value, strength = call.key[:, pairs], call.value[:, pairs], call.strength[:, pairs]
     # An empty memory recalls 0 / eps = 0, so only gamma needs to know about it.
-    total = denominator(key, normaliser, call.eps)
+    total = denominator(key, divisor(normaliser, empty) if call.gate_normaliser else normaliser, call.eps)
     gained = growth(key, total, empty, call.correction, call.eps) * key
     if call.gate_normaliser:
         gained = gained * (strength > 0).unsqueeze(-1)
@@ -53,6 +53,15 @@ def growth(key: Tensor, denominator: Tensor, empty: Tensor, correction: bool, ep
     gamma = 1 - denominator / (key.square().sum(-1, keepdim=True) + eps)
     gamma = gamma.clamp(0, 1).detach()
     return torch.where(empty[:, None, None], torch.ones_like(gamma), gamma)
+
+
+def divisor(normaliser: Tensor, empty: Tensor) -> Tensor:
+    """z, and 1 in place of the 0 of an empty memory: what it recalls is 0 all the same, and has a finite gradient.
+
+    Where pairs of strength 0 write nothing, a memory can stay empty for many segments, and a straight-through gradient
+    of those strengths would be divided by eps once in each.
+    """
+    return torch.where(empty.unsqueeze(-1), torch.ones_like(normaliser), normaliser)
 
 
 def denominator(features: Tensor, normaliser: Tensor, eps: float) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tessera.base.first_derivative import only_first_derivative
 from tessera.ops.association_matrix.gradients import precise, read_gradients, write_gradients
-from tessera.ops.association_matrix.reference import denominator, growth
+from tessera.ops.association_matrix.reference import denominator, divisor, growth
 
 
 @torch.library.custom_op("tessera::association_read", mutates_args=())
@@ -88,7 +88,7 @@ def _differentiate_writing(ctx, d_matrix, d_normaliser):
     d_matrix, d_normaliser, matrix, normaliser, value, strength, key = precise(
         d_matrix, d_normaliser, matrix, normaliser, value, strength, key
     )
-    total = denominator(key, normaliser, ctx.eps)
+    total = denominator(key, divisor(normaliser, empty) if ctx.gated else normaliser, ctx.eps)
     gamma = growth(key, total, empty, ctx.correction, ctx.eps)
     if ctx.gated:
         gamma = gamma * (strength > 0).unsqueeze(-1)

@@ -24,7 +24,7 @@ class Call:
     slope: Tensor
     intercept: Tensor | None = None
     window: Window | None = None
-    query_offset: int | Tensor = 0
+    query_offset: int = 0
     query_documents: Tensor | None = None
     pair_documents: Tensor | None = None
     dropout: float = 0.0
@@ -86,8 +86,9 @@ class Call:
 
     @property
     def has_open_end(self) -> bool:
-        """Whether the one query's position is a tensor (1,): pairs from there on are room that nobody has filled."""
-        return isinstance(self.query_offset, Tensor)
+        """Whether the one query's position is a tensor (1,), as in decoding programs: pairs from there on are room."""
+        offset: object = self.query_offset
+        return isinstance(offset, Tensor)
 
     def trimmed(self) -> Self:
         """The same call over the pairs that the window leaves to any query, without it where it hides none of them."""

@@ -1,12 +1,12 @@
-"""Tables and figure of BABILong: exact match by tokens beside the paper's, time per token, trainings."""
+"""Tables and figure of BABILong: exact match by tokens beside the paper's, what is written, trainings."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tessera.papers.babilong.published import EXACT_MATCH, SETTING, TOKENS
-from tessera.papers.babilong.settings import GATED, MODELS, THRESHOLD
-from tessera.papers.curves import draw_curve, panels
+from tessera.papers.babilong.settings import MODELS, SHUT, THRESHOLD
+from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import Record
 from tessera.papers.tables import (
     Curve,
@@ -19,7 +19,7 @@ from tessera.papers.tables import (
     table_of,
 )
 
-FURTHEST = (THRESHOLD, GATED, "armt_mosaic")  # first the one that reads furthest
+FURTHEST = (SHUT, THRESHOLD, "armt_mosaic")  # first the one that reads furthest
 PARTS = {"whole": "in one segment", "first_part": "first part of a split fact", "second_part": "second part"}
 
 
@@ -35,13 +35,13 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         [(key, record.outcome[name]) for key, record in records.items() if name in record.outcome]
         for name in ("written_noise", "written_facts")
     )
-    parts["Microseconds per token read"] = _speed(records)
     parts["Segments of noise that are written, per cent"] = table_of(
         noise,
         {
             "run": lambda row: row[0],
             "after the text before them": lambda row: f"{100 * row[1]['in_text']:.1f}",
             "with an empty memory": lambda row: f"{100 * row[1]['alone']:.1f}",
+            "mean size of z after 1, 16, 256, 1,024 of them": lambda row: _sizes(row[1].get("normaliser", {})),
         },
     )
     rows = [[key, *(f"{100 * shares[part]:.1f}" if part in shares else "" for part in PARTS)] for key, shares in facts]
@@ -65,10 +65,10 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 def plot(records: Mapping[str, Record], path: Path) -> None:
     """Exact match by tokens, means over seeds: QA1 of every model, and every kind beside the paper's ARMT."""
     with panels(path, 8, 11, rows=2, legend="none") as (by_model, by_kind):
-        for place, (model, curve) in enumerate(_curves(records, "qa1").items()):
-            color, marker = f"C{place % 10}", "os^"[place // 10]
-            draw_curve(by_model, curve.points, curve.label, bars=2, color=color, marker=marker)
-            by_model.axvline(_longest_in_training(records, model), color=color, lw=0.8, ls="--")
+        of_models = _curves(records, "qa1")
+        for (model, curve), look in zip(of_models.items(), styles(of_models).values()):
+            draw_curve(by_model, curve.points, curve.label, bars=2, **look)
+            by_model.axvline(_longest_in_training(records, model), color=look["color"], lw=0.8, ls="--")
         by_model.plot([], [], color="black", lw=0.8, ls="--", label="longest text in training")
         by_model.axhline(1 / 6, color="gray", ls=":", label="guess")
         by_model.set(xscale="log", ylabel="exact match", ylim=(0, 1.04), title="QA1; bars: 2 standard errors")
@@ -97,6 +97,10 @@ def _curves(records: Mapping[str, Record], kind: str) -> dict[str, Curve]:
     return curves
 
 
+def _sizes(normaliser: Mapping[str, float]) -> str:
+    return ", ".join(f"{normaliser[segments]:.3g}" for segments in ("1", "16", "256", "1024") if segments in normaliser)
+
+
 def _longest_in_training(records: Mapping[str, Record], model: str) -> int:
     """Tokens, of QA1."""
     settings = [one.configuration for one in records.values()]
@@ -106,17 +110,6 @@ def _longest_in_training(records: Mapping[str, Record], model: str) -> int:
         if (one.model, one.kind) == (model, "qa1")
     }
     return longest
-
-
-def _speed(records: Mapping[str, Record]) -> str:
-    segment = next(iter(records.values())).configuration.context
-    times = {key: record.outcome["seconds_per_token"] for key, record in records.items()}
-    lengths = sorted({int(n) for seconds in times.values() for n in seconds})
-    rows = [
-        [key, *(f"{1e6 * seconds[str(n)]:.1f}" if str(n) in seconds else "" for n in lengths)]
-        for key, seconds in times.items()
-    ]
-    return markdown(["run", *(f"{n * segment:,}" for n in lengths)], rows)
 
 
 def _settings(records: Mapping[str, Record]) -> str:

@@ -98,14 +98,15 @@ def _measure(model: torch.nn.Module, data: StagedQuestions, settings: BabilongSe
     if settings.model in WHOLE_TEXT:
         read = max(1, min(drawn, WHOLE_AT_ONCE // (settings.recipe["data"]["questions"] * tokens)))
     shares, sources, began = [], [], time.perf_counter()
+    are_unseen = "test_noise" in settings.recipe["data"]["task"]
     for first in range(0, count, drawn):
         texts, seed = min(drawn, count - first), 1_000_000 * settings.seed + first
         batch = data.batch(stage, texts, tokens - RESERVED, seed, "test")
-        sources.append(batch.sources)
+        if are_unseen and batch.sources is not None:
+            sources.append(batch.sources)
         shares += [right_answers(model, batch.rows(row, row + read)) for row in range(0, len(batch.contexts), read)]
     seconds = time.perf_counter() - began
-    # Texts that begin in the same book are not independent.
-    groups = torch.cat(sources) if "test_noise" in settings.recipe["data"]["task"] else None
+    groups = torch.cat(sources) if sources else None  # texts that begin in the same book are not independent
     return estimate(torch.cat(shares), groups), seconds / (count * (tokens - RESERVED))
 
 

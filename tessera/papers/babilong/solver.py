@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 MOVE = re.compile(r"(\w+) (?:went|travelled|journeyed|moved|went back) to the (\w+)")
@@ -122,3 +122,18 @@ def answer(world: World, question: str) -> str | None:
         if match := pattern.match(text):
             return answer_from(world, *match.groups())
     return None
+
+
+def answer_to_text(text: str) -> str:
+    """The answer to the question that ends a text in lower case, by the facts among its sentences."""
+    sentences = re.sub("[.?]", " . ", text).split(" . ")
+    *context, question = [sentence for sentence in map(str.strip, sentences) if sentence]
+    world = world_after(_suffixes(context))
+    return next(filter(None, (answer(world, suffix) for suffix in _suffixes([question]))))
+
+
+def _suffixes(sentences: Sequence[str]) -> Iterator[str]:
+    """Each sentence from every word on: the noise before a fact or a question may have been cut without a stop."""
+    for sentence in sentences:
+        words = sentence.split()
+        yield from (" ".join(words[begin:]) for begin in range(len(words)))

@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 from tessera.base.errors import TesseraError
+from tessera.data.sources import text_files
 from tessera.papers.babilong.solver import OPPOSITE, World, answer, world_after
 
 PEOPLE = ("Mary", "John", "Sandra", "Daniel")
@@ -147,6 +148,17 @@ def read_stories(path: Path) -> list[Story]:
     if not stories:
         raise TesseraError(f"{path}: must hold stories with questions; got none.")
     return stories
+
+
+@lru_cache(maxsize=16)
+def stories_of(folder: str, kind: str, split: str) -> tuple[Story, ...]:
+    """Those of a split that lie in a folder of bAbI's files; of the training stories a ninth is for validation."""
+    files = text_files(str(Path(folder) / f"{kind}_*_{'test' if split == 'test' else 'train'}.txt"))
+    stories = [story for file in files for story in read_stories(file)]
+    if split == "test":
+        return tuple(stories)
+    validation = {story.facts[0:2] for story in stories if Random(" ".join(story.facts[:2])).randrange(9) == 0}
+    return tuple(story for story in stories if (story.facts[:2] in validation) == (split == "validation"))
 
 
 def _moves(random: Random, count: int) -> Iterator[str]:

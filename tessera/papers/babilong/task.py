@@ -1,12 +1,9 @@
 """BABILong: answer a question about facts that are hidden in books."""
 
 import math
-import re
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -20,7 +17,7 @@ from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.babilong.benchmark import ASKED, published_match
 from tessera.papers.babilong.noise import Book, Source, books_of
 from tessera.papers.babilong.sample import RESERVED, Borders, HalfFacts, Lookalikes, Sample, has_room, hide
-from tessera.papers.babilong.solver import answer, world_after
+from tessera.papers.babilong.solver import answer_to_text
 from tessera.papers.babilong.stories import (
     FEWEST,
     GIVERS,
@@ -35,8 +32,8 @@ from tessera.papers.babilong.stories import (
     generate,
     labels,
     questions_after,
-    read_stories,
     shape_of,
+    stories_of,
 )
 from tessera.papers.babilong.vocabulary import (
     END,
@@ -206,8 +203,7 @@ class BABILong(Task):
     ) -> QuestionBatch:
         """See `QuestionTask`; the questions of a context differ, and come in random order."""
         self._require_room(context_tokens + RESERVED)
-        random = self._random(context_tokens, seed, split)
-        books = self.books(split)
+        random, books = self._random(context_tokens, seed, split), self.books(split)
         contexts, sources, questions_by_row, early_by_row = [], [], [], []
         borders = range(segment, context_tokens + 1, segment) if early else ()
         cuts = Borders(segment, self.split_facts) if segment and self.split_facts else None
@@ -268,10 +264,7 @@ class BABILong(Task):
             exact.append(bool((said == examples.tokens[row, places]).all()))
             text, question = decode(self.vocabulary, said), sample.question
             published.append(published_match(text, question.text, question.answer, self.labels))
-        return {
-            "exact_match": torch.tensor(exact, dtype=torch.double),
-            "published_match": torch.tensor(published, dtype=torch.double),
-        }
+        return {"exact_match": torch.tensor(exact).double(), "published_match": torch.tensor(published).double()}
 
     def _answer_places(self, examples: TokenExamples, row: int) -> Tensor:
         """Where the answer's tokens stand, without the end."""
@@ -292,17 +285,14 @@ class BABILong(Task):
         for row in range(len(examples)):
             end = int(self._answer_places(examples, row)[0]) - 1
             text = decode(self.vocabulary, examples.tokens[row, :end]).lower().partition("\nanswer")[0]
-            sentences = re.sub("[.?]", " . ", text).split(" . ")
-            *context, question = [sentence for sentence in map(str.strip, sentences) if sentence]
-            world = world_after(_suffixes(context))
-            words.append(next(filter(None, (answer(world, suffix) for suffix in _suffixes([question])))))
+            words.append(answer_to_text(text))
         return self._answering(examples, words)
 
     def guess(self, examples: TokenExamples, seed: int) -> Tensor:
         """Any of the answers."""
         random = torch.Generator().manual_seed(seed)
-        choices = torch.randint(len(self.labels), (len(examples),), generator=random)
-        return self._answering(examples, [self.labels[choice] for choice in choices.tolist()])
+        choices = torch.randint(len(self.labels), (len(examples),), generator=random).tolist()
+        return self._answering(examples, [self.labels[choice] for choice in choices])
 
     def chance(self, examples: TokenExamples) -> float:
         """One over the number of answers."""
@@ -397,7 +387,7 @@ class BABILong(Task):
 
     def _story(self, random: Random, split: str, most_facts: int) -> Story:
         if self.stories is not None:
-            return random.choice(_stories_of(self.stories, self.kind, split))
+            return random.choice(stories_of(self.stories, self.kind, split))
         while True:
             story = generate(self.kind, random, most_facts, self.fewest_facts)
             if Random(" ".join(story.facts)).randrange(10) in SPLIT_TENTHS[split]:
@@ -407,20 +397,3 @@ class BABILong(Task):
 def _some(questions: Sequence[Question], count: int, random: Random) -> list[Question]:
     """`count` of them, or all, in random order."""
     return random.sample(questions, min(count, len(questions)))
-
-
-def _suffixes(sentences: Sequence[str]) -> Iterator[str]:
-    """Each sentence from every word on: the noise before a fact or a question may have been cut without a stop."""
-    for sentence in sentences:
-        words = sentence.split()
-        yield from (" ".join(words[begin:]) for begin in range(len(words)))
-
-
-@lru_cache(maxsize=16)
-def _stories_of(folder: str, kind: str, split: str) -> tuple[Story, ...]:
-    files = text_files(str(Path(folder) / f"{kind}_*_{'test' if split == 'test' else 'train'}.txt"))
-    stories = [story for file in files for story in read_stories(file)]
-    if split == "test":
-        return tuple(stories)
-    validation = {story.facts[0:2] for story in stories if Random(" ".join(story.facts[:2])).randrange(9) == 0}
-    return tuple(story for story in stories if (story.facts[:2] in validation) == (split == "validation"))

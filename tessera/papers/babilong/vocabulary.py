@@ -2,16 +2,18 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from tessera.base.errors import TesseraError
-from tessera.data.pretrained_tokenizers import pretrained_tokenizer
 from tessera.data.sources import text_files
 from tessera.data.text_files import text_of_file
 from tessera.papers.babilong.stories import DROPS, GIVERS, MOVES, PEOPLE, PLACES, TAKES, THINGS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 UNKNOWN, PAD, GENERATE, END = SPECIAL_TOKENS = ("<unk>", "<pad>", "<generate>", "<end>")
 NAMES = " ".join([*PEOPLE, *GIVERS, *PLACES, *THINGS])
@@ -44,8 +46,10 @@ def vocabulary_of(source: str | tuple[str, ...], vocab_size: int, path: str | No
 
 
 @lru_cache(maxsize=8)
-def pretrained(path: str) -> PreTrainedTokenizerFast:
+def pretrained(path: str) -> "PreTrainedTokenizerFast":
     """The tokenizer in `path`, read once. Raises `TesseraError` unless it knows the end of a text."""
+    from tessera.data.pretrained_tokenizers import pretrained_tokenizer
+
     tokenizer = pretrained_tokenizer(path)
     if tokenizer.eos_token is None:
         raise TesseraError(f"BABILong: tokenizer {path} must have an eos_token, which ends an answer; got none.")

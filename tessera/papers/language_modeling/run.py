@@ -17,10 +17,10 @@ from tessera.papers.catalogue import LIBRARY
 from tessera.papers.experiment import Experiment, Run, RunContext
 from tessera.papers.language_modeling import report
 from tessera.papers.language_modeling.settings import KERNELS, MODELS, LanguageSettings, plan
-from tessera.training.evaluation_text import evaluation_text
 from tessera.training.metrics import MetricsFile
 from tessera.training.overwrite import METRICS, RESULT
 from tessera.training.run import train
+from tessera.training.run_data import evaluation_text
 
 SHARED_MODELS = "language_models"
 
