@@ -41,7 +41,8 @@ WINDOWS = {
 @FAMILY
 @pytest.mark.parametrize("masks", WINDOWS.values(), ids=WINDOWS.keys())
 def test_windows(triton_device, kernel, masks):
-    tensors = draw(kernel, queries=21, pairs=21, batch=2 if "pair_documents" in masks else 1)
+    batch = 2 if "pair_documents" in masks or masks is WINDOWS["delays"] else 1  # as many as masks are for
+    tensors = draw(kernel, queries=21, pairs=21, batch=batch)
     assert_equal(regress(kernel, tensors, "triton", torch.float32, triton_device, **masks), kernel, tensors, masks)
 
 
