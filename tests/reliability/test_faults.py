@@ -134,10 +134,12 @@ def test_two_processes_in_one_folder(shop, folder, delay):
     fresh(folder)
     helper = os.fork()
     if helper == 0:
-        time.sleep(delay)
-        status, said = in_child(lambda: main(words))
-        (folder / "second.txt").write_text(f"{status}\n{said}")
-        os._exit(0)
+        try:
+            time.sleep(delay)
+            status, said = in_child(lambda: main(words))
+            (folder / "second.txt").write_text(f"{status}\n{said}")
+        finally:  # whatever happens, the fork must not go on with the tests
+            os._exit(0)
     status, said = in_child(lambda: main(words))
     os.waitpid(helper, 0)
     second_status, second_said = (folder / "second.txt").read_text().split("\n", 1)

@@ -83,9 +83,13 @@ def test_each_signal_asks_for_a_stop_and_a_second_one_stops_at_once(number):
 def test_a_lost_terminal_leaves_a_checkpoint(command, tmp_path):
     child, terminal = pty.fork()
     if child == 0:
-        sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        os._exit(main(command))
+        status = 70
+        try:
+            sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            status = main(command)
+        finally:  # whatever happens, the fork must not go on with the tests
+            os._exit(status)
     metrics = tmp_path / "my run" / "metrics.jsonl"
     while not (metrics.exists() and metrics.read_text()):
         assert select.select([terminal], [], [], 120)[0], "it says nothing"
