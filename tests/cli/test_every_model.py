@@ -83,14 +83,14 @@ def test_train_info_eval_generate_inspect_memorize_ask(name, tessera, corpus, tm
     assert {memory["kind"] for memory in shown["memories"]} == KINDS[name]
     assert (shown["segments"] is not None) == ("segment_size" in MODELS[name])
     status, out, err = tessera("memorize", run, corpus, "--out", memory)
-    if "segment_size" not in MODELS[name]:
-        assert status == 2
+    assert status == 0, err
+    status, _, err = tessera("inspect", run, *text, "--memory", memory)
+    if name == "gpt_neox":
+        assert (status, err) == (2, "inspection: memory must be a state of this model; got DynamicCache.\n")
         return
     assert status == 0, err
-    assert "segments" in out
-    status, _, err = tessera("inspect", run, *text, "--memory", memory)
-    assert status == 0, err
-    assert data_of(page.read_text(encoding="utf-8"))[0]["stored"]["segmentsRead"] > 0
+    if "segment_size" in MODELS[name]:
+        assert data_of(page.read_text(encoding="utf-8"))[0]["stored"]["segmentsRead"] > 0
     status, _, err = tessera("ask", run, "Who was", "--memory", memory, "--max-new-tokens", 4)
     assert status == 0, err
 
