@@ -29,6 +29,8 @@ def both(backend, dtype, device, held=None, closed=(), **options):
     inputs = tensors(dtype, device, held)
     with torch.no_grad():
         inputs["strength"][:, list(closed)] = 0.0
+        if closed:
+            inputs["matrix"][0] = 0.0  # as that of an empty memory is
     query = inputs.pop("query")
     read = read_association(inputs["matrix"], inputs["normaliser"], query, backend=backend)
     empty = torch.tensor([True, False], device=device)
