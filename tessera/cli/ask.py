@@ -152,7 +152,7 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
     cite = 3 if arguments.cite or arguments.page else 0
     if cite:
         memory.expect_pairs("ask: --cite")
-    asked: list = []
+    answers: list = []
 
     def ask(question: str) -> dict:
         if task is not None and not task.is_known(question):
@@ -167,12 +167,12 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
         if arguments.cite:
             print(answer.sources(), flush=True)
         if cite:
-            described["citations"] = [vars(one) for one in answer.citations or ()]
+            described["citations"] = [vars(citation) for citation in answer.citations or ()]
         if arguments.page:
             from tessera.memory_files.page import write_page
 
-            asked.append((question, answer))
-            write_page(arguments.page, memory, asked)
+            answers.append((question, answer))
+            write_page(arguments.page, memory, answers)
         return described
 
     return ask

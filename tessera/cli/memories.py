@@ -81,7 +81,7 @@ def _print_info(path: Path, with_documents: bool) -> None:
         print(error)
         return
     documents, tensors = file.content.get("documents", []), file.tensors()
-    counts = [tensors[one["tokens"]["of"]].numel() if "tokens" in one else 0 for one in documents]
+    counts = [tensors[document["tokens"]["of"]].numel() if "tokens" in document else 0 for document in documents]
     size = path.stat().st_size / 1e6
     print(f"{path}: {file.kind}, {len(documents)} documents, {sum(counts):,} tokens, {size:.2f} MB")
     for document, count in zip(documents, counts):

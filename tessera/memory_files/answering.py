@@ -45,14 +45,17 @@ class Answer:
         Their geometric mean, that is; of a single token its probability.
         """
         power, full = 1 / max(1, len(self.tokens)), self.probability
-        return any(full**power - max(0.0, full - one.drop) ** power >= CARRIED for one in self.citations or ())
+        return any(
+            full**power - max(0.0, full - citation.drop) ** power >= CARRIED for citation in self.citations or ()
+        )
 
     def sources(self) -> str:
         """The citations as lines of text."""
         lines = [
-            f"  {one.document}, bytes {one.first:,}-{one.end:,}: {' '.join(one.text.split())}\n"
-            f"    {100 * one.weight:.1f} % of what was recalled; without it the answer is {one.drop:.3f} less probable"
-            for one in self.citations or ()
+            f"  {citation.document}, bytes {citation.first:,}-{citation.end:,}: {' '.join(citation.text.split())}\n"
+            f"    {100 * citation.weight:.1f} % of what was recalled; without it the answer is {citation.drop:.3f} "
+            "less probable"
+            for citation in self.citations or ()
         ]
         return "\n".join([*([] if self.is_in_text else ["  not in this text: no passage carries the answer"]), *lines])
 

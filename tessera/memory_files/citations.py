@@ -42,8 +42,8 @@ class Citation:
 
 
 @torch.no_grad()
-def citations(memory: "Memory", state: Any, given: Answer, count: int) -> tuple[Citation, ...]:
-    """The `count` passages without which `given` loses most probability, of those that were recalled most.
+def citations(memory: "Memory", state: Any, answer: Answer, count: int) -> tuple[Citation, ...]:
+    """The `count` passages without which `answer` loses most probability, of those that were recalled most.
 
     A pair belongs to the token that its value holds: the one after its key. Every passage is left out by running again
     without its pairs.
@@ -51,29 +51,29 @@ def citations(memory: "Memory", state: Any, given: Answer, count: int) -> tuple[
     Raises:
         TesseraError: an answer by beam search.
     """
-    expect(len(given.tokens) > 0, "cite", "the answer", "hold tokens that were chosen one by one", "none")
+    expect(len(answer.tokens) > 0, "cite", "the answer", "hold tokens that were chosen one by one", "none")
     if state is None:
         return ()
-    asked = torch.cat([given.question, given.tokens.to(given.question.device)])[None]
-    weights = _weights(memory, state, asked[:, :-1], len(given.question))
+    ids = torch.cat([answer.question, answer.tokens.to(answer.question.device)])[None]
+    weights = _weights(memory, state, ids[:, :-1], len(answer.question))
     passages = _passages(memory, weights)
-    full = _probability(memory, state, asked, len(given.question))
+    full = _probability(memory, state, ids, len(answer.question))
     cited = []
     for document, start, first, end, text in passages[:TRIED]:
         left_out = without(state, start + first - 1, start + end)  # also the pair whose key is its last token
-        drop = full - _probability(memory, left_out, asked, len(given.question))
+        drop = full - _probability(memory, left_out, ids, len(answer.question))
         starts = memory.documents[document].starts()
         weight = float(weights[start + first : start + end].sum())
         name = memory.documents[document].name
         cited.append(Citation(name, int(starts[first]), int(starts[end]), text, weight, drop))
-    return tuple(sorted(cited, key=lambda one: (-one.drop, -one.weight))[:count])
+    return tuple(sorted(cited, key=lambda citation: (-citation.drop, -citation.weight))[:count])
 
 
-def _weights(memory: "Memory", state: Any, ids: Tensor, asked: int) -> Tensor:
+def _weights(memory: "Memory", state: Any, ids: Tensor, num_asked: int) -> Tensor:
     """Of each token of all documents (N,), its share of what was recalled for the answer's tokens."""
     total = sum(len(document.tokens) for document in memory.documents)
     weights, recalled = torch.zeros(total + 1), 0.0
-    for recall in recall_weights(memory.model, ids, range(asked - 1, ids.shape[1]), state):
+    for recall in recall_weights(memory.model, ids, range(num_asked - 1, ids.shape[1]), state):
         if recall.site.kind == "persistent":
             continue
         row = recall.weights.float().sum((0, 1))
@@ -86,36 +86,38 @@ def _weights(memory: "Memory", state: Any, ids: Tensor, asked: int) -> Tensor:
 def _passages(memory: "Memory", weights: Tensor) -> list[tuple[int, int, int, int, str]]:
     """(document, its first step, first token, end, text) of the sentences of the largest weights, the largest first."""
     texts = TokenTexts(memory.tokenizer)
-    found: dict[tuple[int, int], tuple[int, int, int, int, str]] = {}
+    passages: dict[tuple[int, int], tuple[int, int, int, int, str]] = {}
     starts = torch.tensor([0, *(len(document.tokens) for document in memory.documents)]).cumsum(0)
     for step in weights.topk(min(PLACES, len(weights))).indices.tolist():
         if not weights[step]:
             break
         index = int(torch.searchsorted(starts, step, right=True)) - 1
         start, document = int(starts[index]), memory.documents[index]
-        if any(known == index and first <= step - start < end for known, _, first, end, _ in found.values()):
+        if any(known == index and first <= step - start < end for known, _, first, end, _ in passages.values()):
             continue
         low = max(0, step - start - AROUND)
         shown = texts.of_text(document.tokens[low : step - start + AROUND].tolist())
         first, end = _sentence(shown, step - start - low)
         if text := "".join(shown[first:end]).strip():
-            found[index, low + first] = (index, start, low + first, low + end, text)
-    return sorted(found.values(), key=lambda one: -float(weights[one[1] + one[2] : one[1] + one[3]].sum()))
+            passages[index, low + first] = (index, start, low + first, low + end, text)
+    return sorted(
+        passages.values(), key=lambda passage: -float(weights[passage[1] + passage[2] : passage[1] + passage[3]].sum())
+    )
 
 
 def _sentence(shown: tuple[str, ...], token: int) -> tuple[int, int]:
     """The tokens from the end of the sentence before `token` to the end of its own."""
     ends = torch.tensor([len(text) for text in shown]).cumsum(0)
     begins = [int(ends[token]) - len(shown[token]), int(ends[token])]
-    borders = [found.end() for found in SENTENCE_END.finditer("".join(shown))]
+    borders = [border.end() for border in SENTENCE_END.finditer("".join(shown))]
     before = max((border for border in borders if border <= begins[0]), default=0)
     after = min((border for border in borders if border >= begins[1]), default=int(ends[-1]))
     first, last = int(torch.searchsorted(ends, before, right=True)), int(torch.searchsorted(ends, after))
     return min(first, token), max(last, token) + 1
 
 
-def _probability(memory: "Memory", state: Any, asked: Tensor, length: int) -> float:
+def _probability(memory: "Memory", state: Any, ids: Tensor, length: int) -> float:
     """Of the tokens behind the first `length`, given those."""
-    logits, _ = read_on(memory.model, asked[:, :-1], state)
-    chosen = logits[0, length - 1 :].double().log_softmax(-1).gather(1, asked[0, length:, None])
+    logits, _ = read_on(memory.model, ids[:, :-1], state)
+    chosen = logits[0, length - 1 :].double().log_softmax(-1).gather(1, ids[0, length:, None])
     return float(chosen.sum().exp())

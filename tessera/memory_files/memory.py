@@ -83,7 +83,7 @@ class Memory:
         """Read the file that was loaded, once. Raises `TesseraError` where it is not as it was stored."""
         if self._unchecked is not None:
             values = self._unchecked.values("cpu" if self.model is None else self.model.device)
-            self.documents, self._unchecked = tuple(Document(**one) for one in values["documents"]), None
+            self.documents, self._unchecked = tuple(Document(**fields) for fields in values["documents"]), None
 
     def read(
         self, source: Path | str | Iterable[str], name: str | None = None, where: str = "memorize: FILE", **options: Any
@@ -116,15 +116,15 @@ class Memory:
         """
         if answers_questions(self.tokenizer):
             require_known_words(self.tokenizer, question, "QUESTION")
-        given = answer(self.model, self.tokenizer, question, self.state, sampling, **options)
-        return self.cited(given, cite) if cite else given
+        answered = answer(self.model, self.tokenizer, question, self.state, sampling, **options)
+        return self.cited(answered, cite) if cite else answered
 
-    def cited(self, given: Answer, count: int = 3) -> Answer:
-        """`given` with the passages that carried it."""
+    def cited(self, answered: Answer, count: int = 3) -> Answer:
+        """`answered` with the passages that carried it."""
         from tessera.memory_files.citations import citations
 
         self.expect_pairs("cite")
-        return replace(given, citations=citations(self, self.state, given, count))
+        return replace(answered, citations=citations(self, self.state, answered, count))
 
     @property
     def names(self) -> list[str]:
@@ -158,7 +158,7 @@ class Memory:
         expect(
             has_tokens or not after, "forget", "the tokens of every document", "be kept", "none of the first", advice
         )
-        kept = max((i + 1 for i, one in enumerate(before) if one.state is not None), default=0)
+        kept = max((i + 1 for i, document in enumerate(before) if document.state is not None), default=0)
         self.documents = before[:kept]
         for document in before[kept:] + after:
             self._append(document)
@@ -214,7 +214,7 @@ class Memory:
             got = f"{str(path)!r}, of other {' and '.join(other)}"
             expect(not other, where, argument, "be one that this model read", got, "Read the text again.")
         values = file.values(is_used=False)
-        self.documents, self._unchecked = tuple(Document(**one) for one in values["documents"]), file
+        self.documents, self._unchecked = tuple(Document(**fields) for fields in values["documents"]), file
         self.kind, self._owner = file.kind, owner
         return self
 
@@ -231,7 +231,7 @@ class Memory:
         """Read `document` behind the others."""
         self.verify()
         advice = f"A {self.kind} memory reads documents again: use --model."
-        expect(self.model is not None, "memories", "the model", "be given", "none", advice)
+        expect(self.model is not None, "memories", "the model", "be answered", "none", advice)
         before = None if self.is_of_pairs else self.state
         state = read_document(self.model, document.tokens, before, "memorize", **options)
         documents = self.documents

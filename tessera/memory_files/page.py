@@ -1,4 +1,4 @@
-"""The documents of a memory as one HTML file, with the passages marked that carried the answers."""
+"""The documents of a memory as citation HTML file, with the passages marked that carried the answers."""
 
 import html
 from collections.abc import Sequence
@@ -30,22 +30,24 @@ def is_page(path: Path) -> bool:
         return HEAD.encode() in file.read(1000)
 
 
-def write_page(path: Path, memory: "Memory", asked: Sequence[tuple[str, Answer]]) -> None:
+def write_page(path: Path, memory: "Memory", answers: Sequence[tuple[str, Answer]]) -> None:
     """Write questions and answers with links to their passages, and the documents below. The page runs no code.
 
     Raises:
         TesseraError: the file cannot be written.
     """
-    cited = {(c.document, c.first, c.end) for _, given in asked for c in given.citations or ()}
-    numbers = {place: number for number, place in enumerate(sorted(cited), 1)}
+    cited = {(c.document, c.first, c.end) for _, answer in answers for c in answer.citations or ()}
+    numbers = {passage: number for number, passage in enumerate(sorted(cited), 1)}
     body = []
-    for question, given in asked:
-        body.append(f"<h2>{html.escape(question)}</h2><p>{html.escape(given.text)}</p><ol>")
-        for one in given.citations or ():
-            link = f'<a href="#p{numbers[one.document, one.first, one.end]}">{html.escape(one.text)}</a>'
-            what = f"{one.document}, bytes {one.first:,}-{one.end:,}; weight {one.weight:.3f}, drop {one.drop:.3f}"
+    for question, answer in answers:
+        body.append(f"<h2>{html.escape(question)}</h2><p>{html.escape(answer.text)}</p><ol>")
+        for citation in answer.citations or ():
+            number = numbers[citation.document, citation.first, citation.end]
+            link = f'<a href="#p{number}">{html.escape(citation.text)}</a>'
+            source = f"{citation.document}, bytes {citation.first:,}-{citation.end:,}"
+            what = f"{source}; weight {citation.weight:.3f}, drop {citation.drop:.3f}"
             body.append(f"<li>{link}<br><small>{html.escape(what)}</small></li>")
-        body.append("</ol>" + ("" if given.is_in_text else "<p>Not in this text: no passage carries the answer.</p>"))
+        body.append("</ol>" + ("" if answer.is_in_text else "<p>Not in this text: no passage carries the answer.</p>"))
     texts = TokenTexts(memory.tokenizer)
     for document in memory.documents:
         shown, starts = texts.of_text(document.tokens.tolist()), document.starts()
@@ -59,7 +61,7 @@ def write_page(path: Path, memory: "Memory", asked: Sequence[tuple[str, Answer]]
         parts.append(html.escape("".join(shown[done:])))
         body.append(f"<h2>{html.escape(document.name)}</h2><pre>{''.join(parts)}</pre>")
     policy = f"default-src 'none'; style-src '{content_hash(STYLE)}'"
-    title = html.escape(", ".join(question for question, _ in asked))
+    title = html.escape(", ".join(question for question, _ in answers))
     page = (
         f'<!doctype html><html><head><meta charset="utf-8">{HEAD}{title}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"><style>{STYLE}</style></head>'

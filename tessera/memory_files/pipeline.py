@@ -29,10 +29,10 @@ class MemoryQuestionAnswering(Pipeline):
         if not isinstance(context, Memory):
             memory = Memory(self.model, self.tokenizer)
             for source in context if isinstance(context, (list, tuple)) else [context]:
-                memory.read(source)
+                memory.read([source] if isinstance(source, str) else source)  # a string is a text, whatever it says
         chosen = Sampling(**{"max_new_tokens": 50, "temperature": 0.0, **sampling})
         questions = [question] if isinstance(question, str) else question
-        answers = [_described(memory.ask(one, chosen, cite=cite)) for one in questions]
+        answers = [_described(memory.ask(asked, chosen, cite=cite)) for asked in questions]
         return answers[0] if isinstance(question, str) else answers
 
     def _sanitize_parameters(self, **keywords: Any) -> tuple[dict, dict, dict]:

@@ -19,8 +19,10 @@ from tessera.recall.pair_store import PairStore
 
 def is_of_pairs(state: Any) -> bool:
     """Whether each layer keeps pairs, and nothing else that grows or forgets."""
-    layers = [one if isinstance(one, tuple) else (one,) for one in getattr(state, "layers", ())]
-    return isinstance(state, StackState) and all(any(isinstance(x, PairMemoryState) for x in one) for one in layers)
+    layers = [layer if isinstance(layer, tuple) else (layer,) for layer in getattr(state, "layers", ())]
+    return isinstance(state, StackState) and all(
+        any(isinstance(memory, PairMemoryState) for memory in layer) for layer in layers
+    )
 
 
 def together(states: Sequence[StackState]) -> StackState:

@@ -85,7 +85,7 @@ def read_document(
 
 def grows(state: Any) -> bool:
     """Whether `state` is as large as what was read: keys and values."""
-    return not isinstance(state, State) and any(getattr(one, "keys", None) is not None for one in state.layers)
+    return not isinstance(state, State) and any(getattr(layer, "keys", None) is not None for layer in state.layers)
 
 
 def detached(state: Any) -> Any:

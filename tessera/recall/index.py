@@ -84,9 +84,9 @@ class PairIndex:
             TesseraError: shapes, dtypes or settings that do not agree.
         """
         (heads, count, width), keys = queries.shape, self.pairs.keys
-        fits = (heads, width) == (keys.shape[1], keys.shape[3]) and queries.dtype == keys.dtype
+        agrees = (heads, width) == (keys.shape[1], keys.shape[3]) and queries.dtype == keys.dtype
         expected = f"(H, Q, K) of {keys.dtype} with H = {keys.shape[1]} and K = {keys.shape[3]}"
-        expect(fits, "recall", "queries", f"be {expected}", f"{tuple(queries.shape)} of {queries.dtype}")
+        expect(agrees, "recall", "queries", f"be {expected}", f"{tuple(queries.shape)} of {queries.dtype}")
         agree = (query_documents is None) == (self.pairs.documents is None)
         expect(agree, "recall", "query_documents", "be given where pairs have documents, and only there", None)
         queries = queries.to(working_dtype(queries))
@@ -96,8 +96,8 @@ class PairIndex:
         places = torch.arange(count, device=queries.device) + query_offset
         newest = places - window.delay if window else torch.full_like(places, len(self))
         oldest = places - window.span + 1 if window and window.span else torch.zeros_like(places)
-        asked = Queries(queries, slopes, intercepts, oldest, newest, query_documents)
-        return search(self.pairs, self.blocks, self.filed, self.kept, asked, kernel_from_config(kernel), tolerance)
+        seen = Queries(queries, slopes, intercepts, oldest, newest, query_documents)
+        return search(self.pairs, self.blocks, self.filed, self.kept, seen, kernel_from_config(kernel), tolerance)
 
     def with_all_filed(self) -> Self:
         """What can be filed is: in blocks of `BLOCK` pairs, then of falling powers of two, so that they are few.
@@ -163,9 +163,9 @@ def build(
 
 def _check(keys: Tensor, values: Tensor, documents: Tensor | None) -> None:
     tensors: Sequence[Tensor] = (keys, values)
-    fits = all(x.dim() == 3 for x in tensors) and keys.shape[:2] == values.shape[:2] and keys.dtype == values.dtype
+    agrees = all(x.dim() == 3 for x in tensors) and keys.shape[:2] == values.shape[:2] and keys.dtype == values.dtype
     shapes = ", ".join(f"{tuple(x.shape)} of {x.dtype}" for x in tensors)
-    expect(fits, "recall", "keys and values", "be (H, N, K) and (H, N, V) of one dtype", shapes)
+    expect(agrees, "recall", "keys and values", "be (H, N, K) and (H, N, V) of one dtype", shapes)
     expect(bool(keys.isfinite().all()), "recall", "keys", "be finite", "NaN or infinity")
     if documents is not None:
         expect(documents.shape == keys.shape[1:2], "recall", "documents", "be (N,)", tuple(documents.shape))

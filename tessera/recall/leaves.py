@@ -80,8 +80,10 @@ class Leaves:
         """No key of a leaf is more similar to the query than this, however the two were rounded."""
         inside = queries.unsqueeze(1) @ self.directions  # (H, G, Q, D)
         rest = queries.unsqueeze(1) - inside @ self.directions.mT
-        whole = queries.unsqueeze(1).expand(-1, inside.shape[1], -1, -1)
-        features = torch.cat([inside.clamp(min=0), inside.clamp(max=0), whole, rest.norm(dim=-1, keepdim=True)], dim=-1)
+        repeated = queries.unsqueeze(1).expand(-1, inside.shape[1], -1, -1)
+        features = torch.cat(
+            [inside.clamp(min=0), inside.clamp(max=0), repeated, rest.norm(dim=-1, keepdim=True)], dim=-1
+        )
         largest = (features @ self.bounds).permute(0, 2, 1, 3).flatten(2)
         epsilon = torch.finfo(queries.dtype).eps
         rounding = 8 * queries.shape[-1] * epsilon * queries.norm(dim=-1) * self.size.unsqueeze(-1)

@@ -49,7 +49,7 @@ def recall_through_index(
     rows, num_read = [], 0
     for row in range(batch):
         delay = window.delay if isinstance(window.delay, int) else int(window.delay[row])
-        found = _index_of_row(pairs, row).recall(
+        recalled = _index_of_row(pairs, row).recall(
             query[row],
             kernel=kernel,
             slope=slopes[row],
@@ -58,8 +58,8 @@ def recall_through_index(
             query_offset=query_offset,
             query_documents=None if query_documents is None else query_documents[row],
         )
-        rows.append(found.output)
-        num_read += int(found.certificate.pairs_read.sum())
+        rows.append(recalled.output)
+        num_read += int(recalled.certificate.pairs_read.sum())
     if num_read > pairs.length * batch * heads * count // 2:
         cache.queries_to_scan = PATIENCE
     return torch.stack(rows)

@@ -102,7 +102,7 @@ class Recall:
 
 
 @dataclass
-class _Found:
+class _Candidates:
     """What was read and may have weight: scores (R, s), -inf where a row has fewer than s, and places (R, s)."""
 
     scores: Tensor
@@ -193,7 +193,7 @@ class _Reader:
         """The most promising leaves first, then whatever may hold a pair above the threshold, until nothing may."""
         bounds = self._bounds()
         is_read = torch.zeros_like(bounds, dtype=torch.bool)
-        found = self._read_places(self.filed)
+        candidates = self._read_places(self.filed)
         floor = bounds.new_full((self.num_rows,), -torch.inf)
         needed = _largest(bounds, FIRST_LEAVES)
         most = FIRST_LEAVES
@@ -202,34 +202,34 @@ class _Reader:
             num_read = LEAF * int(is_read.sum()) + self.num_rows * (self.length - self.filed)
             if num_read > SCAN_SHARE * self.length * self.num_rows:
                 is_read[:] = True
-                found = self._read_places(0)
+                candidates = self._read_places(0)
                 break
-            found = found.joined(self._read_leaves(needed, floor))
-            floor = self._floor(found.scores, is_read)
-            found = found.above(floor)
+            candidates = candidates.joined(self._read_leaves(needed, floor))
+            floor = self._floor(candidates.scores, is_read)
+            candidates = candidates.above(floor)
             needed = (bounds > floor.unsqueeze(1)) & ~is_read
             most *= GROWTH
             if needed.shape[1] > most:  # the threshold may rise: the most promising first
                 needed = _largest(bounds.masked_fill(~needed, -torch.inf), most)
-        return self._solved(found, is_read, bounds.masked_fill(is_read, -torch.inf))
+        return self._solved(candidates, is_read, bounds.masked_fill(is_read, -torch.inf))
 
-    def _solved(self, found: _Found, is_read: Tensor, unread: Tensor) -> Recall:
+    def _solved(self, candidates: _Candidates, is_read: Tensor, unread: Tensor) -> Recall:
         """The output, its support and the certificate; `unread` (R, leaves) bounds the scores of what was not read."""
-        floor = self._floor(found.scores, is_read)
-        found = found.above(floor).in_order()
+        floor = self._floor(candidates.scores, is_read)
+        candidates = candidates.above(floor).in_order()
         if self.breaks_ties:
-            found = self._scored_alone(found)
-        weights = found.scores
+            candidates = self._scored_alone(candidates)
+        weights = candidates.scores
         if weights.shape[1]:
-            weights = self.kernel.weights(found.scores, found.scores > -torch.inf)
+            weights = self.kernel.weights(candidates.scores, candidates.scores > -torch.inf)
         rows, columns = (weights > 0).nonzero(as_tuple=True)
         sizes = torch.bincount(rows, minlength=self.num_rows)
         starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        support = Support(starts, found.places[rows, columns], weights[rows, columns], self.count)
+        support = Support(starts, candidates.places[rows, columns], weights[rows, columns], self.count)
         largest_unread = torch.cat([unread, unread.new_full((self.num_rows, 1), -torch.inf)], 1).amax(1)
         dropped = torch.zeros_like(floor)
-        if self.is_unbounded and found.scores.shape[1]:
-            dropped = (LEAF * (unread - found.scores.logsumexp(1, keepdim=True)).exp()).sum(1)
+        if self.is_unbounded and candidates.scores.shape[1]:
+            dropped = (LEAF * (unread - candidates.scores.logsumexp(1, keepdim=True)).exp()).sum(1)
         num_read = LEAF * is_read.sum(1) + self.length - self.filed
         columns_of_certificate = (floor, largest_unread, num_read, sizes, dropped)
         certificate = Certificate(*(column.view(self.heads, self.count) for column in columns_of_certificate))
@@ -271,15 +271,15 @@ class _Reader:
         epsilon = 8 * vectors.shape[-1] * torch.finfo(vectors.dtype).eps
         return epsilon * (self.slopes * similarity.flatten() + self.intercepts.abs())
 
-    def _scored_alone(self, found: _Found) -> _Found:
+    def _scored_alone(self, candidates: _Candidates) -> _Candidates:
         """The same pairs, equal keys with equal scores."""
-        head = torch.arange(self.num_rows, device=found.places.device) // self.count
+        head = torch.arange(self.num_rows, device=candidates.places.device) // self.count
         vectors = self.queries.vectors.flatten(0, 1).unsqueeze(1)
-        similarities = (self.keys[head[:, None], found.places].to(vectors.dtype) * vectors).sum(-1)
+        similarities = (self.keys[head[:, None], candidates.places].to(vectors.dtype) * vectors).sum(-1)
         scores = similarities * self.slopes[:, None] + self.intercepts[:, None]
-        return _Found(scores.masked_fill(found.scores == -torch.inf, -torch.inf), found.places)
+        return _Candidates(scores.masked_fill(candidates.scores == -torch.inf, -torch.inf), candidates.places)
 
-    def _read_places(self, first: int) -> _Found:
+    def _read_places(self, first: int) -> _Candidates:
         """All pairs from place `first` on."""
         places = torch.arange(first, self.length, device=self.keys.device)
         keys = self.keys[:, first:].to(self.queries.vectors.dtype)
@@ -287,9 +287,9 @@ class _Reader:
         scores = scores * self.slopes[:, None] + self.intercepts[:, None]
         if not self.all_visible:
             scores = scores.masked_fill(~self._visible(self.of_query[:, None], places), -torch.inf)
-        return _Found(scores, places.expand_as(scores))
+        return _Candidates(scores, places.expand_as(scores))
 
-    def _read_leaves(self, needed: Tensor, floor: Tensor) -> _Found:
+    def _read_leaves(self, needed: Tensor, floor: Tensor) -> _Candidates:
         """The pairs of the leaves that are `needed` (R, leaves) and score above `floor` (R,)."""
         parts, first = [], 0
         for leaves in self.blocks:
@@ -300,7 +300,7 @@ class _Reader:
                 parts.append(self._scores(leaves, chosen, asking, floor))
         rows, scores, places = (torch.cat(tensors) for tensors in zip(*parts))
         order = rows.argsort(stable=True)
-        return _Found.of(rows[order], scores[order], places[order], self.num_rows)
+        return _Candidates.of(rows[order], scores[order], places[order], self.num_rows)
 
     def _scores(self, leaves: Leaves, chosen: Tensor, asking: Tensor, floor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, scores and places of what scores above the floor in the chosen leaves (c,), asked by rows (c, n)."""

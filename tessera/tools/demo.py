@@ -126,9 +126,9 @@ def write_report(summaries: dict[str, RunSummary], output: Path, prompt: str) ->
 
 def table(summaries: dict[str, RunSummary]) -> str:
     """Parameters, final validation loss and speed, one model a line."""
-    header = f"{'model':<15}{'parameters':>12}{'nats/token':>12}{'bits/byte':>11}{'tokens/s':>11}"
+    header = f"{'model':<20}{'parameters':>12}{'nats/token':>12}{'bits/byte':>11}{'tokens/s':>11}"
     lines = [
-        f"{name:<15}{s.parameters:>12,}{s.validation_loss:>12.4f}{s.validation_bits_per_byte:>11.4f}"
+        f"{name:<20}{s.parameters:>12,}{s.validation_loss:>12.4f}{s.validation_bits_per_byte:>11.4f}"
         f"{s.tokens_per_second or 0:>11,.0f}"
         for name, s in summaries.items()
     ]

@@ -5,12 +5,13 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from transformers import pipeline
 
 from tessera.cli.main import main
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.generation.sampling import Sampling
-from tessera.memory_files import Memory
+from tessera.memory_files import Memory, citations
 from tessera.memory_files.answering import GREEDY
 from tessera.memory_files.page import is_page
 from tests.memory_files.models import make
@@ -40,31 +41,50 @@ def test_the_sentence_that_carried_an_answer_is_cited(tmp_path):
     """What is said of a citation is what comes of running without it, and its bytes are those of the source."""
     (tmp_path / "book.txt").write_bytes(BOOK.encode())
     memory = Memory(make("v1"), byte_tokenizer()).read(tmp_path / "book.txt").read("Nobody saw it.", "other")
-    given = memory.ask("Who", replace(GREEDY, max_new_tokens=3), cite=9)
-    assert {one.document for one in given.citations} == {"book.txt", "other"}
-    for one in given.citations:
-        if one.document == "book.txt":
-            source = BOOK.encode()[one.first : one.end].decode()
-            assert source.strip() == one.text
+    answer = memory.ask("Who", replace(GREEDY, max_new_tokens=3), cite=9)
+    assert {citation.document for citation in answer.citations} == {"book.txt", "other"}
+    for citation in answer.citations:
+        if citation.document == "book.txt":
+            source = BOOK.encode()[citation.first : citation.end].decode()
+            assert source.strip() == citation.text
             assert re.fullmatch(r"\s*[A-Z][^.!]*[.!]\s*", source), source
-    assert len(given.citations) == 5, "every sentence is recalled by the Gaussian kernel"
-    drops = [one.drop for one in given.citations]
+    assert len(answer.citations) == 5, "every sentence is recalled by the Gaussian kernel"
+    drops = [citation.drop for citation in answer.citations]
     assert drops == sorted(drops, reverse=True)
-    assert 0.5 < sum(one.weight for one in given.citations) < 1  # the rest: the pairs of the question itself
-    assert not given.is_in_text
-    assert "not in this text" in given.sources()
+    assert 0.5 < sum(citation.weight for citation in answer.citations) < 1  # the rest: the pairs of the question itself
+    assert not answer.is_in_text
+    assert "not in this text" in answer.sources()
+
+
+def test_the_weight_of_a_pair_is_that_of_the_token_in_its_value():
+    """A value looks one token ahead: none holds the first token, and the last pair's holds a token of the question."""
+    memory = Memory(make("v1"), byte_tokenizer()).read("A king.", "king")
+    answer = memory.ask("Who", replace(GREEDY, max_new_tokens=2))
+    ids = torch.cat([answer.question, answer.tokens])[None, :-1]
+    weights = citations._weights(memory, memory.state, ids, len(answer.question))
+    assert [bool(weight) for weight in weights] == [False] + [True] * 6
 
 
 def test_the_pipeline_answers_as_the_memory_does():
     model, tokenizer = make("v1"), byte_tokenizer()
     asking = pipeline("memory-question-answering", model=model, tokenizer=tokenizer)
-    one = asking(BOOK, question="Who", max_new_tokens=3)
+    single = asking(BOOK, question="Who", max_new_tokens=3)
     several = asking(BOOK, question=["Who", "What"], max_new_tokens=3, cite=1)
-    assert several[0]["answer"] == one["answer"]
+    assert several[0]["answer"] == single["answer"]
     assert several[1]["citations"][0]["document"] == "text 1"
     memory = Memory(model, tokenizer).read(BOOK)
-    assert asking(memory, question="Who", max_new_tokens=3) == one
-    assert memory.ask("Who", Sampling(3, 0.0)).probability == one["score"]
+    assert asking(memory, question="Who", max_new_tokens=3) == single
+    assert memory.ask("Who", Sampling(3, 0.0)).probability == single["score"]
+
+
+def test_a_context_that_is_the_name_of_a_file_is_a_text_all_the_same(tmp_path, monkeypatch):
+    """What somebody sends to a service must not open its files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text(BOOK)
+    asking = pipeline("memory-question-answering", model=make("v1"), tokenizer=byte_tokenizer())
+    in_folder = asking("notes.txt", question="Who", max_new_tokens=3)
+    (tmp_path / "notes.txt").unlink()
+    assert asking("notes.txt", question="Who", max_new_tokens=3) == in_folder
 
 
 def test_memories_are_made_listed_merged_and_forgotten(call, folder, tmp_path):

@@ -218,3 +218,17 @@ def test_machine_code_is_kept_between_processes(tmp_path, monkeypatch):
         assert done.returncode == 0, done.stderr
         assert ("Compiling" in done.stderr) == (process == 0)
     assert len(list((tmp_path / "decoding").glob("*.pt2"))) == 3
+
+
+def test_a_program_that_others_may_have_written_is_not_run(tmp_path):
+    file = tmp_path / "program.pt2"
+    file.write_bytes(b"")
+    tmp_path.chmod(0o700)
+    file.chmod(0o600)
+    programs.expect_own(file)
+    for path, mode in ((file, 0o620), (tmp_path, 0o702)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        with pytest.raises(TesseraError, match=f"{path} must be writable by you alone; got 0o"):
+            programs.expect_own(file)
+        path.chmod(before)

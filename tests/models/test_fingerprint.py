@@ -84,6 +84,7 @@ def test_training_may_change_weights_between_two_parts(build):
         output.loss.backward()
         optimizer.step()
         state = output.past_key_values.detach()
+    assert state.length == 30
 
 
 @pytest.mark.parametrize("name", ["v1 published", "v2 gaussian"])

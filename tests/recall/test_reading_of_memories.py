@@ -6,21 +6,11 @@ import torch
 from tessera.memories.contextual import ContextualMemory
 from tessera.memories.long_term import LongTermMemory
 from tessera.memories.pair_memory import PairMemory
+from tessera.ops.kernel_regression.interception import intercepted
 from tessera.recall import index as index_module
-from tessera.recall import leaves as leaves_module
 from tessera.recall import reading
-from tessera.recall import search as search_module
 
-
-@pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch):
-    monkeypatch.setattr(leaves_module, "LEAF", 8)
-    monkeypatch.setattr(search_module, "LEAF", 8)
-    monkeypatch.setattr(search_module, "FIRST_LEAVES", 2)
-    monkeypatch.setattr(index_module, "BLOCK", 128)
-    monkeypatch.setattr(index_module, "SMALLEST_BLOCK", 32)
-    monkeypatch.setattr(reading, "SMALLEST_BLOCK", 32)
-    monkeypatch.setattr(reading, "PATIENCE", 0)
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 def memory_of(kind: type[PairMemory], kernel: str) -> PairMemory:
@@ -100,11 +90,28 @@ def test_forks_of_a_state_file_their_own_pairs(monkeypatch):
         torch.testing.assert_close(recalled, scanned, rtol=0, atol=1e-10)
 
 
-def test_gradients_and_gaussian_memories_are_never_read_through_the_index(monkeypatch):
+def test_what_the_index_cannot_do_is_scanned(monkeypatch):
+    """Gradients, Gaussian memories, and weights that somebody looks at."""
     monkeypatch.setattr(reading, "SHORTEST", 16)
     calls = count_calls(monkeypatch)
     x = torch.randn(1, 64, 16, dtype=torch.double)
-    output, _ = memory_of(ContextualMemory, "biweight")(x)
+    memory = memory_of(ContextualMemory, "biweight")
+    output, _ = memory(x)
     output.sum().backward()
     read(memory_of(ContextualMemory, "gaussian"), x, [40, 64])
+    with intercepted(lambda call, run: run(call)):
+        read(memory, x, [40, 64])
     assert not calls
+    read(memory, x, [40, 64])
+    assert calls
+
+
+def test_where_most_pairs_are_read_the_next_queries_are_scanned(monkeypatch):
+    """Keys in no order and a wide kernel: the index gives up for as many queries as it is told."""
+    monkeypatch.setattr(reading, "SHORTEST", 16)
+    monkeypatch.setattr(reading, "PATIENCE", 50)
+    calls = count_calls(monkeypatch)
+    memory = ContextualMemory(16, 2, "triweight").double().eval()
+    x = torch.randn(1, 400, 16, generator=torch.Generator().manual_seed(3), dtype=torch.double)
+    read(memory, x, [100, 101, 120, 150, 151, 152])
+    assert len(calls) == 2, "the first 100, and one after 50 that were scanned"

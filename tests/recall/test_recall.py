@@ -11,9 +11,8 @@ import tessera.recall
 from tessera.base.errors import TesseraError
 from tessera.kernels import kernel_from_config
 from tessera.ops.kernel_regression import Window
-from tessera.recall import index as index_module
 from tessera.recall import leaves as leaves_module
-from tessera.recall import search as search_module
+from tessera.recall import search
 
 KERNELS = {  # with an affine map of similarities that leaves a few pairs
     "sparsemax": (40.0, 0.0),
@@ -26,14 +25,7 @@ KERNELS = {  # with an affine map of similarities that leaves a few pairs
 }
 
 
-@pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch):
-    """Leaves and blocks so small that a few hundred pairs make many."""
-    monkeypatch.setattr(leaves_module, "LEAF", 8)
-    monkeypatch.setattr(search_module, "LEAF", 8)
-    monkeypatch.setattr(search_module, "FIRST_LEAVES", 2)
-    monkeypatch.setattr(index_module, "BLOCK", 512)
-    monkeypatch.setattr(index_module, "SMALLEST_BLOCK", 32)
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 def random(*shape, seed=0, dtype=torch.double):
@@ -138,6 +130,21 @@ def test_hard_pairs_are_recalled_exactly(kernel, count, kind, dtype, pieces, win
         error = (found.output.double() - output).abs().max() if count else torch.zeros(())
         assert error <= precision * (1 + slope * size), "rounding of scores, times how steep the kernel is"
         assert found.certificate.is_exact
+
+
+def test_the_rounding_of_a_product_decides_no_tie(monkeypatch):
+    """Of equal keys the most recent are the nearest, in whatever last bits a product of matrices gives their scores."""
+    read = search._Reader._read_places
+
+    def rounded_otherwise(self, first):
+        candidates = read(self, first)
+        bits = (torch.arange(candidates.scores.shape[1]) % 3 - 1).double()
+        return type(candidates)(candidates.scores * (1 + 2e-16 * bits), candidates.places)
+
+    monkeypatch.setattr(search._Reader, "_read_places", rounded_otherwise)
+    keys = near_a_plane(1, 1, 6).expand(-1, 31, -1)
+    recalled = tessera.recall.build(keys, random(1, 31, 2)).recall(keys[:, :1], kernel="gaussian_knn", slope=3.0)
+    assert recalled.support.of(0, 0)[0].tolist() == list(range(15, 31))
 
 
 def test_a_bound_that_is_too_low_is_noticed(monkeypatch):

@@ -20,7 +20,7 @@ import transformers
 from torch import Tensor, nn
 from torch.export import Dim
 
-from tessera.base.errors import TesseraError
+from tessera.base.errors import TesseraError, expect
 from tessera.base.files import write_atomically
 from tessera.models.decoding.weights import RowProducts
 
@@ -50,15 +50,20 @@ def load(
         what: what is compiled, for people. settings: what `function` depends on beyond its arguments' shapes.
         arguments: examples. sizes: for each, its dimensions that may have any size, as for `torch.export.export`.
     Raises:
-        TesseraError: no C++ compiler, or none that works.
+        TesseraError: no C++ compiler, or none that works; a file that somebody else may have written.
     """
     shapes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in torch.utils._pytree.tree_leaves(arguments)]
     key = (what, settings, shapes, sizes, _surroundings(), torch.get_num_threads())
     path = folder() / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.pt2"
     if not path.exists():
         _compile(what, function, arguments, sizes, path)
+    expect_own(path)
     with _without_warnings():
-        return torch._inductor.aoti_load_package(str(path)).loader.boxed_run
+        try:
+            return torch._inductor.aoti_load_package(str(path)).loader.boxed_run
+        except RuntimeError:  # a damaged file
+            path.unlink()
+    return load(what, settings, function, arguments, sizes)
 
 
 def open_room(keys: Tensor, values: Tensor, index: int) -> tuple[list[Tensor], list[Any]]:
@@ -80,9 +85,18 @@ def rows_to_read(length: int, room: int) -> Tensor:
 
 def folder() -> Path:
     """Where programs are kept: $TESSERA_CACHE/decoding, else ~/.cache/tessera/decoding."""
-    given = os.environ.get("TESSERA_CACHE")
-    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tessera"
+    cache = os.environ.get("TESSERA_CACHE")
+    base = Path(cache) if cache else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tessera"
     return base / "decoding"
+
+
+def expect_own(path: Path) -> None:
+    """A program is code that is run: only this user may write it, and the folder that it lies in."""
+    for item in (path.parent, path):
+        status = item.stat()
+        is_own = not hasattr(os, "getuid") or (status.st_uid == os.getuid() and not status.st_mode & 0o022)
+        advice = "Delete it, or name another folder in TESSERA_CACHE."
+        expect(is_own, "compile_decoding", str(item), "be writable by you alone", oct(status.st_mode & 0o777), advice)
 
 
 def _compile(what: str, function: Callable[..., Any], arguments: tuple, sizes: tuple, path: Path) -> None:
@@ -91,7 +105,7 @@ def _compile(what: str, function: Callable[..., Any], arguments: tuple, sizes: t
     try:
         with _without_warnings(), torch.no_grad():
             exported = torch.export.export(Program(function), arguments, dynamic_shapes=(sizes,))
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_atomically(
                 path,
                 lambda draft: os.replace(
@@ -101,6 +115,7 @@ def _compile(what: str, function: Callable[..., Any], arguments: tuple, sizes: t
                     draft,
                 ),
             )
+        path.chmod(0o600)
     except torch._inductor.exc.InductorError as error:
         reason = str(error).strip().splitlines()[0]
         raise TesseraError(f"compile_decoding: needs a C++ compiler that PyTorch can call; got: {reason}") from error

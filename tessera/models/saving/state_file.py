@@ -38,7 +38,9 @@ def save_values(path: Path, kind: str, values: Mapping[str, Any], finite: bool =
     tensors: dict[str, Tensor] = {}
     content = _encoded(dict(values), "", tensors)
     if finite:
-        broken = [name for name, one in tensors.items() if not name.endswith("log_weight") and not _is_finite(one)]
+        broken = [
+            name for name, tensor in tensors.items() if not name.endswith("log_weight") and not _is_finite(tensor)
+        ]
         advice = "The text drives this model out of range: use one that was trained on such lengths."
         expect(not broken, "memorize", "the memory", "be finite", "NaN or infinity", advice)
     described = {"kind": kind, "version": THIS_VERSION, CRC: tensor_checksum(tensors), "content": content}
@@ -104,7 +106,9 @@ class StateFile:
             self.verify()
         try:
             tensors = self.tensors(device)
-            return _decoded(self.content, {name: one.clone() for name, one in tensors.items()} if is_used else tensors)
+            return _decoded(
+                self.content, {name: tensor.clone() for name, tensor in tensors.items()} if is_used else tensors
+            )
         except TesseraError:
             raise
         except Exception as error:  # a description that fits its checksum and no class: made by hand
@@ -198,5 +202,5 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _first_tensor(parts: Mapping[str, Any]) -> Tensor | None:
-    flat = [one for part in parts.values() for one in (part.values() if isinstance(part, dict) else (part,))]
+    flat = [tensor for part in parts.values() for tensor in (part.values() if isinstance(part, dict) else (part,))]
     return next((part for part in flat if isinstance(part, Tensor)), None)

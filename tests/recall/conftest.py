@@ -1,0 +1,20 @@
+"""Indices of a few hundred pairs, made of many small leaves."""
+
+import pytest
+
+from tessera.recall import index, leaves, reading, search
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Leaves of 8 pairs, filed from 32 pairs on, in blocks of 512."""
+    for module, name, value in (
+        (leaves, "LEAF", 8),
+        (search, "LEAF", 8),
+        (search, "FIRST_LEAVES", 2),
+        (index, "BLOCK", 512),
+        (index, "SMALLEST_BLOCK", 32),
+        (reading, "SMALLEST_BLOCK", 32),
+        (reading, "PATIENCE", 0),
+    ):
+        monkeypatch.setattr(module, name, value)
