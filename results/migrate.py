@@ -190,16 +190,6 @@ def _adjust_models(stages: list[dict[str, Any]]) -> None:
         held |= changed
 
 
-def keep_normalisers(stored: dict[str, Any]) -> None:
-    """ARMT with gates was trained before a closed gate left the normaliser as it is."""
-    if stored.get("header", {}).get("experiment") != "babilong":
-        return
-    for run in stored["runs"].values():
-        model = run["configuration"]["recipe"]["model"]
-        if "strength_stretch" in model:
-            model.setdefault("gate_normalizer", False)
-
-
 def drop_trainer(stored: Any) -> None:
     """Recipes have no settings for transformers' Trainer, which trains them no more; none were stored."""
     for value in stored.values() if isinstance(stored, dict) else stored if isinstance(stored, list) else ():
@@ -244,7 +234,6 @@ RULES = (
     state_precision,
     charge_openings,
     adjust_models,
-    keep_normalisers,
     drop_trainer,
     strip_folders,
     drop_fields,
