@@ -25,8 +25,8 @@ class Facts:
         text = (STORIES / "grimms_fairy_tales_2591.txt").read_text()[3000:200_000].replace("\n", " ")
         self.sentences = [part.strip() + "." for part in text.split(".") if 20 < len(part) < 120]
         self.tokenizer, self.chance = train_bpe([text], 800), random.Random(0)
-        whole = [word for word in map(self.decode, range(258, 800)) if word[1:].isalpha() and len(word) > 4]
-        single = [word.strip() for word in whole if word[0] == " " and len(self.encode(f" is{word}.")) == 3]
+        words = [word for word in map(self.decode, range(258, 800)) if word[1:].isalpha() and len(word) > 4]
+        single = [word.strip() for word in words if word[0] == " " and len(self.encode(f" is{word}.")) == 3]
         self.names, self.words = single[::2], single[1::2]
 
     def decode(self, token: int) -> str:
@@ -76,18 +76,18 @@ def trained(facts: Facts):
 @pytest.mark.slow
 def test_the_first_citation_is_the_planted_sentence():
     facts = Facts()
-    model, one = trained(facts), Sampling(1, 0.0)
+    model, one_token = trained(facts), Sampling(1, 0.0)
     right = cited = missed = alarms = 0
     for number in range(1, QUESTIONS + 1):
         planted, text = facts.text(6, 12)
         memory = Memory(model, facts.tokenizer).read(text, "text")
         name = facts.chance.choice(list(planted))
-        given = memory.ask(f" The code of {name} is", one, cite=1)
-        right += given.text.strip() == planted[name]
-        cited += given.citations[0].text == f"The code of {name} is {planted[name]}."
-        missed += not given.is_in_text
+        answer = memory.ask(f" The code of {name} is", one_token, cite=1)
+        right += answer.text.strip() == planted[name]
+        cited += answer.citations[0].text == f"The code of {name} is {planted[name]}."
+        missed += not answer.is_in_text
         absent = facts.chance.choice([other for other in facts.names if other not in planted])
-        alarms += memory.ask(f" The code of {absent} is", one, cite=1).is_in_text
+        alarms += memory.ask(f" The code of {absent} is", one_token, cite=1).is_in_text
         if number % 100 == 0 or number == QUESTIONS:
             counts = {"right": right, "first citation": cited, "missed": missed, "absent, yet in the text": alarms}
             print(f"of {number} questions: {counts}", flush=True)
