@@ -44,6 +44,19 @@ def explains_mistakes(function: Function) -> Function:
     return called  # type: ignore[return-value]
 
 
+def checks_arguments(function: Function) -> Function:
+    """The same, before each call: of a function that keeps its arguments for later."""
+
+    @wraps(function)
+    def called(*values: Any, **keywords: Any) -> Any:
+        mistake = _mistake(function, values, keywords)
+        if mistake is not None:
+            raise TesseraError(mistake)
+        return function(*values, **keywords)
+
+    return called  # type: ignore[return-value]
+
+
 def explain_all(namespace: dict[str, Any], names: Iterable[str]) -> None:
     """Decorate so the public functions of a module, and the public methods of its classes."""
     for name in names:
@@ -61,7 +74,7 @@ def explain_all(namespace: dict[str, Any], names: Iterable[str]) -> None:
 
 def _mistake(function: Callable, values: tuple, keywords: dict[str, Any]) -> str | None:
     """What is wrong with the arguments; None: nothing that the annotations tell."""
-    where = function.__qualname__.removesuffix(".forward")
+    where = function.__qualname__.removesuffix(".forward").removesuffix(".__init__")
     try:
         bound = inspect.signature(function).bind(*values, **keywords).arguments
     except TypeError as error:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
+from tessera.base.arguments import explain_all
 from tessera.base.dataclass_io import option
 from tessera.base.errors import TesseraError, did_you_mean, first_line
 from tessera.data.pretrained_tokenizers import pretrained_tokenizer
@@ -67,6 +68,8 @@ def build_tokenizer(spec: TokenizerSpec, texts: Iterable[str] = ()) -> "PreTrain
 
     Raises `TesseraError` when files are missing or unreadable, or when the corpus is empty.
     """
+    for name, problem in spec.problems():
+        raise TesseraError(f"tokenizer: {name} {problem}")
     if spec.type == "byte":
         return byte_tokenizer()
     if spec.type == "bpe":
@@ -86,7 +89,7 @@ def vocabulary_size(spec: TokenizerSpec) -> int:
     return len(build_tokenizer(spec))
 
 
-def token_bytes(tokenizer: "PreTrainedTokenizerBase") -> list[bytes] | None:
+def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes] | None:
     """The bytes of text that each token stands for; None where tokens do not say them (WordPiece)."""
     decoder = str(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
     texts = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
@@ -105,7 +108,7 @@ def token_bytes(tokenizer: "PreTrainedTokenizerBase") -> list[bytes] | None:
     return known
 
 
-def token_sizes(tokenizer: "PreTrainedTokenizerBase") -> np.ndarray | None:
+def token_sizes(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray | None:
     """How many these bytes are; 0 for special tokens, which are no text."""
     known = token_bytes(tokenizer)
     if known is None:
@@ -195,3 +198,8 @@ def _byte_characters() -> list[str]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (256 + index for index in range(256))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+explain_all(
+    globals(), ("build_tokenizer", "vocabulary_size", "token_bytes", "token_sizes", "train_bpe", "gpt2_tokenizer")
+)

@@ -1,5 +1,6 @@
 """Continuations of a text by a model: sampled, the likeliest token each time, or by beam search."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 
+from tessera.base.arguments import explain_all
 from tessera.base.errors import expect
 from tessera.models.transformer import context_limit
 
@@ -31,6 +33,14 @@ class Sampling:
     top_p: float = 1.0
     num_beams: int = 1
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            kind, least = type(getattr(Sampling, name)), name in ("max_new_tokens", "num_beams")
+            is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+            requirement = f"be {'a whole number' if kind is int else 'a number'} of at least {least:d}"
+            expect(is_number and least <= value < math.inf, "Sampling", name, requirement, repr(value))
+        expect(0 < self.top_p <= 1, "Sampling", "top_p", "lie in (0, 1]", self.top_p)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -116,3 +126,6 @@ class _RequireNumbers(LogitsProcessor):
         is_number = not bool((torch.isnan(scores) | torch.isposinf(scores)).any())
         expect(is_number, self.where, "the model's logits", "be finite", "NaN or infinity", "Its training diverged.")
         return scores
+
+
+explain_all(globals(), ("prompt_tokens", "continuation"))

@@ -1,7 +1,7 @@
 """The recurrent baseline: a stacked LSTM language model."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,12 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tessera.base.errors import expect
 from tessera.base.state import State
+from tessera.models.fingerprint import Fingerprint, difference
+from tessera.models.forward_arguments import check_labels, checks_types
 from tessera.models.saving.code_beside_weights import SavesWithCode
 from tessera.models.sizes import num_parameters
 from tessera.models.strict_config import StrictConfig
+from tessera.ops.linear_cross_entropy import IGNORED
 
 
 class LSTMConfig(StrictConfig):
@@ -52,12 +55,17 @@ class LSTMConfig(StrictConfig):
 
 @dataclass(frozen=True)
 class LSTMState(State):
-    """Hidden and cell states (B, layers, hidden) after `length` steps."""
+    """Hidden and cell states (B, layers, hidden) after `length` steps of the model with the fingerprint `model`."""
 
     hidden: Tensor
     cell: Tensor
     length: int
+    model: str | None = None
     is_compileable: ClassVar[bool] = False  # what transformers asks of a cache given to `generate`
+
+    def parts(self) -> dict[str, Any]:
+        """Without the model, as `StackState`."""
+        return {name: part for name, part in super().parts().items() if name != "model"}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Steps read (the name transformers asks for)."""
@@ -89,6 +97,7 @@ class LSTMForCausalLM(SavesWithCode, PreTrainedModel, GenerationMixin):
         self.layers = nn.LSTM(size, size, config.num_layers, batch_first=True, dropout=between)
         self.norm = nn.LayerNorm(size)
         self.lm_head = nn.Linear(size, config.vocab_size, bias=False)
+        self._fingerprint = Fingerprint()
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -111,6 +120,7 @@ class LSTMForCausalLM(SavesWithCode, PreTrainedModel, GenerationMixin):
         """0: the state does not grow with the text."""
         return 0.0
 
+    @checks_types
     def forward(
         self,
         input_ids: Tensor,
@@ -126,14 +136,23 @@ class LSTMForCausalLM(SavesWithCode, PreTrainedModel, GenerationMixin):
         right of a sequence, where nothing after it is read: `attention_mask` (B, before + T) may say so, without cache.
         """
         use_cache = self.config.use_cache if use_cache is None else use_cache
+        if labels is not None:
+            check_labels("LSTMForCausalLM", labels, input_ids.shape, self.config.vocab_size)
         if attention_mask is not None:
             new = attention_mask[:, -input_ids.shape[1] :]
+            labels = None if labels is None else labels.masked_fill(~new.bool(), IGNORED)
             falls = bool((new[:, 1:] <= new[:, :-1]).all())
             expect(falls, "LSTMForCausalLM", "padding", "follow the tokens", "padding before tokens")
             is_whole = not use_cache or bool(new.all())
             expect(is_whole, "LSTMForCausalLM", "padding", "be left out where a state is kept", "padding")
         start = None
+        model = (
+            self._fingerprint.of(self, past_key_values is None) if use_cache or past_key_values is not None else None
+        )
         if past_key_values is not None:
+            is_state, advice = isinstance(past_key_values, LSTMState), "Read the text again."
+            found = difference(past_key_values.model, model) if is_state else type(past_key_values).__name__
+            expect(found is None, "LSTMForCausalLM", "past_key_values", "be a state of this model", found, advice)
             kept = (past_key_values.hidden, past_key_values.cell)
             start = tuple(part.transpose(0, 1).contiguous() for part in kept)
         read, (hidden, cell) = self.layers(self.embed_tokens(input_ids), start)
@@ -144,7 +163,7 @@ class LSTMForCausalLM(SavesWithCode, PreTrainedModel, GenerationMixin):
         state = None
         if use_cache:
             length = input_ids.shape[1] + (0 if past_key_values is None else past_key_values.length)
-            state = LSTMState(hidden.transpose(0, 1), cell.transpose(0, 1), length)
+            state = LSTMState(hidden.transpose(0, 1), cell.transpose(0, 1), length, model)
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=state)
         return output if return_dict is not False else output.to_tuple()
 
