@@ -74,7 +74,7 @@ def explain_all(namespace: dict[str, Any], names: Iterable[str]) -> None:
 
 def _mistake(function: Callable, values: tuple, keywords: dict[str, Any]) -> str | None:
     """What is wrong with the arguments; None: nothing that the annotations tell."""
-    where = function.__qualname__.removesuffix(".forward").removesuffix(".__init__")
+    where = re.sub(r"\.(forward|__init__|__call__)$", "", function.__qualname__)
     try:
         bound = inspect.signature(function).bind(*values, **keywords).arguments
     except TypeError as error:

@@ -35,7 +35,8 @@ from tessera.models.saving.loading import load_config, load_model, load_tokenize
 from tessera.papers.babilong.benchmark import FIELDS, read_samples
 from tessera.recipes.recipe import read_recipe
 from tessera.recipes.sections import Recipe
-from tests.reliability.conftest import RECIPE, examples, tried
+from tests.reliability.conftest import RECIPE, TORTURE, examples, tried
+from tests.reliability.faults import in_child
 
 BOOK = "years of work\n"
 SPECIAL = [
@@ -239,6 +240,44 @@ def test_damaged_files_with_checksums(shop, stored, data):
     with suppress(TesseraError):
         tensors = read(path)
         assert all(torch.equal(tensors[name], tensor) for name, tensor in read(source).items()), "it was changed"
+
+
+@pytest.fixture(scope="module")
+def programs(shop):
+    """A command that decodes by compiled layers, its programs, and what it says."""
+    words = ["generate", str(shop.run), "--prompt", "Once", "--max-new-tokens", "5", "--temperature", "0", "--compile"]
+    folder = shop.folder / "programs" / "decoding"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TESSERA_CACHE", str(folder.parent))
+        main(words)
+        with redirect_stdout(io.StringIO()) as said:
+            main(words)
+        yield words, folder, said.getvalue()
+
+
+@pytest.mark.skipif(not TORTURE, reason="needs a C++ compiler, and a minute")
+@examples(4)
+@given(data=st.data())
+def test_damaged_programs(programs, tmp_path_factory, data):
+    """A compiled program that was changed is made again, never run."""
+    words, folder, expected = programs
+    copy = copied(folder, tmp_path_factory.getbasetemp() / "copy" / "decoding")
+    path = data.draw(st.sampled_from(sorted(copy.iterdir())))
+    path.write_bytes(data.draw(damaged(path.read_bytes())))
+    tried()
+
+    def decode() -> int:
+        with redirect_stdout(io.StringIO()) as said, pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TESSERA_CACHE", str(copy.parent))
+            patch.setattr("tessera.models.decoding.programs._compile", lambda *given: made_again(given[-1], folder))
+            return main(words) or int(said.getvalue() != expected)
+
+    assert in_child(decode) == (0, "")
+
+
+def made_again(path, folder):
+    """In place of compiling."""
+    shutil.copy(folder / path.name, path)
 
 
 @examples(60)
