@@ -78,30 +78,29 @@ class Watch:
     """Whether modules are still what a program was made of, which reads their weights past them."""
 
     def __init__(self, *roots: nn.Module):
-        self.roots = roots
+        self.roots, self.is_hooked = roots, False
         self.parts = self._parts()
-        self.weights = [part for part in self.parts if isinstance(part, Tensor)]
-        self.modules = [part for part in self.parts if isinstance(part, nn.Module)]
-        self.marks = [_mark(weight) for weight in self.weights]
+        self.weights = [part for part in self.parts if isinstance(part, Tensor) and not part.is_inference()]
+        self.versions = [weight._version for weight in self.weights]
 
     def may_run(self, begins: bool) -> bool:
         """Whether the program may run in place of the modules: not where one has a hook.
 
-        `begins`: modules may have been exchanged since the last call. Raises `TesseraError` where weights are others.
+        `begins`: since the last call modules may have been exchanged, or hooks put on. Raises `TesseraError` where
+        weights are others.
         """
-        is_same = [_mark(weight) for weight in self.weights] == self.marks
+        is_same = [weight._version for weight in self.weights] == self.versions
         if begins:
-            is_same &= list(map(id, self._parts())) == list(map(id, self.parts))
+            parts = self._parts()
+            is_same &= list(map(id, parts)) == list(map(id, self.parts))
+            modules = [part for part in parts if isinstance(part, nn.Module)]
+            self.is_hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
         advice = "Call compile_decoding again, after training and after adapters are put on."
         expect(is_same, "compile_decoding", "the model", "be the one that was compiled", "other weights", advice)
-        return not any(module._forward_hooks or module._forward_pre_hooks for module in self.modules)
+        return not self.is_hooked
 
     def _parts(self) -> list[nn.Module | Tensor]:
         return [part for root in self.roots for part in (*root.modules(), *root.parameters())]
-
-
-def _mark(weight: Tensor) -> tuple[int, int]:
-    return 0 if weight.is_inference() else weight._version, weight.data_ptr()
 
 
 class RowProducts(TorchFunctionMode):
