@@ -253,6 +253,7 @@ class _Reader:
 
     def _floor(self, scores: Tensor, is_read: Tensor) -> Tensor:
         """Per row, a score at and below which no pair has weight, whatever the pairs that were not read score."""
+        scores = scores.detach()
         if not self.is_unbounded:
             return self.kernel.subset_floor(scores, scores != -torch.inf) - self.ties_within
         num_unread = LEAF * (~is_read).sum(1)

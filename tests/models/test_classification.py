@@ -14,6 +14,8 @@ TASKS = {"sequence": AutoModelForSequenceClassification, "token": AutoModelForTo
 
 def hidden_states(causal, ids):
     """What the head of a causal language model reads."""
+    if causal.config.model_type != "lstm":
+        return causal(ids, output_hidden_states=True).hidden_states[-1]
     seen = []
     hook = causal.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     causal(ids)

@@ -170,15 +170,15 @@ def test_a_state_stays_a_value(uncompiled, name):
 def test_other_weights_and_other_modules_are_noticed(uncompiled, name):
     """What a program was made of is compared; a hook is asked; a copy is a model of its own."""
     model, ids = tessera.compile_decoding(MODELS[name]().eval()), torch.randint(1, 50, (1, 7))
-    tokens, _ = decoded(model, ids, 9)
+    tokens, logits = decoded(model, ids, 9)
     other = copy.deepcopy(model)
     before = len(uncompiled)
     with torch.no_grad():
         for weight in other.parameters():
             weight.add_(0.3 * torch.randn_like(weight))
-    expected = decoded(other, ids, 9)[0]
+    expected = decoded(other, ids, 9)[1]
     assert len(uncompiled) == before
-    assert not torch.equal(expected, tokens)
+    assert not torch.allclose(expected, logits, atol=1e-2)
     inner = next(child for child in model.modules() if type(child) in (torch.nn.Linear, Conv1D))
     calls = []
     hook = inner.register_forward_hook(lambda *_: calls.append(1))
@@ -189,9 +189,10 @@ def test_other_weights_and_other_modules_are_noticed(uncompiled, name):
     model.load_state_dict(other.state_dict())
     with pytest.raises(TesseraError, match="Call compile_decoding again"):
         decoded(model, ids, 9)
-    assert torch.equal(decoded(tessera.compile_decoding(model), ids, 9)[0], expected)
+    torch.testing.assert_close(decoded(tessera.compile_decoding(model), ids, 9)[1], expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.filterwarnings("ignore")  # of peft
 def test_adapters_put_on_later_are_noticed(uncompiled):
     peft = pytest.importorskip("peft")
     model, ids = tessera.compile_decoding(v1().eval()), torch.randint(1, 50, (1, 7))

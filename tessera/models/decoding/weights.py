@@ -14,6 +14,7 @@ from tessera.memories.persistent import PersistentMemory
 
 FORMATS = ("float32", "bf16", "int8")
 LEAST = 4096  # numbers of a weight below which less precision saves nothing
+OWN_HOOKS = "tessera.models.recurrence.layer_hooks"  # of ARMT, which leave single tokens alone
 BLOCK = 8  # rows: four such blocks share 32-bit integers
 MASKS = (0xFF, 0xFF00, 0xFF0000, -(2**24))  # the bytes of such an integer; the last has its sign
 PACKED = "_tessera_packed"
@@ -94,7 +95,10 @@ class Watch:
             parts = self._parts()
             is_same &= list(map(id, parts)) == list(map(id, self.parts))
             modules = [part for part in parts if isinstance(part, nn.Module)]
-            self.is_hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+            hooks = [
+                hook for x in modules for kind in (x._forward_hooks, x._forward_pre_hooks) for hook in kind.values()
+            ]
+            self.is_hooked = any(getattr(hook, "__module__", "") != OWN_HOOKS for hook in hooks)
         advice = "Call compile_decoding again, after training and after adapters are put on."
         expect(is_same, "compile_decoding", "the model", "be the one that was compiled", "other weights", advice)
         return not self.is_hooked
