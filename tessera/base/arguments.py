@@ -82,6 +82,8 @@ def _mistake(function: Callable, values: tuple, keywords: dict[str, Any]) -> str
     sizes: dict[str, int | tuple[int, ...]] = {}
     for name, value in bound.items():
         hint = _resolved(function.__annotations__.get(name, Any), function)
+        if hint is typing.Self:
+            hint = type(next(iter(bound.values())))
         if any(_fits(option, value, sizes) for option in _options(hint)):
             continue
         wanted = " or ".join(dict.fromkeys(map(_described, _options(hint))))
@@ -124,7 +126,7 @@ def _fits(hint: Any, value: Any, sizes: dict) -> bool:
         return True  # nothing that could be looked at
     if kind in (int, float):
         return isinstance(value, int | kind | torch.SymInt) and not isinstance(value, bool)
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or (kind is Iterable and isinstance(value, Tensor)):
         return False
     if not (isinstance(value, list) and typing.get_args(hint)):
         return True

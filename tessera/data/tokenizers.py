@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tessera.base.arguments import explain_all
 from tessera.base.dataclass_io import option
-from tessera.base.errors import TesseraError, did_you_mean, first_line
+from tessera.base.errors import TesseraError, did_you_mean, expect_text, first_line
 from tessera.data.pretrained_tokenizers import pretrained_tokenizer
 
 BEGIN, END = "<|beginoftext|>", "<|endoftext|>"
@@ -68,8 +68,7 @@ def build_tokenizer(spec: TokenizerSpec, texts: Iterable[str] = ()) -> "PreTrain
 
     Raises `TesseraError` when files are missing or unreadable, or when the corpus is empty.
     """
-    for name, problem in spec.problems():
-        raise TesseraError(f"tokenizer: {name} {problem}")
+    _expect_possible(spec)
     if spec.type == "byte":
         return byte_tokenizer()
     if spec.type == "bpe":
@@ -77,6 +76,11 @@ def build_tokenizer(spec: TokenizerSpec, texts: Iterable[str] = ()) -> "PreTrain
     if spec.type == "gpt2" and spec.path and Path(spec.path).is_dir():
         return gpt2_tokenizer(Path(spec.path))
     return pretrained_tokenizer(spec.path or GPT2_ON_HUB)
+
+
+def _expect_possible(spec: TokenizerSpec) -> None:
+    for name, problem in spec.problems():
+        raise TesseraError(f"tokenizer: {name} {problem}")
 
 
 def vocabulary_size(spec: TokenizerSpec) -> int:
@@ -130,6 +134,7 @@ def byte_tokenizer() -> "PreTrainedTokenizerFast":
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
     """Byte-level BPE with GPT-2's splitting rule, trained on `texts`; the same texts give the same tokenizer."""
+    _expect_possible(TokenizerSpec("bpe", vocab_size))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -144,6 +149,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast
     def counted() -> Iterable[str]:
         nonlocal count
         for text in texts:
+            expect_text(text, "tokenizer")
             count += len(text)
             yield text
 

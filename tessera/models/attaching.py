@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tessera.base.arguments import checks_arguments, explain_all
-from tessera.base.errors import expect
+from tessera.base.errors import expect, expect_text
 from tessera.base.shapes import Int
 from tessera.kernels import Kernel
 from tessera.models.causality import expect_causal
@@ -84,6 +84,7 @@ class Attached:
 
     def _encoded(self, text: str) -> list[int]:
         expect(self.tokenizer is not None, "attach", "tokenizer", "be given to read text", None)
+        expect_text(text, "attach")
         return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     def _add(self, head: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor | None:

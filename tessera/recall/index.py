@@ -50,6 +50,8 @@ class PairIndex:
     def delete(self, places: Int[Tensor, " n"]) -> Self:
         """An index without the pairs at these places, counted from 0 in the order in which pairs were given."""
         kept = torch.ones(len(self), dtype=torch.bool, device=self.pairs.keys.device)
+        are_there = bool(((places >= 0) & (places < len(self))).all())
+        expect(are_there, "delete", "places", f"lie in 0..{len(self) - 1}", places.tolist())
         return replace(self, kept=(kept if self.kept is None else self.kept).index_fill(0, places, False))
 
     def merge(self, other: Self) -> Self:
@@ -93,10 +95,7 @@ class PairIndex:
         expect(agree, "recall", "query_documents", "be given where pairs have documents, and only there", None)
         queries, kernel = queries.to(working_dtype(queries)), kernel_from_config(kernel)
         slope, intercept = scale_of_scores(queries, kernel, slope, intercept, inverse_bandwidth, "recall")
-        slopes, intercepts = (
-            (queries.new_zeros(()) if scale is None else scale.to(queries)).expand(heads, count)
-            for scale in (slope, intercept)
-        )
+        slopes, intercepts = (_of_queries(scale, queries) for scale in (slope, intercept))
         expect(not bool((slopes <= 0).any()), "recall", "slope", "be positive", slopes.flatten().tolist()[:3])
         places = torch.arange(count, device=queries.device) + query_offset
         newest = places - window.delay if window else torch.full_like(places, len(self))
@@ -120,6 +119,15 @@ class PairIndex:
                 made, blocks = blocks[0].joined(made), ()
             blocks, filed = (*blocks, made), filed + size
         return replace(self, blocks=blocks, filed=filed)
+
+
+def _of_queries(scale: Tensor | None, queries: Tensor) -> Tensor:
+    """A slope or intercept of each query (H, Q)."""
+    wanted = queries.shape[:2]
+    scale = queries.new_zeros(()) if scale is None else scale.to(queries)
+    fits = scale.dim() <= 2 and all(size in (1, full) for size, full in zip(scale.shape[::-1], wanted[::-1]))
+    expect(fits, "recall", "slope and intercept", f"be numbers or broadcast to {tuple(wanted)}", tuple(scale.shape))
+    return scale.expand(wanted)
 
 
 def _block_sizes(count: int) -> list[int]:
