@@ -1,4 +1,4 @@
-"""What the tests here work on, and how much: a sample with `make test`, everything with `make torture` (TORTURE=1)."""
+"""What the tests here work on, and how much: a sample with `make test`, everything with `make torture` (TORTURE=50)."""
 
 import os
 import resource
@@ -10,7 +10,8 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
-TORTURE = os.environ.get("TORTURE") == "1"
+FACTOR = int(os.environ.get("TORTURE", "0"))
+TORTURE = FACTOR > 0
 # A sample is the same each time; a torture looks elsewhere each time, and hypothesis keeps what it found.
 settings.register_profile(
     "reliability",
@@ -57,8 +58,8 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def examples(count: int):
-    """So many examples of a test, fifty times as many under torture."""
-    return settings(settings.get_profile("reliability"), max_examples=count * (50 if TORTURE else 1))
+    """So many examples of a test, TORTURE times as many under torture."""
+    return settings(settings.get_profile("reliability"), max_examples=count * max(1, FACTOR))
 
 
 @dataclass(frozen=True)
