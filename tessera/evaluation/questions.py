@@ -61,18 +61,24 @@ def count_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
     return count + (batch.early_labels[:, _first_with_gradient(model, contexts) :] != IGNORED).sum().to(count.device)
 
 
-@torch.no_grad()
 def right_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
     """The share of right answers of each context (B,): the likeliest tokens are the answer's, but for its end.
 
     Every question is asked alone, right after its context. Questions to one context are not independent.
     """
+    return _right(question_logits(model, batch), batch)
+
+
+@torch.no_grad()
+def question_logits(model: nn.Module, batch: QuestionBatch) -> Tensor:
+    """Logits (B Q, t, V) of the questions with their answers, each alone behind its context, which is read once."""
+    contexts, questions, labels = _on_device(model, batch)
     if is_segmented(model):
-        return score_answers(model, batch)[2]
-    contexts, questions, _ = _on_device(model, batch)
+        place, _ = _after_contexts(model, contexts, questions.shape[1])
+        return _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), place, skip_logits=False).logits
     _, state = read_on(model, contexts, None, **last_logits(model))
     rows = torch.arange(len(contexts)).repeat_interleave(questions.shape[1])
-    return _right(read_on(model, questions.flatten(0, 1), fork(state, rows))[0], batch)
+    return read_on(model, questions.flatten(0, 1), fork(state, rows))[0]
 
 
 @torch.no_grad()
