@@ -164,16 +164,11 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
 def _introduced(folder: str, memory: "Memory"):
     """The task that the run in `folder` was trained on, if it is there; says on standard error what it can be asked."""
     from tessera.memory_files.certainty import Certainty
-    from tessera.training.run_data import trained_task
+    from tessera.training.run_data import asked_task
 
-    try:
-        trained = trained_task(folder)
-        task = None if trained is None else trained.task
-    except TesseraError as error:  # its own questions were moved; what it learned is still there
-        print(f"{folder}: what it was trained on cannot be read ({error})", file=sys.stderr)
-        task = None
-    if task is not None:
-        print(f"{folder} knows {task.understands}", file=sys.stderr)
+    task, known = asked_task(folder)
+    if known:
+        print(f"{folder} {known}", file=sys.stderr)
     certainty = Certainty.of(memory.model)
     how = "not measured, so do not trust its probabilities" if certainty is None else certainty.described()
     print(f"whether a text answers at all: {how}", file=sys.stderr)

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Count and print."""
     from tessera.evaluation.accounting import account
-    from tessera.training.run_data import trained_task
+    from tessera.training.run_data import asked_task
 
     config, context = _configuration(arguments)
     counted = account(config, arguments.context or context)
@@ -41,8 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{'FLOPs per token':<22}{counted.flops_per_token:>16,}  forward, {counted.context} tokens of context")
     memory = counted.state_bytes_per_1000_tokens / 1e6
     print(f"{'memory of context':<22}{memory:>13,.3f} MB  per 1,000 tokens, {counted.dtype}")
-    if Path(arguments.what).is_dir() and (trained := trained_task(arguments.what)) is not None:
-        print(f"it knows {trained.task.understands}: see tessera ask")
+    if Path(arguments.what).is_dir() and (known := asked_task(arguments.what)[1]):
+        print(f"it {known}: see tessera ask")
     return 0
 
 

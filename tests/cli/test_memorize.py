@@ -361,3 +361,38 @@ def test_standard_input_that_is_no_text(tessera, refused, wrapped, tmp_path, mon
         assert (status, what in err) == (2, True), err
         monkeypatch.setattr("sys.stdin", None)  # what Python has for a closed one
         refused("standard input must be open", *arguments)
+
+
+@pytest.mark.usefixtures("short_books")
+def test_questions_of_ones_own_from_a_file_to_an_answer(tessera, refused, tmp_path):
+    """From the command line alone; afterwards the file may be gone."""
+    rows = [{"text": f"Box {n} is dark red.", "question": f"What is box {n}?", "answer": "dark red"} for n in range(12)]
+    file, run, book = tmp_path / "mine.jsonl", tmp_path / "run", tmp_path / "book.txt"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    book.write_text("It was a dark night. Box 3 is dark red. And that was all. " * 3)
+    stages = "training.curriculum=[{length: 1, steps: 30, learning_rate: 0.01}]"
+    small = ("model.base.hidden_size=16", "model.base.num_heads=2", "model.memory_dim=4", "training.batch_size=8")
+    small += ("training.evaluate_sequences=2", "model.base.num_persistent_slots=8", "data.task.absent=0.0", stages)
+    status, _, err = tessera("train", "own-questions", f"data.task.file={file}", *small, "--output", run)
+    assert status == 0, err
+    command = ("ask", run, "What is box 3?", "--text", book)
+    status, out, err = tessera(*command)
+    assert (status, "dark red" in out) == (0, True), out
+    assert 'knows questions such as "What is box 0?"' in err
+    assert "whether a text answers at all: measured on" in err
+    status, out, err = tessera("eval", run, "--examples", 4)
+    assert (status, "run: questions, 4 examples per length" in out) == (0, True), err
+    status, out, _ = tessera("info", run)
+    assert (status, "it knows questions such as" in out) == (0, True)
+    file.rename(tmp_path / "moved.jsonl")
+    status, out, err = tessera(*command)
+    assert (status, "dark red" in out, "was trained on what cannot be read" in err) == (0, True, True)
+    refused("data source", "train", "own-questions", f"data.task.file={file}", "--output", tmp_path / "other")
+    config = run / "generation_config.json"
+    config.write_text(config.read_text().replace('"weights"', '"heights"'))
+    status, out, err = tessera(*command)
+    assert (status, out, "generation_config.json: certainty: weights is missing" in err.replace("heights", "")) == (
+        2,
+        "",
+        True,
+    ), err
