@@ -43,6 +43,7 @@ class Certainty:
     def store(self, model: Any) -> Self:
         """Keep it in `model`, which saves it."""
         setattr(model.generation_config, NAME, {**asdict(self), "weights": list(self.weights)})
+        model.generation_config._from_model_config = False  # else transformers would not read it again
         return self
 
     def probabilities(self, logits: Tensor, without: Tensor, unknown: int) -> Tensor:

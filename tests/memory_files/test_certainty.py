@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GPT2Config
 
 from tessera.base.errors import TesseraError
 from tessera.memory_files import certainty
@@ -70,7 +70,7 @@ def test_what_an_answer_looks_like():
 
 
 def test_it_is_kept_in_the_generation_config_and_spoiled_ones_are_refused(tmp_path):
-    model = SimpleNamespace(generation_config=GenerationConfig())
+    model = SimpleNamespace(generation_config=GenerationConfig.from_model_config(GPT2Config()))
     assert Certainty.of(model) is None
     stored = Certainty((0.5, 1.0, -2.0, 0.25), 512, 128, 0.9).store(model)
     model.generation_config.save_pretrained(tmp_path)

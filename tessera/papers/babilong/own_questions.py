@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -71,7 +71,7 @@ class OwnQuestions(BABILong):
     @property
     def words(self) -> Words:
         """What decides the vocabulary."""
-        return Words(self.noise, self.vocab_size, self.tokenizer, _own(self.file).everything)
+        return Words(self.noise, self.vocab_size, self.tokenizer, self._own.everything)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -87,8 +87,8 @@ class OwnQuestions(BABILong):
     @property
     def understands(self) -> str:
         """See `QuestionTask`."""
-        asked = " or ".join(f'"{text}"' for text in _own(self.file).asked[:SHOWN])
-        text = next(iter(_own(self.file).questions))
+        asked = " or ".join(f'"{text}"' for text in self._own.asked["train"][:SHOWN])
+        text = next(iter(self._own.questions))
         return f'questions such as {asked}, about texts such as "{text[:200]}"; of other words it knows nothing'
 
     def is_known(self, question: str) -> bool:
@@ -99,55 +99,61 @@ class OwnQuestions(BABILong):
         """Has read the files."""
         return self._answering(examples, [sample.question.answer for sample in examples.details])
 
+    @cached_property
+    def _own(self) -> "_OwnTexts":
+        paths = [EXAMPLE] if self.file == "example" else text_files(self.file, JSON_ENDINGS)
+        return _read(self.file, tuple((path, path.stat().st_mtime_ns) for path in paths))
+
     @property
     def _questions(self) -> list[Question]:
-        return [one for asked in _own(self.file).questions.values() for one in asked]
+        return [one for asked in self._own.questions.values() for one in asked]
 
     def _random(self, *of: int | str) -> Random:
-        return super()._random(_own(self.file).everything, *of)
+        return super()._random(self._own.everything, *of)
 
     def _require_room(self, length: int) -> None:
         for split in SPLITS:
-            shortest = min((self._tokens(text) for text in _own(self.file).splits[split]), key=len)
+            shortest = min((self._tokens(text) for text in self._own.splits[split]), key=len)
             hint = f"The shortest for {split} takes {len(shortest)}; facts_share allows {self.facts_share} of a sample."
             has_text = has_room([shortest], length, self.facts_share)
             expect(has_text, type(self).__name__, "length", "have room for a text of the file", length, hint)
 
     def _story(self, random: Random, split: str, length: int) -> Story:
-        own = _own(self.file)
-        text = random.choice(own.splits[split])
-        return Story((text,), own.questions[text])
+        text = random.choice(self._own.splits[split])
+        return Story((text,), self._own.questions[text])
 
     def _questions_about(self, facts: Sequence[str], split: str) -> list[Question]:
-        return [one for text in facts for one in _own(self.file).questions[text]]
+        return [one for text in facts for one in self._own.questions[text]]
 
-    def _unanswered(self, facts: Sequence[str]) -> tuple[Question, ...]:
-        own = {one.text for one in self._questions_about(facts, "")}
-        return tuple(Question(text, NOT_IN_TEXT) for text in _own(self.file).asked if text not in own)
+    def _unanswered(self, facts: Sequence[str], split: str) -> tuple[Question, ...]:
+        own = {one.text for one in self._questions_about(facts, split)}
+        return tuple(Question(text, NOT_IN_TEXT) for text in self._own.asked[split] if text not in own)
 
 
 class _OwnTexts(NamedTuple):
-    """What files hold: questions about each text, the texts of each split, every question once, and all as one text."""
+    """What files hold: questions about each text, texts and questions of each split, and everything as one text."""
 
     questions: dict[str, tuple[Question, ...]]
     splits: dict[str, list[str]]
-    asked: tuple[str, ...]
+    asked: dict[str, tuple[str, ...]]
     everything: str
 
 
 @lru_cache(maxsize=8)
-def _own(file: str) -> _OwnTexts:
-    paths = [EXAMPLE] if file == "example" else text_files(file, JSON_ENDINGS)
+def _read(name: str, files: tuple[tuple[Path, int], ...]) -> _OwnTexts:
+    """`files`, known by when they were written, too."""
     questions: dict[str, list[Question]] = {}
-    for row in chain.from_iterable(read_samples(path, FIELDS) for path in paths):
+    for row in chain.from_iterable(read_samples(path, FIELDS) for path, _ in files):
         answer = row.target.strip()
         answer = NOT_IN_TEXT if answer.lower().rstrip(".") == NOT_IN_TEXT else answer
         questions.setdefault(" ".join(row.input.split()), []).append(Question(row.question.strip(), answer))
-    expect(len(questions) >= FEWEST, "questions", file, f"hold at least {FEWEST} texts", len(questions))
+    expect(len(questions) >= FEWEST, "questions", name, f"hold at least {FEWEST} texts", len(questions))
     shuffled = sorted(questions, key=lambda text: Random(text).random())
     tenth_of = {text: 10 * rank // len(shuffled) for rank, text in enumerate(shuffled)}
     splits = {split: [text for text in questions if tenth_of[text] in SPLIT_TENTHS[split]] for split in SPLITS}
-    asked = tuple(dict.fromkeys(one.text for row in questions.values() for one in row))
+    asked = {
+        split: tuple(dict.fromkeys(one.text for text in splits[split] for one in questions[text])) for split in SPLITS
+    }
     everything = "\n".join(f"{text} {one.text} {one.answer}" for text, row in questions.items() for one in row)
     return _OwnTexts({text: tuple(row) for text, row in questions.items()}, splits, asked, everything)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.papers.babilong.published import EXACT_MATCH, SETTING, TOKENS
-from tessera.papers.babilong.settings import MODELS, SHUT, THRESHOLD
+from tessera.papers.babilong.settings import LAST_SEGMENT, MODELS, SHUT, THRESHOLD
 from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import Record
 from tessera.papers.tables import (
@@ -30,14 +30,17 @@ GROUPS = {
         "armt": "GPT-NeoX",
         "armt_no_correction": "Memory Mosaic, no correction",
     },
-    "other memories, whole texts": {
+    "other memories": {
         "armt_mosaic": "ARMT",
         "rmt": "RMT",
         "prmt": "PRMT",
-        "mamba": "Mamba, whole text",
-        "mosaic": "Memory Mosaic, whole text",
-        "mosaic_v2": "the same, v2",
-        "last_segment": "last segment only",
+        LAST_SEGMENT: "none: a transformer, last segment",
+    },
+    "models that read whole texts": {
+        "armt_mosaic": "ARMT, in segments",
+        "mamba": "Mamba",
+        "mosaic": "Memory Mosaic",
+        "mosaic_v2": "Memory Mosaic v2",
     },
 }
 PARTS = {"whole": "in one segment", "first_part": "first part of a split fact", "second_part": "second part"}
@@ -84,7 +87,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
     """Exact match by tokens, means over seeds: QA1 by groups of models, and every kind beside the paper's ARMT."""
-    with panels(path, 12, 10.5, rows=3, columns=3) as axes:
+    with panels(path, 12, 12, rows=3, columns=3, legend="none") as axes:
         for axis, (title, labels) in zip(axes, GROUPS.items()):
             curves = {model: curve for model, curve in _curves(records, "qa1").items() if model in labels}
             for model, look in styles(labels).items():
@@ -93,7 +96,7 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             for tokens in {_longest_in_training(records, model) for model in curves}:
                 axis.axvline(tokens, color="gray", lw=0.8, ls="--")
             if curves:
-                axis.axhline(1 / 6, color="gray", lw=0.8, ls=":")
+                axis.axhline(1 / 6, color="gray", ls=":", label="guess")
                 axis.set_title(f"QA1: {title}")
         for axis, (kind, published) in zip(axes[len(GROUPS) :], EXACT_MATCH.items()):
             curves = _curves(records, kind)
@@ -106,7 +109,9 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
                 )
                 axis.set_title(f"{kind.upper()} beside the paper")
         for axis in axes:
-            axis.set(xscale="log", xlim=(80, 2e6), ylim=(-0.02, 1.04), xlabel="tokens", ylabel="exact match")
+            axis.set(xscale="log", xlim=(80, 1e8), ylim=(-0.02, 1.04), xlabel="tokens", ylabel="exact match")
+            if axis.has_data():
+                axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8, frameon=False)
 
 
 def _curves(records: Mapping[str, Record], kind: str) -> dict[str, Curve]:

@@ -225,11 +225,11 @@ class BABILong(Task):
             possible: Sequence[Question] = sample.story.questions
             if self.also_asked and sample.story.facts:
                 possible = self._questions_about(sample.story.facts, split)
-            questions_by_row.append(self._asked(possible, sample.story.facts, questions, random))
+            questions_by_row.append(self._asked(possible, sample.story.facts, questions, random, split))
             ends = sample.context.fact_ends() if borders else []
             for border in borders:
                 facts = sample.story.facts[: bisect_right(ends, border)]
-                early_by_row.append(self._asked(self._questions_about(facts, split), facts, early, random))
+                early_by_row.append(self._asked(self._questions_about(facts, split), facts, early, random, split))
         stacked = torch.from_numpy(np.stack(contexts).astype(np.int64))
         batch = QuestionBatch(stacked, *self._in_rows(questions_by_row, questions), sources=torch.tensor(sources))
         if not borders:
@@ -324,7 +324,7 @@ class BABILong(Task):
     ) -> Sample:
         is_empty = bool(self.absent) and random.random() < self.absent
         while True:
-            story = Story((), self._unanswered(())) if is_empty else self._story(random, split, length)
+            story = Story((), self._unanswered((), split)) if is_empty else self._story(random, split, length)
             facts = [self._tokens(fact) for fact in story.facts]
             if has_room(facts, length, self.facts_share):
                 context = hide(facts, books, length, random, self._lookalikes(random), borders)
@@ -334,14 +334,16 @@ class BABILong(Task):
         kinds = (self.kind, *(self.also_asked if split == "train" else ()))
         return [question for kind in kinds for question in questions_after(kind, facts)]
 
-    def _unanswered(self, facts: Sequence[str]) -> tuple[Question, ...]:
+    def _unanswered(self, facts: Sequence[str], split: str) -> tuple[Question, ...]:
         """Questions that these facts do not answer."""
         return tuple(Question(text, NOT_IN_TEXT) for text in unanswered_after(self.kind, facts))
 
-    def _asked(self, answered: Sequence[Question], facts: Sequence[str], count: int, random: Random) -> list[Question]:
+    def _asked(
+        self, answered: Sequence[Question], facts: Sequence[str], count: int, random: Random, split: str
+    ) -> list[Question]:
         """At most `count` of the questions that `facts` answer; a share `absent` gives way to others, if there are."""
         chosen = random.sample(answered, min(count, len(answered)))
-        if not self.absent or not (others := self._unanswered(facts)):
+        if not self.absent or not (others := self._unanswered(facts, split)):
             return chosen
         if not chosen:
             chosen = random.sample(others, min(count, len(others)))
