@@ -12,7 +12,7 @@ from torch import Tensor
 from tessera.base.errors import TesseraError, first_line
 from tessera.data.encoding import PIECE, located_tokens
 from tessera.data.sources import STORIES, text_files
-from tessera.data.text_files import located_text_of_file, utf8_sizes
+from tessera.data.text_files import located_text_of_file, text_of_file, utf8_sizes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -75,6 +75,14 @@ def read_document_text(
     widths = np.diff(starts)
     small = widths.max() < 256
     return Document(name, size, torch.from_numpy(tokens), torch.from_numpy(widths.astype("u1" if small else "i4")))
+
+
+def text_of_document(path: Path, piece_bytes: int = PIECE) -> Iterator[str]:
+    """The text of a file, in pieces; of one that markitdown makes text of, as a whole."""
+    if path.suffix.lower() in CONVERTED:
+        yield _converted(path)
+    else:
+        yield from text_of_file(path, piece_bytes)
 
 
 def _converted(path: Path) -> str:

@@ -372,8 +372,8 @@ def test_standard_input_that_is_no_text(tessera, refused, wrapped, tmp_path, mon
 
 
 @pytest.mark.usefixtures("short_books")
-def test_questions_of_ones_own_from_a_file_to_an_answer(tessera, refused, tmp_path):
-    """From the command line alone; afterwards the file may be gone."""
+def test_questions_of_ones_own_from_a_file_to_an_answer(tessera, refused, tmp_path, monkeypatch):
+    """From the command line alone, of a document too; afterwards the file may be gone."""
     rows = [{"text": f"Box {n} is dark red.", "question": f"What is box {n}?", "answer": "dark red"} for n in range(12)]
     file, run, book = tmp_path / "mine.jsonl", tmp_path / "run", tmp_path / "book.txt"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -392,6 +392,12 @@ def test_questions_of_ones_own_from_a_file_to_an_answer(tessera, refused, tmp_pa
     assert (status, "run: questions, 4 examples per length" in out) == (0, True), err
     status, out, _ = tessera("info", run)
     assert (status, "it knows questions such as" in out) == (0, True)
+    (tmp_path / "book.pdf").write_bytes(b"%PDF-1.7")
+    with monkeypatch.context() as patched:
+        patched.setattr("tessera.memory_files.document._converted", lambda path: book.read_text())
+        planting = ("--text", tmp_path / "book.pdf", "--plant", "Box 4 is dark red.")
+        status, out, err = tessera("ask", run, "What is box 3?", *planting)
+        assert (status, "dark red" in out, "book.pdf: " in err) == (0, True, True), err
     file.rename(tmp_path / "moved.jsonl")
     status, out, err = tessera(*command)
     assert (status, "dark red" in out, "was trained on what cannot be read" in err) == (0, True, True)

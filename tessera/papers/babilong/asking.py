@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +15,7 @@ from tessera.data.encoding import PIECE
 from tessera.data.text_files import text_of_files
 from tessera.generation.sampling import Sampling
 from tessera.memory_files.answering import answer
+from tessera.memory_files.document import text_of_document
 from tessera.memory_files.memory import Memory
 from tessera.models.recurrence import SegmentedForCausalLM
 from tessera.papers.babilong.benchmark import (
@@ -174,8 +176,9 @@ def read_planted(memory: Memory, paths: Sequence[Path], facts: Sequence[str], se
         for path in paths:
             memory.read(path, **options)
     else:
-        size = sum(len(text.encode()) for text in text_of_files(paths)) if facts else 0
-        text = PlantedText(text_of_files(paths, PIECE), size, facts, seed)
+        pieces = partial(text_of_files, paths, PIECE, text_of_document)
+        size = sum(len(text.encode()) for text in pieces()) if facts else 0
+        text = PlantedText(pieces(), size, facts, seed)
         memory.read(text, names, where="ask: --text", **options)
         for fact, place in zip(facts, text.places):
             print(f"planted after {100 * place:.0f} % of the text: {fact}", file=sys.stderr)
