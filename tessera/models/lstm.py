@@ -12,6 +12,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tessera.base.errors import expect
 from tessera.base.state import State
+from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.saving.code_beside_weights import SavesWithCode
 from tessera.models.sizes import num_parameters
 from tessera.models.strict_config import StrictConfig
@@ -64,7 +65,7 @@ class LSTMState(State):
         return self.length
 
 
-class LSTMForCausalLM(SavesWithCode, PreTrainedModel, GenerationMixin):
+class LSTMForCausalLM(SavesWithCode, PreTrainedModel, DraftedGeneration, GenerationMixin):
     """Embedding, LSTM layers, layer norm, lm_head tied to the embedding. See `LSTMConfig`.
 
     >>> model = LSTMForCausalLM(LSTMConfig(vocab_size=20, hidden_size=32))
