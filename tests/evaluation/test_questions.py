@@ -108,8 +108,10 @@ def test_models_that_read_whole_texts_score_from_one_reading(name, monkeypatch):
         for place in asked:  # its only word
             first = int(is_answer[row, place].int().argmax())
             tokens = torch.cat([batch.contexts[row], batch.questions[row, place, :first]])[None]
-            is_right = model(input_ids=tokens).logits[0, -1].argmax() == batch.questions[row, place, first]
-            expected[row] += float(is_right) / len(asked)
+            said = model(input_ids=tokens).logits[0, -1].argmax()
+            if place % 2:  # a model that has learned nothing is right by chance alone
+                batch.questions[row, place, first] = batch.labels[row, place, first] = said
+            expected[row] += float(said == batch.questions[row, place, first]) / len(asked)
     loss, count = answer_loss(model, batch)
     read, forward = [], type(model).forward
 
@@ -122,7 +124,7 @@ def test_models_that_read_whole_texts_score_from_one_reading(name, monkeypatch):
     torch.testing.assert_close(total, loss.detach().double(), rtol=1e-6, atol=0)
     assert same_count == count
     assert shares.tolist() == pytest.approx(expected.tolist())
-    assert expected.max() > 0, "some answer is right"
+    assert 0 < expected.max() < 1
     questions = batch.questions
     assert read == [batch.contexts.shape, (12, questions.shape[-1]), (3, questions[0].numel())]
 
