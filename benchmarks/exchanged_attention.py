@@ -25,10 +25,12 @@ from torch import Tensor
 from tessera.base.files import write_atomically, write_text_atomically
 from tessera.data.text_files import text_of_files
 from tessera.evaluation.provenance import provenance
-from tessera.models.attention import ATTENTION_KERNELS
+from tessera.models.attention import ATTENTION_KERNELS, learn_alpha
 from tessera.models.saving.loading import load_model, load_tokenizer
 
-NAMES = ("sdpa", *(name for name in ATTENTION_KERNELS if name not in ("tessera_gaussian", "tessera_entmax")))
+LEARNED = "learned"  # alpha-entmax, its alphas trained with LoRA from 1.5
+NAMES = ("sdpa", *(name for name in ATTENTION_KERNELS if name not in ("tessera_gaussian", "tessera_entmax")), LEARNED)
+RATE, ALPHA_RATE = 1e-3, 3e-2
 DECODED = 16
 SAVE_EVERY = 10  # steps of LoRA
 
@@ -81,8 +83,11 @@ def trained(model: Any, ids: Tensor, steps: int, length: int, saved: Path) -> An
 
     torch.manual_seed(0)
     adapted = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]))
-    weights = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=1e-3, weight_decay=0.0)
+    alphas = [parameter for name, parameter in adapted.named_parameters() if name.endswith("alpha_logit")]
+    low_rank = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
+    weights = [*low_rank, *(parameter.requires_grad_() for parameter in alphas)]
+    groups = [{"params": low_rank, "lr": RATE}, {"params": alphas, "lr": ALPHA_RATE}]
+    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], weight_decay=0.0)
     done = restored(saved, weights, optimizer) if saved.exists() else 0
     starts = torch.randint(len(ids) - length, (steps,)).tolist()
     adapted.train()
@@ -144,7 +149,10 @@ def main() -> None:
         label = f"{name}, {arguments.steps} steps"
         if label not in record["cases"]:
             model = load_model(arguments.model)
-            model.set_attn_implementation(name)
+            if name == LEARNED:
+                learned = learn_alpha(model)
+            else:
+                model.set_attn_implementation(name)
             if arguments.steps:
                 saved = arguments.out.with_suffix(f".{name}.safetensors")
                 train_ids = token_ids(tokenizer, arguments.train)
@@ -152,6 +160,8 @@ def main() -> None:
             case = {**by_position(model, windows), "decoding_cpu_seconds": decoding(model, windows[0])}
             if name != "sdpa":
                 case["support_by_keys"] = support(model, windows[-1])
+            if name == LEARNED:
+                case["alphas"] = {name: alphas.alpha.tolist() for name, alphas in learned.items()}
             record["cases"][label] = case
             record["provenance"] = provenance(wall_seconds=time.perf_counter() - began)
             write_text_atomically(arguments.out, json.dumps(record, indent=1) + "\n")

@@ -43,6 +43,7 @@ ORACLES: dict[str, Callable[[list, Kernel], list]] = {
     "epanechnikov": lambda scores, kernel: _entmax(scores, 1.0),
     "biweight": lambda scores, kernel: _entmax(scores, 2.0),
     "triweight": lambda scores, kernel: _entmax(scores, 3.0),
+    "entmax": lambda scores, kernel: _entmax(scores, 1 / (kernel.alpha - 1)),
     "rectified_polynomial": lambda scores, kernel: _entmax(scores, kernel.order),
     "normalized_relu": lambda scores, kernel: _normalized([s.clamp_min(0) for s in scores]),
     "relumax": lambda scores, kernel: _normalized([(kernel.margin + s - max(scores)).clamp_min(0) for s in scores]),
