@@ -13,7 +13,7 @@ MAX_STEPS = 100
 
 
 def threshold(
-    shifted: Float[Tensor, "*rows N"], order: float | Float[Tensor, "*#rows 1"], workspace: Workspace
+    shifted: Float[Tensor, "*rows N"], order: int | float | Float[Tensor, "*#rows 1"], workspace: Workspace
 ) -> tuple[Float[Tensor, "*rows 1"], Float[Tensor, "*rows N"], Float[Tensor, "*rows 1"]]:
     """Solve `sum_i [x_i - tau]_+^r = 1` for each row of x = `shifted` (..., N), whose largest entry must be 0.
 
@@ -87,7 +87,9 @@ def _moments(responses: Tensor, order: float | Tensor, powers: Tensor) -> tuple[
 
 
 def raise_to(
-    responses: Float[Tensor, "*rows N"], exponent: float | Float[Tensor, "*#rows 1"], out: Float[Tensor, "*rows N"]
+    responses: Float[Tensor, "*rows N"],
+    exponent: int | float | Float[Tensor, "*#rows 1"],
+    out: Float[Tensor, "*rows N"],
 ) -> Float[Tensor, "*rows N"]:
     """`u^exponent`, 0 where u = 0 (also for the exponent 0: entries at the threshold are outside).
 
