@@ -52,7 +52,7 @@ ORACLES: dict[str, Callable[[list, Kernel], list]] = {
 
 # Configurations beside each kernel's default that the suites run through.
 VARIANTS: tuple[dict, ...] = (
-    {"name": "rectified_polynomial", "order": 1.3},
+    {"name": "entmax", "alpha": 1.77},
     {"name": "rectified_polynomial", "order": 40},
     {"name": "relumax", "margin": 0.3},
     {"name": "knn", "base": "gaussian", "k": 3},
