@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.learned_alpha --runs runs/learned-alpha --out results/learned_alpha/cpu.json
 
-The recipe stories-mosaic, shortened to --steps, with each kernel as that of the contextual memories: the Gaussian, the
-three fixed alphas, and alphas that are learned from 1.25, 1.5 and 1.75. All have the same batches and rate. Loss on the
-validation text, and of learned ones the alpha of each head by block. What is killed goes on.
+The recipe stories-mosaic, shortened to --steps and --blocks, with each kernel as that of the contextual memories: the
+Gaussian, the three fixed alphas, and alphas that are learned from 1.25, 1.5 and 1.75. All have the same batches and
+rate. Loss on the validation text, and of learned ones the alpha of each head by block. What is killed goes on.
 """
 
 import argparse
@@ -32,17 +32,11 @@ KERNELS = {
 }
 
 
-def measured(label: str, kernel: str, steps: int, seed: int, runs: Path) -> dict[str, Any]:
+def measured(label: str, overrides: list[str], runs: Path) -> dict[str, Any]:
     """Train, or go on, and evaluate."""
-    overrides = (f"model.kernel={kernel}", f"seed={seed}", f"training.steps={steps}", "training.precision=fp32")
     folder = runs / label.replace(" ", "-").replace(",", "").replace("/", "-")
     if not (folder / RESULT).is_file():
-        train(
-            read_recipe("stories-mosaic", (*overrides, f"training.warmup_steps={steps // 10}")),
-            folder,
-            resume=True,
-            progress=False,
-        )
+        train(read_recipe("stories-mosaic", overrides), folder, resume=True, progress=False)
     model = load_model(folder)
     loss = evaluate_text(model, load_tokenizer(folder), evaluation_text(folder), sequences=128)["loss"]
     memories = [module for module in model.modules() if isinstance(module, PairMemory)]
@@ -54,6 +48,7 @@ def main() -> None:
     """Measure what is not in --out yet; print a line for each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--runs", type=Path, required=True, help="a folder for the trainings")
     parser.add_argument("--out", type=Path, required=True, help="a JSON file for what came out")
@@ -62,16 +57,19 @@ def main() -> None:
     record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"cases": {}}
     for folder in (arguments.runs, arguments.out.parent):
         folder.mkdir(parents=True, exist_ok=True)
+    steps, blocks = arguments.steps, arguments.blocks
+    shared = [f"training.steps={steps}", f"training.warmup_steps={steps // 10}", f"model.num_layers={blocks}"]
     for seed in range(arguments.seeds):
         for name, kernel in KERNELS.items():
-            label = f"{name}, {arguments.steps} steps, seed {seed}"
+            label = f"{name}, {blocks} blocks, {steps} steps, seed {seed}"
             if label not in record["cases"]:
-                record["cases"][label] = measured(label, kernel, arguments.steps, seed, arguments.runs)
+                overrides = [*shared, "training.precision=fp32", f"model.kernel={kernel}", f"seed={seed}"]
+                record["cases"][label] = measured(label, overrides, arguments.runs)
                 record["provenance"] = provenance(wall_seconds=time.perf_counter() - began)
                 write_text_atomically(arguments.out, json.dumps(record, indent=1) + "\n")
             case = record["cases"][label]
             rows = [" ".join(f"{alpha:.2f}" for alpha in block) for block in case.get("alphas_by_block", [])]
-            print(f"{label:<48} loss {case['loss']:.4f}  {' | '.join(rows)}", flush=True)
+            print(f"{label:<52} loss {case['loss']:.4f}  {' | '.join(rows)}", flush=True)
 
 
 if __name__ == "__main__":
