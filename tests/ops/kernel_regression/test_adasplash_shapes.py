@@ -2,7 +2,8 @@
 
 Scores are q . k / sqrt(width) of normal q and k, as there; `lengths` are of sequences that are padded on the right,
 whose padding sees nothing. Those tests need a GPU: here every size up to 256 runs in Triton's interpreter, with one
-alpha; larger ones and all alphas run where there is a GPU. The reference in float64 stands for their `entmax_bisect`, and tolerances are ours.
+alpha; larger ones and all alphas run where there is a GPU. The reference in float64 stands for their `entmax_bisect`,
+and tolerances are ours.
 """
 
 import itertools
