@@ -30,7 +30,8 @@ def inputs(batch, heads, length, width, groups=1, scale=1.0, dtype=torch.float32
         return drawn.to(dtype).double()
 
     key, value = (normal(heads // groups, factor).repeat_interleave(groups, 1) for factor in (scale, scale))
-    slope = torch.full((1,), width**-0.5, dtype=torch.float64)
+    # One for each query: their gradients are compared one by one, where those of a shared slope would cancel.
+    slope = torch.full((batch, heads, length), width**-0.5, dtype=torch.float64)
     return {"query": normal(heads, scale), "key": key, "value": value, "slope": slope, "above": normal(heads)}
 
 
