@@ -93,15 +93,14 @@ def _v2_decoding(context: int) -> Iterator[Case]:
     for form in (None, "float32", "bf16", "int8"):
         torch.manual_seed(0)
         model = MemoryMosaicV2ForCausalLM(config).eval()
-        first = filled_state(model, context)
         if form is not None:
-            compile_decoding(model, form)
+            compile_decoding(model, form)  # rounds the weights, and a state knows its model's
+        states = [filled_state(model, context)]
 
         @torch.no_grad()
-        def ours(model=model, first=first) -> None:
-            state = first
-            for _ in range(NEW_TOKENS):
-                state = model(input_ids=token, past_key_values=state, use_cache=True).past_key_values
+        def ours(model=model, states=states) -> None:
+            for _ in range(NEW_TOKENS):  # it goes on: to read on from one state a second time copies its pairs
+                states[0] = model(input_ids=token, past_key_values=states[0], use_cache=True).past_key_values
 
         how = "" if form is None else f" compiled, {form},"
         yield f"decoding: v2{how} behind {context:,} / Llama", ours, peer

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from tessera.base.errors import expect
-from tessera.models.decoding.programs import STEP, load, open_room, rows_to_read
+from tessera.models.decoding.programs import STEP, first_rows, load, open_room, rows_to_read
 from tessera.models.decoding.weights import StoredWeights, flat, unsized
 from tessera.models.recurrence.base_model import layer_list
 from tessera.models.recurrence.layer_hooks import MemoryLayer
@@ -122,18 +122,17 @@ class _OpenCache:
     """Of one block, in buffers of which the program does not know how much is in use: what `update` asks of a cache."""
 
     def __init__(self, keys: Tensor, values: Tensor, window: Tensor, place: Tensor):
-        count = window.shape[0]
-        torch._check(count <= keys.shape[2])
-        torch._check(count <= values.shape[2])
-        self.keys, self.values, self.place = keys[:, :, :count], values[:, :, :count], place
+        self.keys, self.values, self.window, self.place = keys, values, window, place
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """All that there is room for, with one more position."""
-        return self.keys.index_copy_(2, self.place, keys), self.values.index_copy_(2, self.place, values)
+        """All that is to be read, with one more position; written into the whole buffers, so that nothing is copied."""
+        for buffer, new in ((self.keys, keys), (self.values, values)):
+            buffer.index_copy_(2, self.place, new)
+        return first_rows(self.keys, self.window), first_rows(self.values, self.window)
 
     def mask(self, dtype: torch.dtype) -> Tensor:
         """What is added to scores: -inf where nothing was read yet."""
-        is_read = torch.arange(self.keys.shape[2]) <= self.place
+        is_read = torch.arange(self.window.shape[0]) <= self.place
         return torch.where(is_read, 0.0, -torch.inf).to(dtype)[None, None, None]
 
 

@@ -83,6 +83,13 @@ def rows_to_read(length: int, room: int) -> Tensor:
     return torch.empty(min(-(-(length + 1) // STEP) * STEP, room), 0)
 
 
+def first_rows(buffer: Tensor, window: Tensor) -> Tensor:
+    """In a program: as many of `buffer` (B, H, room, width) as that tensor has rows."""
+    count = window.shape[0]
+    torch._check(count <= buffer.shape[2])
+    return buffer[:, :, :count]
+
+
 def folder() -> Path:
     """Where programs are kept: $TESSERA_CACHE/decoding, else ~/.cache/tessera/decoding."""
     cache = os.environ.get("TESSERA_CACHE")
