@@ -3,9 +3,9 @@
     tessera models get smollm2 --output smollm2
     OMP_NUM_THREADS=1 python -m benchmarks.attached_answers smollm2 book.txt ... --out results/attached/answers.json
 
-Facts, `Mr. NAME hid the THING in PLACE.`, stand at random places of about 8,000 tokens behind a book's middle. These are
-read in windows of 512 and remembered (see `benchmarks.attached_memory`); then, behind the last tokens of the text, the
-model is given each fact up to its place, in the words of the text. It is right if every token of the place is the
+Facts, `Mr. NAME hid the THING in PLACE.`, stand at random places of about 8,000 tokens behind a book's middle. These
+are read in windows of 512 and remembered (see `benchmarks.attached_memory`); then, behind the last tokens of the text,
+the model is given each fact up to its place, in the words of the text. It is right if every token of the place is the
 likeliest one: what `generate` says. Beside it the model without memory, behind as many of the last tokens as a memory
 keeps pairs: a sliding window. What is done stands in --out; the command goes on from it.
 """

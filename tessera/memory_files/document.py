@@ -12,7 +12,7 @@ from torch import Tensor
 from tessera.base.errors import TesseraError, first_line
 from tessera.data.encoding import PIECE, located_tokens
 from tessera.data.sources import STORIES, text_files
-from tessera.data.text_files import located_text_of_file, utf8_sizes
+from tessera.data.text_files import located_text_of_file, text_of_file, utf8_sizes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -51,7 +51,7 @@ def read_document_text(
         TesseraError: no text, a file that cannot be read, or one that needs a package that is not installed.
     """
     if isinstance(source, Path) and source.suffix.lower() in CONVERTED:
-        source = _converted(source)
+        source = text_of_document(source)
     if isinstance(source, Path):
         pieces: Iterator = located_text_of_file(source, PIECE)
     else:
@@ -77,15 +77,22 @@ def read_document_text(
     return Document(name, size, torch.from_numpy(tokens), torch.from_numpy(widths.astype("u1" if small else "i4")))
 
 
-def _converted(path: Path) -> str:
-    """The text of a document that is no text file, by markitdown."""
+def text_of_document(path: Path, piece_bytes: int = PIECE) -> Iterator[str]:
+    """The text of a file in pieces; of one that is no text file (`CONVERTED`) as markitdown makes it.
+
+    Raises:
+        TesseraError: see `read_document_text`.
+    """
+    if path.suffix.lower() not in CONVERTED:
+        yield from text_of_file(path, piece_bytes)
+        return
     try:
         import markitdown
     except ImportError:
         advice = 'pip install "tessera[documents]"'
         raise TesseraError(f"{path}: needs the package markitdown, which is not installed: {advice}.") from None
     try:
-        return markitdown.MarkItDown(enable_plugins=False).convert_local(str(path)).text_content
+        yield markitdown.MarkItDown(enable_plugins=False).convert_local(str(path)).text_content
     except Exception as error:  # its readers raise anything
         raise TesseraError(f"{path}: cannot be read as a {path.suffix[1:]} document ({first_line(error)}).") from None
 
