@@ -20,6 +20,7 @@ from tessera.memory_files.together import together, without
 from tessera.models.carried_state import apart, read_on
 from tessera.models.forking import state_tensors
 from tessera.models.saving.state_file import StateFile, save_values
+from tests.memory_files.documents import SENTENCES, write_documents
 from tests.memory_files.models import MAKERS, OF_PAIRS, make, v1
 
 TEXTS = {
@@ -155,6 +156,15 @@ def test_every_token_knows_its_bytes(packed, tmp_path):
             text = tokenizer.decode(numbers[index:end])
             if "\ufffd" not in text:
                 assert text == source.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def test_pdf_docx_html_and_epub(tmp_path):
+    pytest.importorskip("markitdown", reason="an optional package")
+    for path in write_documents(tmp_path):
+        document = read_document_text(path, byte_tokenizer(), path.name, "test")
+        text = bytes(document.tokens.tolist()).decode()
+        assert all(sentence in text for sentence in SENTENCES), (path.name, text)
+        assert document.size == len(text)
 
 
 def test_files_that_are_no_memory_of_this_model(tmp_path):
