@@ -150,7 +150,7 @@ def bm25_ranking(passages: list[str]) -> Callable[[str], Tensor]:
 def replies(model: Any, tokenizer: Any, given: list[list[str]], question: str) -> list[str]:
     """What the instruct model says behind each list of passages, at its likeliest."""
     said = [
-        [{"role": "user", "content": "".join(f"{p}\n\n" for p in passages) + f"{question} {ASKING}"}]
+        [{"role": "user", "content": "".join(f"{p}\n\n" for p in passages) + f"{ASKING} {question}"}]
         for passages in given
     ]
     prompts = tokenizer.apply_chat_template(
