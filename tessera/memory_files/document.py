@@ -17,8 +17,10 @@ from tessera.data.text_files import located_text_of_file, text_of_file, utf8_siz
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# How the names of files end that markitdown makes text of, an optional package.
-CONVERTED = (".pdf", ".docx", ".pptx", ".xlsx", ".html", ".htm", ".epub")
+# How the names of files end that markitdown, an optional package, makes text of, and its class that does. No other may
+# try: what cannot be read as what it is called would be taken for plain text.
+CONVERTED = {".pdf": "Pdf", ".docx": "Docx", ".pptx": "Pptx", ".xlsx": "Xlsx", ".epub": "Epub"}
+CONVERTED |= {".html": "Html", ".htm": "Html"}
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,13 @@ def text_of_document(path: Path, piece_bytes: int = PIECE) -> Iterator[str]:
         advice = 'pip install "tessera[documents]"'
         raise TesseraError(f"{path}: needs the package markitdown, which is not installed: {advice}.") from None
     try:
-        yield markitdown.MarkItDown(enable_plugins=False).convert_local(str(path)).text_content
+        converter = markitdown.MarkItDown(enable_builtins=False, enable_plugins=False)
+        converter.register_converter(getattr(markitdown.converters, f"{CONVERTED[path.suffix.lower()]}Converter")())
+        yield converter.convert_local(str(path)).text_content
     except Exception as error:  # its readers raise anything
-        raise TesseraError(f"{path}: cannot be read as a {path.suffix[1:]} document ({first_line(error)}).") from None
+        attempts = getattr(error, "attempts", None)  # a list, in what markitdown makes of it
+        reason = first_line(attempts[-1].exc_info[1] if attempts else error)
+        raise TesseraError(f"{path}: cannot be read as {path.suffix[1:].lower()} ({reason}).") from None
 
 
 def document_paths(name: str, where: str, argument: str) -> list[Path]:

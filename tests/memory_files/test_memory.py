@@ -165,6 +165,13 @@ def test_pdf_docx_html_and_epub(tmp_path):
         text = bytes(document.tokens.tolist()).decode()
         assert all(sentence in text for sentence in SENTENCES), (path.name, text)
         assert document.size == len(text)
+        damaged = tmp_path / f"damaged{path.suffix}"
+        damaged.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+        if path.suffix != ".html":
+            with pytest.raises(
+                TesseraError, match=rf"damaged.*: cannot be read as {path.suffix[1:]} \((?!File conv).+\)\.$"
+            ):
+                read_document_text(damaged, byte_tokenizer(), "damaged", "test")
 
 
 def test_files_that_are_no_memory_of_this_model(tmp_path):
@@ -244,6 +251,6 @@ def test_what_cannot_be_is_said(tmp_path):
         with pytest.raises(TesseraError, match=match):
             mistake()
     (tmp_path / "a.pdf").write_bytes(b"%PDF-1.4")
-    with pytest.raises(TesseraError, match=r"a.pdf: (needs the package markitdown|cannot be read as a pdf)"):
+    with pytest.raises(TesseraError, match=r"a.pdf: (needs the package markitdown|cannot be read as pdf)"):
         read.read(tmp_path / "a.pdf")
     assert together([memory(make("v1"), "kings").state]).document is None
