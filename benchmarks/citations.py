@@ -4,8 +4,8 @@
 
 A mosaic of two layers is trained on the spot on texts of up to 1,024 tokens: facts, `The code of NAME is WORD.`,
 between sentences of a book of fairy tales; asked of a name that is not there, it is to say `nothing`. Then it reads
-short texts (18 sentences of that book) and long ones (thousands of sentences of books that it did not learn from), is
-asked of names that are there and of names that are not, and cites. --split validation is for choices.
+short texts (18 sentences of that book) and long ones (2,000 sentences of books that it did not learn from), is asked of
+names that are there and of names that are not, and cites. --split validation is for choices.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from tessera.data.tokenizers import train_bpe
 from tessera.evaluation.provenance import provenance
 from tessera.generation.sampling import Sampling
 from tessera.memory_files import Memory
+from tessera.models.saving.loading import load_model
 
 VOCABULARY, IGNORED, ABSENT = 2000, -100, "nothing"
 SIZES = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_persistent_slots": 32}
@@ -143,7 +144,7 @@ def measured(
         rows += asked(memory, facts, of_text, names)
         if (number + 1) % max(1, texts // 10) == 0:
             print(f"{number + 1} texts: {counts(rows)}", flush=True)
-    return {"texts": texts, "sentences": planted + others, "facts": planted, "tokens": tokens // texts, **counts(rows)}
+    return {"texts": texts, "sentences": planted + others, "facts": planted, "tokens": tokens // max(1, texts), **counts(rows)}
 
 
 def counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -164,17 +165,25 @@ def main() -> None:
     """Train, read, ask, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--split", choices=SEEDS, default="test")
-    parser.add_argument("--steps", type=int, default=600, help="of the training")
+    parser.add_argument("--steps", type=int, default=350, help="of the training")
+    parser.add_argument("--model", type=Path, help="folder to keep the trained mosaic in, and to take it from")
     parser.add_argument("--short", type=int, default=1000, help="texts of 18 sentences")
-    parser.add_argument("--long", type=int, default=20, help="texts of 3,000 sentences")
+    parser.add_argument("--long", type=int, default=10, help="texts of 2,000 sentences")
+    parser.add_argument("--asked", type=int, default=100, help="names asked of in each long text, as many not there")
     parser.add_argument("--out", type=Path, required=True, help="a JSON file for what came out")
     arguments = parser.parse_args()
     began, facts, chance = time.perf_counter(), Facts(), Random(SEEDS[arguments.split])
-    model = trained(facts, arguments.steps)
+    if arguments.model and arguments.model.exists():
+        model = load_model(arguments.model)
+    else:
+        model = trained(facts, arguments.steps)
+    if arguments.model:
+        model.save_pretrained(arguments.model)
+        facts.tokenizer.save_pretrained(arguments.model)
     unseen = sentences_of("".join(text_of_files(text_files("test_books"))))
     record: dict[str, Any] = {"split": arguments.split, "names": len(facts.names), "unseen_sentences": len(unseen)}
     record["short"] = measured(model, facts, facts.sentences, arguments.short, 6, 12, 1, chance)
-    record["long"] = measured(model, facts, unseen, arguments.long, 50, 2950, 50, chance)
+    record["long"] = measured(model, facts, unseen, arguments.long, 100, 1900, arguments.asked, chance)
     record["provenance"] = provenance(wall_seconds=time.perf_counter() - began)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(arguments.out, json.dumps(record, indent=1) + "\n")

@@ -37,8 +37,7 @@ def test_two_steps_made_small(name, tmp_path):
     recipe = read_recipe(name)
     if recipe.data.task:
         small = [f"model.{change}" for change in SMALLER[recipe.model["type"]]]
-        small += ["model.segment_size=64"] if "segment_size" in recipe.model else []
-        small += ["training.batch_size=2", "training.evaluate_sequences=2"]
+        small += ["model.segment_size=64", "training.batch_size=2", "training.evaluate_sequences=2"]
         small += ["training.curriculum=[{length: 1, steps: 1}, {length: 2, steps: 1}]"]
         if recipe.training.initialize_from:
             first = Path(recipe.training.initialize_from).name
