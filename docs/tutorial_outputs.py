@@ -42,7 +42,9 @@ def written(page: str, name: str) -> str:
     page = without_outputs(page)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(program) for program in cells(page)])
     with tempfile.TemporaryDirectory() as folder:
-        nbclient.NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+        nbclient.NotebookClient(
+            notebook, kernel_name="python3", iopub_timeout=600, resources={"metadata": {"path": folder}}
+        ).execute()
     shown = iter(notebook.cells)
 
     def with_output(match: re.Match[str]) -> str:

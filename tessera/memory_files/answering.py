@@ -43,18 +43,18 @@ class Answer:
     certainty: float | None = None
 
     @property
-    def is_in_text(self) -> bool:
-        """Whether the text answers, by `certainty` where it was measured.
+    def carried(self) -> float:
+        """What each token of the answer loses of its probability without the passage that carried it most.
 
-        Else whether a passage carried the answer: without it, its tokens are less probable by `CARRIED` or more. Their
-        geometric mean, that is; of a single token its probability.
+        By their geometric mean, that is; of a single token its probability.
         """
-        if self.certainty is not None:
-            return self.certainty >= 0.5
         power, full = 1 / max(1, len(self.tokens)), self.probability
-        return any(
-            full**power - max(0.0, full - citation.drop) ** power >= CARRIED for citation in self.citations or ()
-        )
+        return max((full**power - max(0.0, full - one.drop) ** power for one in self.citations or ()), default=0.0)
+
+    @property
+    def is_in_text(self) -> bool:
+        """Whether the text answers, by `certainty`; where that was not measured, whether `carried` is enough."""
+        return self.carried >= CARRIED if self.certainty is None else self.certainty >= 0.5
 
     def said(self) -> str:
         """The answer of a model that was trained on questions, with how sure it is, as a line of text."""

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -176,9 +175,8 @@ def read_planted(memory: Memory, paths: Sequence[Path], facts: Sequence[str], se
         for path in paths:
             memory.read(path, **options)
     else:
-        pieces = partial(text_of_files, paths, PIECE, text_of_document)
-        size = sum(len(text.encode()) for text in pieces()) if facts else 0
-        text = PlantedText(pieces(), size, facts, seed)
+        size = sum(len(text.encode()) for text in text_of_files(paths, read=text_of_document)) if facts else 0
+        text = PlantedText(text_of_files(paths, PIECE, text_of_document), size, facts, seed)
         memory.read(text, names, where="ask: --text", **options)
         for fact, place in zip(facts, text.places):
             print(f"planted after {100 * place:.0f} % of the text: {fact}", file=sys.stderr)
