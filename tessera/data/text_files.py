@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tessera.base.errors import TesseraError
+from tessera.base.errors import TesseraError, expect_text
 
 PIECE_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"
@@ -80,11 +80,13 @@ def located_text_of_file(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator
         raise TesseraError(f"{path}: cannot be read ({error.strerror}).") from None
 
 
-def text_of_files(paths: Iterable[Path], piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
+def text_of_files(
+    paths: Iterable[Path], piece_bytes: int = PIECE_BYTES, read: Callable[[Path, int], Iterator[str]] = text_of_file
+) -> Iterator[str]:
     """The texts of several files, read one behind the other, an empty line between two that hold something."""
     is_first = True
     for path in paths:
-        texts = text_of_file(path, piece_bytes)
+        texts = read(path, piece_bytes)
         for text in texts:
             yield text if is_first else f"\n\n{text}"
             yield from texts
@@ -195,8 +197,5 @@ def _text_of_json(line: str, column: str, where: str) -> str:
     text = value.get(column) if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise TesseraError(f"{where} must be a text, or an object with text in {column!r}; got {line[:40]!r}.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise TesseraError(f"{where} must be text; character {error.start} is half of a surrogate pair.") from None
+    expect_text(text, where)
     return text

@@ -39,15 +39,18 @@ class Answer:
     citations: "tuple[Citation, ...] | None" = None
 
     @property
-    def is_in_text(self) -> bool:
-        """Whether a passage carried the answer: without it, its tokens are less probable by `CARRIED` or more.
+    def carried(self) -> float:
+        """What each token of the answer loses of its probability without the passage that carried it most.
 
-        Their geometric mean, that is; of a single token its probability.
+        By their geometric mean, that is; of a single token its probability.
         """
         power, full = 1 / max(1, len(self.tokens)), self.probability
-        return any(
-            full**power - max(0.0, full - citation.drop) ** power >= CARRIED for citation in self.citations or ()
-        )
+        return max((full**power - max(0.0, full - one.drop) ** power for one in self.citations or ()), default=0.0)
+
+    @property
+    def is_in_text(self) -> bool:
+        """Whether a passage carried the answer: `carried` is at least `CARRIED`."""
+        return self.carried >= CARRIED
 
     def sources(self) -> str:
         """The citations as lines of text."""

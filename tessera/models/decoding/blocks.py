@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from tessera.base.errors import expect
 from tessera.models.decoding.programs import STEP, first_rows, load, open_room, rows_to_read
-from tessera.models.decoding.weights import StoredWeights, flat, unsized
+from tessera.models.decoding.weights import StoredWeights, Watch, flat, unsized
 from tessera.models.recurrence.base_model import layer_list
 from tessera.models.recurrence.layer_hooks import MemoryLayer
 
@@ -92,9 +92,15 @@ class _CompiledBlock:
     def __init__(self, shared: _Shared, block: nn.Module, index: int):
         self.shared, self.block, self.index = shared, block, index
         self.weights = shared.how.of(block)
+        self.watch, self.begins = Watch(*block.children()), True
         self.plain = type(block).forward.__get__(block)
         self.__signature__ = signature = inspect.signature(self.plain)
         self.cache_name = next(name for name in ("past_key_values", "layer_past") if name in signature.parameters)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of the model is not compiled."""
+        block = memo[id(self.block)]
+        return type(block).forward.__get__(block)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One token behind a `DynamicCache` by the program, anything else by the block itself."""
@@ -106,7 +112,10 @@ class _CompiledBlock:
         layer: Any = layers[self.index] if self.index < len(layers) else None
         is_behind = type(layer) is DynamicLayer and layer.is_initialized and layer.get_seq_length() > 0
         is_step = hidden.shape[1] == 1 and not (self.block.training or torch.is_grad_enabled())
-        if not (is_behind and is_step) or arguments.pop("attention_mask", None) is not None:
+        may_run = is_behind and is_step and arguments.pop("attention_mask", None) is None
+        may_run = may_run and self.watch.may_run(self.begins)
+        self.begins = not may_run
+        if not may_run:
             return self.plain(*args, **kwargs)
         keys, values = _with_room(layer)
         length = layer.get_seq_length()
