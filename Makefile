@@ -40,7 +40,7 @@ test-browser: install ## test the inspection page in Chromium (Debian: apt-get i
 	$(BIN)/python -m pytest -m browser -rs
 
 torture: install ## bad inputs, kills, full disks, two processes: all of tests/reliability (about an hour)
-	TORTURE=1 $(BIN)/python -m pytest tests/reliability
+	TORTURE=50 $(BIN)/python -m pytest tests/reliability
 
 peers: install ## run the tests of transformers, PEFT and entmax on ours: the table of docs/reliability.md
 	$(BIN)/python -m tests.peers

@@ -66,22 +66,26 @@ def training_step(model: nn.Module, steps: int) -> Callable[[], None]:
 
 
 def decoding(model: nn.Module, context: int) -> Callable[[], None]:
-    """`NEW_TOKENS` greedy tokens behind a context read beforehand (the published code rereads it each time)."""
+    """`NEW_TOKENS` greedy tokens behind a context read beforehand (the published code rereads it each time).
+
+    A transformer's cache is cut back to the context afterwards. A memory goes on: to go back and write again would
+    copy its pairs, as a second continuation of a text does and decoding does not.
+    """
     ids = torch.randint(0, SIZE["vocab_size"], (1, context))
     model.eval()
     if type(model).__module__ == "mosaic_model":
         return lambda: model.generate(ids, NEW_TOKENS, top_k=1)
     with torch.inference_mode():
-        read = model(ids[:, :-1], use_cache=True).past_key_values
+        states = [model(ids[:, :-1], use_cache=True).past_key_values]
 
     def generate() -> None:
-        state, token = read, ids[:, -1:]
+        token = ids[:, -1:]
         with torch.inference_mode():
             for _ in range(NEW_TOKENS):
-                output = model(token, past_key_values=state, use_cache=True)
-                state, token = output.past_key_values, output.logits[:, -1:].argmax(dim=-1)
-        if hasattr(read, "crop"):
-            read.crop(-NEW_TOKENS)  # the transformer's cache is changed in place; back to the context
+                output = model(token, past_key_values=states[0], use_cache=True)
+                states[0], token = output.past_key_values, output.logits[:, -1:].argmax(dim=-1)
+        if hasattr(states[0], "crop"):
+            states[0].crop(-NEW_TOKENS)
 
     return generate
 

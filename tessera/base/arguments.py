@@ -44,6 +44,19 @@ def explains_mistakes(function: Function) -> Function:
     return called  # type: ignore[return-value]
 
 
+def checks_arguments(function: Function) -> Function:
+    """The same, before each call: of a function that keeps its arguments for later."""
+
+    @wraps(function)
+    def called(*values: Any, **keywords: Any) -> Any:
+        mistake = _mistake(function, values, keywords)
+        if mistake is not None:
+            raise TesseraError(mistake)
+        return function(*values, **keywords)
+
+    return called  # type: ignore[return-value]
+
+
 def explain_all(namespace: dict[str, Any], names: Iterable[str]) -> None:
     """Decorate so the public functions of a module, and the public methods of its classes."""
     for name in names:
@@ -61,7 +74,7 @@ def explain_all(namespace: dict[str, Any], names: Iterable[str]) -> None:
 
 def _mistake(function: Callable, values: tuple, keywords: dict[str, Any]) -> str | None:
     """What is wrong with the arguments; None: nothing that the annotations tell."""
-    where = function.__qualname__.removesuffix(".forward")
+    where = re.sub(r"\.(forward|__init__|__call__)$", "", function.__qualname__)
     try:
         bound = inspect.signature(function).bind(*values, **keywords).arguments
     except TypeError as error:
@@ -69,6 +82,8 @@ def _mistake(function: Callable, values: tuple, keywords: dict[str, Any]) -> str
     sizes: dict[str, int | tuple[int, ...]] = {}
     for name, value in bound.items():
         hint = _resolved(function.__annotations__.get(name, Any), function)
+        if hint is typing.Self:
+            hint = type(next(iter(bound.values())))
         if any(_fits(option, value, sizes) for option in _options(hint)):
             continue
         wanted = " or ".join(dict.fromkeys(map(_described, _options(hint))))
@@ -111,7 +126,7 @@ def _fits(hint: Any, value: Any, sizes: dict) -> bool:
         return True  # nothing that could be looked at
     if kind in (int, float):
         return isinstance(value, int | kind | torch.SymInt) and not isinstance(value, bool)
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or (kind is Iterable and isinstance(value, Tensor)):
         return False
     if not (isinstance(value, list) and typing.get_args(hint)):
         return True

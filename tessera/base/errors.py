@@ -24,6 +24,16 @@ def expect(condition: bool, where: str, argument: str, requirement: str, got: ob
         raise TesseraError(f"{where}: {argument} must {requirement}; got {got}." + (f" {advice}" if advice else ""))
 
 
+def expect_text(text: str, where: str) -> None:
+    """Raise `TesseraError` for what no tokenizer takes: half of a surrogate pair, or no text."""
+    expect(isinstance(text, str), where, "the text", "be text", type(text).__name__)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        place = f"half of a surrogate pair (character {error.start})"
+        raise TesseraError(f"{where}: the text must be text; got {place}.") from None
+
+
 def first_line(error: BaseException) -> str:
     """What another library's exception says, in one line without its full stop; its name when it says nothing."""
     lines = str(error).strip().splitlines()

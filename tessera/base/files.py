@@ -161,8 +161,11 @@ def expect_output(
 
 def expect_plain_file(path: Path, where: str, argument: str) -> None:
     """Raise `TesseraError` unless `path` is a file: reading a named pipe would wait for ever."""
-    if not path.is_file():
-        reason = "is no plain file" if path.exists() else "does not exist"
+    try:
+        is_there, reason = path.is_file(), "is no plain file" if path.exists() else "does not exist"
+    except (OSError, ValueError) as error:
+        is_there, reason = False, f"is no name ({getattr(error, 'strerror', None) or error})"
+    if not is_there:
         raise TesseraError(f"{where}: {argument} must be a file; got {str(path)!r}, which {reason}.")
 
 
@@ -172,6 +175,8 @@ def _reason(error: Exception) -> str | None:
         return error.strerror or str(error)
     if isinstance(error, ValueError) and "null byte" in str(error):
         return "its name has a null byte"
+    if isinstance(error, ValueError) and "empty name" in str(error):
+        return "it is a folder"
     lines = str(error).strip().splitlines()
     is_about_writing = lines and any(mark in lines[0] for mark in _FOREIGN_WRITE_ERRORS)
     return lines[0].rstrip(".") if is_about_writing else None

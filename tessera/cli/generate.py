@@ -27,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compile", action="store_true", help="decode by compiled layers (see tessera.compile_decoding)"
     )
+    parser.add_argument(
+        "--prompt-lookup",
+        type=positive_int,
+        metavar="N",
+        help="read up to N tokens at once that stood in the text before; the same text, sooner where it repeats itself",
+    )
     parser.add_argument("--weights", choices=("bf16", "int8"), help="with --compile: round the model's weights so")
     add_sampling(parser, max_new_tokens=200, default_temperature=0.8)
 
@@ -83,6 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     weights = arguments.weights
     expect(weights is None or arguments.compile, "generate", "--weights", "be used with --compile", weights)
+    is_possible = arguments.prompt_lookup is None or arguments.num_beams == 1
+    expect(is_possible, "generate", "--prompt-lookup", "be left out with --num-beams", arguments.prompt_lookup)
     if arguments.out is not None:
         expect_output(arguments.out, "generate", "--out")
     prompts = [arguments.prompt] if arguments.prompts is None else read_prompts(arguments.prompts)
@@ -92,10 +100,11 @@ def run(arguments: argparse.Namespace) -> int:
             compile_decoding(model, weights or "float32")
         if answers_questions(tokenizer):
             print(f"generate: {folder} answers questions about a text: see tessera ask", file=sys.stderr)
+    drafts = {"prompt_lookup_num_tokens": arguments.prompt_lookup}
     if arguments.prompts is None and len(models) == 1 and arguments.out is None:
-        continuation(*next(iter(models.values())), arguments.prompt, sampling_of(arguments), stream=True)
+        continuation(*next(iter(models.values())), arguments.prompt, sampling_of(arguments), stream=True, **drafts)
         return 0
-    table = markdown_table(prompts, continuations(models, prompts, sampling_of(arguments)))
+    table = markdown_table(prompts, continuations(models, prompts, sampling_of(arguments), **drafts))
     print(table)
     if arguments.out is not None:
         with writing(arguments.out):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, did_you_mean, expect
-from tessera.base.files import expect_output
+from tessera.base.files import expect_output, expect_plain_file
 from tessera.cli.arguments import OUTPUT_HELP, positive_int, refuse_options, seed, write_json_lines
 
 # Of each kind of prompt. They are filled in late, so that an option of the other kind is noticed.
@@ -65,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
             setattr(arguments, name, default)
     if arguments.output is not None:
         expect_output(arguments.output, "prompts", "--output")
+    for path in arguments.files or ():
+        expect_plain_file(path, "prompts", "--files")
     asked = (_many_shot if arguments.many_shot else _documents)(arguments)
     for folder in arguments.models:
         asked.check(load_config(folder), load_tokenizer(folder), **asked.options)

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tessera.base.errors import TesseraError
+from tessera.base.errors import TesseraError, expect_text
 
 PIECE_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"
@@ -197,8 +197,5 @@ def _text_of_json(line: str, column: str, where: str) -> str:
     text = value.get(column) if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise TesseraError(f"{where} must be a text, or an object with text in {column!r}; got {line[:40]!r}.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise TesseraError(f"{where} must be text; character {error.start} is half of a surrogate pair.") from None
+    expect_text(text, where)
     return text

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
+from tessera.base.arguments import explain_all
 from tessera.base.dataclass_io import option
-from tessera.base.errors import TesseraError, did_you_mean, first_line
+from tessera.base.errors import TesseraError, did_you_mean, expect_text, first_line
 from tessera.data.pretrained_tokenizers import pretrained_tokenizer
 
 BEGIN, END = "<|beginoftext|>", "<|endoftext|>"
@@ -67,6 +68,7 @@ def build_tokenizer(spec: TokenizerSpec, texts: Iterable[str] = ()) -> "PreTrain
 
     Raises `TesseraError` when files are missing or unreadable, or when the corpus is empty.
     """
+    _expect_possible(spec)
     if spec.type == "byte":
         return byte_tokenizer()
     if spec.type == "bpe":
@@ -74,6 +76,11 @@ def build_tokenizer(spec: TokenizerSpec, texts: Iterable[str] = ()) -> "PreTrain
     if spec.type == "gpt2" and spec.path and Path(spec.path).is_dir():
         return gpt2_tokenizer(Path(spec.path))
     return pretrained_tokenizer(spec.path or GPT2_ON_HUB)
+
+
+def _expect_possible(spec: TokenizerSpec) -> None:
+    for name, problem in spec.problems():
+        raise TesseraError(f"tokenizer: {name} {problem}")
 
 
 def vocabulary_size(spec: TokenizerSpec) -> int:
@@ -86,7 +93,7 @@ def vocabulary_size(spec: TokenizerSpec) -> int:
     return len(build_tokenizer(spec))
 
 
-def token_bytes(tokenizer: "PreTrainedTokenizerBase") -> list[bytes] | None:
+def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes] | None:
     """The bytes of text that each token stands for; None where tokens do not say them (WordPiece)."""
     decoder = str(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
     texts = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
@@ -105,7 +112,7 @@ def token_bytes(tokenizer: "PreTrainedTokenizerBase") -> list[bytes] | None:
     return known
 
 
-def token_sizes(tokenizer: "PreTrainedTokenizerBase") -> np.ndarray | None:
+def token_sizes(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray | None:
     """How many these bytes are; 0 for special tokens, which are no text."""
     known = token_bytes(tokenizer)
     if known is None:
@@ -127,6 +134,7 @@ def byte_tokenizer() -> "PreTrainedTokenizerFast":
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
     """Byte-level BPE with GPT-2's splitting rule, trained on `texts`; the same texts give the same tokenizer."""
+    _expect_possible(TokenizerSpec("bpe", vocab_size))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -141,6 +149,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast
     def counted() -> Iterable[str]:
         nonlocal count
         for text in texts:
+            expect_text(text, "tokenizer")
             count += len(text)
             yield text
 
@@ -195,3 +204,8 @@ def _byte_characters() -> list[str]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (256 + index for index in range(256))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+explain_all(
+    globals(), ("build_tokenizer", "vocabulary_size", "token_bytes", "token_sizes", "train_bpe", "gpt2_tokenizer")
+)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 
-from tessera.base.errors import expect
+from tessera.base.arguments import explain_all
+from tessera.base.errors import expect, expect_text
 from tessera.models.transformer import context_limit
 
 if TYPE_CHECKING:
@@ -32,6 +33,14 @@ class Sampling:
     num_beams: int = 1
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            kind, least = type(getattr(Sampling, name)), name in ("max_new_tokens", "num_beams")
+            is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+            requirement = f"be {'a whole number' if kind is int else 'a number'} of at least {least:d}, below 2^31"
+            expect(is_number and least <= value < 2**31, "Sampling", name, requirement, repr(value))
+        expect(0 < self.top_p <= 1, "Sampling", "top_p", "lie in (0, 1]", self.top_p)
+
     @property
     def arguments(self) -> dict[str, Any]:
         """Keywords of `generate`."""
@@ -42,7 +51,7 @@ class Sampling:
             "max_new_tokens": self.max_new_tokens,
         }
         if samples:
-            chosen |= {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+            chosen |= {"temperature": float(self.temperature), "top_k": self.top_k, "top_p": self.top_p}
         return chosen
 
 
@@ -59,6 +68,7 @@ def prompt_tokens(
     Raises:
         TesseraError: no tokens, tokens that the model does not know, or more than its positions hold.
     """
+    expect_text(prompt, where)
     ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"].long()
     expect(ids.numel() > 0, where, "the prompt", "hold at least one token", "an empty text")
     largest, size = int(ids.max()), model.config.get_text_config().vocab_size
@@ -85,7 +95,7 @@ def continuation(
     where: str = "generate",
     **inputs: Any,
 ) -> str:
-    """What `model` writes after `prompt`; `inputs` are further arguments of the model, such as `memory_state`.
+    """What `model` writes after `prompt`; `inputs` are further arguments of `generate`, such as `memory_state`.
 
     With `stream`, prompt and continuation are printed, token by token where no beam search chooses at the end.
     """
@@ -116,3 +126,6 @@ class _RequireNumbers(LogitsProcessor):
         is_number = not bool((torch.isnan(scores) | torch.isposinf(scores)).any())
         expect(is_number, self.where, "the model's logits", "be finite", "NaN or infinity", "Its training diverged.")
         return scores
+
+
+explain_all(globals(), ("prompt_tokens", "continuation"))

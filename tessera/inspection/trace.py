@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import TesseraError
-from tessera.base.files import write_atomically
+from tessera.base.files import expect_plain_file, write_atomically
 
 if TYPE_CHECKING:
     import pandas
@@ -236,6 +236,8 @@ class Trace:
         Raises:
             TesseraError: the file is missing or no trace.
         """
+        if Path(path).exists():
+            expect_plain_file(Path(path), "Trace.load", "path")
         try:
             with safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}

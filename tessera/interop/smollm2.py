@@ -31,7 +31,7 @@ def get(folder: Path | None = None) -> Path:
     Raises:
         TesseraError: the packages are not installed, or the folder cannot be written.
     """
-    folder = folder or cached_folder()
+    own, folder = folder is None, folder or cached_folder()
     if (folder / WEIGHTS[0]).is_file():
         return folder  # folders appear complete
     spec = importlib.util.find_spec(PACKAGE)  # does not import it
@@ -39,7 +39,8 @@ def get(folder: Path | None = None) -> Path:
     is_there = (source / FILE).is_file() and importlib.util.find_spec("gguf") is not None
     expect(is_there, "models get smollm2", "its packages", f"be installed ({INSTALL})", "none")
     with writing(folder, "the model"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        if own:
+            folder.parent.mkdir(parents=True, exist_ok=True)
         expect_new_folder(folder, "models get", "--output")
         with new_folder(folder) as draft:
             _unpack(source, draft)

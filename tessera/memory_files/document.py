@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.base.errors import TesseraError, first_line
+from tessera.base.errors import TesseraError, expect_text, first_line
 from tessera.data.encoding import PIECE, located_tokens
 from tessera.data.sources import STORIES, text_files
 from tessera.data.text_files import located_text_of_file, text_of_file, utf8_sizes
@@ -57,7 +57,7 @@ def read_document_text(
     if isinstance(source, Path):
         pieces: Iterator = located_text_of_file(source, PIECE)
     else:
-        pieces = ((text, utf8_sizes(text)) for text in ([source] if isinstance(source, str) else source))
+        pieces = _sized([source] if isinstance(source, str) else source, where)
     size, parts, begins = 0, [], []
 
     def counted() -> Iterator[tuple[str, np.ndarray]]:
@@ -77,6 +77,12 @@ def read_document_text(
     widths = np.diff(starts)
     small = widths.max() < 256
     return Document(name, size, torch.from_numpy(tokens), torch.from_numpy(widths.astype("u1" if small else "i4")))
+
+
+def _sized(texts: Iterable[str], where: str) -> Iterator[tuple[str, np.ndarray]]:
+    for text in texts:
+        expect_text(text, where)
+        yield text, utf8_sizes(text)
 
 
 def text_of_document(path: Path, piece_bytes: int = PIECE) -> Iterator[str]:

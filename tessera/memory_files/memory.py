@@ -14,6 +14,7 @@ from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import expect_output, expect_plain_file, writing
 from tessera.base.state import State
+from tessera.generation.sampling import Sampling
 from tessera.memory_files.answering import GREEDY, Answer, answer, answers_questions, require_known_words
 from tessera.memory_files.document import Document, read_document_text
 from tessera.memory_files.together import is_of_pairs, together
@@ -24,8 +25,6 @@ from tessera.models.stack import StackForCausalLM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
-    from tessera.generation.sampling import Sampling
 
 
 class Memory:
@@ -43,6 +42,8 @@ class Memory:
         self, model: "PreTrainedModel | None" = None, tokenizer: "PreTrainedTokenizerFast | None" = None
     ) -> None:
         """Without a model, a file can be looked at; one of pairs can be merged with others, and forget."""
+        is_fast = (tokenizer is None) == (model is None) and (model is None or hasattr(tokenizer, "backend_tokenizer"))
+        expect(is_fast, "Memory", "tokenizer", "be the model's, a fast one of transformers", type(tokenizer).__name__)
         self.model: Any = model
         self.tokenizer: Any = tokenizer
         self.documents: tuple[Document, ...] = ()
@@ -95,6 +96,7 @@ class Memory:
         Raises:
             TesseraError: no text, a name that is taken, more than the model has positions for.
         """
+        self._expect_model("read")
         if isinstance(source, str) and _is_file_name(source):
             source = Path(source)
         if name is None:
@@ -108,12 +110,13 @@ class Memory:
         self._append(document, **options)
         return self
 
-    def ask(self, question: str, sampling: "Sampling" = GREEDY, *, cite: int = 0, **options: Any) -> Answer:
+    def ask(self, question: str, sampling: Sampling = GREEDY, *, cite: int = 0, **options: Any) -> Answer:
         """The answer to `question`, which the memory does not keep. `cite`: name so many passages that carried it.
 
         `options`: see `answer`. Raises `TesseraError` for a question without words, or with words that a model that
         was trained on questions does not know, and for `cite` where states are not of pairs.
         """
+        self._expect_model("answers")
         if answers_questions(self.tokenizer):
             require_known_words(self.tokenizer, question, "QUESTION")
         answered = answer(self.model, self.tokenizer, question, self.state, sampling, **options)
@@ -227,11 +230,14 @@ class Memory:
         nothing = torch.zeros(0, dtype=torch.int32)
         self.documents, self._unchecked = (Document("", 0, nothing, nothing, state),), None
 
+    def _expect_model(self, what: str) -> None:
+        advice = f"It {what}: give it to Memory(model, tokenizer), or --model."
+        expect(self.model is not None, "memories", "the model", "be given", "none", advice)
+
     def _append(self, document: Document, **options: Any) -> None:
         """Read `document` behind the others."""
         self.verify()
-        advice = f"A {self.kind} memory reads documents again: use --model."
-        expect(self.model is not None, "memories", "the model", "be answered", "none", advice)
+        self._expect_model("reads documents again")
         before = None if self.is_of_pairs else self.state
         state = read_document(self.model, document.tokens, before, "memorize", **options)
         documents = self.documents

@@ -6,6 +6,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
+from tessera.base.arguments import explains_mistakes
 from tessera.generation.sampling import Sampling
 from tessera.memory_files.memory import Memory
 
@@ -23,6 +24,7 @@ class MemoryQuestionAnswering(Pipeline):
         super().__init__(*arguments, **keywords)
         self.model.eval()
 
+    @explains_mistakes
     def __call__(self, context: Any, question: str | Sequence[str], cite: int = 0, **sampling: Any) -> Any:
         """See the class."""
         memory = context

@@ -6,11 +6,12 @@ from tessera.models.prefix import Prefix
 
 # Those of keys and values, as in PEFT's own tables for transformers.
 MOSAIC = ["key_extractor.projection", "value_extractor.projection"]
-WRAPPED = ["c_attn", "q_proj", "v_proj", "query_key_value", *MOSAIC]  # around a base of any of these families
+LINEAR = ["memory.key", "memory.value"]
+WRAPPED = ["c_attn", "q_proj", "v_proj", "query_key_value", *MOSAIC, *LINEAR]  # around a base of any of these families
 ADAPTED = {
     "memory_mosaic": MOSAIC,
     "memory_mosaic_v2": MOSAIC,
-    "linear_attention": ["memory.key", "memory.value"],
+    "linear_attention": LINEAR,
     **dict.fromkeys(("armt", "rmt", "prmt"), WRAPPED),
 }
 STACKS = ("memory_mosaic", "memory_mosaic_v2", "linear_attention")

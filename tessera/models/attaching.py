@@ -2,16 +2,20 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tessera.base.errors import expect
+from tessera.base.arguments import checks_arguments, explain_all
+from tessera.base.errors import expect, expect_text
 from tessera.base.shapes import Int
 from tessera.kernels import Kernel
+from tessera.models.causality import expect_causal
+from tessera.models.fingerprint import Fingerprint, difference
 from tessera.recall.token_memory import TokenMemory
 
 
@@ -19,14 +23,17 @@ class Attached:
     """A memory that stands beside the output layer of a model; see `attach`.
 
     Attributes:
-        memory: what was read, a `TokenMemory`. It is a value: keep it, and set it again on this or a later attachment.
+        memory: what was read, a `TokenMemory`. It is a value: keep it, and set it again on this or a later attachment
+            to the same model.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any, memory: TokenMemory, window: int) -> None:
         self.model, self.tokenizer, self.memory, self.window = model, tokenizer, memory, window
+        self._fingerprint = Fingerprint()
         self._read: list[tuple[Tensor, Tensor]] | None = None
         head = model.get_output_embeddings()
         expect(isinstance(head, nn.Module), "attach", "model", "have an output layer", type(model).__name__)
+        expect_causal(model, "attach")
         self._hook = head.register_forward_hook(self._add)
         try:
             self._require_last(head)
@@ -72,17 +79,28 @@ class Attached:
         hidden, logits = (torch.cat(parts, 1)[0, known:] for parts in zip(*seen))
         tokens = ids[1 + known :]
         own = (logits.float().gather(1, tokens[:, None])[:, 0] - logits.float().logsumexp(1)).exp()
-        self.memory = self.memory.fitted(hidden, tokens, own).remembered(hidden, tokens)
+        memory = self._own_memory(begins=True).fitted(hidden, tokens, own).remembered(hidden, tokens)
+        self.memory = replace(memory, model=self._fingerprint.of(self.model, False))
 
     def _encoded(self, text: str) -> list[int]:
         expect(self.tokenizer is not None, "attach", "tokenizer", "be given to read text", None)
+        expect_text(text, "attach")
         return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     def _add(self, head: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor | None:
         if self._read is not None:
             self._read.append((inputs[0], logits))
             return None
-        return self.memory.mixed(inputs[0], logits)
+        return self._own_memory(begins=logits.shape[1] > 1).mixed(inputs[0], logits)
+
+    def _own_memory(self, begins: bool) -> TokenMemory:
+        """The memory. Raises `TesseraError` where another model, or this one with other weights, has read it."""
+        other = (
+            None if len(self.memory) == 0 else difference(self.memory.model, self._fingerprint.of(self.model, begins))
+        )
+        got = f"what a model of {other} has read"
+        expect(other is None, "attach", "memory", "be of this model", got, "Read the text again.")
+        return self.memory
 
     @contextmanager
     def _recording(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
@@ -106,9 +124,10 @@ class Attached:
         expect(is_last, "attach", "model", "return what its output layer gives, unchanged (no soft-capping)", name)
 
 
+@checks_arguments
 def attach(
     model: PreTrainedModel,
-    tokenizer: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     kernel: Kernel | str | dict = "gaussian",
     memory: TokenMemory | None = None,
@@ -126,7 +145,8 @@ def attach(
         kernel: the similarity kernel or its name. memory: one that was read earlier, in place of an empty one.
         window: tokens that the model reads at once. budget, eviction: see `TokenMemory`.
     Raises:
-        TesseraError: an unknown kernel or eviction, or a model that changes the logits of its output layer.
+        TesseraError: an unknown kernel or eviction, or a model that changes the logits of its output layer or sees
+            later tokens.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32)).eval()
@@ -134,8 +154,10 @@ def attach(
     ...     len(attached.read(torch.arange(50).repeat(3)).memory)
     149
     """
-    expect(isinstance(model, PreTrainedModel), "attach", "model", "be a Hugging Face model", type(model).__name__)
     most = getattr(model.config, "max_position_embeddings", None) or window
     expect(window >= 8, "attach", "window", "be at least 8 tokens", window)
     memory = TokenMemory.empty(kernel, budget, eviction) if memory is None else memory
     return Attached(model, tokenizer, memory, min(window, most))
+
+
+explain_all(globals(), ("Attached", "attach"))

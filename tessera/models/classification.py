@@ -25,6 +25,7 @@ from transformers.models.auto.modeling_auto import (
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.linear_attention import LinearAttentionConfig
 from tessera.models.linear_attention.modeling import LinearAttentionPreTrainedModel
+from tessera.models.lstm import LSTMConfig, LSTMModel, LSTMPreTrainedModel
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.models.memory_mosaic.modeling import MemoryMosaicPreTrainedModel
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
@@ -105,6 +106,7 @@ CLASSIFIERS: dict[type[PreTrainedConfig], tuple[type[PreTrainedModel] | None, di
     MemoryMosaicConfig: (None, _classifiers("MemoryMosaic", MemoryMosaicPreTrainedModel)),
     MemoryMosaicV2Config: (None, _classifiers("MemoryMosaicV2", MemoryMosaicV2PreTrainedModel)),
     LinearAttentionConfig: (None, _classifiers("LinearAttention", LinearAttentionPreTrainedModel)),
+    LSTMConfig: (LSTMModel, _classifiers("LSTM", LSTMPreTrainedModel)),
     ARMTConfig: (ARMTModel, _classifiers("ARMT", SegmentedClassifier, ARMTConfig)),
     RMTConfig: (RMTModel, _classifiers("RMT", SegmentedClassifier, RMTConfig)),
     PRMTConfig: (PRMTModel, _classifiers("PRMT", SegmentedClassifier, PRMTConfig)),

@@ -1,20 +1,24 @@
 """The recurrent baseline: a stacked LSTM language model."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from tessera.base.errors import expect
 from tessera.base.state import State
+from tessera.models.drafted_generation import DraftedGeneration
+from tessera.models.fingerprint import Fingerprint, difference
+from tessera.models.forward_arguments import check_labels, checks_types, refuse_keywords
 from tessera.models.saving.code_beside_weights import SavesWithCode
 from tessera.models.sizes import num_parameters
 from tessera.models.strict_config import StrictConfig
+from tessera.ops.linear_cross_entropy import IGNORED
 
 
 class LSTMConfig(StrictConfig):
@@ -52,44 +56,32 @@ class LSTMConfig(StrictConfig):
 
 @dataclass(frozen=True)
 class LSTMState(State):
-    """Hidden and cell states (B, layers, hidden) after `length` steps."""
+    """Hidden and cell states (B, layers, hidden) after `length` steps of the model with the fingerprint `model`."""
 
     hidden: Tensor
     cell: Tensor
     length: int
+    model: str | None = None
     is_compileable: ClassVar[bool] = False  # what transformers asks of a cache given to `generate`
+
+    def parts(self) -> dict[str, Any]:
+        """Without the model, as `StackState`."""
+        return {name: part for name, part in super().parts().items() if name != "model"}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Steps read (the name transformers asks for)."""
         return self.length
 
 
-class LSTMForCausalLM(SavesWithCode, PreTrainedModel, GenerationMixin):
-    """Embedding, LSTM layers, layer norm, lm_head tied to the embedding. See `LSTMConfig`.
-
-    >>> model = LSTMForCausalLM(LSTMConfig(vocab_size=20, hidden_size=32))
-    >>> model(input_ids=torch.zeros(1, 5, dtype=torch.long)).logits.shape
-    torch.Size([1, 5, 20])
-    """
+class LSTMPreTrainedModel(SavesWithCode, PreTrainedModel):
+    """Hugging Face plumbing."""
 
     config_class = LSTMConfig
     base_model_prefix = "model"
-    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
-    _is_stateful = True  # the state cannot be cropped
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
-
-    def __init__(self, config: LSTMConfig):
-        super().__init__(config)
-        size = config.hidden_size
-        between = config.dropout if config.num_layers > 1 else 0.0
-        self.embed_tokens = nn.Embedding(config.vocab_size, size)
-        self.layers = nn.LSTM(size, size, config.num_layers, batch_first=True, dropout=between)
-        self.norm = nn.LayerNorm(size)
-        self.lm_head = nn.Linear(size, config.vocab_size, bias=False)
-        self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Embedding, nn.Linear)):
@@ -102,6 +94,29 @@ class LSTMForCausalLM(SavesWithCode, PreTrainedModel, GenerationMixin):
             init.ones_(module.weight)
             init.zeros_(module.bias)
 
+
+class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
+    """Embedding, LSTM layers, layer norm, lm_head tied to the embedding. See `LSTMConfig`.
+
+    >>> model = LSTMForCausalLM(LSTMConfig(vocab_size=20, hidden_size=32))
+    >>> model(input_ids=torch.zeros(1, 5, dtype=torch.long)).logits.shape
+    torch.Size([1, 5, 20])
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
+    _is_stateful = True  # the state cannot be cropped
+
+    def __init__(self, config: LSTMConfig):
+        super().__init__(config)
+        size = config.hidden_size
+        between = config.dropout if config.num_layers > 1 else 0.0
+        self.embed_tokens = nn.Embedding(config.vocab_size, size)
+        self.layers = nn.LSTM(size, size, config.num_layers, batch_first=True, dropout=between)
+        self.norm = nn.LayerNorm(size)
+        self.lm_head = nn.Linear(size, config.vocab_size, bias=False)
+        self._fingerprint = Fingerprint()
+        self.post_init()
+
     def parameters_by_part(self) -> dict[str, int]:
         """Parameters of the embeddings, which are the lm_head's, and of what stands between them."""
         embeddings = num_parameters(self.embed_tokens)
@@ -111,6 +126,7 @@ class LSTMForCausalLM(SavesWithCode, PreTrainedModel, GenerationMixin):
         """0: the state does not grow with the text."""
         return 0.0
 
+    @checks_types
     def forward(
         self,
         input_ids: Tensor,
@@ -120,33 +136,65 @@ class LSTMForCausalLM(SavesWithCode, PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         return_dict: bool | None = None,
     ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
-        """Logits (B, T, V) and, with `labels` (B, T; shifted inside, -100 left out), the mean loss in nats per token.
+        """Logits (B, T, V) and, with `labels` (B, T; shifted inside), the mean loss in nats per token.
 
         `past_key_values` goes on where an earlier call with `use_cache` ended, in training too. Padding goes to the
         right of a sequence, where nothing after it is read: `attention_mask` (B, before + T) may say so, without cache.
+        Left out of the loss are -100 and padding.
         """
-        use_cache = self.config.use_cache if use_cache is None else use_cache
-        if attention_mask is not None:
-            new = attention_mask[:, -input_ids.shape[1] :]
-            falls = bool((new[:, 1:] <= new[:, :-1]).all())
-            expect(falls, "LSTMForCausalLM", "padding", "follow the tokens", "padding before tokens")
-            is_whole = not use_cache or bool(new.all())
-            expect(is_whole, "LSTMForCausalLM", "padding", "be left out where a state is kept", "padding")
-        start = None
-        if past_key_values is not None:
-            kept = (past_key_values.hidden, past_key_values.cell)
-            start = tuple(part.transpose(0, 1).contiguous() for part in kept)
-        read, (hidden, cell) = self.layers(self.embed_tokens(input_ids), start)
-        logits = self.lm_head(self.norm(read))
+        hidden, state = self._read(input_ids, attention_mask, past_key_values, use_cache)
+        logits = self.lm_head(hidden)
         loss = None
         if labels is not None:
+            check_labels(type(self).__name__, labels, input_ids.shape, self.config.vocab_size)
+            if attention_mask is not None:
+                labels = labels.masked_fill(~attention_mask[:, -input_ids.shape[1] :].bool(), IGNORED)
             loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
-        state = None
-        if use_cache:
-            length = input_ids.shape[1] + (0 if past_key_values is None else past_key_values.length)
-            state = LSTMState(hidden.transpose(0, 1), cell.transpose(0, 1), length)
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=state)
         return output if return_dict is not False else output.to_tuple()
 
+    def _read(
+        self, input_ids: Tensor, mask: Tensor | None, past: LSTMState | None, use_cache: bool | None
+    ) -> tuple[Tensor, LSTMState | None]:
+        """What the head reads (B, T, hidden), and the state after it where one is kept."""
+        where = type(self).__name__
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if mask is not None:
+            new = mask[:, -input_ids.shape[1] :]
+            falls = bool((new[:, 1:] <= new[:, :-1]).all())
+            expect(falls, where, "padding", "follow the tokens", "padding before tokens")
+            is_whole = not use_cache or bool(new.all())
+            expect(is_whole, where, "padding", "be left out where a state is kept", "padding")
+        model = self._fingerprint.of(self, past is None) if use_cache or past is not None else None
+        start = None
+        if past is not None:
+            is_state, advice = isinstance(past, LSTMState), "Read the text again."
+            found = difference(past.model, model) if is_state else type(past).__name__
+            expect(found is None, where, "past_key_values", "be a state of this model", found, advice)
+            start = tuple(part.transpose(0, 1).contiguous() for part in (past.hidden, past.cell))
+        read, (hidden, cell) = self.layers(self.embed_tokens(input_ids), start)
+        state = None
+        if use_cache:
+            length = input_ids.shape[1] + (0 if past is None else past.length)
+            state = LSTMState(hidden.transpose(0, 1), cell.transpose(0, 1), length, model)
+        return self.norm(read), state
+
     def _reorder_cache(self, past_key_values: LSTMState, beam_idx: Tensor) -> LSTMState:
         return past_key_values.select_batch(beam_idx)
+
+
+class LSTMModel(LSTMForCausalLM):
+    """The LSTM down to the hidden states: what classifiers stand on. It has the weights of the causal model."""
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: LSTMState | None = None,
+        use_cache: bool | None = None,
+        **keywords: Any,
+    ) -> BaseModelOutputWithPast:
+        """`last_hidden_state` (B, T, hidden); arguments as those of the causal model."""
+        refuse_keywords(type(self).__name__, keywords, dict.fromkeys(keywords, "an LSTM takes none"), self.forward)
+        hidden, state = self._read(input_ids, attention_mask, past_key_values, use_cache)
+        return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=state)

@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv1d, softplus
+from torch.nn.functional import softplus
 from transformers import MambaForCausalLM
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
@@ -30,7 +30,8 @@ class ScanMixer(MambaMixer):
             layer, steps = cache_params.layers[self.layer_idx], x.shape[1]
             read = torch.cat([layer.conv_states[0], x.transpose(1, 2)], -1)
             layer.conv_states[0] = read[..., -self.conv_kernel_size :]
-            convolved = conv1d(read, self.conv1d.weight, self.conv1d.bias, groups=read.shape[1])[..., -steps:]
+            kept = self.conv_kernel_size
+            convolved = self.conv1d(read)[..., kept : kept + steps]
         else:
             convolved = self.conv1d(x.transpose(1, 2))[..., : x.shape[1]]  # padded on both sides: the end is cut off
         x = self.act(convolved).transpose(1, 2)

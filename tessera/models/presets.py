@@ -4,6 +4,7 @@ from typing import Any
 
 from transformers import LlamaConfig, PreTrainedConfig
 
+from tessera.base.arguments import explain_all
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
 from tessera.models.sizes import count_parameters, flops_per_token
 
@@ -54,3 +55,6 @@ def published_counts(config: PreTrainedConfig, context: int = 256) -> dict[str, 
             for name, each in counted.items()
         },
     }
+
+
+explain_all(globals(), ("matching_llama_config", "llama_fields", "published_counts"))

@@ -11,6 +11,7 @@ from tessera.base.errors import expect
 from tessera.base.shapes import Bool, Float, Int
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.ops.kernel_regression import Window
+from tessera.ops.kernel_regression.score_scale import scale_of_scores
 from tessera.recall.leaves import BLOCK, Leaves, working_dtype
 from tessera.recall.pair_store import PairStore
 from tessera.recall.search import Queries, Recall, search
@@ -49,6 +50,8 @@ class PairIndex:
     def delete(self, places: Int[Tensor, " n"]) -> Self:
         """An index without the pairs at these places, counted from 0 in the order in which pairs were given."""
         kept = torch.ones(len(self), dtype=torch.bool, device=self.pairs.keys.device)
+        are_there = bool(((places >= 0) & (places < len(self))).all())
+        expect(are_there, "delete", "places", f"lie in 0..{len(self) - 1}", places.tolist())
         return replace(self, kept=(kept if self.kept is None else self.kept).index_fill(0, places, False))
 
     def merge(self, other: Self) -> Self:
@@ -68,8 +71,9 @@ class PairIndex:
         queries: Float[Tensor, "H Q K"],
         *,
         kernel: Kernel | str | dict,
-        slope: Float[Tensor, "..."] | float,
-        intercept: Float[Tensor, "..."] | float = 0.0,
+        slope: Float[Tensor, "..."] | float | None = None,
+        intercept: Float[Tensor, "..."] | float | None = None,
+        inverse_bandwidth: Float[Tensor, "..."] | float | None = None,
         window: Window | None = None,
         query_offset: int = 0,
         query_documents: Int[Tensor, " Q"] | None = None,
@@ -78,7 +82,7 @@ class PairIndex:
         """`kernel_regression` of one sequence, read through the index; arguments mean what they mean there.
 
         Args:
-            slope, intercept: numbers, or broadcastable to (H, Q); slopes are positive.
+            slope, intercept, inverse_bandwidth: numbers, or broadcastable to (H, Q); slopes are positive.
             tolerance: of kernels whose weights are never 0 (Gaussian): the share of weight that may be left out.
         Raises:
             TesseraError: shapes, dtypes or settings that do not agree.
@@ -89,15 +93,15 @@ class PairIndex:
         expect(agrees, "recall", "queries", f"be {expected}", f"{tuple(queries.shape)} of {queries.dtype}")
         agree = (query_documents is None) == (self.pairs.documents is None)
         expect(agree, "recall", "query_documents", "be given where pairs have documents, and only there", None)
-        queries = queries.to(working_dtype(queries))
-        slopes = torch.as_tensor(slope, dtype=queries.dtype, device=queries.device).expand(heads, count)
-        expect(bool((slopes > 0).all()), "recall", "slope", "be positive", slopes.flatten().tolist()[:3])
-        intercepts = torch.as_tensor(intercept, dtype=queries.dtype, device=queries.device).expand(heads, count)
+        queries, kernel = queries.to(working_dtype(queries)), kernel_from_config(kernel)
+        slope, intercept = scale_of_scores(queries, kernel, slope, intercept, inverse_bandwidth, "recall")
+        slopes, intercepts = (_of_queries(scale, queries) for scale in (slope, intercept))
+        expect(not bool((slopes <= 0).any()), "recall", "slope", "be positive", slopes.flatten().tolist()[:3])
         places = torch.arange(count, device=queries.device) + query_offset
         newest = places - window.delay if window else torch.full_like(places, len(self))
         oldest = places - window.span + 1 if window and window.span else torch.zeros_like(places)
         seen = Queries(queries, slopes, intercepts, oldest, newest, query_documents)
-        return search(self.pairs, self.blocks, self.filed, self.kept, seen, kernel_from_config(kernel), tolerance)
+        return search(self.pairs, self.blocks, self.filed, self.kept, seen, kernel, tolerance)
 
     def with_all_filed(self) -> Self:
         """What can be filed is: in blocks of `BLOCK` pairs, then of falling powers of two, so that they are few.
@@ -115,6 +119,15 @@ class PairIndex:
                 made, blocks = blocks[0].joined(made), ()
             blocks, filed = (*blocks, made), filed + size
         return replace(self, blocks=blocks, filed=filed)
+
+
+def _of_queries(scale: Tensor | None, queries: Tensor) -> Tensor:
+    """A slope or intercept of each query (H, Q)."""
+    wanted = queries.shape[:2]
+    scale = queries.new_zeros(()) if scale is None else scale.to(queries)
+    fits = scale.dim() <= 2 and all(size in (1, full) for size, full in zip(scale.shape[::-1], wanted[::-1]))
+    expect(fits, "recall", "slope and intercept", f"be numbers or broadcast to {tuple(wanted)}", tuple(scale.shape))
+    return scale.expand(wanted)
 
 
 def _block_sizes(count: int) -> list[int]:

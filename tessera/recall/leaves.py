@@ -46,16 +46,18 @@ class Leaves:
     def of(cls, keys: Float[Tensor, "H N K"], first: int) -> Self:
         """The leaves of one block of keys, whose first one stands at place `first`. N is a power of two times LEAF."""
         heads, _, width = keys.shape
-        precise = keys.to(working_dtype(keys))
+        finite = keys.isfinite().all(-1, keepdim=True)
+        precise = keys.to(working_dtype(keys)).masked_fill(~finite, 0)  # a leaf with others has no bound
         centred = precise - precise.mean(1, keepdim=True)
         directions = torch.linalg.eigh(centred.mT @ centred)[1].flip(-1)[..., : min(COORDINATES, width)]
         coordinates = precise @ directions
         order = _order(coordinates)
         leaf_keys = _take(keys, order).view(heads, -1, LEAF, width)
         inside = _take(coordinates, order).view(heads, -1, LEAF, directions.shape[-1])
-        rest = leaf_keys.to(inside.dtype) - inside @ directions.unsqueeze(1).mT
+        rest = _take(precise, order).view(leaf_keys.shape) - inside @ directions.unsqueeze(1).mT
         centre = rest.mean(2)
-        radius = (rest - centre.unsqueeze(2)).norm(dim=-1).amax(2)
+        bounded = _take(finite, order).view(heads, -1, LEAF).all(2)
+        radius = (rest - centre.unsqueeze(2)).norm(dim=-1).amax(2).masked_fill(~bounded, torch.inf)
         bounds = torch.cat([inside.amax(2), inside.amin(2), centre, radius.unsqueeze(-1)], dim=-1)
         places = (order + first).view(heads, -1, LEAF)
         size = precise.norm(dim=-1).amax(1)
@@ -110,5 +112,5 @@ def _order(coordinates: Float[Tensor, "H N D"]) -> Int[Tensor, "H N"]:
     return order.view(heads, nodes, -1).sort(-1)[0].view(heads, count)
 
 
-def _take(rows: Float[Tensor, "H N D"], order: Int[Tensor, "H N"]) -> Float[Tensor, "H N D"]:
+def _take(rows: Tensor, order: Int[Tensor, "H N"]) -> Tensor:
     return rows.gather(1, order.unsqueeze(-1).expand(-1, -1, rows.shape[-1]))

@@ -123,8 +123,8 @@ class _Candidates:
         return type(self)(torch.cat([self.scores, other.scores], 1), torch.cat([self.places, other.places], 1))
 
     def above(self, floor: Tensor) -> Self:
-        """What scores above `floor` (R,), in the order of places. The floor only rises as more is read."""
-        rows, columns = (self.scores > floor.unsqueeze(1)).nonzero(as_tuple=True)
+        """What scores above `floor` (R,), or NaN, in the order of places. The floor only rises as more is read."""
+        rows, columns = (~(self.scores <= floor.unsqueeze(1))).nonzero(as_tuple=True)
         return self.of(rows, self.scores[rows, columns], self.places[rows, columns], len(floor))
 
     def in_order(self) -> Self:
@@ -221,8 +221,8 @@ class _Reader:
             candidates = self._scored_alone(candidates)
         weights = candidates.scores
         if weights.shape[1]:
-            weights = self.kernel.weights(candidates.scores, candidates.scores > -torch.inf)
-        rows, columns = (weights > 0).nonzero(as_tuple=True)
+            weights = self.kernel.weights(candidates.scores, candidates.scores != -torch.inf)
+        rows, columns = weights.nonzero(as_tuple=True)  # NaN too
         sizes = torch.bincount(rows, minlength=self.num_rows)
         starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         support = Support(starts, candidates.places[rows, columns], weights[rows, columns], self.count)
@@ -253,8 +253,9 @@ class _Reader:
 
     def _floor(self, scores: Tensor, is_read: Tensor) -> Tensor:
         """Per row, a score at and below which no pair has weight, whatever the pairs that were not read score."""
+        scores = scores.detach()
         if not self.is_unbounded:
-            return self.kernel.subset_floor(scores, scores > -torch.inf) - self.ties_within
+            return self.kernel.subset_floor(scores, scores != -torch.inf) - self.ties_within
         num_unread = LEAF * (~is_read).sum(1)
         if scores.shape[1] == 0:
             return scores.new_full((self.num_rows,), -torch.inf)
@@ -311,8 +312,9 @@ class _Reader:
         lowest = (floor - self.intercepts) / self.slopes
         epsilon = 8 * torch.finfo(lowest.dtype).eps
         lowest = lowest - epsilon * (lowest.abs() + (self.intercepts / self.slopes).abs())
-        lowest = torch.where(asking < 0, torch.inf, lowest[asking.clamp(min=0)])
-        leaf, column, inside = (similarities > lowest.unsqueeze(-1)).nonzero(as_tuple=True)
+        lowest = lowest[asking.clamp(min=0)]
+        is_above = ~(similarities <= lowest.unsqueeze(-1)) & (asking >= 0).unsqueeze(-1)
+        leaf, column, inside = is_above.nonzero(as_tuple=True)
         rows, places = asking[leaf, column], leaves.places.flatten(0, 1)[chosen[leaf], inside]
         scores = similarities[leaf, column, inside] * self.slopes[rows] + self.intercepts[rows]
         if not self.all_visible:
@@ -331,12 +333,13 @@ class _Reader:
         return visible
 
     def _bounds(self) -> Tensor:
-        """Of scores (R, leaves): -inf for a leaf whose places the query does not see."""
+        """Of scores (R, leaves): -inf for a leaf whose places the query does not see, inf where a score may be NaN."""
         queries = self.queries
         if not self.blocks:
             return queries.vectors.new_zeros(self.num_rows, 0)
         similarities = torch.cat([leaves.largest_similarities(queries.vectors) for leaves in self.blocks], 2)
         bounds = similarities * queries.slopes.unsqueeze(-1) + queries.intercepts.unsqueeze(-1)
+        bounds = bounds.masked_fill(bounds.isnan(), torch.inf)
         if not self.all_visible:
             first, last = (
                 torch.cat([leaves.places[:, :, end] for leaves in self.blocks], 1).unsqueeze(1) for end in (0, -1)

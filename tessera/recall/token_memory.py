@@ -70,7 +70,8 @@ class TokenMemory:
         budget: the most pairs that are kept, or None. eviction: which go when there are more: "oldest", "random", or
             "least_recalled" (least weight in predictions of what was read, halved every `budget` tokens; being stored
             counts as a weight of 1).
-        index: the pairs; B = H = 1. ranks: (N,), the lowest goes first. num_read: pairs that were ever stored.
+        index: the pairs; B = H = 1. ranks: (N,), the lowest goes first. num_read: pairs that were ever stored. model:
+            the fingerprint of the model that read them.
     """
 
     kernel: Kernel
@@ -80,6 +81,7 @@ class TokenMemory:
     index: PairIndex | None = None
     ranks: Float[Tensor, " N"] = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     num_read: int = 0
+    model: str | None = None
 
     @classmethod
     def empty(cls, kernel: Kernel | str | dict, budget: int | None = None, eviction: str = "oldest") -> Self:
@@ -162,7 +164,7 @@ class TokenMemory:
     ) -> Iterator[tuple[int, Float[Tensor, "t n"], Int[Tensor, " n"]]]:
         """Blocks (first query, weights, places) that hold all pairs with weight; `room`: further numbers per query."""
         assert self.index is not None
-        queries = normalize(hidden.detach().float(), dim=-1)
+        queries = normalize(hidden.float(), dim=-1)
         scale, intercept = self.kernel.affine(torch.tensor(self.mixture.slope if slope is None else slope))
         if len(self) > LARGEST_SCAN and float(self.kernel.score_floor(torch.zeros(()))) > -torch.inf:
             found = self.index.recall(queries[None], kernel=self.kernel, slope=scale, intercept=intercept or 0.0)

@@ -107,6 +107,9 @@ PUBLIC = {
     "tessera.recipes.recipe": 2,
     "tessera.evaluation.loss": 3,
     "tessera.evaluation.accounting": 4,
+    "tessera.generation.sampling": 2,
+    "tessera.data.tokenizers": 6,
+    "tessera.models.presets": 3,
 }
 
 

@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import tessera
 from tessera.base.errors import TesseraError
@@ -124,7 +133,37 @@ def test_budgets(states):
     assert len(recalled) == 120
 
 
+def test_a_memory_of_another_model_is_refused():
+    torch.manual_seed(0)
+    model, other, ids = llama().eval(), llama().eval(), torch.arange(50).repeat(3)
+    memory = tessera.attach(model, window=32).read(ids).memory
+    with pytest.raises(TesseraError, match="memory must be of this model; got what a model of other weights has read"):
+        tessera.attach(other, memory=memory).model(ids[None])
+    again = tessera.attach(model, memory=memory)
+    with torch.no_grad():
+        model(ids[None])
+        model.model.layers[0].mlp.up_proj.weight.mul_(2)
+        with pytest.raises(TesseraError, match="other weights"):
+            model(ids[None])
+    again.detach()
+
+
+def test_gradients_flow_through_the_memory(states):
+    hidden, tokens = (part.clone() for part in states)
+    memory = with_mixture(TokenMemory.empty("gaussian").remembered(hidden[:200], tokens[:200]), 8.0, 0.5)
+    query, logits = hidden[200:201].clone().requires_grad_(), torch.zeros(1, 50)
+    loss = -memory.mixed(query, logits).log_softmax(-1)[0, 3]
+    (gradient,) = torch.autograd.grad(loss, query)
+    direction = torch.randn_like(query)
+    with torch.no_grad():
+        ahead, back = (-memory.mixed(query + step * direction, logits).log_softmax(-1)[0, 3] for step in (0.01, -0.01))
+    torch.testing.assert_close((gradient * direction).sum(), (ahead - back) / 0.02, rtol=0.02, atol=1e-4)
+
+
 def test_mistakes_are_one_line_and_leave_no_hook():
+    bert = BertLMHeadModel(BertConfig(**SIZES))
+    with pytest.raises(TesseraError, match="attach: the model must see no later token"):
+        tessera.attach(bert)
     soft = Gemma2ForCausalLM(Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8, final_logit_softcapping=5.0))
     for refused in (soft, tessera.wrap(llama(), segment_size=16, num_memory_tokens=2, memory_dim=4)):
         with pytest.raises(TesseraError, match="unchanged"):

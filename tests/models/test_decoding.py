@@ -1,5 +1,6 @@
 """Decoding by compiled layers says what plain decoding says. All but the slow test run the programs' Python."""
 
+import copy
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 import tessera
 from tessera.base.errors import TesseraError
@@ -162,6 +164,46 @@ def test_a_state_stays_a_value(uncompiled, name):
         torch.testing.assert_close(again.logits[0, 0], expected[step], rtol=0, atol=2e-5)
     rest = compiled(input_ids=ids[:, 30:], past_key_values=state, use_cache=True).logits[0]
     torch.testing.assert_close(rest, expected[30:], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["v1", "v2", "gpt2", "llama", "armt"])
+def test_other_weights_and_other_modules_are_noticed(uncompiled, name):
+    """What a program was made of is compared; a hook is asked; a copy is a model of its own."""
+    model, ids = tessera.compile_decoding(MODELS[name]().eval()), torch.randint(1, 50, (1, 7))
+    tokens, logits = decoded(model, ids, 9)
+    other = copy.deepcopy(model)
+    before = len(uncompiled)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    expected = decoded(other, ids, 9)[1]
+    assert len(uncompiled) == before
+    assert not torch.allclose(expected, logits, atol=1e-2)
+    inner = next(child for child in model.modules() if type(child) in (torch.nn.Linear, Conv1D))
+    calls = []
+    hook = inner.register_forward_hook(lambda *_: calls.append(1))
+    assert torch.equal(decoded(model, ids, 9)[0], tokens)
+    assert len(calls) >= 9
+    hook.remove()
+    assert torch.equal(decoded(model, ids, 9)[0], tokens)
+    model.load_state_dict(other.state_dict())
+    with pytest.raises(TesseraError, match="Call compile_decoding again"):
+        decoded(model, ids, 9)
+    torch.testing.assert_close(decoded(tessera.compile_decoding(model), ids, 9)[1], expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore")  # of peft
+def test_adapters_put_on_later_are_noticed(uncompiled):
+    peft = pytest.importorskip("peft")
+    model, ids = tessera.compile_decoding(v1().eval()), torch.randint(1, 50, (1, 7))
+    decoded(model, ids, 9)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)).eval()
+    with pytest.raises(TesseraError, match="Call compile_decoding again"):
+        decoded(adapted, ids, 9)
+    tessera.compile_decoding(model)
+    logits = decoded(adapted, ids, 9)[1]
+    assert uncompiled
+    torch.testing.assert_close(decoded(plain(adapted), ids, 9)[1], logits, rtol=0, atol=2e-5)
 
 
 def test_what_is_trained_is_not_compiled(uncompiled):

@@ -104,3 +104,13 @@ def test_a_fingerprint_is_the_same_in_every_process():
     text = json.dumps(fingerprint._meaning(model.config), sort_keys=True)
     assert "adjustable" not in text
     assert "segment_size" in text
+
+
+def test_the_state_of_an_lstm_too():
+    model = CASES["lstm"].build()
+    state = read(model)
+    go_on(copy.deepcopy(model), state)
+    with pytest.raises(TesseraError, match="past_key_values must be a state of this model; got other weights"):
+        go_on(with_other_weights(model), state)
+    with pytest.raises(TesseraError, match="got list"):
+        go_on(model, [state])

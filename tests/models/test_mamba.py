@@ -58,6 +58,17 @@ def test_it_continues_a_text_as_transformers_does(pair, ids):
 
 
 @torch.no_grad()
+def test_several_tokens_behind_a_state_ask_the_convolution(pair, ids):
+    """An adapter or a hook on it acts."""
+    model, calls = pair[1].eval(), []
+    state = model(ids[:, :5], use_cache=True).cache_params
+    for layer in model.backbone.layers:
+        layer.mixer.conv1d.register_forward_hook(lambda *_: calls.append(1))
+    model(ids[:, 5:], cache_params=state, use_cache=True)
+    assert len(calls) == len(model.backbone.layers)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("training", [False, True])
 def test_a_state_goes_on_by_any_number_of_tokens(pair, ids, training):
     model = pair[1].train(training)

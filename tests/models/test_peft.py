@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import tessera
 from tests.models.contract import CASES, tokens
 
 peft = pytest.importorskip("peft")
@@ -22,6 +23,20 @@ def test_adapters_without_named_layers(name, method):
     ids = tokens(1, 15)
     adapted(input_ids=ids, labels=ids).loss.backward()
     assert any(p.grad is not None and p.grad.abs().max() > 0 for p in adapted.parameters() if p.requires_grad)
+
+
+def test_an_adapter_around_a_wrapped_linear_attention():
+    model = tessera.wrap(
+        CASES["linear attention gla"].build().float(), segment_size=6, num_memory_tokens=2, memory_dim=4
+    )
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(task_type="CAUSAL_LM", modules_to_save=[*model.memory_modules])
+    )
+    ids = tokens(1, 15)
+    output = adapted(input_ids=ids, labels=ids)
+    output.loss.backward()
+    assert sum("lora_" in name for name, p in adapted.named_parameters() if p.grad is not None) == 8
+    assert output.logits.shape[:2] == ids.shape  # of a training step
 
 
 def prefixed(model, kind="PrefixTuningConfig"):

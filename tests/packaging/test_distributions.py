@@ -75,6 +75,22 @@ def test_the_wheel_is_the_package(wheel, tracked):
     assert names == {name for name in tracked if name.startswith("tessera/")}
 
 
+def test_in_the_folder_above_a_clone_python_finds_the_package(sdist, tmp_path):
+    """A clone that is called `tessera` is a folder of that name without being the package."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (clone,) = tmp_path.iterdir()
+    clone = clone.rename(tmp_path / "tessera")
+    make = f"import setuptools.build_meta; print(setuptools.build_meta.build_editable({str(tmp_path)!r}))"
+    built = subprocess.run([sys.executable, "-c", make], cwd=clone, check=True, capture_output=True, text=True)
+    zipfile.ZipFile(tmp_path / built.stdout.split()[-1]).extractall(tmp_path / "packages")
+    find = f"import site; site.addsitedir({str(tmp_path / 'packages')!r}); import tessera; print(tessera.__version__)"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-S", "-c", find]
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert re.fullmatch(r"[\d.]+\n", found.stdout), found.stderr
+
+
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
     """A function that runs the installed `tessera` in an empty folder, away from the checkout.

@@ -148,6 +148,7 @@ def test_the_command_asks_both_kinds(folder, capsys):
         (["--many-shot", "banking78"], "unknown data set 'banking78'. Did you mean 'banking77'?"),
         (["--many-shot", "goemotions"], "--files must name two files, examples and queries; got nothing"),
         (["--documents", "squad"], "--files must name one file; got nothing"),
+        (["--documents", "squad", "--files", "."], "--files must be a file; got '.', which is no plain file"),
         (["--documents", "squad", "--shots", "2"], "--shots must be left out with --documents; got [2]"),
         (["--many-shot", "banking77", "--lengths", "9"], "--lengths must be left out with --many-shot; got [9]"),
     ],

@@ -11,8 +11,9 @@ import tessera.recall
 from tessera.base.errors import TesseraError
 from tessera.kernels import kernel_from_config
 from tessera.ops.kernel_regression import Window
+from tessera.recall import PairIndex, search
 from tessera.recall import leaves as leaves_module
-from tessera.recall import search
+from tessera.recall.pair_store import PairStore
 
 KERNELS = {  # with an affine map of similarities that leaves a few pairs
     "sparsemax": (40.0, 0.0),
@@ -201,6 +202,44 @@ def test_blocks_stay_few_when_pairs_come_one_by_one():
         index = index.append(near_a_plane(1, 1, 6, step), random(1, 1, 2, seed=step))
     assert [len(block) for block in index.blocks] == [512, 64]
     assert len(index) == 601
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_visible_nan_is_no_pair_that_is_not_there(kernel):
+    """As in the scan: a key makes NaN of every query that sees it, filed or not; a query of its own answer alone."""
+    keys, values = near_a_plane(1, 700, 8), random(1, 700, 3, seed=9)
+    slope, intercept = KERNELS[kernel]
+    options = {"kernel": kernel, "slope": 20 * slope, "intercept": intercept, "window": Window()}
+    for place in (3, 699):
+        spoiled = keys.clone()
+        spoiled[0, place, 0] = torch.nan
+        index = PairIndex(PairStore.of(spoiled[None], values[None])).with_all_filed()
+        for offset in (1, 600, 700):
+            found = index.recall(keys[:, 40:41], query_offset=offset, **options)
+            assert bool(found.output.isnan().any()) == (place < offset), (place, offset)
+    queries = keys[:, 40:43].clone()
+    queries[0, 1, 0] = torch.nan
+    found = tessera.recall.build(keys, values).recall(queries, query_offset=700, **options)
+    assert found.output[0].isnan().all(1).tolist() == [False, True, False]
+
+
+def test_gradients_are_those_of_the_scan():
+    tensors = [x.requires_grad_() for x in (near_a_plane(2, 700, 8), random(2, 700, 3, seed=9), random(2, 4, 8))]
+    keys, values, queries = tensors
+    found = tessera.recall.build(keys, values).recall(queries, kernel="biweight", slope=20.0)
+    ours = torch.autograd.grad(found.output.sin().sum(), tensors)
+    output = tessera.kernel_regression(queries[None], keys[None], values[None], kernel="biweight", slope=20.0)
+    for mine, theirs in zip(ours, torch.autograd.grad(output.sin().sum(), tensors)):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+
+
+def test_bandwidths_are_those_of_the_operation():
+    keys, values = near_a_plane(2, 90, 8), random(2, 90, 3, seed=9)
+    index, options = tessera.recall.build(keys, values), {"kernel": "normalized_relu", "inverse_bandwidth": 4.0}
+    expected = tessera.kernel_regression(keys[None, :, :5], keys[None], values[None], **options)[0]
+    torch.testing.assert_close(index.recall(keys[:, :5], **options).output, expected, rtol=0, atol=1e-12)
+    with pytest.raises(TesseraError, match="recall: intercept must be given beside a slope"):
+        index.recall(keys[:, :5], kernel="normalized_relu", slope=8.0)
 
 
 @pytest.mark.parametrize(

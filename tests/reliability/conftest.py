@@ -1,7 +1,8 @@
-"""What the tests here work on, and how much: a sample with `make test`, everything with `make torture` (TORTURE=1)."""
+"""What the tests here work on, and how much: a sample with `make test`, everything with `make torture` (TORTURE=50)."""
 
 import os
 import resource
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
-TORTURE = os.environ.get("TORTURE") == "1"
+FACTOR = int(os.environ.get("TORTURE", "0"))
+TORTURE = FACTOR > 0
 # A sample is the same each time; a torture looks elsewhere each time, and hypothesis keeps what it found.
 settings.register_profile(
     "reliability",
@@ -39,14 +41,30 @@ RECIPE = {
 }
 
 
+TRIED: Counter[str] = Counter()
+
+
+def tried(what: str = "") -> None:
+    """Count one input: a row of the table that a torture prints. `what`: beside the name of the test."""
+    test = os.environ["PYTEST_CURRENT_TEST"].split("::")[1].split(" (")[0].split("[")[0]
+    TRIED[test.removeprefix("test_").replace("_", " ") + (f": {what}" if what else "")] += 1
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The table of docs/reliability.md."""
+    if TORTURE and TRIED:
+        rows = [f"| {what} | {count:,} |" for what, count in [*sorted(TRIED.items()), ("all", TRIED.total())]]
+        terminalreporter.write("\n".join(["", "| what | tried |", "|---|---|", *rows, ""]))
+
+
 def examples(count: int):
-    """So many examples of a test, fifty times as many under torture."""
-    return settings(settings.get_profile("reliability"), max_examples=count * (50 if TORTURE else 1))
+    """So many examples of a test, TORTURE times as many under torture."""
+    return settings(settings.get_profile("reliability"), max_examples=count * max(1, FACTOR))
 
 
 @dataclass(frozen=True)
 class Workshop:
-    """A text, a recipe of a second, a trained model, a model with a memory, a stored memory: tests work on copies."""
+    """A text, a recipe of a second, a trained model, a model with a memory, stored memories: tests work on copies."""
 
     folder: Path
 
@@ -70,11 +88,22 @@ class Workshop:
     def memory(self) -> Path:
         return self.folder / "memory"
 
+    @property
+    def kings(self) -> Path:
+        """A memory of `run`, of one document."""
+        return self.folder / "kings.memory"
+
+    @property
+    def books(self) -> Path:
+        """A memory of `run`, of two."""
+        return self.folder / "books.memory"
+
 
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory) -> Workshop:
     """Train, wrap, memorize: about a second."""
     import tessera
+    from tessera.memory_files import Memory
     from tessera.models.saving.loading import load_model, load_tokenizer
     from tessera.recipes.recipe import read_recipe
     from tessera.training.run import train
@@ -88,4 +117,7 @@ def shop(tmp_path_factory) -> Workshop:
     model.save_pretrained(shop.segmented)
     load_tokenizer(shop.run).save_pretrained(shop.segmented)
     model.empty_memory(1).save(shop.memory)
+    plain = load_model(shop.run), load_tokenizer(shop.run)
+    Memory(*plain).read(["A king. Two kings."], "kings").save(shop.kings)
+    Memory(*plain).read(["One queen."], "queen").read(["So they went home."], "home").save(shop.books)
     return shop

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from tessera.base.errors import expect
-from tessera.models.decoding.programs import STEP, load, open_room, rows_to_read
-from tessera.models.decoding.weights import StoredWeights, flat, unsized
+from tessera.models.decoding.programs import STEP, first_rows, load, open_room, rows_to_read
+from tessera.models.decoding.weights import StoredWeights, Watch, flat, unsized
 from tessera.models.recurrence.base_model import layer_list
 from tessera.models.recurrence.layer_hooks import MemoryLayer
 
@@ -92,9 +92,15 @@ class _CompiledBlock:
     def __init__(self, shared: _Shared, block: nn.Module, index: int):
         self.shared, self.block, self.index = shared, block, index
         self.weights = shared.how.of(block)
+        self.watch, self.begins = Watch(*block.children()), True
         self.plain = type(block).forward.__get__(block)
         self.__signature__ = signature = inspect.signature(self.plain)
         self.cache_name = next(name for name in ("past_key_values", "layer_past") if name in signature.parameters)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of the model is not compiled."""
+        block = memo[id(self.block)]
+        return type(block).forward.__get__(block)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One token behind a `DynamicCache` by the program, anything else by the block itself."""
@@ -106,7 +112,10 @@ class _CompiledBlock:
         layer: Any = layers[self.index] if self.index < len(layers) else None
         is_behind = type(layer) is DynamicLayer and layer.is_initialized and layer.get_seq_length() > 0
         is_step = hidden.shape[1] == 1 and not (self.block.training or torch.is_grad_enabled())
-        if not (is_behind and is_step) or arguments.pop("attention_mask", None) is not None:
+        may_run = is_behind and is_step and arguments.pop("attention_mask", None) is None
+        may_run = may_run and self.watch.may_run(self.begins)
+        self.begins = not may_run
+        if not may_run:
             return self.plain(*args, **kwargs)
         keys, values = _with_room(layer)
         length = layer.get_seq_length()
@@ -122,18 +131,17 @@ class _OpenCache:
     """Of one block, in buffers of which the program does not know how much is in use: what `update` asks of a cache."""
 
     def __init__(self, keys: Tensor, values: Tensor, window: Tensor, place: Tensor):
-        count = window.shape[0]
-        torch._check(count <= keys.shape[2])
-        torch._check(count <= values.shape[2])
-        self.keys, self.values, self.place = keys[:, :, :count], values[:, :, :count], place
+        self.keys, self.values, self.window, self.place = keys, values, window, place
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """All that there is room for, with one more position."""
-        return self.keys.index_copy_(2, self.place, keys), self.values.index_copy_(2, self.place, values)
+        """All that is to be read, with one more position; written into the whole buffers, so that nothing is copied."""
+        for buffer, new in ((self.keys, keys), (self.values, values)):
+            buffer.index_copy_(2, self.place, new)
+        return first_rows(self.keys, self.window), first_rows(self.values, self.window)
 
     def mask(self, dtype: torch.dtype) -> Tensor:
         """What is added to scores: -inf where nothing was read yet."""
-        is_read = torch.arange(self.keys.shape[2]) <= self.place
+        is_read = torch.arange(self.window.shape[0]) <= self.place
         return torch.where(is_read, 0.0, -torch.inf).to(dtype)[None, None, None]
 
 

@@ -1,13 +1,13 @@
 """`compile_decoding`: a model whose steps of one token run through compiled layers."""
 
-from functools import wraps
+import inspect
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from tessera.base.arguments import explains_mistakes
-from tessera.base.errors import expect
+from tessera.base.errors import TesseraError, expect
 from tessera.models.decoding.blocks import compile_blocks
 from tessera.models.decoding.stack_steps import StackSteps
 from tessera.models.decoding.weights import FORMATS
@@ -24,6 +24,7 @@ def compile_decoding(model: ModelT, weights: str = "float32") -> ModelT:
     Calls that read one token of each sequence behind a state take them; all others, and sequences with padding, are
     computed as before. A state made by either serves the other, and stays a value. Layers are compiled at the first
     such call (a C++ compiler is needed) and kept for later processes in `~/.cache/tessera` (or `$TESSERA_CACHE`).
+    Where a module has a forward hook, it is asked itself; changed weights are refused. A copy is not compiled.
 
     Args:
         model: a Memory Mosaic (v1 or v2), a linear transformer, ARMT, RMT or PRMT, or a transformer of the transformers
@@ -35,18 +36,32 @@ def compile_decoding(model: ModelT, weights: str = "float32") -> ModelT:
         TesseraError: another kind of model, type or device; at the first step: no working C++ compiler.
     """
     expect(weights in FORMATS, WHERE, "weights", f"be one of {', '.join(FORMATS)}", weights)
-    first = next(model.parameters())
+    first = next(model.parameters(), None)
+    if first is None or not hasattr(model, "config"):
+        raise TesseraError(f"{WHERE}: model must be a language model; got {type(model).__name__}.")
     is_right = first.device.type == "cpu" and first.dtype == torch.float32
     expect(is_right, WHERE, "the model", "be on a CPU, in float32", f"{first.device.type}, {first.dtype}")
     if not isinstance(model, StackForCausalLM):
         return compile_blocks(model, weights)
-    steps, plain = StackSteps(model, weights), type(model).forward.__get__(model)
-
-    @wraps(plain)
-    def forward(*arguments: Any, **keywords: Any) -> Any:
-        said = {**dict(zip(("input_ids",), arguments, strict=False)), **keywords}
-        output = steps.try_step(**said) if len(arguments) < 2 else None
-        return plain(*arguments, **keywords) if output is None else output
-
-    model.forward = forward  # type: ignore[method-assign]
+    model.forward = _CompiledForward(model, weights)  # type: ignore[method-assign]
     return model
+
+
+class _CompiledForward:
+    """`forward` of a stack of memories."""
+
+    def __init__(self, model: StackForCausalLM, weights: str) -> None:
+        self.model, self.steps = model, StackSteps(model, weights)
+        self.plain = type(model).forward.__get__(model)
+        self.__signature__ = inspect.signature(self.plain)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """One token behind a state by programs, anything else by the model itself."""
+        said = {**dict(zip(("input_ids",), arguments, strict=False)), **keywords}
+        output = self.steps.try_step(**said) if len(arguments) < 2 else None
+        return self.plain(*arguments, **keywords) if output is None else output
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of the model is not compiled."""
+        model = memo[id(self.model)]
+        return type(model).forward.__get__(model)

@@ -6,7 +6,9 @@ threads and what the caller says. Weights are arguments of a program, so that al
 
 import hashlib
 import os
+import shutil
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from tessera.base.errors import TesseraError, expect
-from tessera.base.files import write_atomically
+from tessera.base.files import write_atomically, writing
 from tessera.models.decoding.weights import RowProducts
 
 STEP = 64  # pairs are read in multiples of this, those that are not there with weight 0
@@ -83,6 +85,13 @@ def rows_to_read(length: int, room: int) -> Tensor:
     return torch.empty(min(-(-(length + 1) // STEP) * STEP, room), 0)
 
 
+def first_rows(buffer: Tensor, window: Tensor) -> Tensor:
+    """In a program: as many of `buffer` (B, H, room, width) as that tensor has rows."""
+    count = window.shape[0]
+    torch._check(count <= buffer.shape[2])
+    return buffer[:, :, :count]
+
+
 def folder() -> Path:
     """Where programs are kept: $TESSERA_CACHE/decoding, else ~/.cache/tessera/decoding."""
     cache = os.environ.get("TESSERA_CACHE")
@@ -102,20 +111,17 @@ def expect_own(path: Path) -> None:
 def _compile(what: str, function: Callable[..., Any], arguments: tuple, sizes: tuple, path: Path) -> None:
     print(f"Compiling {what}, once for this machine ...", end="", file=sys.stderr, flush=True)
     began = time.perf_counter()
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        with _without_warnings(), torch.no_grad():
+        with _without_warnings(), torch.no_grad(), tempfile.TemporaryDirectory() as scratch:
             exported = torch.export.export(Program(function), arguments, dynamic_shapes=(sizes,))
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(
-                path,
-                lambda draft: os.replace(
-                    torch._inductor.aoti_compile_and_package(
-                        exported, package_path=f"{draft}.pt2", inductor_configs=OPTIONS
-                    ),
-                    draft,
-                ),
+            made = torch._inductor.aoti_compile_and_package(
+                exported, package_path=f"{scratch}/program.pt2", inductor_configs=OPTIONS
             )
-        path.chmod(0o600)
+            with writing(path):
+                write_atomically(path, lambda draft: shutil.copyfile(made, draft))
+                path.chmod(0o600)
     except torch._inductor.exc.InductorError as error:
         reason = str(error).strip().splitlines()[0]
         raise TesseraError(f"compile_decoding: needs a C++ compiler that PyTorch can call; got: {reason}") from error

@@ -1,7 +1,7 @@
 """One token through a stack of memories by compiled layers: the state is taken apart into tensors, and put together."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tessera.base.state import State
 from tessera.memories.pair_memory import PairMemory
-from tessera.models.decoding.programs import STEP, load, open_room, rows_to_read
-from tessera.models.decoding.weights import StoredWeights, flat, unsized
+from tessera.models.decoding.programs import STEP, first_rows, load, open_room, rows_to_read
+from tessera.models.decoding.weights import StoredWeights, Watch, flat, unsized
 from tessera.models.stack import StackForCausalLM
 from tessera.models.stack_state import StackState
 from tessera.recall.pair_store import PairStore
@@ -21,18 +21,25 @@ from tessera.recall.reading import SHORTEST
 KNOWN = {"input_ids", "attention_mask", "past_key_values", "use_cache", "logits_to_keep", "return_dict"}
 
 
+@dataclass(frozen=True)
 class OpenStore(PairStore):
-    """Pairs in a buffer of which a program does not know how many are in use: `length` is a tensor (1,)."""
+    """Pairs in buffers of which a program does not know how many are in use: `length` is a tensor (1,).
+
+    A pair is written into the whole buffer, and what is read is cut out afterwards: of a part that is written to, a
+    program would make a copy and copy that back. `window` has as many rows as are read.
+    """
+
+    window: Tensor
 
     @property
     def keys(self) -> Tensor:
-        """All that there is room for."""
-        return self.key_buffer
+        """As many as the program reads."""
+        return first_rows(self.key_buffer, self.window)
 
     @property
     def values(self) -> Tensor:
-        """All that there is room for."""
-        return self.value_buffer
+        """As many as the program reads."""
+        return first_rows(self.value_buffer, self.window)
 
     @property
     def documents(self) -> None:
@@ -61,9 +68,12 @@ class StackSteps:
         layers = list(model.model.layers)
         self.how = StoredWeights(layers[0], form)
         self.weights = [self.how.of(layer) for layer in layers]
+        self.flat_weights = [list(flat(weights)) for weights in self.weights]
         self.head = _Head(model)
         self.head_how = StoredWeights(self.head, form)
         self.head_weights = self.head_how.of(self.head)
+        self.watch, self.begins = Watch(*layers, self.head), True
+        self.flat_head_weights = list(flat(self.head_weights))
         self.spans = [memory.window.span for memory in layers[0].modules() if isinstance(memory, PairMemory)]
         self.programs: dict[Any, tuple[Run, Run]] = {}  # of a layer and of the head, for each kind of state
 
@@ -71,14 +81,18 @@ class StackSteps:
         """What the model says to one more token of each sequence; None: the call is of another kind."""
         past: Any = keywords.get("past_key_values")
         ids: Any = keywords.get("input_ids")
-        if not self._is_step(past, ids, keywords):
+        is_step = self._is_step(past, ids, keywords) and self.watch.may_run(self.begins)
+        is_step = is_step and not self.head.lm_head._forward_hooks  # `attach` stands there
+        self.begins = not is_step
+        if not is_step:
             return None
         stack = self.model.model
         model = stack._fingerprint.of(stack, False)
         past.expect_model(type(stack).__name__, model)
         hidden, states = stack._embed(ids), []
+        ends: dict[tuple[int, int], list[Tensor]] = {}  # mostly the same in all layers
         run_layer, run_head = self._programs(hidden, past.layers[0], model)
-        for weights, before in zip(self.weights, past.layers, strict=True):
+        for weights, before in zip(self.flat_weights, past.layers, strict=True):
             stores: list[PairStore] = []
             others: list[Tensor] = []
             for leaf in leaves_of(before):
@@ -86,12 +100,15 @@ class StackSteps:
                     stores.append(_with_room(leaf, self.spans[len(stores)]))
                 else:
                     others.append(leaf.contiguous())
-            arguments = [*flat(weights), hidden]
+            arguments = [*weights, hidden]
             for store in stores:
-                arguments += [store.key_buffer, store.value_buffer, *_ends(store)]
+                key = (store.length, store.key_buffer.shape[2])
+                if key not in ends:
+                    ends[key] = [rows_to_read(*key), torch.tensor([store.length])]
+                arguments += [store.key_buffer, store.value_buffer, *ends[key]]
             hidden, *others = run_layer([*arguments, *others])
             states.append(put_together(before, map(_appended, stores), iter(others)))
-        logits = run_head([*flat(self.head_weights), hidden])[0]
+        logits = run_head([*self.flat_head_weights, hidden])[0]
         state = StackState(tuple(states), past.length + 1, None, model)
         return CausalLMOutputWithPast(logits=logits, past_key_values=state)
 
@@ -180,11 +197,6 @@ def _with_room(store: PairStore, span: int | None) -> PairStore:
     return store.with_room(store.length + 1)
 
 
-def _ends(store: PairStore) -> tuple[Tensor, Tensor]:
-    """How much of its buffers is read, and the place of the next pair."""
-    return rows_to_read(store.length, store.key_buffer.shape[2]), torch.tensor([store.length])
-
-
 def _appended(store: PairStore) -> PairStore:
     """The store with the pair that a program wrote into its buffers."""
     store.tip.used = store.length + 1
@@ -192,8 +204,5 @@ def _appended(store: PairStore) -> PairStore:
 
 
 def _opened(keys: Tensor, values: Tensor, window: Tensor, place: Any, tip: Any = None) -> OpenStore:
-    """The buffers as far as `window` says, to be written at `place`."""
-    count = window.shape[0]
-    torch._check(count <= keys.shape[2])
-    torch._check(count <= values.shape[2])
-    return OpenStore(keys[:, :, :count], values[:, :, :count], None, place, tip)
+    """The buffers, read as far as `window` says and written at `place`."""
+    return OpenStore(keys, values, None, place, tip, window)

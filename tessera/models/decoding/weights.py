@@ -9,10 +9,12 @@ from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
+from tessera.base.errors import expect
 from tessera.memories.persistent import PersistentMemory
 
 FORMATS = ("float32", "bf16", "int8")
 LEAST = 4096  # numbers of a weight below which less precision saves nothing
+OWN_HOOKS = "tessera.models.recurrence.layer_hooks"  # of ARMT, which leave single tokens alone
 BLOCK = 8  # rows: four such blocks share 32-bit integers
 MASKS = (0xFF, 0xFF00, 0xFF0000, -(2**24))  # the bytes of such an integer; the last has its sign
 PACKED = "_tessera_packed"
@@ -71,6 +73,38 @@ class StoredWeights:
                 weight = _unpacked(parts[0], parts[1], like.dtype)
             weights[name] = weight.mT if transposed else weight
         return weights
+
+
+class Watch:
+    """Whether modules are still what a program was made of, which reads their weights past them."""
+
+    def __init__(self, *roots: nn.Module):
+        self.roots, self.is_hooked = roots, False
+        self.parts = self._parts()
+        self.weights = [part for part in self.parts if isinstance(part, Tensor) and not part.is_inference()]
+        self.versions = [weight._version for weight in self.weights]
+
+    def may_run(self, begins: bool) -> bool:
+        """Whether the program may run in place of the modules: not where one has a hook.
+
+        `begins`: since the last call modules may have been exchanged, or hooks put on. Raises `TesseraError` where
+        weights are others.
+        """
+        is_same = [weight._version for weight in self.weights] == self.versions
+        if begins:
+            parts = self._parts()
+            is_same &= list(map(id, parts)) == list(map(id, self.parts))
+            modules = [part for part in parts if isinstance(part, nn.Module)]
+            hooks = [
+                hook for x in modules for kind in (x._forward_hooks, x._forward_pre_hooks) for hook in kind.values()
+            ]
+            self.is_hooked = any(getattr(hook, "__module__", "") != OWN_HOOKS for hook in hooks)
+        advice = "Call compile_decoding again, after training and after adapters are put on."
+        expect(is_same, "compile_decoding", "the model", "be the one that was compiled", "other weights", advice)
+        return not self.is_hooked
+
+    def _parts(self) -> list[nn.Module | Tensor]:
+        return [part for root in self.roots for part in (*root.modules(), *root.parameters())]
 
 
 class RowProducts(TorchFunctionMode):

@@ -12,7 +12,7 @@ from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
 # Families whose logits are their output embedding of the last hidden state and nothing else (no cap, no scale).
 PLAIN = frozenset({"gpt2", "gpt_neo", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"})
-SCALED = frozenset({"memory_mosaic", "memory_mosaic_v2"})  # the same where their `logit_scale` is 1
+SCALED = frozenset({"memory_mosaic", "memory_mosaic_v2", "linear_attention"})  # the same where their `logit_scale` is 1
 MANY = 1 << 18  # logits from which a loss without holding them is faster too
 
 

@@ -20,7 +20,7 @@ from transformers import DynamicCache, cache_utils
 
 from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import TesseraError, expect
-from tessera.base.files import write_atomically
+from tessera.base.files import expect_plain_file, write_atomically
 from tessera.base.state import CLASSES, State
 
 KIND, CRC = "tessera_memory", "crc32"
@@ -38,9 +38,11 @@ def save_values(path: Path, kind: str, values: Mapping[str, Any], finite: bool =
     tensors: dict[str, Tensor] = {}
     content = _encoded(dict(values), "", tensors)
     if finite:
-        broken = [
-            name for name, tensor in tensors.items() if not name.endswith("log_weight") and not _is_finite(tensor)
-        ]
+        # The weight of an average of nothing is 0.
+        read = {
+            name: x.masked_fill(x == -torch.inf, 0) if name.endswith("log_weight") else x for name, x in tensors.items()
+        }
+        broken = [name for name, tensor in read.items() if not _is_finite(tensor)]
         advice = "The text drives this model out of range: use one that was trained on such lengths."
         expect(not broken, "memorize", "the memory", "be finite", "NaN or infinity", advice)
     described = {"kind": kind, "version": THIS_VERSION, CRC: tensor_checksum(tensors), "content": content}
@@ -69,6 +71,8 @@ class StateFile:
         Raises:
             TesseraError: no memory, one of a later version, or one whose description was changed.
         """
+        if Path(path).exists():
+            expect_plain_file(Path(path), where, "path")
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
@@ -77,14 +81,18 @@ class StateFile:
         expect(KIND in metadata, where, "path", "be a stored memory", f"{str(path)!r}, another file")
         checksum, _, text = metadata[KIND].partition(" ")
         if not text:
-            checksum = metadata.get(CRC)
-            return cls(Path(path), metadata[KIND], None, metadata, None if checksum is None else int(checksum))
+            checksum = metadata.get(CRC, "")
+            expect(not checksum or checksum.isdecimal(), where, "path", "be a stored memory", f"{str(path)!r}, changed")
+            return cls(Path(path), metadata[KIND], None, metadata, int(checksum) if checksum else None)
         if checksum != str(zlib.crc32(text.encode())):
             raise _changed(where, path)
-        found = json.loads(text)
-        version = found["version"]
+        try:
+            found = json.loads(text)
+            version, kind, content, crc = (found[name] for name in ("version", "kind", "content", CRC))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:  # made by hand
+            raise TesseraError(f"{where}: path must be a stored memory; got {str(path)!r} ({error}).") from None
         expect(version == THIS_VERSION, where, "path", f"be a memory of version {THIS_VERSION}", f"version {version}")
-        return cls(Path(path), found["kind"], version, found["content"], found[CRC])
+        return cls(Path(path), kind, version, content, crc)
 
     def tensors(self, device: str | torch.device = "cpu") -> dict[str, Tensor]:
         """All tensors by name, mapped: nothing is read from the disk, or compared, until they are looked at."""

@@ -12,7 +12,7 @@ Scale = Tensor | float | None
 
 
 def scale_of_scores(
-    query: Tensor, kernel: Kernel, slope: Scale, intercept: Scale, inverse_bandwidth: Scale
+    query: Tensor, kernel: Kernel, slope: Scale, intercept: Scale, inverse_bandwidth: Scale, where: str = WHERE
 ) -> tuple[Tensor, Tensor | None]:
     """Slope and intercept as tensors: those given, or `kernel.affine(inverse_bandwidth)`.
 
@@ -21,27 +21,27 @@ def scale_of_scores(
     """
     if inverse_bandwidth is not None:
         is_alone = slope is None and intercept is None
-        expect(is_alone, WHERE, "slope and intercept", "be left out beside inverse_bandwidth", "both")
-        beta = _tensor(query, "inverse_bandwidth", inverse_bandwidth)
+        expect(is_alone, where, "slope and intercept", "be left out beside inverse_bandwidth", "both")
+        beta = _tensor(where, query, "inverse_bandwidth", inverse_bandwidth)
         is_positive = not is_readable(beta) or bool((beta > 0).all()) or bool(beta.isnan().any())
-        expect(is_positive, WHERE, "inverse_bandwidth", "be positive", inverse_bandwidth)
+        expect(is_positive, where, "inverse_bandwidth", "be positive", inverse_bandwidth)
         return kernel.affine(beta)
     if slope is None:
-        expect(False, WHERE, "inverse_bandwidth (or slope)", "be given", None)
-    slope = _tensor(query, "slope", slope)
+        expect(False, where, "inverse_bandwidth (or slope)", "be given", None)
+    slope = _tensor(where, query, "slope", slope)
     if intercept is not None:
-        return slope, _tensor(query, "intercept", intercept)
+        return slope, _tensor(where, query, "intercept", intercept)
     if kernel.has_intercept:
         advice = "Give inverse_bandwidth alone, or say intercept=0.0."
-        expect(False, WHERE, "intercept", f"be given beside a slope for the kernel {kernel.name!r}", None, advice)
+        expect(False, where, "intercept", f"be given beside a slope for the kernel {kernel.name!r}", None, advice)
     return slope, None
 
 
-def _tensor(query: Tensor, name: str, scale: Scale) -> Tensor:
+def _tensor(where: str, query: Tensor, name: str, scale: Scale) -> Tensor:
     """`scale` as a tensor; a number in the precision in which scores are computed."""
     if isinstance(scale, Tensor):
         return scale
     is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    expect(is_number, WHERE, name, "be a number or a tensor", type(scale).__name__)
+    expect(is_number, where, name, "be a number or a tensor", type(scale).__name__)
     precise = torch.float64 if query.dtype == torch.float64 else torch.float32
     return torch.tensor(scale, dtype=precise, device=query.device)
