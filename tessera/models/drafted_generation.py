@@ -18,7 +18,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from tessera.base.errors import expect
 
 LONGEST_UNREAD = 8  # tokens that are read again behind the last state before a step without a draft ends this
-LARGEST_LOSS = 0.05  # of all steps, which drafts may have cost before they stop
+LARGEST_LOSS = 0.03  # of all steps, which drafts may have cost before they stop
 MOST_GAINED = 16.0  # steps: what drafts have gained is remembered up to here
 WHERE = "generate"
 
@@ -28,12 +28,12 @@ class Drafter(Protocol):
 
     steps: float
 
-    def draft(self, tokens: list[int], most: int) -> list[int]:
-        """At most `most` tokens that may follow `tokens`."""
+    def draft(self, tokens: list[int], most: int, careful: bool) -> list[int]:
+        """At most `most` tokens that may follow `tokens`; `careful`: none that are doubtful."""
 
 
 class PromptLookup:
-    """Guesses what followed the last n tokens where they stood before, n as large as possible."""
+    """Guesses what followed the last n tokens where they stood before, n as large as possible, or careful: largest."""
 
     steps = 0.0
 
@@ -42,14 +42,14 @@ class PromptLookup:
         self.places: dict[tuple[int, ...], int] = {}  # n tokens -> where what follows them begins
         self.seen = 0
 
-    def draft(self, tokens: list[int], most: int) -> list[int]:
+    def draft(self, tokens: list[int], most: int, careful: bool) -> list[int]:
         """See `Drafter`."""
         for end in range(self.seen, len(tokens)):
             for size in self.sizes:
                 if end >= size:
                     self.places[tuple(tokens[end - size : end])] = end
         self.seen = len(tokens)
-        for size in self.sizes:
+        for size in self.sizes[:1] if careful else self.sizes:
             place = self.places.get(tuple(tokens[-size:])) if len(tokens) > size else None
             if place is not None:
                 return tokens[place : place + most]
@@ -62,7 +62,7 @@ class AssistantModel:
     def __init__(self, model: Any, steps: float) -> None:
         self.model, self.steps, self.state, self.read = model, steps, None, 0
 
-    def draft(self, tokens: list[int], most: int) -> list[int]:
+    def draft(self, tokens: list[int], most: int, careful: bool) -> list[int]:
         """See `Drafter`."""
         unread = torch.tensor([tokens[self.read :]], device=self.model.device)
         if unread.shape[1] > 1:
@@ -112,7 +112,7 @@ class DraftedGeneration:
     than the sequence holds.
     """
 
-    steps_per_block = 2.0
+    steps_per_block = 2.0  # with a few tokens, where products of a vector and a matrix become products of matrices
 
     def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_arguments: Any) -> None:
         if generation_mode != GenerationMode.ASSISTED_GENERATION:
@@ -170,12 +170,13 @@ class DraftedGeneration:
             if made > len(draft):
                 state, unread = output.past_key_values, input_ids[:, -1:]
             else:  # the new state holds wrong tokens: go on from the one before, the right ones before the next draft
+                state.take_back()
                 unread = torch.cat([unread, input_ids[:, -made:]], 1)
             if is_over:
                 break
             room = generation_config.max_length - len(tokens) - 1
             number = min(balance.next() if unread.shape[1] <= LONGEST_UNREAD else 0, room)
-            draft = drafter.draft(tokens, number) if number > 0 else []
+            draft = drafter.draft(tokens, number, balance.lost >= 0) if number > 0 else []
             read = torch.cat([unread, unread.new_tensor([draft])], 1) if draft else unread
             if self._supports_logits_to_keep():
                 options["logits_to_keep"] = len(draft) + 1

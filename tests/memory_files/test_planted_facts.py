@@ -16,7 +16,7 @@ QUESTIONS = 60
 def test_the_first_citation_is_the_planted_sentence():
     facts = Facts()
     model = trained(facts, 400, BATCHES[:1])
-    came = measured(model, facts, facts.sentences, QUESTIONS, 6, 12, 1, Random(0))
+    *_, came = measured(model, facts, facts.sentences, QUESTIONS, 6, 12, 1, Random(0))
     assert came["right"] >= 0.95 * QUESTIONS
     assert came["first_citation_is_the_fact"] >= 0.99 * QUESTIONS
     assert came["absent_yet_in_text"] <= 0.1 * QUESTIONS
