@@ -10,8 +10,9 @@ question spreads a weight of 1 over them (biweight kernel, exact, all pairs), an
 tokens of the question give it: words that stand everywhere give little to each. Layer, kernel and slope were chosen on
 every third question of the SQuAD training article (numbers 1, 4, ...); here others of it are asked (0, 3, ...), and
 every fourth of the other article, which has them in near-repetitions. Facts are planted between the passages of
-the book. Scored: is the first passage one with the answer (its citation is right), and does the model's reply hold the
-answer, without passages, with the two best of the memory, and with the two best of BM25. --out is gone on from.
+the book. Scored: is the first passage one with the answer (its citation is right); and of the model's reply, does it
+hold the answer, and what is its F1 (SQuAD's): without passages, with the two best of the memory, with the two best of
+BM25, and with one passage that holds the answer, which is the most that any search could give. --out is gone on from.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import json
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +40,8 @@ PEOPLE = ("Abernathy", "Bellamy", "Crowther", "Dunmore", "Ellery", "Fairfax", "G
 THINGS = ("silver key", "old map", "gold watch", "red lantern", "brass compass", "letter", "violin", "spare oar")
 PLACES = ("the clock tower", "a flour barrel", "the boathouse", "the chapel organ", "a hollow oak", "the coal cellar")
 FACTS = 30
+WAYS = ("none", "memory", "bm25", "right passage")
+ASKING, NEW_TOKENS = "Answer in a few words.", 40
 
 
 class Question(NamedTuple):
@@ -100,6 +104,13 @@ def holds(text: str, answer: str) -> bool:
     return f" {plain(answer)} " in f" {plain(text)} "
 
 
+def f1(text: str, answer: str) -> float:
+    """Of the words of a reply against those of an answer, as SQuAD scores."""
+    said, right = plain(text).split(), plain(answer).split()
+    common = sum((Counter(said) & Counter(right)).values())
+    return 2 * common / max(1, len(said) + len(right))
+
+
 @torch.inference_mode()
 def hidden_states(model: Any, tokenizer: Any, texts: list[str]) -> list[Tensor]:
     """Of layer `LAYER`, (T, D) for each text; the layers above are not run."""
@@ -115,7 +126,7 @@ def hidden_states(model: Any, tokenizer: Any, texts: list[str]) -> list[Tensor]:
 def memory_ranking(model: Any, tokenizer: Any, passages: list[str]) -> Callable[[str], Tensor]:
     """Question -> the weight (P,) of each passage."""
     stored = hidden_states(model, tokenizer, passages)
-    owners = torch.arange(len(stored)).repeat_interleave(torch.tensor([len(one) for one in stored]))
+    owners = torch.arange(len(stored)).repeat_interleave(torch.tensor([len(states) for states in stored]))
     mean = torch.cat(stored).mean(0)
     keys = normalize(torch.cat(stored) - mean, dim=-1)
 
@@ -136,14 +147,30 @@ def bm25_ranking(passages: list[str]) -> Callable[[str], Tensor]:
 
 
 @torch.inference_mode()
-def reply(model: Any, tokenizer: Any, passages: list[str], question: str) -> str:
-    """What the instruct model says, at its likeliest."""
-    text = "".join(f"{passage}\n\n" for passage in passages) + f"Answer in a few words. {question}"
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+def replies(model: Any, tokenizer: Any, given: list[list[str]], question: str) -> list[str]:
+    """What the instruct model says behind each list of passages, at its likeliest."""
+    said = [
+        [{"role": "user", "content": "".join(f"{p}\n\n" for p in passages) + f"{ASKING} {question}"}]
+        for passages in given
+    ]
+    prompts = tokenizer.apply_chat_template(
+        said, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
     )
-    answer = model.generate(**prompt, max_new_tokens=40, do_sample=False)
-    return tokenizer.decode(answer[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+    answers = model.generate(**prompts, max_new_tokens=NEW_TOKENS, do_sample=False)
+    return tokenizer.batch_decode(answers[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def summary(record: dict[str, Any]) -> str:
+    """A table in Markdown: right replies and mean F1 of each way."""
+    lines = ["| | questions | " + " | ".join(WAYS) + " |", "|---" * (len(WAYS) + 2) + "|"]
+    everything = [row for rows in record["answers"].values() for row in rows]
+    for name, rows in {**record["answers"], "all": everything}.items():
+        cells = [
+            f"{sum(row[way]['right'] for row in rows)} ({100 * sum(row[way]['f1'] for row in rows) / len(rows):.0f})"
+            for way in WAYS
+        ]
+        lines.append(f"| {name} | {len(rows)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -152,10 +179,11 @@ def main() -> None:
     parser.add_argument("model", help="folder of an instruct model with its tokenizer")
     parser.add_argument("--squad", type=Path, nargs=2, required=True, help="dev and train article of SQuAD")
     parser.add_argument("--book", type=Path, required=True, help="text between which facts are planted")
-    parser.add_argument("--ask", type=int, nargs=3, default=[34, 33, 30], help="questions of each that are asked")
+    parser.add_argument("--ask", type=int, nargs=3, default=[35, 35, 30], help="questions of each that are asked")
     parser.add_argument("--out", type=Path, required=True, help="a JSON file for what came out")
     arguments = parser.parse_args()
     model, tokenizer = load_model(arguments.model), load_tokenizer(arguments.model)
+    tokenizer.padding_side = "left"
     corpora = {
         "Super Bowl 50": squad(arguments.squad[0], slice(0, None, 4)),
         "Notre Dame": squad(arguments.squad[1], slice(0, None, 3)),
@@ -190,15 +218,16 @@ def main() -> None:
         order = random.Random(0).sample(range(len(questions)), len(questions))  # --ask more goes on
         for number in order[len(asked) : count]:
             question = questions[number]
+            given = [[], best[name]["memory"][number], best[name]["bm25"][number], question.passages[:1]]
+            said = replies(model, tokenizer, [[passages[i] for i in some] for some in given], question.text)
             row: dict[str, Any] = {"question": question.text, "answers": question.answers}
-            for way in ("none", "memory", "bm25"):
-                given = [] if way == "none" else best[name][way][number]
-                said = reply(model, tokenizer, [passages[i] for i in given], question.text)
-                row[way] = {"passages": given, "reply": said, "right": any(holds(said, a) for a in question.answers)}
+            for way, some, text in zip(WAYS, given, said):
+                right, score = any(holds(text, a) for a in question.answers), max(f1(text, a) for a in question.answers)
+                row[way] = {"passages": some, "reply": text, "right": right, "f1": score}
             asked.append(row)
             keep()
-        counts = {way: sum(row[way]["right"] for row in asked) for way in ("none", "memory", "bm25")}
-        print(name, "right of", len(asked), counts, flush=True)
+        print(name, len(asked), flush=True)
+    print(summary(record))
 
 
 if __name__ == "__main__":

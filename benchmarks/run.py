@@ -107,25 +107,30 @@ def _v2_decoding(context: int) -> Iterator[Case]:
 
 
 def drafts() -> Iterator[Case]:
-    """Greedy decoding with prompt lookup beside without, on a text that repeats itself and on one that does not."""
-    model = language_models.build("mosaic", 512).eval()
-    options = {"max_new_tokens": 48, "do_sample": False, "pad_token_id": 8191}
-    unlike = torch.randperm(8191, generator=torch.Generator().manual_seed(0))[None, :96]
-    for name, ids in (("repeats itself", torch.arange(1, 13).repeat(8)[None]), ("does not", unlike)):
-        follow = _FollowsTheText() if name == "repeats itself" else None
-        generate = partial(model.generate, ids, logits_processor=[follow] if follow else None, **options)
-        yield f"prompt lookup / without: v1, text that {name}", partial(generate, prompt_lookup_num_tokens=10), generate
+    """Greedy decoding with prompt lookup beside without: an edit of the prompt, and words drawn from a few."""
+    draw = torch.Generator().manual_seed(0)
+    read, drawn = torch.randint(0, 8191, (96,), generator=draw), torch.randint(0, 64, (192,), generator=draw)
+    edit = read.clone()
+    edit[::12] = torch.randint(0, 8191, (8,), generator=draw)
+    for how in ("", " compiled"):
+        model = language_models.build("mosaic", 512).eval()
+        model = compile_decoding(model) if how else model
+        for name, text in (("repeats itself", torch.cat([read, edit])), ("does not", drawn)):
+            options = {"max_new_tokens": 96, "do_sample": False, "pad_token_id": 8191}
+            plain = partial(model.generate, text[None, :96], logits_processor=[_Says(text)], **options)
+            drafted = partial(plain, prompt_lookup_num_tokens=10)
+            yield f"prompt lookup / without: v1{how}, text that {name}", drafted, plain
 
 
-class _FollowsTheText:
-    """Weights by chance say nothing like a text: the likeliest token becomes that after the last one's last place."""
+class _Says:
+    """Weights by chance say nothing like a text: the next token of this one becomes the likeliest."""
+
+    def __init__(self, text: torch.Tensor) -> None:
+        self.text = text.tolist()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        tokens = input_ids[0].tolist()
-        place = max((i for i, token in enumerate(tokens[:-1]) if token == tokens[-1]), default=None)
-        if place is not None:
-            scores = scores.clone()
-            scores[0, tokens[place + 1]] += 100.0
+        scores = scores.clone()
+        scores[0, self.text[input_ids.shape[1]]] += 100.0
         return scores
 
 

@@ -80,11 +80,13 @@ def located_text_of_file(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator
         raise TesseraError(f"{path}: cannot be read ({error.strerror}).") from None
 
 
-def text_of_files(paths: Iterable[Path], piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
-    """The texts of several files, read one behind the other, an empty line between two that hold something."""
+def text_of_files(
+    paths: Iterable[Path], piece_bytes: int = PIECE_BYTES, read: Callable[[Path, int], Iterator[str]] = text_of_file
+) -> Iterator[str]:
+    """The texts of several files, by `read`, one behind the other, an empty line between two that hold something."""
     is_first = True
     for path in paths:
-        texts = text_of_file(path, piece_bytes)
+        texts = read(path, piece_bytes)
         for text in texts:
             yield text if is_first else f"\n\n{text}"
             yield from texts

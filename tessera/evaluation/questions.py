@@ -1,13 +1,14 @@
 """Questions asked of a model after it read a text: the loss of the answers, and which are right.
 
 A model reads each context once to answer the questions about it: its state is a value that every question starts from.
-For the loss of its answers, a model that does not read in segments reads context and questions in one row.
+For the loss of its answers, a model that does not read in segments reads all questions of a context in one row.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from tessera.base.errors import expect
 from tessera.models.carried_state import last_logits, read_on
@@ -61,29 +62,49 @@ def count_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
     return count + (batch.early_labels[:, _first_with_gradient(model, contexts) :] != IGNORED).sum().to(count.device)
 
 
-@torch.no_grad()
 def right_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
     """The share of right answers of each context (B,): the likeliest tokens are the answer's, but for its end.
 
     Every question is asked alone, right after its context. Questions to one context are not independent.
     """
+    return _right(question_logits(model, batch), batch)
+
+
+@torch.no_grad()
+def question_logits(model: nn.Module, batch: QuestionBatch) -> Tensor:
+    """Logits (B Q, t, V) of the questions with their answers, each alone behind its context, which is read once."""
+    contexts, questions, labels = _on_device(model, batch)
     if is_segmented(model):
-        return score_answers(model, batch)[2]
-    contexts, questions, _ = _on_device(model, batch)
-    _, state = read_on(model, contexts, None, **last_logits(model))
-    rows = torch.arange(len(contexts)).repeat_interleave(questions.shape[1])
-    return _right(read_on(model, questions.flatten(0, 1), fork(state, rows))[0], batch)
+        place, _ = _after_contexts(model, contexts, questions.shape[1])
+        return _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), place, skip_logits=False).logits
+    return _asked_alone(model, batch)[0]
 
 
 @torch.no_grad()
 def score_answers(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """`answer_loss` without early questions, and `right_answers`; a segmented model reads contexts once."""
-    if not is_segmented(model):
-        return *answer_loss(model, batch), right_answers(model, batch)
+    """`answer_loss` without early questions, and `right_answers`, from one reading of the contexts."""
     contexts, questions, labels = _on_device(model, batch)
-    place, _ = _after_contexts(model, contexts, questions.shape[1])
-    output = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), place, skip_logits=False)
-    return output.loss, (labels != IGNORED).sum(), _right(output.logits, batch)
+    count = (labels != IGNORED).sum()
+    if is_segmented(model):
+        place, _ = _after_contexts(model, contexts, questions.shape[1])
+        output = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), place, skip_logits=False)
+        return output.loss, count, _right(output.logits, batch)
+    asked, last, state = _asked_alone(model, batch)
+    logits = torch.cat([last, read_on(model, questions.flatten(1), state)[0][:, :-1]], 1)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return (
+        cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"),
+        count,
+        _right(asked, batch),
+    )
+
+
+def _asked_alone(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor, Any]:
+    """Logits of the questions, and what the contexts left: logits of their last token and the state."""
+    contexts, questions, _ = _on_device(model, batch)
+    logits, state = read_on(model, contexts, None, **last_logits(model))
+    rows = torch.arange(len(contexts)).repeat_interleave(questions.shape[1])
+    return read_on(model, questions.flatten(0, 1), fork(state, rows))[0], logits[:, -1:], state
 
 
 def _right(logits: Tensor, batch: QuestionBatch) -> Tensor:

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tessera.base.errors import TesseraError
 from tessera.data.text_files import text_of_file
@@ -38,10 +38,11 @@ def continuations(
     models: Mapping[str, tuple["PreTrainedModel", "PreTrainedTokenizerFast"]],
     prompts: Sequence[str],
     sampling: Sampling,
+    **options: Any,
 ) -> dict[str, list[str]]:
-    """What each model (with its tokenizer, by its name) writes after each prompt."""
+    """What each model (with its tokenizer, by its name) writes after each prompt; `options` go to `generate`."""
     return {
-        name: [continuation(model, tokenizer, prompt, sampling) for prompt in prompts]
+        name: [continuation(model, tokenizer, prompt, sampling, **options) for prompt in prompts]
         for name, (model, tokenizer) in models.items()
     }
 

@@ -95,7 +95,7 @@ def continuation(
     where: str = "generate",
     **inputs: Any,
 ) -> str:
-    """What `model` writes after `prompt`; `inputs` are further arguments of the model, such as `memory_state`.
+    """What `model` writes after `prompt`; `inputs` are further arguments of `generate`, such as `memory_state`.
 
     With `stream`, prompt and continuation are printed, token by token where no beam search chooses at the end.
     """

@@ -28,11 +28,11 @@ class AdaptivePolynomial(RowKernel):
 
     @property
     @abstractmethod
-    def order(self) -> float:
-        """The order r >= 1 of the kernel."""
+    def order(self) -> float | Tensor:
+        """The order r >= 1 of the kernel, or of each row (..., 1)."""
 
     @property
-    def score_scale(self) -> float:
+    def score_scale(self) -> float | Tensor:
         """`alpha - 1 = 1 / r`."""
         return 1.0 / self.order
 
@@ -60,7 +60,7 @@ class AdaptivePolynomial(RowKernel):
         statistics: tuple[Tensor, ...],
         grad: Float[Tensor, "*rows N"],
         workspace: Workspace,
-    ) -> tuple[Float[Tensor, "*rows N"], Float[Tensor, "*rows N"]]:
+    ) -> tuple[Tensor, ...]:
         """`s_i (g_i - sum_j s_j g_j / sum_j s_j)` with the slopes `s_i = u_i^(r-1)`; see the class."""
         largest, tau, slope = statistics
         responses = scaled.sub_(largest).sub_(tau).clamp_(min=0)
@@ -98,7 +98,7 @@ class AdaptivePolynomial(RowKernel):
         scaled = self.masked(scores, visible) / self.order
         largest = row_maximum(scaled)
         tau = threshold(scaled - largest, self.order, Workspace())[0] + largest
-        h = (2 - 2 * self.order * tau.squeeze(-1) / inverse_bandwidth).sqrt()
+        h = (2 - 2 * (self.order * tau).squeeze(-1) / inverse_bandwidth).sqrt()
         return self.where_visible(h, scaled)
 
 

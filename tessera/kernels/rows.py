@@ -20,9 +20,18 @@ class RowKernel(Kernel):
     """
 
     @property
-    def score_scale(self) -> float:
+    def score_scale(self) -> float | Tensor:
         """The factor by which scores are multiplied before `forward` and `backward` see them."""
         return 1.0
+
+    @property
+    def row_parameter(self) -> Float[Tensor, "*#rows 1"] | None:
+        """What rows have of their own and is learned, if anything: `backward` returns its gradient as a third."""
+        return None
+
+    def with_row_parameter(self, parameter: Float[Tensor, "*#rows 1"]) -> "RowKernel":
+        """This kernel with other row parameters; the kernel itself where it has none."""
+        return self
 
     @abstractmethod
     def forward(
@@ -42,10 +51,11 @@ class RowKernel(Kernel):
         statistics: tuple[Tensor, ...],
         grad: Float[Tensor, "*rows N"],
         workspace: Workspace,
-    ) -> tuple[Float[Tensor, "*rows N"], Float[Tensor, "*rows N"]]:
+    ) -> tuple[Tensor, ...]:
         """The weights again, and the gradient of `sum(weights * grad)` with respect to the *unscaled* scores.
 
-        `scaled` holds the same numbers as in `forward`. `scaled` and `grad` may be overwritten, and hold the results.
+        Both are (..., N); behind them, that of the row parameter (..., 1) where there is one. `scaled` holds the same
+        numbers as in `forward`. `scaled` and `grad` may be overwritten, and hold the results.
         """
 
     def weights(
@@ -54,27 +64,32 @@ class RowKernel(Kernel):
         """`forward` with `backward` as its derivative; see `Kernel.weights`."""
         if scores.shape[-1] == 0:
             return scores
-        return _RowWeights.apply(self.masked(scores, visible), self).to(scores.dtype)
+        masked, parameter = self.masked(scores, visible), self.row_parameter
+        parameter = None if parameter is None else parameter.to(masked)
+        return _RowWeights.apply(masked, parameter, self).to(scores.dtype)
 
 
 class _RowWeights(torch.autograd.Function):
     """`kernel.forward` with `kernel.backward` as its derivative."""
 
     @staticmethod
-    def forward(ctx, scores: Tensor, kernel: RowKernel) -> Tensor:
+    def forward(ctx, scores: Tensor, parameter: Tensor | None, kernel: RowKernel) -> Tensor:
         """The weights (..., N) of scores (..., N)."""
-        weights, statistics = kernel.forward(scores * kernel.score_scale, Workspace())
         ctx.kernel = kernel
-        ctx.save_for_backward(scores, *statistics)
+        kernel = kernel if parameter is None else kernel.with_row_parameter(parameter)
+        weights, statistics = kernel.forward(scores * kernel.score_scale, Workspace())
+        ctx.save_for_backward(scores, parameter, *statistics)
         return weights
 
     @staticmethod
     @only_first_derivative("the weights of a kernel")
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        """The gradient of the scores, from that of the weights."""
-        scores, *statistics = ctx.saved_tensors
-        scaled = scores * ctx.kernel.score_scale
-        return ctx.kernel.backward(scaled, tuple(statistics), grad.clone(), Workspace())[1], None
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the scores and of the row parameter, from that of the weights."""
+        scores, parameter, *statistics = ctx.saved_tensors
+        kernel = ctx.kernel if parameter is None else ctx.kernel.with_row_parameter(parameter)
+        scaled = scores * kernel.score_scale
+        _, d_scores, *rest = kernel.backward(scaled, tuple(statistics), grad.clone(), Workspace())
+        return d_scores, rest[0].sum_to_size(parameter.shape) if rest else None, None
 
 
 def row_maximum(scores: Float[Tensor, "*rows N"]) -> Float[Tensor, "*rows 1"]:

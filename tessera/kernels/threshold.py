@@ -13,7 +13,7 @@ MAX_STEPS = 100
 
 
 def threshold(
-    shifted: Float[Tensor, "*rows N"], order: float, workspace: Workspace
+    shifted: Float[Tensor, "*rows N"], order: int | float | Float[Tensor, "*#rows 1"], workspace: Workspace
 ) -> tuple[Float[Tensor, "*rows 1"], Float[Tensor, "*rows N"], Float[Tensor, "*rows 1"]]:
     """Solve `sum_i [x_i - tau]_+^r = 1` for each row of x = `shifted` (..., N), whose largest entry must be 0.
 
@@ -38,7 +38,7 @@ def threshold(
     return _newton(shifted, tau, order, workspace)
 
 
-def _newton(shifted: Tensor, tau: Tensor, order: float, workspace: Workspace) -> tuple[Tensor, Tensor, Tensor]:
+def _newton(shifted: Tensor, tau: Tensor, order: float | Tensor, workspace: Workspace) -> tuple[Tensor, Tensor, Tensor]:
     """Newton steps from `tau`, a point at or to the left of the root, until none moves it by more than rounding."""
     responses, powers = workspace.empty_like(shifted), workspace.empty_like(shifted)
     for _ in range(MAX_STEPS):
@@ -49,7 +49,7 @@ def _newton(shifted: Tensor, tau: Tensor, order: float, workspace: Workspace) ->
     return tau, responses, slope
 
 
-def _newton_in_graph(shifted: Tensor, tau: Tensor, order: float) -> tuple[Tensor, Tensor, Tensor]:
+def _newton_in_graph(shifted: Tensor, tau: Tensor, order: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`_newton` as one operation of a compiled or exported program, whose Python cannot look at numbers."""
 
     def advanced(steps: Tensor, tau: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,7 +64,7 @@ def _newton_in_graph(shifted: Tensor, tau: Tensor, order: float) -> tuple[Tensor
     return tau, responses, _step(responses, order, torch.empty_like(shifted))[1]
 
 
-def _step(differences: Tensor, order: float, powers: Tensor) -> tuple[Tensor, Tensor]:
+def _step(differences: Tensor, order: float | Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
     """Newton's step and M_(r-1) at tau, from `x - tau`, which becomes the responses; `powers` is overwritten."""
     total, slope = _moments(differences.clamp_(min=0), order, powers)
     step = (total - total.pow(1 - 1 / order)).div_(slope.clamp_min(torch.finfo(slope.dtype).tiny))
@@ -76,24 +76,28 @@ def _moves(step: Tensor) -> Tensor:
     return (step > 2 * torch.finfo(step.dtype).eps).any()
 
 
-def _moments(responses: Tensor, order: float, powers: Tensor) -> tuple[Tensor, Tensor]:
+def _moments(responses: Tensor, order: float | Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
     """`sum_i u_i^r` and `sum_i u_i^(r-1)`, both (..., 1), in few passes over u; `powers` is overwritten."""
-    if order == 2:
+    if not isinstance(order, Tensor) and order == 2:
         return torch.linalg.vector_norm(responses, dim=-1, keepdim=True).square_(), responses.sum(-1, keepdim=True)
     powers = raise_to(responses, order - 1, out=powers)
     slope = powers.sum(-1, keepdim=True)
-    total = responses if order == 1 else powers.mul_(responses)
+    total = responses if not isinstance(order, Tensor) and order == 1 else powers.mul_(responses)
     return total.sum(-1, keepdim=True), slope
 
 
 def raise_to(
-    responses: Float[Tensor, "*shape"], exponent: float, out: Float[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
+    responses: Float[Tensor, "*rows N"],
+    exponent: int | float | Float[Tensor, "*#rows 1"],
+    out: Float[Tensor, "*rows N"],
+) -> Float[Tensor, "*rows N"]:
     """`u^exponent`, 0 where u = 0 (also for the exponent 0: entries at the threshold are outside).
 
     The result lies in `out`; in a compiled or exported program, whose operations make new tensors, somewhere.
     """
     place = None if torch.compiler.is_compiling() else out
+    if isinstance(exponent, Tensor):
+        return torch.pow(responses, exponent, out=place).mul_(torch.sign(responses))
     if exponent == 0:
         return torch.sign(responses, out=place)
     if exponent == 1:

@@ -11,7 +11,8 @@ from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
 from tessera.base.shapes import Float, Int
 from tessera.base.state import State
-from tessera.kernels import Kernel
+from tessera.kernels import Entmax, Kernel
+from tessera.layers.learned_alpha import LearnedAlpha
 from tessera.memories.documents import continued_carry, continued_documents, last_document
 from tessera.memories.pending import completed_pairs
 from tessera.ops.gated_average import GatedAverageState
@@ -69,6 +70,7 @@ class PairMemory(nn.Module):
         self.value_extractor = value_extractor
         self.bandwidth = bandwidth
         self.output = output
+        self.learned_alpha = LearnedAlpha(self._sizes()[0], kernel) if isinstance(kernel, Entmax) else None
 
     def combine(self, recalled: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T hidden"]:
         """(B, T, hidden) of the heads' answers (B, H, T, V)."""
@@ -134,7 +136,7 @@ class PairMemory(nn.Module):
         slope, intercept = self.bandwidth(self.kernel, num_pairs)
         dropout = self.weight_dropout if self.training else 0.0
         regression: dict[str, Any] = {
-            "kernel": self.kernel,
+            "kernel": self.kernel if self.learned_alpha is None else self.learned_alpha(),
             "slope": slope,
             "intercept": intercept,
             "window": window,

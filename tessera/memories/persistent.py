@@ -10,9 +10,10 @@ from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
 from tessera.base.shapes import Float, Int
 from tessera.base.state import State
-from tessera.kernels import Kernel, kernel_from_config
+from tessera.kernels import Entmax, Kernel, kernel_from_config
 from tessera.layers.bandwidth import Bandwidth
 from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
+from tessera.layers.learned_alpha import LearnedAlpha
 from tessera.layers.scaled_output import ScaledOutput
 from tessera.memories.documents import continued_carry, continued_documents
 from tessera.ops.kernel_regression import kernel_regression
@@ -53,6 +54,7 @@ class PersistentMemory(nn.Module):
         self.slot_keys = nn.Parameter(torch.empty(num_banks, num_heads, num_slots, head_dim))
         self.slot_values = nn.Parameter(torch.empty(num_banks, num_heads, num_slots, head_dim))
         self.bandwidth = Bandwidth(num_heads, kernel)
+        self.learned_alpha = LearnedAlpha(num_heads, kernel) if isinstance(kernel, Entmax) else None
         self.output = ScaledOutput(hidden_size, num_heads, bias, head_dropout)
         self.reset_parameters()
 
@@ -83,7 +85,7 @@ class PersistentMemory(nn.Module):
                 keys,
                 slot_keys[None],
                 slot_values[None],
-                kernel=self.kernel,
+                kernel=self.kernel if self.learned_alpha is None else self.learned_alpha(),
                 slope=slope,
                 intercept=intercept,
                 dropout=self.weight_dropout if self.training else 0.0,

@@ -12,13 +12,15 @@ from torch import Tensor
 from tessera.base.errors import TesseraError, expect_text, first_line
 from tessera.data.encoding import PIECE, located_tokens
 from tessera.data.sources import STORIES, text_files
-from tessera.data.text_files import located_text_of_file, utf8_sizes
+from tessera.data.text_files import located_text_of_file, text_of_file, utf8_sizes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# How the names of files end that markitdown makes text of, an optional package.
-CONVERTED = (".pdf", ".docx", ".pptx", ".xlsx", ".html", ".htm", ".epub")
+# How the names of files end that markitdown, an optional package, makes text of, and its class that does. No other may
+# try: what cannot be read as what it is called would be taken for plain text.
+CONVERTED = {".pdf": "Pdf", ".docx": "Docx", ".pptx": "Pptx", ".xlsx": "Xlsx", ".epub": "Epub"}
+CONVERTED |= {".html": "Html", ".htm": "Html"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def read_document_text(
         TesseraError: no text, a file that cannot be read, or one that needs a package that is not installed.
     """
     if isinstance(source, Path) and source.suffix.lower() in CONVERTED:
-        source = _converted(source)
+        source = text_of_document(source)
     if isinstance(source, Path):
         pieces: Iterator = located_text_of_file(source, PIECE)
     else:
@@ -83,17 +85,28 @@ def _sized(texts: Iterable[str], where: str) -> Iterator[tuple[str, np.ndarray]]
         yield text, utf8_sizes(text)
 
 
-def _converted(path: Path) -> str:
-    """The text of a document that is no text file, by markitdown."""
+def text_of_document(path: Path, piece_bytes: int = PIECE) -> Iterator[str]:
+    """The text of a file in pieces; of one that is no text file (`CONVERTED`) as markitdown makes it.
+
+    Raises:
+        TesseraError: see `read_document_text`.
+    """
+    if path.suffix.lower() not in CONVERTED:
+        yield from text_of_file(path, piece_bytes)
+        return
     try:
         import markitdown
     except ImportError:
         advice = 'pip install "tessera[documents]"'
         raise TesseraError(f"{path}: needs the package markitdown, which is not installed: {advice}.") from None
     try:
-        return markitdown.MarkItDown(enable_plugins=False).convert_local(str(path)).text_content
+        converter = markitdown.MarkItDown(enable_builtins=False, enable_plugins=False)
+        converter.register_converter(getattr(markitdown.converters, f"{CONVERTED[path.suffix.lower()]}Converter")())
+        yield converter.convert_local(str(path)).text_content
     except Exception as error:  # its readers raise anything
-        raise TesseraError(f"{path}: cannot be read as a {path.suffix[1:]} document ({first_line(error)}).") from None
+        attempts = getattr(error, "attempts", None)  # a list, in what markitdown makes of it
+        reason = first_line(attempts[-1].exc_info[1] if attempts else error)
+        raise TesseraError(f"{path}: cannot be read as {path.suffix[1:].lower()} ({reason}).") from None
 
 
 def document_paths(name: str, where: str, argument: str) -> list[Path]:

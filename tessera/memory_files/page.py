@@ -1,4 +1,4 @@
-"""The documents of a memory as citation HTML file, with the passages marked that carried the answers."""
+"""The documents of a memory as one HTML file, with the passages marked that carried the answers."""
 
 import html
 from collections.abc import Sequence

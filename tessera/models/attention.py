@@ -7,21 +7,25 @@ transformers' `AttentionInterface` and, for each, a mask with its `AttentionMask
 makes no mask at all, and a causal model sees the future.
 
 Options of a kernel are attributes of the model's configuration: `entmax_alpha` (1.5), `relumax_margin` (1.0) and
-`num_neighbours` (32).
+`num_neighbours` (32). `learn_alpha` gives each head of a model an alpha of its own.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
+from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import TesseraError, expect
 from tessera.base.shapes import Bool, Float
 from tessera.kernels import (
     Biweight,
+    Entmax,
     Epanechnikov,
     Gaussian,
     Kernel,
@@ -29,12 +33,19 @@ from tessera.kernels import (
     RectifiedPolynomial,
     ReLUmax,
     Triweight,
+    kernel_from_config,
 )
+from tessera.layers.learned_alpha import LearnedAlpha
 from tessera.ops.kernel_regression import Window, kernel_regression
 
 STRUCTURE = "_tessera_structure"  # attribute of a mask: the `_Structure` that says the same
 # What transformers hands to an attention function and none of the kernels has a meaning for.
 REFUSED = {"softcap": "soft-capping of scores", "s_aux": "attention sinks", "position_bias": "a position bias"}
+
+
+ENTMAX = "tessera_entmax"
+LEARNED = "learned_entmax"  # in a configuration: the start and bounds of the alphas; in its attention: their module
+_HEADS: list[dict[nn.Module, int]] = []  # while `learn_alpha` looks, the attention modules and their numbers of heads
 
 
 def _entmax(config: PreTrainedConfig) -> Kernel:
@@ -50,7 +61,7 @@ ATTENTION_KERNELS: dict[str, Callable[[PreTrainedConfig], Kernel]] = {
     "tessera_sparsemax": lambda config: Epanechnikov(),
     "tessera_biweight": lambda config: Biweight(),
     "tessera_triweight": lambda config: Triweight(),
-    "tessera_entmax": _entmax,
+    ENTMAX: _entmax,
     "tessera_relumax": lambda config: ReLUmax(margin=getattr(config, "relumax_margin", 1.0)),
     "tessera_knn": lambda config: NearestNeighbours("gaussian", getattr(config, "num_neighbours", 32)),
 }
@@ -61,6 +72,71 @@ def register() -> None:
     for name, kernel_of in ATTENTION_KERNELS.items():
         AttentionInterface.register(name, _attention_of(name, kernel_of))
         AttentionMaskInterface.register(name, attention_mask)
+
+
+@explains_mistakes
+def learn_alpha(
+    model: PreTrainedModel, kernel: Kernel | str | dict | None = None, folder: str | Path | None = None
+) -> dict[str, LearnedAlpha]:
+    """Make a model's attention `tessera_entmax` with a learned alpha for each head; module name -> its alphas.
+
+    The alphas become parameters of the model, which `save_pretrained` writes with the others, and their start and
+    bounds a field of its configuration. transformers does not read them again: call this on the loaded model with its
+    `folder` (`load_model` does). Until then the model refuses to run.
+
+    Args:
+        kernel: an entmax kernel with start and bounds; None: those of the configuration, else its defaults.
+        folder: of a saved model whose alphas are taken.
+    Raises:
+        TesseraError: a kernel that is not entmax, an attention that takes no kernels, a folder without the alphas.
+    """
+    config = model.config.get_text_config()
+    kernel = kernel_from_config(getattr(config, LEARNED, "entmax") if kernel is None else kernel)
+    if not isinstance(kernel, Entmax):
+        raise TesseraError(f"learn_alpha: kernel must be entmax; got {kernel.name!r}.")
+    model.set_attn_implementation(ENTMAX)
+    setattr(config, LEARNED, kernel.to_config())
+    heads: dict[nn.Module, int] = {}
+    _HEADS.append(heads)
+    try:
+        with torch.no_grad():
+            model(torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
+    finally:
+        _HEADS.remove(heads)
+    expect(bool(heads), "learn_alpha", "model", "have attention that takes kernels", type(model).__name__)
+    names = {module: name for name, module in model.named_modules()}
+    learned = {}
+    for module, count in heads.items():
+        alphas = LearnedAlpha(count, kernel).to(model.device)
+        setattr(module, LEARNED, alphas)
+        learned[names[module]] = alphas
+    if folder is not None:
+        _read_alphas(Path(folder), learned)
+    return learned
+
+
+def _read_alphas(folder: Path, learned: dict[str, LearnedAlpha]) -> None:
+    wanted = {f"{name}.{LEARNED}.alpha_logit": alphas.alpha_logit for name, alphas in learned.items()}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            for name in wanted.keys() & set(weights.keys()):
+                wanted.pop(name).data.copy_(weights.get_tensor(name))
+    if wanted:
+        raise TesseraError(f"learn_alpha: {folder} must hold every head's alpha; it lacks {min(wanted)}.")
+
+
+def _of_heads(module: nn.Module, heads: int) -> Kernel:
+    """The kernel of a module with learned alphas."""
+    if _HEADS:
+        _HEADS[-1][module] = heads
+        return Gaussian()
+    alphas = getattr(module, LEARNED, None)
+    if alphas is None:
+        raise TesseraError(
+            f"{ENTMAX}: the alphas of this model were learned and must be read from its folder: "
+            "tessera.models.attention.learn_alpha(model, folder=FOLDER)."
+        )
+    return alphas()
 
 
 def attention_mask(*arguments: Any, local_size: int | None = None, **options: Any) -> Bool[Tensor, "B 1 T N"] | None:
@@ -91,7 +167,7 @@ def _attention_of(name: str, kernel_of: Callable[[PreTrainedConfig], Kernel]) ->
             if options.get(option) is not None:
                 raise TesseraError(f'{name}: {meaning} must be absent; {type(module).__name__} has it. Use "eager".')
         config = module.config
-        kernel = kernel_of(config)
+        kernel = _of_heads(module, query.shape[1]) if name == ENTMAX and hasattr(config, LEARNED) else kernel_of(config)
         groups = query.shape[1] // key.shape[1]
         if groups > 1:  # grouped heads: every key and value head serves as many query heads
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)

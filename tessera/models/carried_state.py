@@ -35,6 +35,7 @@ def read_on(model: Any, ids: Tensor, state: Any, **options: Any) -> tuple[Tensor
     """Logits of `ids` (B, T) that follow `state`, and the state after them. A cache of transformers is used up.
 
     A segmented model (ARMT, RMT, PRMT) opens a segment behind its memory, or goes on in the one that a cache holds.
+    Raises `TesseraError` where the model has no state that can be handed back (RWKV, RecurrentGemma).
     """
     name = state_name(model)
     if name == "memory_state":
@@ -45,6 +46,8 @@ def read_on(model: Any, ids: Tensor, state: Any, **options: Any) -> tuple[Tensor
         output = model(input_ids=ids, **options)
         return output.logits, output.past_key_values
     output = model(input_ids=ids, use_cache=True, **{name: state}, **options)
+    has_state = output.get(name) is not None
+    expect(has_state, "read_on", "the model", f"take and return a state ({name})", type(model).__name__)
     return output.logits, output[name]
 
 

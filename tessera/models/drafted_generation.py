@@ -1,51 +1,55 @@
 """Lossless generation with drafts: several tokens are guessed, read at once, and kept as far as the model agrees.
 
 transformers refuses this to models with a state, because a cache must be cropped where a guess was wrong. A state of
-this library is a value: going back is to go on from the state before. What is generated is what is generated without
-drafts: greedily the same tokens, by sampling the same distribution (Leviathan et al. 2023, algorithm 1, for drafts that
-are certain: a guess x is kept with probability p(x), else a token is drawn from p without x).
+this library is a value: going back is to go on from the state before. Every token is chosen as without drafts, the
+likeliest or drawn from the model's distribution; a guess only says which tokens are read together. One that is certain
+is kept with the probability that the model gives it, as in Leviathan et al. (2023), algorithm 1, and with the same
+random numbers the text is the same.
 """
 
 import copy
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers.generation import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from tessera.base.errors import expect
-from tessera.base.state import State
 
 LONGEST_UNREAD = 8  # tokens that are read again behind the last state before a step without a draft ends this
-LONGEST_PAUSE = 32  # steps without a draft where drafts were wrong
+LARGEST_LOSS = 0.03  # of all steps, which drafts may have cost before they stop
+MOST_GAINED = 16.0  # steps: what drafts have gained is remembered up to here
 WHERE = "generate"
 
 
 class Drafter(Protocol):
-    """Who guesses."""
+    """Who guesses; a token of a draft costs `steps` of the model's."""
 
-    def draft(self, tokens: list[int], most: int) -> list[int]:
-        """At most `most` tokens that may follow `tokens`."""
+    steps: float
+
+    def draft(self, tokens: list[int], most: int, careful: bool) -> list[int]:
+        """At most `most` tokens that may follow `tokens`; `careful`: none that are doubtful."""
 
 
 class PromptLookup:
-    """Guesses what followed the last n tokens where they stood before, n as large as possible."""
+    """Guesses what followed the last n tokens where they stood before, n as large as possible, or careful: largest."""
+
+    steps = 0.0
 
     def __init__(self, longest_match: int) -> None:
         self.sizes = range(longest_match, 0, -1)
         self.places: dict[tuple[int, ...], int] = {}  # n tokens -> where what follows them begins
         self.seen = 0
 
-    def draft(self, tokens: list[int], most: int) -> list[int]:
+    def draft(self, tokens: list[int], most: int, careful: bool) -> list[int]:
         """See `Drafter`."""
         for end in range(self.seen, len(tokens)):
             for size in self.sizes:
                 if end >= size:
                     self.places[tuple(tokens[end - size : end])] = end
         self.seen = len(tokens)
-        for size in self.sizes:
+        for size in self.sizes[:1] if careful else self.sizes:
             place = self.places.get(tuple(tokens[-size:])) if len(tokens) > size else None
             if place is not None:
                 return tokens[place : place + most]
@@ -55,18 +59,18 @@ class PromptLookup:
 class AssistantModel:
     """Guesses what another model generates greedily."""
 
-    def __init__(self, model: Any) -> None:
-        self.model, self.state, self.read = model, None, 0
+    def __init__(self, model: Any, steps: float) -> None:
+        self.model, self.steps, self.state, self.read = model, steps, None, 0
 
-    def draft(self, tokens: list[int], most: int) -> list[int]:
+    def draft(self, tokens: list[int], most: int, careful: bool) -> list[int]:
         """See `Drafter`."""
-        ids = torch.tensor([tokens], device=self.model.device)
-        if len(tokens) - 1 > self.read:
-            output = self.model(ids[:, self.read : -1], past_key_values=self.state, use_cache=True)
+        unread = torch.tensor([tokens[self.read :]], device=self.model.device)
+        if unread.shape[1] > 1:
+            output = self.model(unread[:, :-1], past_key_values=self.state, use_cache=True)
             self.state, self.read = output.past_key_values, len(tokens) - 1
         # Drafted tokens must not stay in what the assistant has read.
-        state = self.state if isinstance(self.state, State) else copy.deepcopy(self.state)
-        drafted, last = [], ids[:, -1:]
+        state = self.state if hasattr(self.state, "select_batch") else copy.deepcopy(self.state)
+        drafted, last = [], unread[:, -1:]
         for _ in range(most):
             output = self.model(last, past_key_values=state, use_cache=True)
             state, last = output.past_key_values, output.logits[:, -1:].argmax(-1)
@@ -74,129 +78,127 @@ class AssistantModel:
         return drafted
 
 
-class DraftedGeneration:
-    """Gives `generate` of a model whose state is a value `prompt_lookup_num_tokens` and `assistant_model`."""
+class _Balance:
+    """How many tokens to guess: twice as many after a right draft, half after a wrong one, none where they cost more
+    than they give. All is counted in steps of one token, so that the same text is read in the same parts every time.
 
-    def generate(
-        self,
-        *arguments: Any,
-        prompt_lookup_num_tokens: int | None = None,
-        max_matching_ngram_size: int | None = None,
-        assistant_model: Any = None,
-        num_assistant_tokens: int | None = None,
-        **options: Any,
-    ) -> Any:
-        """See transformers' `generate`; with drafts for one sequence, lossless, as the module says.
+    most : of a draft. steps_per_block : what a call with several tokens costs at most. steps : a drafted token.
+    """
 
-        Args:
-            prompt_lookup_num_tokens: guess up to so many tokens from earlier in the text, after the longest match of up
-                to `max_matching_ngram_size` (3) tokens.
-            assistant_model: a smaller model of the same vocabulary that guesses `num_assistant_tokens` (5) tokens.
-        Raises:
-            TesseraError: several sequences or beams, or both kinds of draft.
-        """
-        generate: Callable[..., Any] = super().generate  # type: ignore[misc]  # of GenerationMixin
-        if prompt_lookup_num_tokens is None and assistant_model is None:
-            return generate(*arguments, **options)
-        one_kind = prompt_lookup_num_tokens is None or assistant_model is None
-        expect(
-            one_kind, WHERE, "prompt_lookup_num_tokens and assistant_model", "be given one without the other", "both"
-        )
-        drafter: Drafter
-        if assistant_model is None:
-            drafter, most = PromptLookup(max_matching_ngram_size or 3), prompt_lookup_num_tokens or 0
-        else:
-            drafter, most = AssistantModel(assistant_model), num_assistant_tokens or 5
-        expect(isinstance(most, int) and most >= 1, WHERE, "the number of drafted tokens", "be at least 1", most)
-        return generate(*arguments, custom_generate=partial(_generate, drafter=drafter, most=most), **options)
-
-
-class _DraftLength:
-    """How many tokens to guess: twice as many after a right draft, fewer and then none for a while after wrong ones."""
-
-    def __init__(self, most: int) -> None:
-        self.most, self.length, self.pause, self.waiting = most, min(4, most), 1, 0
+    def __init__(self, most: int, steps_per_block: float, steps: float) -> None:
+        self.most, self.steps_per_block, self.steps = most, steps_per_block, steps
+        self.length, self.lost, self.made = min(4, most), 0.0, 0
 
     def next(self) -> int:
-        if self.waiting:
-            self.waiting -= 1
-            return 0
-        return self.length
+        return self.length if self.lost <= LARGEST_LOSS * self.made else 0
 
-    def learn(self, drafted: int, kept: int) -> None:
-        if drafted == 0:
-            return
-        if kept == drafted:
-            self.length, self.pause = min(self.most, 2 * self.length), 1
-        elif kept == 0:
-            self.length, self.waiting = max(1, self.length // 2), self.pause
-            self.pause = min(LONGEST_PAUSE, 2 * self.pause)
+    def learn(self, read: int, drafted: int, made: int) -> None:
+        """A call with `read` tokens, `drafted` of them guessed, gave `made` new ones."""
+        self.made += made
+        cost = (self.steps_per_block if read > 1 else 1) + drafted * self.steps
+        self.lost = max(self.lost + cost - made, -MOST_GAINED)
+        if made > drafted > 0:
+            self.length = min(self.most, 2 * self.length)
+        elif made == 1 and drafted:
+            self.length = max(1, self.length // 2)
 
 
-def _generate(
-    model: Any,
-    input_ids: Tensor,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    generation_config: Any,
-    synced_gpus: bool = False,
-    streamer: Any = None,
-    *,
-    drafter: Drafter,
-    most: int,
-    **model_kwargs: Any,
-) -> Tensor | GenerateDecoderOnlyOutput:
-    """What `generate` does for one sequence, several tokens a call where drafts are right."""
-    expect(len(input_ids) == 1, WHERE, "a prompt with drafts", "be one sequence", f"{len(input_ids)} sequences")
-    mask = model_kwargs.get("attention_mask")
-    padded = mask is not None and not bool(mask.all())
-    expect(not padded, WHERE, "a prompt with drafts", "be without padding", "an attention_mask with zeros")
-    state = model_kwargs.get("past_key_values")
-    unread = input_ids[:, 0 if state is None else state.length :]
-    if unread.shape[1] > 1:  # a wrong draft must not read the prompt again
-        state = model(unread[:, :-1], past_key_values=state, use_cache=True, logits_to_keep=1).past_key_values
-        unread = unread[:, -1:]
-    length, is_over = _DraftLength(most), False
-    while not is_over:
-        room = generation_config.max_length - input_ids.shape[1] - 1
-        number = min(length.next() if unread.shape[1] <= LONGEST_UNREAD else 0, room)
-        draft = drafter.draft(input_ids[0].tolist(), number) if number > 0 else []
-        guessed = torch.tensor([draft], dtype=input_ids.dtype, device=input_ids.device).view(1, -1)
-        read = torch.cat([unread, guessed], 1)
-        output = model(read, past_key_values=state, use_cache=True, logits_to_keep=len(draft) + 1)
-        before = input_ids.shape[1]
-        for step, logits in enumerate(
-            output.logits[0].float() if output.logits.dtype.itemsize < 4 else output.logits[0]
-        ):
-            scores = logits_processor(input_ids, logits[None])
-            guess = draft[step] if step < len(draft) else None
-            token = _choose(scores[0], guess, generation_config.do_sample)
-            input_ids = torch.cat([input_ids, input_ids.new_tensor([[token]])], 1)
-            if streamer is not None:
-                streamer.put(input_ids[:, -1].cpu())
-            is_over = bool(stopping_criteria(input_ids, scores).all())
-            if is_over or token != guess:
+class DraftedGeneration:
+    """Gives `generate` of a model whose state is a value `prompt_lookup_num_tokens` and `assistant_model`.
+
+    As in transformers: guess up to so many tokens from earlier in the text, after the longest match of up to
+    `max_matching_ngram_size` (3) tokens; or a smaller model of the same vocabulary guesses up to `num_assistant_tokens`
+    (20). For one sequence; lossless, as the module says. With `return_dict_in_generate` the state may have read less
+    than the sequence holds.
+    """
+
+    steps_per_block = 2.0  # with a few tokens, where products of a vector and a matrix become products of matrices
+
+    def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_arguments: Any) -> None:
+        if generation_mode != GenerationMode.ASSISTED_GENERATION:
+            super()._validate_generation_mode(generation_mode, generation_config, mode_arguments)  # type: ignore[misc]
+
+    def _assisted_decoding(
+        self: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        assistant_model: Any = None,
+        tokenizer: Any = None,
+        **model_kwargs: Any,
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        """What `generate` does for one sequence, several tokens a call where drafts are right."""
+        expect(len(input_ids) == 1, WHERE, "a prompt with drafts", "be one sequence", f"{len(input_ids)} sequences")
+        drafter, most = _drafter(self, generation_config, assistant_model)
+        balance = _Balance(most, self.steps_per_block, drafter.steps)
+        options: dict[str, Any] = {"use_cache": True, "return_dict": True}
+        options |= {name: model_kwargs[name] for name in ("extend_segment",) if name in model_kwargs}
+        tokens, unread = input_ids[0].tolist(), input_ids[:, :0]
+        state: Any = None
+        kept: list[Tensor] = []
+        draft: list[int] = []
+        output = self._prefill(input_ids, generation_config, {**model_kwargs, "use_cache": True})
+        while True:
+            made, is_over = 0, False
+            for guess, logits in zip([*draft, None], output.logits[0, -len(draft) - 1 :].float()):
+                scores = logits_processor(input_ids, logits[None])
+                token = _choose(scores, generation_config.do_sample)
+                input_ids, made = torch.cat([input_ids, token], 1), made + 1
+                tokens.append(int(token))
+                if generation_config.output_scores:
+                    kept.append(scores)
+                if streamer is not None:
+                    streamer.put(token[0].cpu())
+                is_over = bool(stopping_criteria(input_ids, scores).all())
+                if is_over or tokens[-1] != guess:
+                    break
+            balance.learn(unread.shape[1] + len(draft), len(draft), made)
+            if made > len(draft):
+                state, unread = output.past_key_values, input_ids[:, -1:]
+            else:  # the new state holds wrong tokens: go on from the one before, the right ones before the next draft
+                state.take_back()
+                unread = torch.cat([unread, input_ids[:, -made:]], 1)
+            if is_over:
                 break
-        made = input_ids.shape[1] - before
-        length.learn(len(draft), made - 1)
-        if made == len(draft) + 1:
-            state, unread = output.past_key_values, input_ids[:, -1:]
-        else:  # the state holds wrong tokens: go on from the one before, and read the right ones with the next draft
-            unread = torch.cat([unread, input_ids[:, before:]], 1)
-    if streamer is not None:
-        streamer.end()
-    if generation_config.return_dict_in_generate:
-        return GenerateDecoderOnlyOutput(sequences=input_ids)
-    return input_ids
+            room = generation_config.max_length - len(tokens) - 1
+            number = min(balance.next() if unread.shape[1] <= LONGEST_UNREAD else 0, room)
+            draft = drafter.draft(tokens, number, balance.lost >= 0) if number > 0 else []
+            read = torch.cat([unread, unread.new_tensor([draft])], 1) if draft else unread
+            if self._supports_logits_to_keep():
+                options["logits_to_keep"] = len(draft) + 1
+            output = self(read, past_key_values=state, **options)
+        if streamer is not None:
+            streamer.end()
+        if generation_config.return_dict_in_generate:
+            scores = tuple(kept) if generation_config.output_scores else None
+            return GenerateDecoderOnlyOutput(sequences=input_ids, scores=scores, past_key_values=state)
+        return input_ids
 
 
-def _choose(scores: Tensor, guess: int | None, sampled: bool) -> int:
-    """The next token: the likeliest, or drawn from softmax(scores), by way of a guess if there is one."""
-    if not sampled:
-        return int(scores.argmax())
-    probabilities = scores.softmax(-1)
-    if guess is not None:
-        if bool(torch.rand((), device=scores.device) < probabilities[guess]):
-            return guess
-        probabilities = probabilities.index_fill(0, torch.tensor(guess, device=scores.device), 0.0)
-    return int(torch.multinomial(probabilities, 1))
+def _drafter(model: Any, settings: Any, assistant: Any) -> tuple[Drafter, int]:
+    """Who guesses, and how many tokens at most."""
+    given = [each is not None for each in (settings.prompt_lookup_num_tokens, assistant)]
+    names, found = "prompt_lookup_num_tokens and assistant_model", "both" if all(given) else "neither"
+    expect(given[0] != given[1], WHERE, names, "be given one without the other", found)
+    most = (settings.num_assistant_tokens or 20) if assistant is not None else settings.prompt_lookup_num_tokens
+    expect(isinstance(most, int) and most >= 1, WHERE, "the number of drafted tokens", "be at least 1", most)
+    if assistant is None:
+        return PromptLookup(settings.max_matching_ngram_size or 3), most
+    own, other = (each.config.get_text_config().vocab_size for each in (model, assistant))
+    expect(own == other, WHERE, "assistant_model", f"have the vocabulary of the model ({own})", other)
+    return AssistantModel(assistant, _share(model, assistant)), most
+
+
+def _choose(scores: Tensor, sampled: bool) -> Tensor:
+    """The next token (1, 1): the likeliest, or drawn from softmax(scores)."""
+    return torch.multinomial(scores.softmax(-1), 1) if sampled else scores.argmax(-1, keepdim=True)
+
+
+def _share(model: Any, assistant: Any) -> float:
+    """What a token costs the assistant, in tokens of the model: by layers, which calls cost, or by numbers."""
+    numbers = [sum(parameter.numel() for parameter in each.parameters()) for each in (assistant, model)]
+    layers = [getattr(each.config.get_text_config(), "num_hidden_layers", 1) for each in (assistant, model)]
+    return max(numbers[0] / numbers[1], layers[0] / layers[1])

@@ -12,6 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from tessera.base.errors import expect
 from tessera.base.state import State
+from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint, difference
 from tessera.models.forward_arguments import check_labels, checks_types, refuse_keywords
 from tessera.models.saving.code_beside_weights import SavesWithCode
@@ -94,7 +95,7 @@ class LSTMPreTrainedModel(SavesWithCode, PreTrainedModel):
             init.zeros_(module.bias)
 
 
-class LSTMForCausalLM(LSTMPreTrainedModel, GenerationMixin):
+class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
     """Embedding, LSTM layers, layer norm, lm_head tied to the embedding. See `LSTMConfig`.
 
     >>> model = LSTMForCausalLM(LSTMConfig(vocab_size=20, hidden_size=32))

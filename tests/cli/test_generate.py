@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tessera.generation.prompts import markdown_table, read_prompts
+from tessera.models.drafted_generation import PromptLookup
 from tessera.models.saving.loading import load_model
 
 
@@ -71,3 +72,17 @@ def test_a_prompt_is_needed_once(tessera, run_folder):
         status, _, err = tessera("generate", run_folder, *options)
         assert status == 2
         assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("sampling", [("--temperature", 0), ("--seed", 3)])
+def test_prompt_lookup_writes_the_same(tessera, run_folder, monkeypatch, sampling):
+    options = ("generate", run_folder, "--prompt", "to and fro, to and fro, to", "--max-new-tokens", 30, *sampling)
+    plain, drafted, draft = tessera(*options), [], PromptLookup.draft
+    monkeypatch.setattr(PromptLookup, "draft", lambda *given: drafted.append(draft(*given)) or drafted[-1])
+    assert tessera(*options, "--prompt-lookup", 6) == plain
+    assert any(drafted)
+
+
+def test_prompt_lookup_is_not_for_beams(refused, run_folder):
+    options = ("--prompt", "to and fro", "--num-beams", 2, "--prompt-lookup", 6)
+    refused("--prompt-lookup must be left out with --num-beams", "generate", run_folder, *options)

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
-from transformers import GPTNeoXConfig
+from transformers import AutoModelForCausalLM, GPTNeoXConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tessera.base.errors import TesseraError
 from tessera.evaluation.questions import answer_loss, right_answers, score_answers
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
-from tessera.models.lstm import LSTMState
+from tessera.models.lstm import LSTMConfig, LSTMState
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.babilong import BABILong
@@ -94,6 +94,39 @@ def test_loss_and_right_answers_share_one_reading(monkeypatch):
     monkeypatch.setattr(type(model), "forward", seen)
     score_answers(model, batch)
     assert read == [tuple(batch.contexts.shape), (12, batch.questions.shape[-1])]
+
+
+@pytest.mark.parametrize("name", ["memory_mosaic", "gpt_neox", "lstm"])
+def test_models_that_read_whole_texts_score_from_one_reading(name, monkeypatch):
+    batch = BABILong("qa1", vocab_size=VOCABULARY, facts_share=0.6).question_batch(3, 4, 40, 0, "train")
+    torch.manual_seed(0)
+    lstm = LSTMConfig(vocab_size=VOCABULARY, hidden_size=16, initializer_range=1.0)
+    model = AutoModelForCausalLM.from_config(lstm if name == "lstm" else BASES[name]).double().eval()
+    expected, is_answer = torch.zeros(3), batch.labels != IGNORED
+    for row in range(3):
+        asked = [place for place in range(4) if is_answer[row, place].any()]
+        for place in asked:  # its only word
+            first = int(is_answer[row, place].int().argmax())
+            tokens = torch.cat([batch.contexts[row], batch.questions[row, place, :first]])[None]
+            said = model(input_ids=tokens).logits[0, -1].argmax()
+            if place % 2:  # a model that has learned nothing is right by chance alone
+                batch.questions[row, place, first] = batch.labels[row, place, first] = said
+            expected[row] += float(said == batch.questions[row, place, first]) / len(asked)
+    loss, count = answer_loss(model, batch)
+    read, forward = [], type(model).forward
+
+    def seen(self, input_ids=None, **options):
+        read.append(tuple(input_ids.shape))
+        return forward(self, input_ids=input_ids, **options)
+
+    monkeypatch.setattr(type(model), "forward", seen)
+    total, same_count, shares = score_answers(model, batch)
+    torch.testing.assert_close(total, loss.detach().double(), rtol=1e-6, atol=0)
+    assert same_count == count
+    assert shares.tolist() == pytest.approx(expected.tolist())
+    assert 0 < expected.max() < 1
+    questions = batch.questions
+    assert read == [batch.contexts.shape, (12, questions.shape[-1]), (3, questions[0].numel())]
 
 
 class OneWord(nn.Module):

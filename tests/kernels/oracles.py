@@ -43,6 +43,7 @@ ORACLES: dict[str, Callable[[list, Kernel], list]] = {
     "epanechnikov": lambda scores, kernel: _entmax(scores, 1.0),
     "biweight": lambda scores, kernel: _entmax(scores, 2.0),
     "triweight": lambda scores, kernel: _entmax(scores, 3.0),
+    "entmax": lambda scores, kernel: _entmax(scores, 1 / (kernel.alpha - 1)),
     "rectified_polynomial": lambda scores, kernel: _entmax(scores, kernel.order),
     "normalized_relu": lambda scores, kernel: _normalized([s.clamp_min(0) for s in scores]),
     "relumax": lambda scores, kernel: _normalized([(kernel.margin + s - max(scores)).clamp_min(0) for s in scores]),
@@ -51,7 +52,7 @@ ORACLES: dict[str, Callable[[list, Kernel], list]] = {
 
 # Configurations beside each kernel's default that the suites run through.
 VARIANTS: tuple[dict, ...] = (
-    {"name": "rectified_polynomial", "order": 1.3},
+    {"name": "entmax", "alpha": 1.77},
     {"name": "rectified_polynomial", "order": 40},
     {"name": "relumax", "margin": 0.3},
     {"name": "knn", "base": "gaussian", "k": 3},

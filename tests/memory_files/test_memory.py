@@ -20,6 +20,7 @@ from tessera.memory_files.together import together, without
 from tessera.models.carried_state import apart, read_on
 from tessera.models.forking import state_tensors
 from tessera.models.saving.state_file import StateFile, save_values
+from tests.memory_files.documents import SENTENCES, write_documents
 from tests.memory_files.models import MAKERS, OF_PAIRS, make, v1
 
 TEXTS = {
@@ -157,6 +158,22 @@ def test_every_token_knows_its_bytes(packed, tmp_path):
                 assert text == source.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def test_pdf_docx_html_and_epub(tmp_path):
+    pytest.importorskip("markitdown", reason="an optional package")
+    for path in write_documents(tmp_path):
+        document = read_document_text(path, byte_tokenizer(), path.name, "test")
+        text = bytes(document.tokens.tolist()).decode()
+        assert all(sentence in text for sentence in SENTENCES), (path.name, text)
+        assert document.size == len(text)
+        damaged = tmp_path / f"damaged{path.suffix}"
+        damaged.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+        if path.suffix != ".html":
+            with pytest.raises(
+                TesseraError, match=rf"damaged.*: cannot be read as {path.suffix[1:]} \((?!File conv).+\)\.$"
+            ):
+                read_document_text(damaged, byte_tokenizer(), "damaged", "test")
+
+
 def test_files_that_are_no_memory_of_this_model(tmp_path):
     model, path = make("v2"), tmp_path / "memory"
     memory(model, "kings", "queen").save(path)
@@ -234,6 +251,6 @@ def test_what_cannot_be_is_said(tmp_path):
         with pytest.raises(TesseraError, match=match):
             mistake()
     (tmp_path / "a.pdf").write_bytes(b"%PDF-1.4")
-    with pytest.raises(TesseraError, match=r"a.pdf: (needs the package markitdown|cannot be read as a pdf)"):
+    with pytest.raises(TesseraError, match=r"a.pdf: (needs the package markitdown|cannot be read as pdf)"):
         read.read(tmp_path / "a.pdf")
     assert together([memory(make("v1"), "kings").state]).document is None

@@ -22,7 +22,12 @@ SIZES = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_layers": 2, "num_head
 V1 = {
     "published": {},
     "convolution": {"value_extractor": "convolution", "bias": True, "num_persistent_banks": 2},
-    "post-norm": {"norm_position": "post", "tie_word_embeddings": False},
+    "post-norm": {
+        "norm_position": "post",
+        "tie_word_embeddings": False,
+        "kernel": "entmax",
+        "persistent_kernel": {"name": "entmax", "alpha": 1.8},
+    },
     "contextual only": {"num_persistent_slots": 0},
     "compact": {"kernel": "triweight", "persistent_kernel": {"name": "knn", "base": "gaussian", "k": 3}},
     "normalized relu": {"kernel": "normalized_relu", "free_intercept": True},
@@ -39,7 +44,7 @@ V2 = {
     "compact": {"kernel": "triweight"},
     "normalized relu": {"kernel": "normalized_relu"},
     "neighbours": {"kernel": {"name": "knn", "base": "gaussian", "k": 3}},
-    "narrow": {"short_term_span": 2, "long_term_delay": 1},
+    "narrow": {"kernel": "entmax", "short_term_span": 2, "long_term_delay": 1},
     "distant": {"long_term_delay": 40},
     "no long-term memory": {"long_term_memory": False},
 }

@@ -17,6 +17,7 @@ from transformers.masking_utils import eager_mask
 from tessera.base.errors import TesseraError
 from tessera.kernels import entmax, knn_softmax, relumax, sparsemax
 from tessera.models import attention
+from tessera.models.saving.loading import load_model
 
 SIZES = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
 CONFIGURATIONS = {
@@ -187,3 +188,34 @@ def test_an_alpha_that_is_no_kernel_is_refused():
     model.config.entmax_alpha = 2.5
     with pytest.raises(TesseraError, match="entmax_alpha"):
         model(ids())
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_heads_with_alphas_of_their_own(family, tmp_path):
+    """Logits and gradients are those of attention that is written out; saved, they are loaded."""
+    model, oracle = make(family, "eager", ""), make(family, "written_out", "")
+    learned = attention.learn_alpha(model, {"name": "entmax", "alpha": 1.3, "lowest": 1.01})
+    assert len(learned) == 2
+    for layer, alphas in enumerate(learned.values()):
+        with torch.no_grad():
+            alphas.alpha_logit.copy_(torch.linspace(-2 + layer, 2 - 2 * layer, 4))
+    values = [alphas.alpha.detach().double()[:, None, None].requires_grad_() for alphas in learned.values()]
+    layers = iter(values)
+    ORACLES["learned"] = lambda scores: entmax(scores, next(layers))
+    oracle.config.oracle = "learned"
+    losses = [one(ids(), labels=ids()).loss for one in (model, oracle)]
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(*losses, rtol=0, atol=1e-8)
+    for alphas, expected in zip(learned.values(), values):
+        share = alphas.alpha_logit.detach().sigmoid()
+        chain = (0.99 * share * (1 - share)).double()
+        torch.testing.assert_close(
+            alphas.alpha_logit.grad.double(), chain * expected.grad.flatten(), rtol=1e-4, atol=1e-7
+        )
+    model.float().save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    torch.testing.assert_close(loaded(ids()).logits, model(ids()).logits, rtol=0, atol=1e-6)
+    unread = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="tessera_entmax")
+    with pytest.raises(TesseraError, match="must be read from its folder"):
+        unread(ids())

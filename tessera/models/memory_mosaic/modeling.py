@@ -11,6 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from tessera.kernels import kernel_from_config
 from tessera.layers.bandwidth import Bandwidth
 from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
+from tessera.layers.learned_alpha import LearnedAlpha
 from tessera.layers.scaled_output import ScaledOutput
 from tessera.layers.value_extractors import MixedValueExtractor
 from tessera.memories.contextual import ContextualMemory
@@ -117,7 +118,8 @@ class MemoryMosaicPreTrainedModel(StackPreTrainedModel):
         elif isinstance(module, ScaledOutput):
             branches = self.config.num_layers if self._by_fan_in() else 2 * self.config.num_layers
             init.normal_(module.projection.weight, 0.0, self._std(module.projection) / math.sqrt(branches))
-        if isinstance(module, (Bandwidth, LeakyKeyExtractor, MixedValueExtractor, PersistentMemory, ScaledOutput)):
+        learned = (Bandwidth, LearnedAlpha, LeakyKeyExtractor, MixedValueExtractor, PersistentMemory, ScaledOutput)
+        if isinstance(module, learned):
             module.reset_parameters()
 
     def _by_fan_in(self) -> bool:

@@ -8,6 +8,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from tessera.base.errors import expect
 from tessera.kernels import kernel_from_config
 from tessera.layers.adaptive_bandwidth import AdaptiveBandwidth
+from tessera.layers.learned_alpha import LearnedAlpha
 from tessera.layers.swiglu import SwiGLU
 from tessera.layers.value_extractors import MixedValueExtractor
 from tessera.memories.long_term import LongTermMemory
@@ -89,7 +90,7 @@ class MemoryMosaicV2PreTrainedModel(NormalInitialization):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, (AdaptiveBandwidth, MixedValueExtractor)):
+        if isinstance(module, (AdaptiveBandwidth, LearnedAlpha, MixedValueExtractor)):
             module.reset_parameters()
 
     def state_bytes_per_token(self, dtype: torch.dtype) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tessera.base.errors import expect
+from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint, difference
 from tessera.models.forward_arguments import (
     REASONS,
@@ -123,7 +124,7 @@ class SegmentedPreTrainedModel(SavesWithCode, PreTrainedModel):
         return past_key_values.reorder(beam_idx)
 
 
-class SegmentedForCausalLM(SegmentedPreTrainedModel, ABC):
+class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
     """A base model read segment by segment.
 
     Subclasses make the memory's parameters and say what it does with them (`_add_memory`, `_memory`), and inherit from

@@ -11,6 +11,7 @@ from tessera.base.arguments import explain_all
 from tessera.base.checkpoints import latest_complete
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.foreign_code import require_no_code
+from tessera.models.attention import LEARNED, learn_alpha
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -78,6 +79,9 @@ def load_model(
         raise TesseraError(f"model {path}: weights are truncated or not safetensors ({error}).") from error
     except Exception as error:  # transformers raises anything for damaged files
         raise TesseraError(f"model {path}: cannot be loaded ({first_line(error)}).") from error
+    if hasattr(model.config.get_text_config(), LEARNED):
+        learn_alpha(model, folder=folder)
+        report["unexpected_keys"] = [name for name in report["unexpected_keys"] if f".{LEARNED}." not in name]
     _require_fit(path, report)
     _require_finite(path, model)
     if not long_term_memory:

@@ -19,20 +19,21 @@ Statistics = list[tuple[Tensor, ...]]
 def answers(call: Call) -> tuple[Tensor, Statistics]:
     """y (B, H, T, V) in the values' type, and the kernel's row statistics of every block: all that `gradients` needs.
 
-    The slope, and the intercept unless it is None, are (B, H, T) in the type of the computation.
+    The slope, and the intercept unless it is None, are (B, H, T) in the type of the computation, and so is the kernel's
+    row parameter, (B, H, T, 1).
     """
     work = _Work(call)
     output, statistics = work.empty_like_queries(call.value.shape[-1]), []
     for block in query_blocks(call):
         for group in block.groups(call.query.shape[1]):
-            weights, kept = work.kernel.forward(work.scores(block, group), work.spare)
+            weights, kept = work.kernel_of(block, group).forward(work.scores(block, group), work.spare)
             work.add_product(output, group, block.queries, weights, work.value[group, block.pairs])
             statistics.append(kept)
     return output.view(*call.query.shape[:3], call.value.shape[-1]).to(call.value.dtype), statistics
 
 
 def gradients(call: Call, statistics: Sequence[tuple[Tensor, ...]], grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Those of query, key, value, slope and intercept (None without one), from that of y."""
+    """Those of query, key, value, slope, intercept and row parameter (None without one), from that of y."""
     work = _Work(call)
     grad, remaining = flatten(grad, work.dtype), iter(statistics)
     sums = _Gradients(work)
@@ -41,8 +42,11 @@ def gradients(call: Call, statistics: Sequence[tuple[Tensor, ...]], grad: Tensor
             above = grad[group, block.queries]
             scores = work.scores(block, group)
             grad_weights = work.outer(above, work.value[group, block.pairs])
-            weights, grad_scores = work.kernel.backward(scores, next(remaining), grad_weights, work.spare)
+            kernel = work.kernel_of(block, group)
+            weights, grad_scores, *rest = kernel.backward(scores, next(remaining), grad_weights, work.spare)
             sums.add(block, group, weights, grad_scores, above)
+            if sums.parameter is not None:
+                sums.parameter[group, block.queries] = rest[0]
     return sums.finish(call)
 
 
@@ -52,6 +56,9 @@ class _Work:
     def __init__(self, call: Call) -> None:
         assert isinstance(call.kernel, RowKernel), "unsupported_reason refuses others"
         self.kernel, self.dtype = call.kernel, working_dtype(call.query)
+        self.parameter = None if self.kernel.row_parameter is None else self.kernel.row_parameter.flatten(0, 1)
+        if self.parameter is not None:
+            self.kernel = self.kernel.with_row_parameter(self.parameter)
         # Float16 products are slow on CPUs and overflow; bfloat16 ones are several times faster than float32.
         self.half = torch.bfloat16 if call.value.dtype == torch.bfloat16 else None
         self.query, self.key, self.value = (
@@ -63,10 +70,16 @@ class _Work:
         if call.intercept is not None:
             self.intercept = call.intercept.flatten(0, 1).unsqueeze(-1) * self.kernel.score_scale
 
+    def kernel_of(self, block: QueryBlock, group: slice) -> RowKernel:
+        """The kernel of one block's queries."""
+        if self.parameter is None:
+            return self.kernel
+        return self.kernel.with_row_parameter(self.parameter[group, block.queries])
+
     def scores(self, block: QueryBlock, group: slice) -> Tensor:
         """`score_scale * scores` of one block (heads, queries, pairs), -inf where hidden."""
         self.spare.clear()
-        query = self.sloped_query(block, group) * self.kernel.score_scale
+        query = self.sloped_query(block, group) * self.kernel_of(block, group).score_scale
         scores = self.outer(query, self.key[group, block.pairs])
         if self.intercept is not None:
             scores += self.intercept[group, block.queries]
@@ -107,6 +120,7 @@ class _Gradients:
         self.query, self.slope = torch.zeros_like(work.query), work.empty_like_queries(1)
         self.key, self.value = torch.zeros_like(work.key), torch.zeros_like(work.value)
         self.intercept = work.empty_like_queries(1) if work.intercept is not None else None
+        self.parameter = work.empty_like_queries(1) if work.parameter is not None else None
 
     def add(self, block: QueryBlock, group: slice, weights: Tensor, grad_scores: Tensor, above: Tensor) -> None:
         """Add one block's part, given its weights, the gradient of its scores and that of its outputs."""
@@ -122,13 +136,14 @@ class _Gradients:
         product.mul_(work.slope[group, queries])
 
     def finish(self, call: Call) -> tuple[Tensor | None, ...]:
-        """The gradients of query, key, value, slope and intercept, in their shapes and types."""
+        """The gradients of query, key, value, slope, intercept and row parameter, in their shapes and types."""
         grad_query, grad_key, grad_value = (
             total.view(like.shape).to(like.dtype)
             for total, like in zip((self.query, self.key, self.value), (call.query, call.key, call.value))
         )
         grad_intercept = None if self.intercept is None else self.intercept.view(call.slope.shape)
-        return grad_query, grad_key, grad_value, self.slope.view(call.slope.shape), grad_intercept
+        grad_parameter = None if self.parameter is None else self.parameter.view(*call.slope.shape, 1)
+        return grad_query, grad_key, grad_value, self.slope.view(call.slope.shape), grad_intercept, grad_parameter
 
 
 def working_dtype(query: Tensor) -> torch.dtype:

@@ -49,28 +49,38 @@ def run(call: Call) -> Tensor:
     call = replace(call, slope=slope, intercept=intercept)
     if torch.compiler.is_compiling():
         return chunked_op.run(call)
-    return _Blockwise.apply(call.query, call.key, call.value, slope, intercept, call)
+    assert isinstance(call.kernel, RowKernel), "unsupported_reason refuses others"
+    parameter = call.kernel.row_parameter
+    parameter = None if parameter is None else parameter.to(slope).expand(*slope.shape, 1)
+    return _Blockwise.apply(call.query, call.key, call.value, slope, intercept, parameter, call)
 
 
 class _Blockwise(torch.autograd.Function):
     """Saved for backward: the inputs and the kernel's row statistics, nothing of size T x N."""
 
     @staticmethod
-    def forward(ctx, query, key, value, slope, intercept, call: Call) -> Tensor:
+    def forward(ctx, query, key, value, slope, intercept, parameter, call: Call) -> Tensor:
         """`y_t = sum_i w_ti v_i`, a block of queries at a time: (B, H, T, V) in the type of `value`."""
-        call = replace(call, query=query, key=key, value=value, slope=slope, intercept=intercept)
+        call = _with_tensors(call, query, key, value, slope, intercept, parameter)
         output, statistics = answers(call)
         ctx.call = call
         ctx.lengths = [len(kept) for kept in statistics]
-        ctx.save_for_backward(query, key, value, slope, intercept, *(part for kept in statistics for part in kept))
+        kept_parts = (part for kept in statistics for part in kept)
+        ctx.save_for_backward(query, key, value, slope, intercept, parameter, *kept_parts)
         return output
 
     @staticmethod
     @only_first_derivative("kernel_regression")
     def backward(ctx, grad: Tensor):
         """Gradients from that of y, (B, H, T, V): each block's weights are computed again from the row statistics."""
-        query, key, value, slope, intercept, *parts = ctx.saved_tensors
-        call = replace(ctx.call, query=query, key=key, value=value, slope=slope, intercept=intercept)
+        query, key, value, slope, intercept, parameter, *parts = ctx.saved_tensors
+        call = _with_tensors(ctx.call, query, key, value, slope, intercept, parameter)
         remaining = iter(parts)
         statistics = [tuple(next(remaining) for _ in range(length)) for length in ctx.lengths]
         return (*gradients(call, statistics, grad), None)
+
+
+def _with_tensors(call: Call, query, key, value, slope, intercept, parameter) -> Call:
+    assert isinstance(call.kernel, RowKernel), "unsupported_reason refuses others"
+    kernel = call.kernel if parameter is None else call.kernel.with_row_parameter(parameter)
+    return replace(call, query=query, key=key, value=value, slope=slope, intercept=intercept, kernel=kernel)

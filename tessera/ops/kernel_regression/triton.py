@@ -77,7 +77,7 @@ def family_of(kernel: Kernel) -> tuple[str, float, float] | None:
     """(family, order, margin) of a kernel as the Triton kernels know it; None: they do not."""
     if isinstance(kernel, Gaussian):
         return "gaussian", 1.0, 0.0
-    if isinstance(kernel, AdaptivePolynomial):
+    if isinstance(kernel, AdaptivePolynomial) and not isinstance(kernel.order, Tensor):
         return "adaptive", float(kernel.order), 0.0
     if isinstance(kernel, ReLUmax):
         return "anchored", 1.0, float(kernel.margin)

@@ -14,6 +14,7 @@ from tessera.data.encoding import PIECE
 from tessera.data.text_files import text_of_files
 from tessera.generation.sampling import Sampling
 from tessera.memory_files.answering import answer
+from tessera.memory_files.document import text_of_document
 from tessera.memory_files.memory import Memory
 from tessera.models.recurrence import SegmentedForCausalLM
 from tessera.papers.babilong.benchmark import (
@@ -174,8 +175,8 @@ def read_planted(memory: Memory, paths: Sequence[Path], facts: Sequence[str], se
         for path in paths:
             memory.read(path, **options)
     else:
-        size = sum(len(text.encode()) for text in text_of_files(paths)) if facts else 0
-        text = PlantedText(text_of_files(paths, PIECE), size, facts, seed)
+        size = sum(len(text.encode()) for text in text_of_files(paths, read=text_of_document)) if facts else 0
+        text = PlantedText(text_of_files(paths, PIECE, text_of_document), size, facts, seed)
         memory.read(text, names, where="ask: --text", **options)
         for fact, place in zip(facts, text.places):
             print(f"planted after {100 * place:.0f} % of the text: {fact}", file=sys.stderr)

@@ -1,0 +1,111 @@
+"""Learned alphas: weights and both gradients against bisection, finite differences and the dense reference."""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from tessera.base.errors import TesseraError
+from tessera.kernels import Entmax, EntmaxOfRows, RectifiedPolynomial, entmax, kernel_from_config
+from tessera.layers.learned_alpha import LearnedAlpha
+from tessera.ops.kernel_regression import Call, Window, chosen_query_weights, kernel_regression
+from tests.tolerances import REORDERED_FLOAT64
+
+
+def drawn(*shape, seed=0, scale=1.0):
+    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("scale", [0.3, 4.0])
+@pytest.mark.parametrize("length", [9, 70])  # short rows, and rows whose threshold is first sought among group maxima
+def test_weights_and_gradients_are_those_of_bisection(length, scale):
+    scores = drawn(4, 3, length, scale=scale).requires_grad_()
+    visible = drawn(4, 3, length, seed=1) < 1
+    visible[0, 0] = False
+    alpha = torch.tensor([1.05, 1.4, 2.0], dtype=torch.float64)[:, None].requires_grad_()
+    results = [
+        EntmaxOfRows(alpha).weights(scores, visible),
+        entmax(scores.masked_fill(~visible, -torch.inf), alpha),
+    ]
+    torch.testing.assert_close(*results, rtol=0, atol=REORDERED_FLOAT64)
+    assert not results[0][0, 0].any()
+    gradients = [torch.autograd.grad((result * drawn(length)).sum(), (scores, alpha)) for result in results]
+    torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-9)
+
+
+def test_finite_differences():
+    scores, alpha = drawn(2, 3, 6).requires_grad_(), torch.tensor([[1.1], [1.5], [1.9]]).double().requires_grad_()
+    function = lambda scores, alpha: EntmaxOfRows(alpha).weights(scores)  # noqa: E731
+    assert torch.autograd.gradcheck(function, (scores, alpha), eps=1e-7, atol=1e-5)
+
+
+def test_equal_alphas_are_the_fixed_kernel():
+    scores = drawn(5, 40).float()
+    for alpha in (1.05, 1.5, 2.0):
+        expected = entmax(scores, alpha)
+        actual = EntmaxOfRows(torch.full((1,), alpha)).weights(scores)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5 if alpha < 1.1 else 1e-6)
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {},
+        {"window": Window(delay=2, span=60)},
+        {"window": Window(), "query_documents": torch.arange(150).expand(2, -1) // 40},
+    ],
+    ids=["all", "window", "documents"],
+)
+def test_in_blocks_as_all_at_once(masks):
+    """One alpha for each head, and one for each head and query."""
+    if "query_documents" in masks:
+        masks["pair_documents"] = masks["query_documents"]
+    inputs = [normalize(drawn(2, 3, 150, 5, seed=seed), dim=-1) for seed in (1, 2)] + [drawn(2, 3, 150, 4, seed=3)]
+    slope = drawn(3, 1, seed=4).exp() * 4
+    for shape in ((3, 1, 1), (2, 3, 150, 1)):
+        alpha = 1.05 + 0.95 * torch.rand(shape, generator=torch.Generator().manual_seed(5)).double()
+        results = []
+        for backend in ("chunked", "reference"):
+            leaves = [tensor.clone().requires_grad_() for tensor in (*inputs, slope, alpha)]
+            query, key, value, scale, learned = leaves
+            options = {"kernel": EntmaxOfRows(learned), "slope": scale, "backend": backend, **masks}
+            output = kernel_regression(query, key, value, **options)
+            results.append([output, *torch.autograd.grad((output * inputs[2].roll(1, 2)).sum(), leaves)])
+        for chunked, reference in zip(*results):
+            torch.testing.assert_close(chunked, reference, rtol=1e-8, atol=1e-9)
+
+
+def test_weights_and_bandwidths_of_chosen_queries_are_those_of_each_head_alone():
+    key, value = normalize(drawn(1, 2, 12, 5), dim=-1), drawn(1, 2, 12, 4, seed=1)
+    alphas, slope = torch.tensor([1.2, 1.8], dtype=torch.float64), torch.full((1,), 9.0, dtype=torch.float64)
+    both = Call(key, key, value, EntmaxOfRows(alphas[:, None, None]), slope, window=Window())
+    seen = chosen_query_weights(both, [5, 11])
+    for head, alpha in enumerate(alphas.tolist()):
+        one, fixed = slice(head, head + 1), RectifiedPolynomial(1 / (alpha - 1))
+        alone = Call(key[:, one], key[:, one], value[:, one], fixed, slope, window=Window())
+        expected = chosen_query_weights(alone, [5, 11])
+        torch.testing.assert_close(seen.weights[:, one], expected.weights, rtol=0, atol=REORDERED_FLOAT64)
+        torch.testing.assert_close(seen.bandwidth[:, one], expected.bandwidth, rtol=0, atol=1e-9)
+
+
+def test_heads_start_alike_stay_in_bounds_and_learn():
+    layer = LearnedAlpha(3, Entmax(alpha=1.25, lowest=1.1, highest=1.8))
+    torch.testing.assert_close(layer.alpha, torch.full((3,), 1.25))
+    with torch.no_grad():
+        layer.alpha_logit.copy_(torch.tensor([-50.0, 0.0, 50.0]))
+    torch.testing.assert_close(layer.alpha, torch.tensor([1.1, 1.45, 1.8]))
+    target = entmax(drawn(3, 2, 20).float(), 1.6)
+    layer.reset_parameters()
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
+    for _ in range(150):
+        optimizer.zero_grad()
+        (layer().weights(drawn(3, 2, 20).float()) - target).square().sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(layer.alpha, torch.full((3,), 1.6), rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize("fields", [{"alpha": 1.05}, {"lowest": 1.0}, {"highest": 2.5}, {"alpha": "1.5"}], ids=str)
+def test_bounds_that_are_refused(fields):
+    with pytest.raises(
+        TesseraError, match="kernel 'entmax': lowest, alpha, highest must rise from above 1 to at most 2"
+    ):
+        kernel_from_config({"name": "entmax", **fields})
