@@ -12,8 +12,9 @@ long window that ends with the scored tokens. Each window is read once, whatever
 import argparse
 import json
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from matplotlib.figure import Figure
@@ -31,24 +32,24 @@ SCORED, WINDOW = 1024, 512
 Pass = tuple[Tensor, Tensor, Tensor]  # hidden (T, D), next tokens (T,), the model's own probabilities of them (T,)
 
 
-class Recorder:
-    """Stands in for a memory, keeps what it is handed and recalls nothing: one reading serves every kernel and size."""
+@dataclass(frozen=True)
+class Recorder(TokenMemory):
+    """Keeps what it is handed and recalls nothing: one reading serves every kernel and size."""
 
-    def __init__(self) -> None:
-        self.passes: list[Pass] = []
+    passes: list[Pass] = field(default_factory=list)
 
-    def fitted(self, *seen: Tensor) -> "Recorder":
-        self.passes.append(seen)  # type: ignore[arg-type]
+    def fitted(self, hidden: Tensor, tokens: Tensor, model: Tensor) -> Self:
+        self.passes.append((hidden, tokens, model))
         return self
 
-    def remembered(self, hidden: Tensor, tokens: Tensor) -> "Recorder":
+    def remembered(self, hidden: Tensor, tokens: Tensor) -> Self:
         return self
 
 
 def read(model: Any, ids: Tensor) -> Pass:
     """Every token of `ids` but the first, read in windows."""
-    recorder = Recorder()
-    with attach(model, memory=recorder, window=WINDOW) as attached:  # type: ignore[arg-type]
+    recorder = Recorder.empty("gaussian")
+    with attach(model, memory=recorder, window=WINDOW) as attached:
         attached.read(ids)
     hidden, tokens, own = (torch.cat(parts) for parts in zip(*recorder.passes))
     return hidden, tokens, own

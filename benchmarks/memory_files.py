@@ -104,12 +104,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a JSON file for what came out")
     arguments = parser.parse_args()
     record: dict[str, Any] = {"tokens": TOKENS}
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in MODELS:
             record[name] = measured(name, Path(folder) / name, arguments.repeats)
             print(name, record[name], flush=True)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(arguments.out, json.dumps(record | {"provenance": provenance()}, indent=1) + "\n")
+            written = json.dumps(record | {"provenance": provenance()}, indent=1)
+            write_text_atomically(arguments.out, f"{written}\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent
 PAGES = sorted((DOCS / "tutorials").glob("*.md"))
-CELL = re.compile(r"^```\{code-cell\}\n((?::tags:.*\n)?)(.*?)^```\n", re.MULTILINE | re.DOTALL)
+CELL = re.compile(r"^```\{code-cell\}\n((?::tags:[^\n]*\n)?)(.*?)^```\n", re.MULTILINE | re.DOTALL)
 OUTPUT = re.compile(r"\n<!-- output of (\w+) -->\n(.*?)<!-- end of output -->\n", re.DOTALL)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -57,6 +57,8 @@ def written(page: str, name: str) -> str:
 def _blocks(outputs: list, name: str) -> str:
     text, images = "", ""
     for output in outputs:
+        if output.get("name") == "stderr":  # progress bars
+            continue
         data = output.get("data", {})
         if "image/png" in data:
             path = DOCS / "tutorials" / "output" / f"{name}.png"

@@ -81,11 +81,11 @@ def measured(model: Any, task: "QuestionTask", tokens: int, segment: int) -> Cer
     Half of the contexts hold nothing, and half of the questions about the others are not answered by them. Weights are
     fitted to every second context, by logistic regression, and tested on the others.
     """
-    unknown = task.special_tokens.get("unk_token")
-    if unknown is None or not hasattr(task, "absent"):
+    token = task.vocabulary.token_to_id(task.special_tokens.get("unk_token", ""))
+    if token is None or not hasattr(task, "absent"):
         return None
     half: Any = replace(task, absent=0.5)  # type: ignore[type-var]
-    token, rows, answered = task.vocabulary.token_to_id(unknown), [], []
+    rows, answered = [], []
     for first in range(0, CONTEXTS, AT_ONCE):
         batch = half.question_batch(AT_ONCE, QUESTIONS, tokens, first, "validation", 0, segment)
         logits, labels = question_logits(model, batch), batch.labels.flatten(0, 1)

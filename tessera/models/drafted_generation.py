@@ -118,20 +118,6 @@ class DraftedGeneration:
         if generation_mode != GenerationMode.ASSISTED_GENERATION:
             super()._validate_generation_mode(generation_mode, generation_config, mode_arguments)  # type: ignore[misc]
 
-    def _drafter(self, settings: Any, assistant: Any) -> tuple[Drafter, int]:
-        """Who guesses, and how many tokens at most."""
-        names, both = "prompt_lookup_num_tokens and assistant_model", (settings.prompt_lookup_num_tokens, assistant)
-        found = "both" if None not in both else "neither"
-        expect((both[0] is None) != (both[1] is None), WHERE, names, "be given one without the other", found)
-        most = settings.num_assistant_tokens or 20 if assistant is not None else settings.prompt_lookup_num_tokens
-        expect(isinstance(most, int) and most >= 1, WHERE, "the number of drafted tokens", "be at least 1", most)
-        if assistant is None:
-            return PromptLookup(settings.max_matching_ngram_size or 3), most
-        own, others = (model.config.get_text_config() for model in (self, assistant))  # type: ignore[attr-defined]
-        size = f"have the vocabulary of the model ({own.vocab_size})"
-        expect(own.vocab_size == others.vocab_size, WHERE, "assistant_model", size, others.vocab_size)
-        return AssistantModel(assistant, _share(self, assistant)), most
-
     def _assisted_decoding(
         self: Any,
         input_ids: Tensor,
@@ -141,16 +127,19 @@ class DraftedGeneration:
         synced_gpus: bool = False,
         streamer: Any = None,
         assistant_model: Any = None,
+        tokenizer: Any = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
         """What `generate` does for one sequence, several tokens a call where drafts are right."""
         expect(len(input_ids) == 1, WHERE, "a prompt with drafts", "be one sequence", f"{len(input_ids)} sequences")
-        drafter, most = self._drafter(generation_config, assistant_model)
+        drafter, most = _drafter(self, generation_config, assistant_model)
         balance = _Balance(most, self.steps_per_block, drafter.steps)
         options: dict[str, Any] = {"use_cache": True, "return_dict": True}
         options |= {name: model_kwargs[name] for name in ("extend_segment",) if name in model_kwargs}
-        tokens, kept, draft = input_ids[0].tolist(), [], []
-        state, unread = None, input_ids[:, :0]
+        tokens, unread = input_ids[0].tolist(), input_ids[:, :0]
+        state: Any = None
+        kept: list[Tensor] = []
+        draft: list[int] = []
         output = self._prefill(input_ids, generation_config, {**model_kwargs, "use_cache": True})
         while True:
             made, is_over = 0, False
@@ -187,6 +176,20 @@ class DraftedGeneration:
             scores = tuple(kept) if generation_config.output_scores else None
             return GenerateDecoderOnlyOutput(sequences=input_ids, scores=scores, past_key_values=state)
         return input_ids
+
+
+def _drafter(model: Any, settings: Any, assistant: Any) -> tuple[Drafter, int]:
+    """Who guesses, and how many tokens at most."""
+    given = [each is not None for each in (settings.prompt_lookup_num_tokens, assistant)]
+    names, found = "prompt_lookup_num_tokens and assistant_model", "both" if all(given) else "neither"
+    expect(given[0] != given[1], WHERE, names, "be given one without the other", found)
+    most = (settings.num_assistant_tokens or 20) if assistant is not None else settings.prompt_lookup_num_tokens
+    expect(isinstance(most, int) and most >= 1, WHERE, "the number of drafted tokens", "be at least 1", most)
+    if assistant is None:
+        return PromptLookup(settings.max_matching_ngram_size or 3), most
+    own, other = (each.config.get_text_config().vocab_size for each in (model, assistant))
+    expect(own == other, WHERE, "assistant_model", f"have the vocabulary of the model ({own})", other)
+    return AssistantModel(assistant, _share(model, assistant)), most
 
 
 def _choose(scores: Tensor, sampled: bool) -> Tensor:

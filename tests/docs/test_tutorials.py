@@ -14,6 +14,7 @@ TOOL = runpy.run_path(str(DOCS / "tutorial_outputs.py"), run_name="tutorial_outp
 def test_outputs_are_of_the_cells_that_are_there(page):
     text = page.read_text(encoding="utf-8")
     marks = [TOOL["mark"](program) for program in TOOL["cells"](text)]
+    assert len(marks) == text.count("```{code-cell}\n") == len(set(marks))
     shown = TOOL["OUTPUT"].findall(text)
     assert shown, "run `make tutorials`"
     assert {mark for mark, _ in shown} <= set(marks), "a cell has changed: run `make tutorials`"
