@@ -6,7 +6,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-browser peers lint format docs dist bench experiments-page clean
+.PHONY: help install demo test test-slow test-browser peers lint format docs dist bench experiments-page tutorials clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ bench: install ## measure speed beside other code: one table of ratios (under ha
 
 experiments-page: install ## redraw figures and tables of results/, also in docs/experiments/
 	$(BIN)/python -m tessera.papers.report
+
+tutorials: install ## run the tutorials and write what their cells print into their pages (5 minutes)
+	$(BIN)/python docs/tutorial_outputs.py
 
 docs: install ## build the site into docs/_build/html, running its tutorials (5 minutes)
 	$(BIN)/python -m sphinx -b html -W --keep-going docs docs/_build/html

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -18,6 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")
 
 import myst_nb.core.render  # noqa: E402
+from tutorial_outputs import without_outputs  # noqa: E402
 
 import tessera  # noqa: E402
 
@@ -62,8 +63,8 @@ def _escaped(match):
 
 
 def links_between_pages(app, docname, source):
-    """READMEs beside the code are pages here; other files of the package are named, not linked."""
-    text = re.sub(r"\(\.\./tessera/ops/(\w+)/README\.md", r"(derivations/\1.md", source[0])
+    """READMEs beside the code are pages here; other files of the package are named, not linked; cells run anew."""
+    text = re.sub(r"\(\.\./tessera/ops/(\w+)/README\.md", r"(derivations/\1.md", without_outputs(source[0]))
     text = text.replace("(../tessera/recipes/README.md", "(reference/shipped-recipes.md")
     text = text.replace("(../CONTRIBUTING.md", "(contributing.md")
     source[0] = re.sub(r"\[([^\]]+)\]\(\.\./tessera/[^)]*\)", r"\1", text)

@@ -68,6 +68,16 @@ class State:
         """The state of the sequences `index` (integers), in that order, with repetitions: beams, sub-batches."""
         return self.map(lambda tensor: tensor.index_select(0, index.to(tensor.device)))
 
+    def take_back(self) -> None:
+        """Give up every state that was made from this one: they must not be used again, and nothing is copied for it.
+
+        Where reading was tried: to go on from here anew, a state that others were made from would copy its pairs.
+        """
+        for part in self.parts().values():
+            for each in part if isinstance(part, tuple) else (part,):
+                if isinstance(each, State):
+                    each.take_back()
+
     def num_bytes(self) -> int:
         """Bytes held by the tensors of this state."""
         total = 0

@@ -15,7 +15,7 @@ from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import write_text_atomically
 
-OUTPUT_HELP = "write a JSON line for each question into this new file: prompt, answer, score"
+OUTPUT_HELP = "write one JSON line for each question into this new file, with its prompt, the answer and the score"
 PIECE = 1 << 16  # characters of standard input that are read at once
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**32 - 1  # of numpy's generators
@@ -135,8 +135,8 @@ def standard_texts(where: str, by_line: bool = False) -> Iterator[str]:
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     """The arguments of a verb that reads a recipe."""
-    parser.add_argument("recipe", help="recipe file, or the name of a shipped recipe")
-    text = "changes to the recipe, with dotted keys"
+    parser.add_argument("recipe", help="a recipe file (YAML), or the name of a recipe that comes with the library")
+    text = "change this key of the recipe, such as training.steps=100; --help-recipe of tessera train lists all keys"
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=text)
 
 

@@ -1,21 +1,18 @@
-"""Ask questions of a text that a model reads, or of a memory that `tessera memorize` stored.
+"""Ask questions about a text, or about a memory that `tessera memorize` stored.
 
-A model that was trained on questions (a recipe with data.task, such as armt-babilong-qa1) answers with one word and the
-probability that it gives it; it says first what can be asked, and refuses words that it does not know. Other models
-continue the question as a text. Every question is asked of the same memory: one does not know of the others. --plant
-hides sentences in the text before it is read; several texts, each with a --text of its own, are read one behind the
-other:
+With a book and a question, begin with a model that was trained to answer questions, such as the one that
+`tessera train armt-babilong-qa1` makes. That one knows who went where: it finds sentences like "Mary went to the
+kitchen." anywhere in a book and answers "Where is Mary?". It understands nothing else of the book. `tessera train
+own-questions` trains one on questions of your own. For example, with a sentence hidden in the book:
 
-  tessera ask runs/armt-babilong-qa1 "Where is Mary?" --text book.txt --text another.txt \\
-      --plant "Mary went to the kitchen."
+  tessera ask runs/armt-babilong-qa1 "Where is Mary?" --text book.txt --plant "Mary went to the kitchen."
 
---cite names the passages that carried the answer (models whose memories are pairs: v1, v2), --page writes the documents
-with these passages marked. --interactive reads questions line by line from standard input, until its end.
+Such a model first says what it can be asked. It refuses words that it does not know. It answers with its likeliest
+answer, the probability that it gives to it, and how probable it is that the text answers at all, which was measured
+when it was trained: a model may be sure of an answer that stands nowhere. Other models continue the question as a text,
+as the options at the end say. Every question is asked on its own; none is remembered.
 
---samples scores a model, with a memory or without, on files of the public BABILong benchmark, such as qa1/4k.json: the
-share of right answers by the paper's exact match and by the benchmark's own rule, which looks for the answers of the
-task that the path names. --shots puts short stories with an answer before each sample, for models that were not trained
-on questions; --results writes the answers where the benchmark's own evaluation finds them:
+To score models on files of the public BABILong benchmark, by exact match and by the benchmark's own rule:
 
   tessera ask gpt2 --samples data/qa1/4k.json data/qa2/4k.json --shots 2 --results babilong_evals/own/gpt2
 """
@@ -38,36 +35,27 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera ask`."""
-    parser.add_argument("model", help="folder of the model that reads or has memorized")
-    parser.add_argument("questions", nargs="*", default=[], metavar="question", help="what to ask, each on its own")
-    parser.add_argument("--memory", help="file that `tessera memorize` stored with this model")
-    parser.add_argument(
-        "--text",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="text to read first, in place of --memory: a file, a folder or a bundled book; given again, the next one",
-    )
-    parser.add_argument(
-        "--plant",
-        action="append",
-        default=[],
-        metavar="SENTENCE",
-        help="hide this sentence in --text, at a place that --seed decides; several keep their order",
-    )
-    parser.add_argument("--cite", action="store_true", help="name the passages that carried each answer")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the documents with these passages marked")
-    parser.add_argument("--interactive", action="store_true", help="read questions from standard input, one a line")
-    parser.add_argument(
-        "--samples",
-        nargs="+",
-        metavar="FILE",
-        help="JSON or JSON lines with input, question and target in each row: score the model's answers",
-    )
-    parser.add_argument("--shots", type=int, metavar="N", help="of --samples: stories with an answer before each")
-    parser.add_argument("--results", type=Path, metavar="FOLDER", help="of --samples: the benchmark's CSV and JSON")
-    parser.add_argument("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
-    add_sampling(parser, max_new_tokens=50, default_temperature=0.0)
+    add = parser.add_argument
+    add("model", help="folder of the model")
+    add("questions", nargs="*", default=[], metavar="question", help="a question; each is asked on its own")
+    meaning = "ask about what this memory holds, which tessera memorize stored with the same model"
+    add("--memory", metavar="FILE", help=meaning)
+    meaning = "ask about this text: a file, a folder or a bundled book; may be given several times"
+    add("--text", action="append", default=[], metavar="FILE", help=meaning)
+    meaning = "hide this sentence in the text, at a place that --seed decides; may be given several times"
+    add("--plant", action="append", default=[], metavar="SENTENCE", help=meaning)
+    add("--cite", action="store_true", help="also print the passages that the answer came from (v1 and v2 models)")
+    add("--page", type=Path, metavar="FILE", help="write the texts with these passages marked into this HTML file")
+    meaning = "read questions from the terminal or standard input, one a line, until its end"
+    add("--interactive", action="store_true", help=meaning)
+    meaning = "count right answers to these files: JSON (lines) with the texts input, question and target in each row"
+    add("--samples", nargs="+", metavar="FILE", help=meaning)
+    meaning = "with --samples, show so many short stories with question and answer before each"
+    add("--shots", type=int, metavar="N", help=meaning)
+    meaning = "with --samples, write the answers into this folder as the benchmark's own evaluation does"
+    add("--results", type=Path, metavar="FOLDER", help=meaning)
+    add("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
+    add_sampling(parser, max_new_tokens=50, default_temperature=0.0, title="models that were not trained on questions")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -139,13 +127,10 @@ def _require_one_way(arguments: argparse.Namespace) -> None:
 def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], dict]:
     """A function that prints the answer to a question, and returns it; says first what can be asked."""
     from tessera.memory_files.answering import answers_questions, require_known_words
-    from tessera.training.run_data import trained_task
 
-    trained = trained_task(arguments.model) if answers_questions(memory.tokenizer) else None
-    task = None if trained is None else trained.task
-    if task is not None:
-        print(f"{arguments.model} knows {task.understands}", file=sys.stderr)
-    if answers_questions(memory.tokenizer):
+    is_trained = answers_questions(memory.tokenizer)
+    task = _introduced(arguments.model, memory) if is_trained else None
+    if is_trained:
         for what, texts in (("--plant", arguments.plant), ("QUESTION", arguments.questions)):
             for text in texts:
                 require_known_words(memory.tokenizer, text, what)
@@ -158,12 +143,10 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
         if task is not None and not task.is_known(question):
             print("ask: the model was trained on no such question; its answer is a guess", file=sys.stderr)
         answer = memory.ask(question, sampling_of(arguments), cite=cite)
+        print(answer.said() if is_trained else answer.text, flush=True)
         described: dict = {"answer": answer.text}
-        if answers_questions(memory.tokenizer):
-            print(f"{answer.text} ({100 * answer.probability:.1f} %)", flush=True)
-            described["probability"] = answer.probability
-        else:
-            print(answer.text, flush=True)
+        if is_trained:
+            described |= {"probability": answer.probability, "in_text": answer.certainty}
         if arguments.cite:
             print(answer.sources(), flush=True)
         if cite:
@@ -176,6 +159,20 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
         return described
 
     return ask
+
+
+def _introduced(folder: str, memory: "Memory"):
+    """The task that the run in `folder` was trained on, if it is there; says on standard error what it can be asked."""
+    from tessera.memory_files.certainty import Certainty
+    from tessera.training.run_data import asked_task
+
+    task, known = asked_task(folder)
+    if known:
+        print(f"{folder} {known}", file=sys.stderr)
+    certainty = Certainty.of(memory.model)
+    how = "not measured, so do not trust its probabilities" if certainty is None else certainty.described()
+    print(f"whether a text answers at all: {how}", file=sys.stderr)
+    return task
 
 
 def _score(arguments: argparse.Namespace, memory: "Memory") -> int:

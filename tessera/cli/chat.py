@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera chat`."""
-    parser.add_argument("model", help="folder of the model")
-    parser.add_argument("--memory", help="file that `tessera memorize` stored with this model")
+    parser.add_argument("model", help="folder of the model that answers")
+    meaning = "begin with what this memory holds, which tessera memorize stored with the same model"
+    parser.add_argument("--memory", metavar="FILE", help=meaning)
     add_sampling(parser, max_new_tokens=50, default_temperature=0.0)
 
 
@@ -75,7 +76,7 @@ class _Chat:
         prompt = message if knows_words else self.said + message
         stream = None if knows_words else lambda text: print(text, end="", flush=True)
         answer = self.memory.ask(prompt, self.sampling, write=stream)
-        print(f"{answer.text} ({100 * answer.probability:.1f} %)" if knows_words else "", flush=True)
+        print(answer.said() if knows_words else "", flush=True)
         self.said, self.last = f"{prompt}{answer.text}\n", answer
 
     def _cite(self, _: str) -> None:

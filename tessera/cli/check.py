@@ -1,4 +1,4 @@
-"""Check that what a model keeps while it reads is right: cut, padded, batched, copied or reordered, the same logits.
+"""Check that a model gives the same logits however a text is cut, padded, batched, copied or reordered.
 
 MODEL is the folder of any causal language model of transformers, or of a run. Exit status 1 if a law does not hold.
 """
@@ -10,9 +10,11 @@ from dataclasses import asdict
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera check`."""
-    parser.add_argument("model", help="folder of a model or a run")
-    parser.add_argument("--allowed", type=float, help="largest difference, in units of the largest logit (1e-4)")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+    add = parser.add_argument
+    add("model", help="folder of a model or a run")
+    meaning = "the largest difference that still counts as equal, as a share of the largest logit (default: 1e-4)"
+    add("--allowed", type=float, help=meaning)
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

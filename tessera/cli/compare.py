@@ -1,7 +1,7 @@
 """Compare runs, finished or not: a table of sizes, losses and speed, and a figure of their training curves.
 
 Losses are in nats per token. Where tokenizers differ, compare bits per byte, which is given for the best loss. A dash
-stands for what a run does not say yet: the parameters before its first checkpoint, losses before the first validation.
+stands for what a run does not know yet: its parameters before the first checkpoint, losses before the first validation.
 """
 
 import argparse
@@ -15,9 +15,11 @@ from tessera.cli.arguments import image_file
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera compare`."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders that tessera train has written into")
-    parser.add_argument("--plot", type=image_file, metavar="FILE", help="draw losses over tokens into this image file")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run that tessera train began")
+    meaning = "draw training and validation losses over the tokens read into this image file"
+    add("--plot", type=image_file, metavar="FILE", help=meaning)
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

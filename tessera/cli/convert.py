@@ -13,19 +13,15 @@ from tessera.base.errors import expect
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this verb."""
-    parser.add_argument("checkpoint", type=Path, help="the published weights, or a run or checkpoint folder")
-    parser.add_argument("output", type=Path, help="the folder to write; it must not exist or be empty")
-    parser.add_argument(
-        "--source",
-        help="which published code, such as memory-mosaics-eft or nano-mosaics; recognised by the parameter names and "
-        "the constructor's arguments where these tell",
-    )
-    parser.add_argument(
-        "--arguments",
-        type=Path,
-        help="JSON file of the published constructor's arguments (not needed where the checkpoint holds model_args)",
-    )
-    parser.add_argument("--dtype", choices=("float32", "float64", "bfloat16"), default="float32")
+    add = parser.add_argument
+    add("checkpoint", type=Path, help="file of the published weights, or folder of a run or checkpoint")
+    add("output", type=Path, help="write the model into this folder, which must be empty or new")
+    meaning = "the published code that made it, such as nano-mosaics (default: the one whose parameter names these are)"
+    add("--source", help=meaning)
+    meaning = "JSON file with the arguments of the published model class, where the checkpoint does not hold them"
+    add("--arguments", type=Path, help=meaning)
+    meaning = "number format of the weights (default: float32)"
+    add("--dtype", choices=("float32", "float64", "bfloat16"), default="float32", help=meaning)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,12 +15,12 @@ PROMPT = "Once upon a time there was a king who had three daughters, and the you
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera demo`."""
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="changes to both recipes, with dotted keys"
-    )
-    parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="default: runs/demo")
-    parser.add_argument("--minutes", type=positive_float, default=5.5, help="time for training, at most (default: 5.5)")
-    parser.add_argument("--prompt", default=PROMPT, help="beginning of the samples")
+    add = parser.add_argument
+    meaning = "change this key of both recipes, such as training.batch_size=4"
+    add("overrides", nargs="*", default=[], metavar="key=value", help=meaning)
+    add("--output", type=Path, default=Path("runs/demo"), help="write everything into this folder (default: runs/demo)")
+    add("--minutes", type=positive_float, default=5.5, help="train for at most so many minutes (default: 5.5)")
+    add("--prompt", default=PROMPT, help="the text that both models continue at the end")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -34,44 +34,44 @@ from tessera.lm_eval import require_harness
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera eval`."""
-    parser.add_argument("models", nargs="+", metavar="model", help="folder of a model")
-    parser.add_argument("--batch-size", type=positive_int, default=8, help="sequences per forward pass (default: 8)")
-    parser.add_argument("--precision", choices=("auto", "bf16", "fp32"), default="fp32", help="default: fp32")
-    parser.add_argument(
-        "--without-long-term-memory", action="store_true", help="switch the long-term memories off (v2 models)"
-    )
-    parser.add_argument("--json", action="store_true", help="print as JSON, with provenance; several models: a list")
-    parser.add_argument("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
+    add = parser.add_argument
+    add("models", nargs="+", metavar="model", help="folder of the model; several are set side by side")
+    add("--batch-size", type=positive_int, default=8, help="sequences that are read at once (default: 8)")
+    meaning = "number format of the products; auto: bf16 where the hardware multiplies in it (default: fp32)"
+    add("--precision", choices=("auto", "bf16", "fp32"), default="fp32", help=meaning)
+    meaning = "switch the long-term memories off, to see what they do (v2 models)"
+    add("--without-long-term-memory", action="store_true", help=meaning)
+    add("--json", action="store_true", help="print JSON that also says how it was measured; a list for several models")
+    add("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
     text = parser.add_argument_group("on text")
-    text.add_argument("--data", nargs="+", help="text to evaluate on (default: the run's validation text)")
-    text.add_argument("--split", help="split of stories or of a dataset (default: validation)")
-    text.add_argument("--context", type=context_length, help="tokens per sequence (default: the run's, else 512)")
-    text.add_argument(
-        "--sequences", type=positive_int, help="evaluate at most so many, spread over the text (default: all)"
-    )
-    text.add_argument("--plot", type=image_file, metavar="FILE", help="draw loss by position into this image file")
-    text.add_argument(
-        "--average",
-        type=decay,
-        metavar="DECAY",
-        help="draw the exponential moving average of the loss over positions, with this decay, such as 0.99",
-    )
+    text.add_argument("--data", nargs="+", help="the text to read (default: what the run was validated on)")
+    text.add_argument("--split", help="which split of the stories or of a dataset to read (default: validation)")
+    meaning = "cut the text into sequences of so many tokens (default: as the run did, else 512)"
+    text.add_argument("--context", type=context_length, help=meaning)
+    meaning = "read at most so many sequences, spread evenly over the text (default: all)"
+    text.add_argument("--sequences", type=positive_int, help=meaning)
+    meaning = "draw the loss at each position of a sequence into this image file"
+    text.add_argument("--plot", type=image_file, metavar="FILE", help=meaning)
+    meaning = "smooth that curve by an exponential moving average with this decay, such as 0.99"
+    text.add_argument("--average", type=decay, metavar="DECAY", help=meaning)
     task = parser.add_argument_group("on a task")
-    task.add_argument("--task", metavar="NAME", help="score the models on this task instead of a text")
-    task.add_argument("--lengths", nargs="+", type=positive_int, help="lengths of the examples (default: the task's)")
-    task.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the task")
-    task.add_argument("--examples", type=positive_int, default=256, help="examples per length (default: 256)")
-    task.add_argument("--seed", type=seed, default=0, help="seed of the examples (default: 0)")
+    task.add_argument("--task", metavar="NAME", help="score the models on this task; tessera tasks lists them")
+    meaning = "make examples of these lengths (default: the task's, or that of the run's training)"
+    task.add_argument("--lengths", nargs="+", type=positive_int, help=meaning)
+    meaning = "change settings of the task, such as kind=qa2"
+    task.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help=meaning)
+    meaning = "score so many examples of each length (default: 256)"
+    task.add_argument("--examples", type=positive_int, default=256, help=meaning)
+    task.add_argument("--seed", type=seed, default=0, help="another seed draws other examples (default: 0)")
     harness = parser.add_argument_group("on tasks of lm-evaluation-harness")
-    harness.add_argument("--tasks", metavar="NAMES", help="names with commas between them, such as hellaswag,arc_easy")
-    harness.add_argument("--include-path", metavar="DIR", help="folder with YAML files of more tasks")
-    harness.add_argument("--num-fewshot", type=int, help="examples in each prompt (default: the task's)")
-    harness.add_argument("--limit", type=positive_int, help="at most so many requests of each task (default: all)")
-    harness.add_argument(
-        "--max-length",
-        type=positive_int,
-        help="longest request in tokens (default: the model's context, if any)",
-    )
+    meaning = "the tasks, with commas between them, such as hellaswag,arc_easy"
+    harness.add_argument("--tasks", metavar="NAMES", help=meaning)
+    harness.add_argument("--include-path", metavar="DIR", help="also look for tasks in the YAML files of this folder")
+    meaning = "put so many solved examples into each prompt (default: as the task does)"
+    harness.add_argument("--num-fewshot", type=int, help=meaning)
+    harness.add_argument("--limit", type=positive_int, help="ask at most so many questions of each task (default: all)")
+    meaning = "cut prompts to so many tokens (default: what the model can read)"
+    harness.add_argument("--max-length", type=positive_int, help=meaning)
 
 
 # Which options belong to what is measured.

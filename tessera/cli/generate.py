@@ -19,48 +19,38 @@ from tessera.cli.arguments import positive_int, probability, seed, temperature, 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera generate`."""
-    parser.add_argument("models", nargs="+", metavar="model", help="folder of a model")
+    add = parser.add_argument
+    add("models", nargs="+", metavar="model", help="folder of the model; with several, a table compares them")
     prompts = parser.add_mutually_exclusive_group(required=True)
-    prompts.add_argument("--prompt", help="text to continue")
-    prompts.add_argument("--prompts", metavar="FILE", help='text file with a prompt in each line, or "stories"')
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table into this new file too")
-    parser.add_argument(
-        "--compile", action="store_true", help="decode by compiled layers (see tessera.compile_decoding)"
-    )
-    parser.add_argument(
-        "--prompt-lookup",
-        type=positive_int,
-        metavar="N",
-        help="read up to N tokens at once that stood in the text before; the same text, sooner where it repeats itself",
-    )
-    parser.add_argument("--weights", choices=("bf16", "int8"), help="with --compile: round the model's weights so")
+    prompts.add_argument("--prompt", help="the text to continue")
+    meaning = 'continue each line of this text file; "stories": the 24 prompts of the papers'
+    prompts.add_argument("--prompts", metavar="FILE", help=meaning)
+    add("--out", type=Path, metavar="FILE", help="also write the table into this new file")
+    meaning = "compile the layers first, which takes a minute and makes each token faster (v1 models)"
+    add("--compile", action="store_true", help=meaning)
+    meaning = "read up to N tokens at once that stood in the text before: the same text, sooner where it repeats itself"
+    add("--prompt-lookup", type=positive_int, metavar="N", help=meaning)
+    meaning = "with --compile, round the weights to this type: less memory, slightly other numbers"
+    add("--weights", choices=("bf16", "int8"), help=meaning)
     add_sampling(parser, max_new_tokens=200, default_temperature=0.8)
 
 
-def add_sampling(parser: argparse.ArgumentParser, max_new_tokens: int, default_temperature: float) -> None:
+def add_sampling(
+    parser: argparse.ArgumentParser, max_new_tokens: int, default_temperature: float, title: str = "choice of tokens"
+) -> None:
     """How tokens are chosen: the fields of `Sampling`."""
-    parser.add_argument(
-        "--max-new-tokens",
-        type=positive_int,
-        default=max_new_tokens,
-        help=f"stop after so many (default: {max_new_tokens})",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=temperature,
-        default=default_temperature,
-        help=f"0: the likeliest token (default: {default_temperature:g})",
-    )
-    parser.add_argument(
-        "--top-k", type=whole_number, default=50, help="sample among the k likeliest; 0: all (default: 50)"
-    )
-    parser.add_argument(
-        "--top-p", type=probability, default=1.0, help="sample among the likeliest of total probability p"
-    )
-    parser.add_argument(
-        "--num-beams", type=positive_int, default=1, help="beam search of this width (printed at the end)"
-    )
-    parser.add_argument("--seed", type=seed, default=0, help="seed of the sampling (default: 0)")
+    add = parser.add_argument_group(title).add_argument
+    meaning = f"the most tokens to write (default: {max_new_tokens})"
+    add("--max-new-tokens", type=positive_int, default=max_new_tokens, help=meaning)
+    meaning = f"divide logits by this; 0: always the likeliest token (default: {default_temperature:g})"
+    add("--temperature", type=temperature, default=default_temperature, help=meaning)
+    meaning = "choose among so many of the likeliest tokens; 0: among all (default: 50)"
+    add("--top-k", type=whole_number, default=50, help=meaning)
+    meaning = "choose among the fewest tokens whose probabilities sum to this (default: 1, all)"
+    add("--top-p", type=probability, default=1.0, help=meaning)
+    meaning = "keep so many continuations at a time and print the likeliest at the end (default: 1)"
+    add("--num-beams", type=positive_int, default=1, help=meaning)
+    add("--seed", type=seed, default=0, help="another seed chooses other tokens (default: 0)")
     options = ("max_new_tokens", "temperature", "top_k", "top_p", "num_beams")
     parser.set_defaults(sampling_defaults={name: parser.get_default(name) for name in options})
 

@@ -1,4 +1,4 @@
-"""Size and cost of a model: parameters by part, FLOPs per token, memory per 1,000 tokens of context.
+"""Show size and cost of a model: parameters by part, FLOPs per token, memory per 1,000 tokens of context.
 
 WHAT is a preset (such as mosaic-v2-large), a shipped recipe's name, a recipe file, or the folder of a model. Nothing is
 allocated: a model of any size can be asked about on any machine.
@@ -15,20 +15,19 @@ from tessera.cli.arguments import positive_int
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera info`."""
-    parser.add_argument("what", help="preset, recipe name, recipe file, or model folder")
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="changes to the recipe, with dotted keys"
-    )
-    parser.add_argument(
-        "--context", type=positive_int, help="tokens of context for the FLOPs (default: the recipe's, else 512)"
-    )
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+    add = parser.add_argument
+    add("what", help="name of a preset or of a recipe, a recipe file, or the folder of a model")
+    meaning = "change this key of the recipe, such as model.num_layers=2"
+    add("overrides", nargs="*", default=[], metavar="key=value", help=meaning)
+    meaning = "count the FLOPs of a token behind so many others (default: the recipe's context, else 512)"
+    add("--context", type=positive_int, help=meaning)
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Count and print."""
     from tessera.evaluation.accounting import account
-    from tessera.training.run_data import trained_task
+    from tessera.training.run_data import asked_task
 
     config, context = _configuration(arguments)
     counted = account(config, arguments.context or context)
@@ -42,8 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{'FLOPs per token':<22}{counted.flops_per_token:>16,}  forward, {counted.context} tokens of context")
     memory = counted.state_bytes_per_1000_tokens / 1e6
     print(f"{'memory of context':<22}{memory:>13,.3f} MB  per 1,000 tokens, {counted.dtype}")
-    if Path(arguments.what).is_dir() and (trained := trained_task(arguments.what)) is not None:
-        print(f"it knows {trained.task.understands}: see tessera ask")
+    if Path(arguments.what).is_dir() and (known := asked_task(arguments.what)[1]):
+        print(f"it {known}: see tessera ask")
     return 0
 
 

@@ -16,36 +16,26 @@ from tessera.cli.arguments import positive_int
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera inspect`."""
-    parser.add_argument("models", nargs="+", metavar="model", help="folder of a model")
-    parser.add_argument("--text", nargs="+", default=[], type=Path, metavar="FILE", help="the text, or texts, to read")
-    parser.add_argument("--memory", metavar="FILE", help="a memory of the model, stored by tessera memorize")
-    parser.add_argument("-o", "--output", required=True, type=Path, metavar="PAGE", help="the page to write (.html)")
-    parser.add_argument("--tokens", type=positive_int, default=512, help="read so many tokens of it (default: 512)")
-    parser.add_argument("--last", type=positive_int, default=512, help="trace the last so many of them (default: 512)")
-    parser.add_argument(
-        "--share",
-        type=float,
-        default=0.99,
-        help="of kernels that give weight to every pair, list the heaviest with this share of it (default: 0.99)",
-    )
-    parser.add_argument(
-        "--most-pairs", type=positive_int, default=1000, help="but at most so many per query and head (default: 1000)"
-    )
-    parser.add_argument(
-        "--without",
-        choices=("none", "memories", "heads"),
-        default="memories",
-        help="measure the loss without each memory, or also without each head (default: memories)",
-    )
-    parser.add_argument(
-        "--without-pairs",
-        nargs="+",
-        type=int,
-        default=[],
-        metavar="PAIR",
-        help="also measure the loss without these stored pairs (numbers of tokens), in each memory",
-    )
-    parser.add_argument("--save", type=Path, metavar="FILE", help="also keep the trace (of one model and one text)")
+    add = parser.add_argument
+    add("models", nargs="+", metavar="model", help="folder of the model; several are set side by side")
+    meaning = "the text to read; several are set side by side"
+    add("--text", nargs="+", default=[], type=Path, metavar="FILE", help=meaning)
+    meaning = "read behind what this memory holds, which tessera memorize stored with the same model"
+    add("--memory", metavar="FILE", help=meaning)
+    add("-o", "--output", required=True, type=Path, metavar="PAGE", help="write the page into this file (.html)")
+    add("--tokens", type=positive_int, default=512, help="read so many tokens of the text (default: 512)")
+    meaning = "show what happened at the last so many of these tokens (default: 512)"
+    add("--last", type=positive_int, default=512, help=meaning)
+    meaning = "where every pair has weight, list the heaviest ones that have this share together (default: 0.99)"
+    add("--share", type=float, default=0.99, help=meaning)
+    meaning = "list at most so many pairs for each query and head (default: 1000)"
+    add("--most-pairs", type=positive_int, default=1000, help=meaning)
+    meaning = "also measure the loss with each memory, or with each head, left out in turn (default: memories)"
+    add("--without", choices=("none", "memories", "heads"), default="memories", help=meaning)
+    meaning = "also measure the loss without these stored pairs, which are numbered as the tokens are"
+    add("--without-pairs", nargs="+", type=int, default=[], metavar="PAIR", help=meaning)
+    meaning = "also keep the numbers of the page in this file, for Python (of one model and one text)"
+    add("--save", type=Path, metavar="FILE", help=meaning)
 
 
 def run(arguments: argparse.Namespace) -> int:

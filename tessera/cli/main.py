@@ -121,7 +121,7 @@ def make_parser() -> argparse.ArgumentParser:
             action="append",
             default=[],
             metavar="FILE",
-            help="first import this Python file or module, which registers kernels, tasks or models of your own",
+            help="first import this Python file or module with kernels, tasks or models of your own",
         )
     return parser
 

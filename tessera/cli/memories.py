@@ -17,11 +17,12 @@ from tessera.base.errors import TesseraError, expect
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera memories`."""
-    parser.add_argument("action", choices=("ls", "info", "merge", "forget"), help="what to do")
-    parser.add_argument("names", nargs="*", metavar="M", help="files of memories, and documents to forget")
-    parser.add_argument("--out", help="file to store the result in")
-    parser.add_argument("--model", help="folder of the model, where documents must be read again")
-    parser.add_argument("--overwrite", action="store_true", help="replace the stored memory that --out names")
+    add = parser.add_argument
+    add("action", choices=("ls", "info", "merge", "forget"), help="list, show, merge or forget, as above")
+    add("names", nargs="*", metavar="M", help="file of a memory; after forget, the names of documents too")
+    add("--out", help="store the result in this file")
+    add("--model", help="folder of the model, which must read documents again unless it is a v1 or v2")
+    add("--overwrite", action="store_true", help="replace the memory that the file of --out holds")
 
 
 def run(arguments: argparse.Namespace) -> int:

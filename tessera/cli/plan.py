@@ -1,4 +1,4 @@
-"""What a recipe needs on given devices: memory, FLOPs, speed, days, disk; and what does not fit.
+"""Plan a training: the memory, FLOPs, days and disk that a recipe needs on given devices, and what does not fit.
 
 Memory is counted on one step of the recipe's own model with tensors without values, so any machine plans for any other
 and nothing is allocated: 64 GPUs of 80 GB are planned for on a laptop. It takes seconds to a minute.
@@ -22,15 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera plan`."""
     add_recipe(parser)
     count, add = integer(1, MOST_DEVICES), parser.add_argument
-    size = "of one device, such as 80GB (1 GB = 10^9 bytes) or 80GiB; says what does not fit"
-    share = "of the devices' peak FLOPs per second, the share that the model's own FLOPs reach (default: 0.4)"
-    flops = "FLOPs per second of one device, such as 312e12 (default: an H100's, 989e12 in bfloat16)"
-    add("--devices", type=count, default=1, help="how many, one process each (default: 1)")
+    size = "memory of one device, such as 80GB (10^9 bytes each) or 80GiB: then the answer says what does not fit"
+    share = "share of the devices' peak speed that the training is expected to reach, for the days (default: 0.4)"
+    flops = "peak speed of one device in FLOPs per second, such as 312e12 (default: 989e12, an H100 in bfloat16)"
+    add("--devices", type=count, default=1, help="number of devices; each runs one process (default: 1)")
     add("--device-memory", type=memory_size, metavar="SIZE", help=size)
     add("--utilization", type=probability, default=0.4, help=share)
     add("--peak-flops", type=positive_float, help=flops)
-    add("--device-type", choices=DEVICE_TYPES, default="gpu", help="whose implementations run (default: gpu)")
-    add("--json", action="store_true", help="print as JSON, memory in bytes per device")
+    meaning = "plan for GPUs or for CPUs, whose programs need other memory (default: gpu)"
+    add("--device-type", choices=DEVICE_TYPES, default="gpu", help=meaning)
+    add("--json", action="store_true", help="print JSON, with memory in bytes per device")
 
 
 def run(arguments: argparse.Namespace) -> int:

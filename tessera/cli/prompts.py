@@ -1,6 +1,7 @@
-"""Ask models the prompts of Memory Mosaics v2: many-shot classification, or questions about many documents.
+"""Score models on prompts: classification from many examples, or questions about one of many documents.
 
-Many-shot classification (--many-shot names the data set, --files its examples and its queries; Banking77 is bundled):
+Both come from the Memory Mosaics v2 paper. Classification (--files names the examples and the queries; Banking77 comes
+with the library):
   tessera prompts runs/a runs/b --many-shot banking77 --shots 1 2 4
   tessera prompts runs/a --many-shot goemotions --files train.tsv test.tsv --shots 4 --anonymous
 Questions about one of many documents (--files: SQuAD's or HotpotQA's file), in prompts of so many tokens:
@@ -30,25 +31,29 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera prompts`."""
-    parser.add_argument("models", nargs="+", metavar="model", help="folder of a model with its tokenizer")
-    parser.add_argument("--files", nargs="+", type=Path, help="the data set's files (Banking77: the bundled ones)")
-    parser.add_argument("--seed", type=seed, default=0, help="seed of contexts and questions (default: 0)")
-    parser.add_argument("--batch-size", type=positive_int, default=8, help="sequences per forward pass (default: 8)")
-    parser.add_argument(
-        "--without-long-term-memory", action="store_true", help="switch the long-term memories off (v2 models)"
-    )
-    parser.add_argument("--json", action="store_true", help="print as JSON, with provenance")
-    parser.add_argument("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
+    add = parser.add_argument
+    add("models", nargs="+", metavar="model", help="folder of a model and its tokenizer")
+    add("--files", nargs="+", type=Path, help="files of the data set; Banking77 comes with the library")
+    add("--seed", type=seed, default=0, help="another seed draws other examples and questions (default: 0)")
+    add("--batch-size", type=positive_int, default=8, help="prompts that are read at once (default: 8)")
+    meaning = "switch the long-term memories off, to see what they do (v2 models)"
+    add("--without-long-term-memory", action="store_true", help=meaning)
+    add("--json", action="store_true", help="print JSON that also says how it was measured")
+    add("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
     shots = parser.add_argument_group("many-shot classification")
-    shots.add_argument("--many-shot", metavar="DATA", help="banking77, goemotions or tacred")
-    shots.add_argument("--shots", nargs="+", type=positive_int, help="default: 1 2 4")
-    shots.add_argument("--anonymous", action="store_true", help='labels "class 1", ... instead of names')
-    shots.add_argument("--contexts", type=positive_int, help="for each number of shots (default: 10)")
-    shots.add_argument("--queries", type=positive_int, help="of each context (default: 10)")
+    shots.add_argument("--many-shot", metavar="DATA", help="the data set: banking77, goemotions or tacred")
+    meaning = "show so many examples of each class (default: 1 2 4)"
+    shots.add_argument("--shots", nargs="+", type=positive_int, help=meaning)
+    meaning = 'call the classes "class 1", "class 2", ... so that their names tell nothing'
+    shots.add_argument("--anonymous", action="store_true", help=meaning)
+    meaning = "make so many prompts for each number of examples (default: 10)"
+    shots.add_argument("--contexts", type=positive_int, help=meaning)
+    shots.add_argument("--queries", type=positive_int, help="ask so many questions after each prompt (default: 10)")
     documents = parser.add_argument_group("questions about documents")
-    documents.add_argument("--documents", metavar="DATA", help="squad or hotpotqa")
-    documents.add_argument("--lengths", nargs="+", type=positive_int, help="default: 4096")
-    documents.add_argument("--questions", type=positive_int, help="of each length (default: 100)")
+    documents.add_argument("--documents", metavar="DATA", help="the data set: squad or hotpotqa")
+    meaning = "fill prompts with documents up to so many tokens (default: 4096)"
+    documents.add_argument("--lengths", nargs="+", type=positive_int, help=meaning)
+    documents.add_argument("--questions", type=positive_int, help="ask so many questions at each length (default: 100)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -14,22 +14,18 @@ from tessera.papers.experiment import RunSelection
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera reproduce`."""
-    parser.add_argument("experiment", help="as listed by `tessera tasks`")
-    parser.add_argument("--budget", default="cpu", help="smoke or cpu (default: cpu)")
-    parser.add_argument("--models", nargs="+", help="only these models (default: those of the budget)")
-    parser.add_argument("--kernels", nargs="+", help="only these kernels (default: those of the budget)")
-    parser.add_argument("--seeds", type=positive_int, help="number of seeds (default: that of the budget)")
-    parser.add_argument(
-        "--data",
-        nargs="+",
-        metavar="NAME=PATH",
-        help="texts of your own for experiments on language; the results name them, not their paths",
-    )
-    parser.add_argument("--only", metavar="PATTERN", help='only runs of this name, as in "*/1000/seed 0"')
-    parser.add_argument(
-        "--workers", type=positive_int, help="runs side by side (default: one per core; with a GPU, one)"
-    )
-    parser.add_argument("--output", type=Path, default=Path("results"), help="default: results")
+    add = parser.add_argument
+    add("experiment", help="name of the experiment; tessera tasks lists them")
+    add("--budget", default="cpu", help="how much to compute: smoke or cpu, as above (default: cpu)")
+    add("--models", nargs="+", help="train only these models (default: those of the budget)")
+    add("--kernels", nargs="+", help="train only with these kernels (default: those of the budget)")
+    add("--seeds", type=positive_int, help="train each model from so many seeds (default: as many as the budget has)")
+    meaning = "use this text in an experiment on language; results hold its name, not its path"
+    add("--data", nargs="+", metavar="NAME=PATH", help=meaning)
+    add("--only", metavar="PATTERN", help='do only the runs whose names fit this pattern, such as "*/1000/seed 0"')
+    meaning = "do so many runs at the same time (default: one per core, or one with a GPU)"
+    add("--workers", type=positive_int, help=meaning)
+    add("--output", type=Path, default=Path("results"), help="write into this folder (default: results)")
 
 
 def run(arguments: argparse.Namespace) -> int:

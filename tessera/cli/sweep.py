@@ -23,10 +23,12 @@ from tessera.recipes.files import find_recipe
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera sweep`."""
-    parser.add_argument("recipe", help="recipe file, or the name of a shipped recipe")
-    parser.add_argument("overrides", nargs="+", metavar="key=value,...", help="changes to the recipe, with dotted keys")
-    parser.add_argument("--output", type=Path, help="folder of the runs (default: runs/sweeps/<name of the recipe>)")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+    add = parser.add_argument
+    add("recipe", help="a recipe file (YAML), or the name of a recipe that comes with the library")
+    meaning = "values to try for this key of the recipe, such as training.learning_rate=1e-3,3e-3"
+    add("overrides", nargs="+", metavar="key=value,...", help=meaning)
+    add("--output", type=Path, help="write the runs into this folder (default: runs/sweeps/NAME OF THE RECIPE)")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

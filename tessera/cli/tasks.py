@@ -10,7 +10,7 @@ import json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera tasks`."""
-    parser.add_argument("--json", action="store_true", help="print as JSON, with the papers they come from")
+    parser.add_argument("--json", action="store_true", help="print JSON, with the papers that they come from")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -40,17 +40,14 @@ class HelpRecipe(argparse.Action):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera train`."""
+    add = parser.add_argument
     add_recipe(parser)
-    parser.add_argument("--output", type=Path, help="folder of the run (default: runs/<name of the recipe>)")
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue from the last complete checkpoint; same weights as without a stop",
-    )
-    parser.add_argument(
-        "--help-recipe", action=HelpRecipe, help="print every key of a recipe with type, default and meaning"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="delete the run that the folder holds and start again")
+    add("--output", type=Path, help="write the run into this folder (default: runs/NAME OF THE RECIPE)")
+    meaning = "go on from the last complete checkpoint; the weights end as they would have without the stop"
+    add("--resume", action="store_true", help=meaning)
+    meaning = "print every key that a recipe can have, with type, default and meaning"
+    add("--help-recipe", action=HelpRecipe, help=meaning)
+    add("--overwrite", action="store_true", help="delete the run that lies in the folder, and start again")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -83,7 +83,7 @@ def located_text_of_file(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator
 def text_of_files(
     paths: Iterable[Path], piece_bytes: int = PIECE_BYTES, read: Callable[[Path, int], Iterator[str]] = text_of_file
 ) -> Iterator[str]:
-    """The texts of several files, read one behind the other, an empty line between two that hold something."""
+    """The texts of several files, by `read`, one behind the other, an empty line between two that hold something."""
     is_first = True
     for path in paths:
         texts = read(path, piece_bytes)

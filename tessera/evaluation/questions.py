@@ -62,14 +62,21 @@ def count_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
     return count + (batch.early_labels[:, _first_with_gradient(model, contexts) :] != IGNORED).sum().to(count.device)
 
 
-@torch.no_grad()
 def right_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
     """The share of right answers of each context (B,): the likeliest tokens are the answer's, but for its end.
 
     Every question is asked alone, right after its context. Questions to one context are not independent.
     """
+    return _right(question_logits(model, batch), batch)
+
+
+@torch.no_grad()
+def question_logits(model: nn.Module, batch: QuestionBatch) -> Tensor:
+    """Logits (B Q, t, V) of the questions with their answers, each alone behind its context, which is read once."""
+    contexts, questions, labels = _on_device(model, batch)
     if is_segmented(model):
-        return score_answers(model, batch)[2]
+        place, _ = _after_contexts(model, contexts, questions.shape[1])
+        return _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), place, skip_logits=False).logits
     return _asked_alone(model, batch)[0]
 
 
@@ -82,18 +89,22 @@ def score_answers(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tenso
         place, _ = _after_contexts(model, contexts, questions.shape[1])
         output = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), place, skip_logits=False)
         return output.loss, count, _right(output.logits, batch)
-    right, last, state = _asked_alone(model, batch)
+    asked, last, state = _asked_alone(model, batch)
     logits = torch.cat([last, read_on(model, questions.flatten(1), state)[0][:, :-1]], 1)
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    return cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"), count, right
+    return (
+        cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"),
+        count,
+        _right(asked, batch),
+    )
 
 
 def _asked_alone(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor, Any]:
-    """The share of right answers, and what the contexts left: logits of their last token and the state."""
+    """Logits of the questions, and what the contexts left: logits of their last token and the state."""
     contexts, questions, _ = _on_device(model, batch)
     logits, state = read_on(model, contexts, None, **last_logits(model))
     rows = torch.arange(len(contexts)).repeat_interleave(questions.shape[1])
-    return _right(read_on(model, questions.flatten(0, 1), fork(state, rows))[0], batch), logits[:, -1:], state
+    return read_on(model, questions.flatten(0, 1), fork(state, rows))[0], logits[:, -1:], state
 
 
 def _right(logits: Tensor, batch: QuestionBatch) -> Tensor:

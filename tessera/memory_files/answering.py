@@ -11,7 +11,9 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from tessera.base.errors import expect
 from tessera.base.state import State
 from tessera.generation.sampling import LEAST_TEMPERATURE, Sampling, continuation, prompt_tokens
+from tessera.memory_files.certainty import Certainty
 from tessera.models.carried_state import apart, read_on, state_name
+from tessera.tasks.question_answering import NOT_IN_TEXT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -27,9 +29,10 @@ class Answer:
     """What a model says to a question.
 
     Attributes:
-        probability: of all its tokens one after the other, the model's own: nothing calibrates it; NaN by beam search.
+        probability: of all its tokens one after the other, the model's own; NaN by beam search.
         question, tokens: what was read and what was said, (T,) integers. citations: the passages that carried the
-            answer, the strongest first; None where they were not asked for.
+            answer, the strongest first; None where they were not asked for. certainty: the probability that the text
+            answers the question (`Certainty`); None where that was not measured.
     """
 
     text: str
@@ -37,6 +40,7 @@ class Answer:
     question: Tensor
     tokens: Tensor
     citations: "tuple[Citation, ...] | None" = None
+    certainty: float | None = None
 
     @property
     def carried(self) -> float:
@@ -49,8 +53,17 @@ class Answer:
 
     @property
     def is_in_text(self) -> bool:
-        """Whether a passage carried the answer: `carried` is at least `CARRIED`."""
-        return self.carried >= CARRIED
+        """Whether the text answers, by `certainty`; where that was not measured, whether `carried` is enough."""
+        return self.carried >= CARRIED if self.certainty is None else self.certainty >= 0.5
+
+    def said(self) -> str:
+        """The answer of a model that was trained on questions, with how sure it is, as a line of text."""
+        own = f"{self.text} ({100 * self.probability:.1f} %"
+        if self.certainty is None or self.text == NOT_IN_TEXT:
+            return f"{own})"
+        if self.is_in_text:
+            return f"{own}; that the text says so: {100 * self.certainty:.0f} %)"
+        return f"{NOT_IN_TEXT} ({100 - 100 * self.certainty:.0f} %; its guess is {own}))"
 
     def sources(self) -> str:
         """The citations as lines of text."""
@@ -96,7 +109,7 @@ def answer(
         TesseraError: a question without tokens, more than the model has positions for, or logits that are not finite.
     """
     is_trained = answers_questions(tokenizer)
-    most = 1 if is_trained else sampling.max_new_tokens
+    most = (model.generation_config.max_new_tokens or 1) if is_trained else sampling.max_new_tokens
     ids = prompt_tokens(model, tokenizer, question, most, where, state)  # an empty question is an error
     if is_trained:
         ids = prompt_tokens(model, tokenizer, f"{question} {tokenizer.answer_token}", most, where, state)
@@ -106,7 +119,20 @@ def answer(
         return Answer(text, float("nan"), ids[0], ids[0, :0])
     chosen, probability = _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write)
     text = tokenizer.decode(chosen, skip_special_tokens=not is_trained)
-    return Answer(text.strip() if is_trained else text, probability, ids[0], chosen)
+    if is_trained:
+        says_nothing = chosen[0] == tokenizer.unk_token_id
+        text = NOT_IN_TEXT if says_nothing else text.removesuffix(tokenizer.eos_token).strip()
+    certainty = _certainty(model, tokenizer, ids, state) if is_trained else None
+    return Answer(text, probability, ids[0], chosen, certainty=certainty)
+
+
+def _certainty(model, tokenizer, ids: Tensor, state: Any) -> float | None:
+    """That the text answers, as far as it was measured."""
+    measured = Certainty.of(model)
+    if measured is None:
+        return None
+    logits, without = (read_on(model, ids, apart(before))[0][:, -1] for before in (state, None))
+    return float(measured.probabilities(logits, without, tokenizer.unk_token_id))
 
 
 def _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write) -> tuple[Tensor, float]:

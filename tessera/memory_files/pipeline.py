@@ -17,7 +17,8 @@ class MemoryQuestionAnswering(Pipeline):
     """Called as `(context, question=...)`: one answer, or a list of them for a list of questions.
 
     `context` is a text, a path, a list of these, or a `Memory`. Each answer is a dictionary with `answer` and `score`,
-    its probability, and with `cite=n` also `citations`. Further keywords are those of `Sampling`.
+    its probability, where it was measured `in_text`, the probability that the text says so, and with `cite=n` also
+    `citations`. Further keywords are those of `Sampling`.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -45,6 +46,8 @@ class MemoryQuestionAnswering(Pipeline):
 
 def _described(answer: Any) -> dict[str, Any]:
     described = {"answer": answer.text, "score": answer.probability}
+    if answer.certainty is not None:
+        described["in_text"] = answer.certainty
     if answer.citations is not None:
         described["citations"] = [vars(citation) for citation in answer.citations]
     return described

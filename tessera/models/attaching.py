@@ -48,7 +48,7 @@ class Attached:
         sees at least a quarter of a window before it. It begins a context of its own: its first token is no next token.
         """
         ids = torch.tensor(self._encoded(text), dtype=torch.long) if isinstance(text, str) else torch.as_tensor(text)
-        is_ids = ids.dim() == 1 and not ids.is_floating_point()
+        is_ids = ids.dim() == 1 and not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
         expect(is_ids, "attach", "text", "be text or token ids (T,)", f"{ids.dtype} {tuple(ids.shape)}")
         step, was_training = self.window - self.window // 4, self.model.training
         self.model.eval()

@@ -18,7 +18,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from tessera.base.errors import expect
 
 LONGEST_UNREAD = 8  # tokens that are read again behind the last state before a step without a draft ends this
-LARGEST_LOSS = 0.05  # of all steps, which drafts may have cost before they stop
+LARGEST_LOSS = 0.03  # of all steps, which drafts may have cost before they stop
 MOST_GAINED = 16.0  # steps: what drafts have gained is remembered up to here
 WHERE = "generate"
 
@@ -28,12 +28,12 @@ class Drafter(Protocol):
 
     steps: float
 
-    def draft(self, tokens: list[int], most: int) -> list[int]:
-        """At most `most` tokens that may follow `tokens`."""
+    def draft(self, tokens: list[int], most: int, careful: bool) -> list[int]:
+        """At most `most` tokens that may follow `tokens`; `careful`: none that are doubtful."""
 
 
 class PromptLookup:
-    """Guesses what followed the last n tokens where they stood before, n as large as possible."""
+    """Guesses what followed the last n tokens where they stood before, n as large as possible, or careful: largest."""
 
     steps = 0.0
 
@@ -42,14 +42,14 @@ class PromptLookup:
         self.places: dict[tuple[int, ...], int] = {}  # n tokens -> where what follows them begins
         self.seen = 0
 
-    def draft(self, tokens: list[int], most: int) -> list[int]:
+    def draft(self, tokens: list[int], most: int, careful: bool) -> list[int]:
         """See `Drafter`."""
         for end in range(self.seen, len(tokens)):
             for size in self.sizes:
                 if end >= size:
                     self.places[tuple(tokens[end - size : end])] = end
         self.seen = len(tokens)
-        for size in self.sizes:
+        for size in self.sizes[:1] if careful else self.sizes:
             place = self.places.get(tuple(tokens[-size:])) if len(tokens) > size else None
             if place is not None:
                 return tokens[place : place + most]
@@ -62,7 +62,7 @@ class AssistantModel:
     def __init__(self, model: Any, steps: float) -> None:
         self.model, self.steps, self.state, self.read = model, steps, None, 0
 
-    def draft(self, tokens: list[int], most: int) -> list[int]:
+    def draft(self, tokens: list[int], most: int, careful: bool) -> list[int]:
         """See `Drafter`."""
         unread = torch.tensor([tokens[self.read :]], device=self.model.device)
         if unread.shape[1] > 1:
@@ -112,25 +112,11 @@ class DraftedGeneration:
     than the sequence holds.
     """
 
-    steps_per_block = 2.0
+    steps_per_block = 2.0  # with a few tokens, where products of a vector and a matrix become products of matrices
 
     def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_arguments: Any) -> None:
         if generation_mode != GenerationMode.ASSISTED_GENERATION:
             super()._validate_generation_mode(generation_mode, generation_config, mode_arguments)  # type: ignore[misc]
-
-    def _drafter(self, settings: Any, assistant: Any) -> tuple[Drafter, int]:
-        """Who guesses, and how many tokens at most."""
-        names, both = "prompt_lookup_num_tokens and assistant_model", (settings.prompt_lookup_num_tokens, assistant)
-        found = "both" if None not in both else "neither"
-        expect((both[0] is None) != (both[1] is None), WHERE, names, "be given one without the other", found)
-        most = settings.num_assistant_tokens or 20 if assistant is not None else settings.prompt_lookup_num_tokens
-        expect(isinstance(most, int) and most >= 1, WHERE, "the number of drafted tokens", "be at least 1", most)
-        if assistant is None:
-            return PromptLookup(settings.max_matching_ngram_size or 3), most
-        own, others = (model.config.get_text_config() for model in (self, assistant))  # type: ignore[attr-defined]
-        size = f"have the vocabulary of the model ({own.vocab_size})"
-        expect(own.vocab_size == others.vocab_size, WHERE, "assistant_model", size, others.vocab_size)
-        return AssistantModel(assistant, _share(self, assistant)), most
 
     def _assisted_decoding(
         self: Any,
@@ -141,16 +127,19 @@ class DraftedGeneration:
         synced_gpus: bool = False,
         streamer: Any = None,
         assistant_model: Any = None,
+        tokenizer: Any = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
         """What `generate` does for one sequence, several tokens a call where drafts are right."""
         expect(len(input_ids) == 1, WHERE, "a prompt with drafts", "be one sequence", f"{len(input_ids)} sequences")
-        drafter, most = self._drafter(generation_config, assistant_model)
+        drafter, most = _drafter(self, generation_config, assistant_model)
         balance = _Balance(most, self.steps_per_block, drafter.steps)
         options: dict[str, Any] = {"use_cache": True, "return_dict": True}
         options |= {name: model_kwargs[name] for name in ("extend_segment",) if name in model_kwargs}
-        tokens, kept, draft = input_ids[0].tolist(), [], []
-        state, unread = None, input_ids[:, :0]
+        tokens, unread = input_ids[0].tolist(), input_ids[:, :0]
+        state: Any = None
+        kept: list[Tensor] = []
+        draft: list[int] = []
         output = self._prefill(input_ids, generation_config, {**model_kwargs, "use_cache": True})
         while True:
             made, is_over = 0, False
@@ -170,12 +159,13 @@ class DraftedGeneration:
             if made > len(draft):
                 state, unread = output.past_key_values, input_ids[:, -1:]
             else:  # the new state holds wrong tokens: go on from the one before, the right ones before the next draft
+                state.take_back()
                 unread = torch.cat([unread, input_ids[:, -made:]], 1)
             if is_over:
                 break
             room = generation_config.max_length - len(tokens) - 1
             number = min(balance.next() if unread.shape[1] <= LONGEST_UNREAD else 0, room)
-            draft = drafter.draft(tokens, number) if number > 0 else []
+            draft = drafter.draft(tokens, number, balance.lost >= 0) if number > 0 else []
             read = torch.cat([unread, unread.new_tensor([draft])], 1) if draft else unread
             if self._supports_logits_to_keep():
                 options["logits_to_keep"] = len(draft) + 1
@@ -186,6 +176,20 @@ class DraftedGeneration:
             scores = tuple(kept) if generation_config.output_scores else None
             return GenerateDecoderOnlyOutput(sequences=input_ids, scores=scores, past_key_values=state)
         return input_ids
+
+
+def _drafter(model: Any, settings: Any, assistant: Any) -> tuple[Drafter, int]:
+    """Who guesses, and how many tokens at most."""
+    given = [each is not None for each in (settings.prompt_lookup_num_tokens, assistant)]
+    names, found = "prompt_lookup_num_tokens and assistant_model", "both" if all(given) else "neither"
+    expect(given[0] != given[1], WHERE, names, "be given one without the other", found)
+    most = (settings.num_assistant_tokens or 20) if assistant is not None else settings.prompt_lookup_num_tokens
+    expect(isinstance(most, int) and most >= 1, WHERE, "the number of drafted tokens", "be at least 1", most)
+    if assistant is None:
+        return PromptLookup(settings.max_matching_ngram_size or 3), most
+    own, other = (each.config.get_text_config().vocab_size for each in (model, assistant))
+    expect(own == other, WHERE, "assistant_model", f"have the vocabulary of the model ({own})", other)
+    return AssistantModel(assistant, _share(model, assistant)), most
 
 
 def _choose(scores: Tensor, sampled: bool) -> Tensor:

@@ -146,7 +146,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
         logits = self.lm_head(hidden)
         loss = None
         if labels is not None:
-            check_labels(type(self).__name__, labels, input_ids.shape, self.config.vocab_size)
+            check_labels(type(self).__name__, labels, (input_ids.shape[0], input_ids.shape[1]), self.config.vocab_size)
             if attention_mask is not None:
                 labels = labels.masked_fill(~attention_mask[:, -input_ids.shape[1] :].bool(), IGNORED)
             loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
@@ -186,7 +186,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
 class LSTMModel(LSTMForCausalLM):
     """The LSTM down to the hidden states: what classifiers stand on. It has the weights of the causal model."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,

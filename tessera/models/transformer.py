@@ -39,8 +39,9 @@ def transformer_config(
 ) -> PreTrainedConfig:
     """Configuration of the baseline; `AutoModelForCausalLM.from_config` builds the model.
 
-    `max_positions` is the longest context of absolute positions (the others have none). `dropout` acts on attention
-    weights, residual and embeddings, as far as the model has these places. Raises `TesseraError` naming the argument.
+    `positions`: absolute (learned, GPT-2), rope (rotary, GPT-NeoX) or alibi (BLOOM). `max_positions` is the longest
+    context of absolute positions (the others have none). `dropout` acts on attention weights, residual and embeddings,
+    as far as the model has these places. Raises `TesseraError` naming the argument.
     """
     where = "transformer"
     expect(positions in POSITIONS, where, "positions", "be one of " + ", ".join(POSITIONS), repr(positions))

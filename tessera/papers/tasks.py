@@ -1,4 +1,4 @@
-"""Every task of the papers: importing this module fills `TASKS`. A new task is a new line here."""
+"""Every task of the papers, and own questions: importing this module fills `TASKS`. A new task is a new line here."""
 
 from tessera.papers import (  # noqa: F401
     associative_retrieval,
@@ -10,3 +10,4 @@ from tessera.papers import (  # noqa: F401
     regbench,
     three_moons,
 )
+from tessera.papers.babilong import own_questions  # noqa: F401

@@ -28,9 +28,15 @@ class _Tip:
     def grown(self, length: int) -> "_Tip":
         """Of larger buffers with the same first `length` pairs; what lies behind them may be other pairs."""
         tip = _Tip(length)
-        tip.filed = {row: index for row, index in self.filed.items() if index.filed <= length}
         tip.queries_to_scan = self.queries_to_scan
+        tip.filed = self.filed
+        tip.cut(length)
         return tip
+
+    def cut(self, length: int) -> None:
+        """Only the first `length` pairs are in use from now on."""
+        self.used = length
+        self.filed = {row: index for row, index in self.filed.items() if index.filed <= length}
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,10 @@ class PairStore(State):
     def with_room(self, end: int) -> Self:
         """The same pairs, in buffers into which those up to `end` may be written."""
         return self if self._has_room(end) else self._grown(end)
+
+    def take_back(self) -> None:
+        """See `State.take_back`."""
+        self.tip.cut(self.length)
 
     def newest(self, count: int) -> Self:
         """A store of the last `count` pairs, or this one while it has at most twice as many: O(1) copied per pair."""

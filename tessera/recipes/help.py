@@ -12,11 +12,17 @@ from tessera.models.transformer import transformer_config
 from tessera.recipes.sections import Recipe
 
 WIDTH = 100
+EXTENDS = """  extends: text; default none
+      a recipe whose keys this one changes: a shipped one, or a file beside it, without .yaml. A section with another
+      `type` or `name` takes the place of the old one"""
+BASE = """  model.base: a mapping or text; required
+      the model that reads the segments: a model section of its own, such as {type: memory_mosaic, num_layers: 2}, or
+      the folder of a model or run, whose weights the training starts from"""
 
 
 def recipe_help() -> str:
     """The keys of `Recipe` and its sections, then the fields of each model type of this library."""
-    lines = ["Keys of a recipe (YAML), with type, default and meaning. On the command line: key=value.", ""]
+    lines = ["Keys of a recipe (YAML), with type, default and meaning. On the command line: key=value.", "", EXTENDS]
     lines += _keys(Recipe, "")
     for name, fields_of in _model_types().items():
         lines += ["", f"model: {{type: {name}, ...}}", *fields_of]
@@ -55,6 +61,8 @@ def _model_types() -> dict[str, list[str]]:
         hints = {name: hint for cls in own for name, hint in inspect.get_annotations(cls).items()}
         defaults = {item.name: _default(item) for item in fields(config) if item.name in hints}
         shown = [f"  model.{name}: {describe(hints[name])}; {default}" for name, default in defaults.items()]
+        if "base_config" in defaults:
+            shown[list(defaults).index("base_config")] = BASE
         result[config.model_type] = [*_indented(config), *shown]
     parameters = inspect.signature(transformer_config).parameters.values()
     shown = [f"  model.{one.name}: {describe(one.annotation)}; default {_shown(one.default)}" for one in parameters]

@@ -30,12 +30,14 @@ class DataSection:
         "text to validate on, named as `source` is; null: the validation split of stories and datasets, else the last "
         "part of the text",
     )
-    validation_fraction: float = option(0.05, "how much of the tokens of files is held out where `validation` is null")
-    context: int = option(512, "tokens per sequence")
+    validation_fraction: float = option(
+        0.05, "the share of the tokens of files that is held out where `validation` is null"
+    )
+    context: int = option(512, "how many tokens a sequence has")
     begin_token: bool = option(False, "put the tokenizer's first token before each document")
     end_token: bool = option(True, "put the tokenizer's end token after each document")
     document_ids: bool = option(False, "tell the model which document each token belongs to (models that accept it)")
-    format: str = option("text", "of files: text or json_lines")
+    format: str = option("text", "how files are written: text, or json_lines (one JSON value in each line)")
     separator: str | None = option(None, "the mark between documents of a text file; null: a file is a document")
     text_column: str = option("text", "column of a dataset, or key of json_lines, that holds the text")
     subset: str | None = option(None, "configuration of a dataset")
@@ -43,14 +45,14 @@ class DataSection:
     validation_split: str = option("validation", "split of a dataset to validate on")
     task: dict[str, Any] | None = option(
         None,
-        "questions and answers in place of text: `name`, such as babilong, and the task's settings; the loss counts "
-        "the answers alone. Needs training.curriculum",
+        "train on questions about texts, in place of text: `name` of a task, such as babilong or questions, and its "
+        "settings. The loss counts the answers alone; training.curriculum must say the lengths of the texts",
     )
-    questions: int = option(4, "of `task`: questions about each context, which is read once for all of them")
+    questions: int = option(4, "with `task`, how many questions are asked about each text, which is read once for all")
     early_questions: int = option(
         0,
-        "of `task`: questions asked of the memory after each segment too, about what was read so far; they teach more "
-        "per text read, and cost a tenth of it each. Models that read no segments leave them out",
+        "with `task`, how many questions are also asked after each segment, about what was read so far. They teach "
+        "more for each text read, and each costs a tenth of it. Models that read no segments are not asked them",
     )
 
     @property
@@ -135,42 +137,47 @@ class Stage:
 class TrainingSection:
     """Optimisation, precision and bookkeeping of a run."""
 
-    steps: int = option(1000, "optimizer steps")
-    batch_size: int = option(32, "sequences per step, over all processes and accumulated micro-batches")
-    micro_batch_size: int | None = option(None, "sequences per process and forward pass; null: no accumulation")
-    learning_rate: float = option(1e-3, "its peak")
-    min_learning_rate: float = option(0.0, "where the cosine ends at the last step")
-    warmup_steps: int = option(100, "of the linear warm-up; where it exceeds `steps`, a tenth of them")
-    betas: tuple[float, float] = option((0.9, 0.95), "of AdamW")
-    weight_decay: float = option(0.1, "of AdamW, on matrices alone")
-    clip: float = option(1.0, "largest norm of the gradient; 0: no limit")
-    scalar_learning_rate_scale: float = option(1.0, "multiplies the learning rate of per-head scalars")
+    steps: int = option(1000, "how many steps the optimizer takes")
+    batch_size: int = option(32, "sequences of one step, over all processes and micro-batches together")
+    micro_batch_size: int | None = option(None, "sequences that a process reads at once; null: all of its share")
+    learning_rate: float = option(1e-3, "the largest learning rate, which the warm-up leads to")
+    min_learning_rate: float = option(0.0, "the learning rate of the last step, to which a cosine leads down")
+    warmup_steps: int = option(
+        100, "steps in which the learning rate rises from 0; where there are fewer, a tenth of them"
+    )
+    betas: tuple[float, float] = option((0.9, 0.95), "how slowly AdamW forgets gradients, and their squares")
+    weight_decay: float = option(0.1, "AdamW's weight decay; it acts on matrices alone")
+    clip: float = option(1.0, "gradients with a larger norm are scaled down to it; 0: no limit")
+    scalar_learning_rate_scale: float = option(1.0, "multiplies the learning rate of the scalars that each head has")
     scalar_learning_rate_scales: dict[str, float] = option(
-        {}, "the same for scalars of some names (the last part of the parameter's name, such as mix)"
+        {}, "the same for some of these scalars, by the last part of the parameter's name, such as mix"
     )
     precision: str = option(
-        "auto", "bf16 (autocast, weights in float32), fp32, or auto: bf16 where the hardware computes in it"
+        "auto",
+        "number format of the products: bf16 (weights stay in float32), fp32, or auto, which is bf16 where the "
+        "hardware multiplies in it",
     )
-    compile: bool = option(False, "torch.compile the model")
-    gradient_checkpointing: bool = option(False, "compute the layers' activations again in the backward pass")
-    checkpoint_layers_every: int = option(1, "with gradient_checkpointing, of so many layers one is computed again")
+    compile: bool = option(False, "compile the model by torch.compile: a slow beginning, then faster steps")
+    gradient_checkpointing: bool = option(
+        False, "save memory: compute the layers' activations again in the backward pass"
+    )
+    checkpoint_layers_every: int = option(1, "with gradient_checkpointing, compute one of so many layers again")
     shard: bool = option(
         False,
         "under torchrun, spread weights, gradients and optimizer state over the processes (FSDP2); checkpoints resume "
         "on any number of processes",
     )
-    on_nonfinite: str = option("stop", "stop, or skip and count the step, when a loss or gradient is not finite")
-    log_every: int = option(10, "steps between lines of metrics.jsonl")
-    evaluate_every: int = option(100, "steps between validations")
-    evaluate_sequences: int = option(64, "sequences of a validation")
-    checkpoint_every: int = option(500, "steps between checkpoints")
-    keep_checkpoints: int = option(2, "how many of the last checkpoints stay")
+    on_nonfinite: str = option("stop", "when a loss or gradient is not finite: stop, or skip the step and count it")
+    log_every: int = option(10, "write a line of metrics.jsonl after so many steps")
+    evaluate_every: int = option(100, "validate after so many steps")
+    evaluate_sequences: int = option(64, "sequences that a validation reads")
+    checkpoint_every: int = option(500, "write a checkpoint after so many steps")
+    keep_checkpoints: int = option(2, "how many checkpoints stay; older ones are deleted")
     report_to: list[str] = option(
         [],
-        "where metrics go beside metrics.jsonl: tensorboard (event files in the run's folder), wandb; these packages "
-        "must be installed",
+        "also send metrics to tensorboard (event files in the run's folder) or wandb, which must be installed",
     )
-    initialize_from: str | None = option(None, "a run or model folder whose weights to start from")
+    initialize_from: str | None = option(None, "folder of a run or model whose weights the training starts from")
     curriculum: list[Stage] = option(
         [],
         "stages one after the other, in place of `steps` and `learning_rate`: each has `length` (segments of "
@@ -181,8 +188,8 @@ class TrainingSection:
         "`backprop_segments`, of ARMT also `gate_penalty` and `strength_threshold`); it begins with the best weights "
         "of the one before",
     )
-    patience: int | None = option(None, "a stage ends after so many validations without a better one; null: never")
-    freeze_base: bool = option(False, "of ARMT, RMT and PRMT: keep the base's weights, train the memory alone")
+    patience: int | None = option(None, "end a stage after so many validations that were not better; null: never")
+    freeze_base: bool = option(False, "train the memory alone and keep the weights of the base (ARMT, RMT and PRMT)")
 
     @property
     def warmup(self) -> int:
@@ -262,17 +269,19 @@ class TrainingSection:
 class Recipe:
     """One training run, complete: the same recipe on the same text gives the same model."""
 
-    name: str = field(metadata={MEANING: "of the run, and of its folder in runs/; by default that of the recipe file"})
+    name: str = field(
+        metadata={MEANING: "name of the run, and of its folder in runs/; by default that of the recipe file"}
+    )
     model: dict[str, Any] = field(
         metadata={
             MEANING: "`type`: memory_mosaic, transformer, or any model type of transformers; beside it the fields of "
             "its configuration. The vocabulary size is the tokenizer's unless it is given"
         }
     )
-    data: DataSection = option(DataSection(), "text and how it is cut")
-    tokenizer: TokenizerSpec = option(TokenizerSpec(), "how text becomes tokens")
-    training: TrainingSection = option(TrainingSection(), "optimisation, precision and bookkeeping")
-    seed: int = option(0, "of the initial weights and of the order of the text")
+    data: DataSection = option(DataSection(), "the text, and how it is cut")
+    tokenizer: TokenizerSpec = option(TokenizerSpec(), "how the text becomes tokens")
+    training: TrainingSection = option(TrainingSection(), "how the model learns, and what is written down")
+    seed: int = option(0, "decides the initial weights and the order of the text")
 
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule that concerns the recipe as a whole."""

@@ -1,9 +1,11 @@
 """Questions about a text that is read once: what a task of questions and answers gives for training and scoring."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -11,6 +13,8 @@ from tessera.base.dataclass_io import read_dataclass
 from tessera.base.errors import TesseraError, did_you_mean
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.task import TASKS
+
+NOT_IN_TEXT = "not in this text"  # the answer to a question that a text does not answer; as a token, `unk_token`
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,10 @@ class QuestionTask(Protocol):
     def understands(self) -> str:
         """For people: what can be asked, of what in a text, and what is answered."""
 
+    @property
+    def longest_answer(self) -> int:
+        """Tokens of the longest answer, without its end."""
+
     def is_known(self, question: str) -> bool:
         """Whether training asks such questions, with other names in them perhaps."""
 
@@ -89,3 +97,20 @@ def question_task(section: dict[str, Any], where: str = "data.task") -> Question
     if problems:
         raise TesseraError("\n".join(problems))
     return task
+
+
+def question_rows(
+    rows: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]], count: int, pad: int
+) -> tuple[Tensor, Tensor]:
+    """Tokens and labels (rows, count, t) of rows of (question, answer); where there are fewer, some stand twice."""
+    width = max((len(question) + len(answer) for row in rows for question, answer in row), default=1)
+    tokens = torch.full((len(rows), count, width), pad)
+    labels = torch.full((len(rows), count, width), IGNORED)
+    for index, row in enumerate(rows):
+        for place in range(count if row else 0):
+            question, answer = row[place % len(row)]
+            both = torch.from_numpy(np.append(question, answer).astype(np.int64))
+            tokens[index, place, : len(both)] = both
+            if place < len(row):
+                labels[index, place, len(question) : len(both)] = both[len(question) :]
+    return tokens, labels

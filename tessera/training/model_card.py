@@ -17,12 +17,12 @@ RECORDS = "Every setting is in `recipe.yaml`; versions, hardware and the command
 
 def model_card(recipe: Recipe, summary: "RunSummary") -> str:
     """The card of a finished run, in Markdown; names from the recipe are quoted, paths without their folders."""
-    lengths = "growing numbers of" if recipe.training.curriculum else recipe.data.context
+    task, lengths = recipe.data.task, "growing numbers of" if recipe.training.curriculum else recipe.data.context
     batches = f"{summary.steps:,} steps of {recipe.training.batch_size} sequences of {lengths} tokens"
     training = {
-        "text": _quoted(recipe.data.source if recipe.data.task is None else recipe.data.task),
+        "text": _quoted(recipe.data.source if task is None else task),
         "tokens seen": f"{summary.tokens:,} ({batches})",
-        "tokenizer": _quoted(recipe.tokenizer.path or recipe.tokenizer.type),
+        "tokenizer": _tokenizer(recipe),
         "learning rate": _learning_rate(recipe),
         "seed": recipe.seed,
     }
@@ -39,6 +39,7 @@ def model_card(recipe: Recipe, summary: "RunSummary") -> str:
         parameters=summary.parameters,
         origin="trained with Tessera",
         run=True,
+        command=task and 'tessera ask FOLDER "QUESTION" --text FILE',
         training=f"{_table(' ', training)}\n\n{RECORDS}",
         evaluation=_table(" on the validation text ", measured),
     )
@@ -46,6 +47,13 @@ def model_card(recipe: Recipe, summary: "RunSummary") -> str:
 
 def _table(title: str, rows: dict[str, Any]) -> str:
     return "\n".join([f"|{title}| |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def _tokenizer(recipe: Recipe) -> str:
+    if recipe.data.task is None:
+        return _quoted(recipe.tokenizer.path or recipe.tokenizer.type)
+    own = recipe.data.task.get("tokenizer")
+    return _quoted(own) if own else "words of the task, in lower case"
 
 
 def _learning_rate(recipe: Recipe) -> str:
@@ -70,13 +78,15 @@ def is_generated_card(path: Path) -> bool:
 
 def _quoted(value: Any) -> str:
     """Code in Markdown, on one line, that no character of `value` ends; an absolute path as its last part."""
-    if isinstance(value, list):
-        text = json.dumps([_without_folders(item) for item in value])
-    else:
-        text = _without_folders(value) if isinstance(value, str) else json.dumps(value)
+    bare = _without_folders(value)
+    text = bare if isinstance(bare, str) else json.dumps(bare)
     return "`" + " ".join(text.split()).replace("`", "'").replace("|", "\\|") + "`"
 
 
-def _without_folders(name: str) -> str:
+def _without_folders(value: Any) -> Any:
     """Where a file lies on the machine of the training is nobody else's business."""
-    return Path(name).name if Path(name).is_absolute() else name
+    if isinstance(value, dict):
+        return {key: _without_folders(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(item) for item in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value

@@ -43,6 +43,19 @@ def trained_task(folder: str | Path) -> TrainedTask | None:
     return TrainedTask({**section.task, **(stages[-1].get("settings") or {})}, stages[-1].get("length", 1) * unit)
 
 
+def asked_task(folder: str | Path) -> tuple[QuestionTask | None, str]:
+    """The task of questions of the run in `folder`, and what it knows, in words: empty where it read text.
+
+    What a model has learned is there also where its own questions were moved: None then, and the words say so.
+    """
+    try:
+        trained = trained_task(folder)
+        task = None if trained is None else trained.task
+    except TesseraError as error:
+        return None, f"was trained on what cannot be read ({error})"
+    return task, "" if task is None else f"knows {task.understands}"
+
+
 def _recipe(folder: str | Path) -> dict[str, Any] | None:
     path = Path(folder) / RECIPE
     return read_yaml(path, "recipe") if path.is_file() else None

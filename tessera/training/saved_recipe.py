@@ -21,8 +21,9 @@ SECTIONS = {"name", "model", "data", "tokenizer", "training", "seed"}
 
 
 def saved_text(recipe: Recipe) -> str:
-    """Every setting, defaults included."""
-    return yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False)
+    """Every setting, defaults included; of a task the tokenizer is its own, and nothing is said of one."""
+    plain = recipe_to_dict(recipe)
+    return yaml.safe_dump({**plain, "tokenizer": {}} if recipe.data.task else plain, sort_keys=False)
 
 
 def is_saved_recipe(path: Path) -> bool:

@@ -19,6 +19,7 @@ from tessera.base.errors import TesseraError
 from tessera.data.windows import ValidationWindows
 from tessera.evaluation.loss import bits_per_byte
 from tessera.evaluation.questions import answer_loss, count_answers, is_segmented, score_answers
+from tessera.memory_files.certainty import measured
 from tessera.models.adjusting import adjust_model
 from tessera.recipes.sections import Recipe, Stage
 from tessera.tasks.question_answering import QuestionBatch, QuestionTask, question_task
@@ -237,6 +238,14 @@ class StagedQuestions(StagedData):
         exact_match, mean_loss = (total / training.evaluate_sequences for total in (shares, losses))
         score = (1 - LOSS_SHARE) * exact_match + LOSS_SHARE * math.exp(-mean_loss)
         return {"score": score, "validation_loss": mean_loss, "validation_exact_match": exact_match}
+
+    def finish(self, model: Any) -> None:
+        """Let `model` keep how long answers are, and how sure one can be that a text holds them."""
+        stages = self.recipe.training.curriculum
+        task, tokens = self.task_of(stages[-1]), max(stage.length for stage in stages) * self.segment
+        model.generation_config.max_new_tokens = task.longest_answer
+        if self.processes.is_first and (certainty := measured(model, task, tokens, self.segment)) is not None:
+            certainty.store(model)
 
     def batch(self, stage: Stage, count: int, tokens: int, seed: int, split: str, early: int = 0) -> QuestionBatch:
         """Contexts of so many tokens, with the settings of the stage."""

@@ -5,9 +5,9 @@ import torch
 from torch.nn.functional import normalize
 
 from tessera.base.errors import TesseraError
-from tessera.kernels import Entmax, EntmaxOfRows, entmax, kernel_from_config
+from tessera.kernels import Entmax, EntmaxOfRows, RectifiedPolynomial, entmax, kernel_from_config
 from tessera.layers.learned_alpha import LearnedAlpha
-from tessera.ops.kernel_regression import Window, kernel_regression
+from tessera.ops.kernel_regression import Call, Window, chosen_query_weights, kernel_regression
 from tests.tolerances import REORDERED_FLOAT64
 
 
@@ -72,6 +72,19 @@ def test_in_blocks_as_all_at_once(masks):
             results.append([output, *torch.autograd.grad((output * inputs[2].roll(1, 2)).sum(), leaves)])
         for chunked, reference in zip(*results):
             torch.testing.assert_close(chunked, reference, rtol=1e-8, atol=1e-9)
+
+
+def test_weights_and_bandwidths_of_chosen_queries_are_those_of_each_head_alone():
+    key, value = normalize(drawn(1, 2, 12, 5), dim=-1), drawn(1, 2, 12, 4, seed=1)
+    alphas, slope = torch.tensor([1.2, 1.8], dtype=torch.float64), torch.full((1,), 9.0, dtype=torch.float64)
+    both = Call(key, key, value, EntmaxOfRows(alphas[:, None, None]), slope, window=Window())
+    seen = chosen_query_weights(both, [5, 11])
+    for head, alpha in enumerate(alphas.tolist()):
+        one, fixed = slice(head, head + 1), RectifiedPolynomial(1 / (alpha - 1))
+        alone = Call(key[:, one], key[:, one], value[:, one], fixed, slope, window=Window())
+        expected = chosen_query_weights(alone, [5, 11])
+        torch.testing.assert_close(seen.weights[:, one], expected.weights, rtol=0, atol=REORDERED_FLOAT64)
+        torch.testing.assert_close(seen.bandwidth[:, one], expected.bandwidth, rtol=0, atol=1e-9)
 
 
 def test_heads_start_alike_stay_in_bounds_and_learn():

@@ -175,6 +175,8 @@ def test_mistakes_are_one_line_and_leave_no_hook():
         tessera.attach(llama()).read("text")
     with pytest.raises(TesseraError, match="token ids"):
         tessera.attach(llama()).read(torch.zeros(1, 4))
+    with pytest.raises(TesseraError, match="token ids"):
+        tessera.attach(llama()).read([False])
     for length in (0, 1, 2):
         ids = torch.arange(length)
         assert len(tessera.attach(llama()).read(ids).memory) == max(0, length - 1)

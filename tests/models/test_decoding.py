@@ -61,7 +61,7 @@ def armt():
 
 MODELS = {
     "v1": v1,
-    "v1 entmax": lambda: v1(kernel="biweight", persistent_kernel="biweight", num_persistent_banks=2, bias=True),
+    "v1 entmax": lambda: v1(kernel="entmax", persistent_kernel="biweight", num_persistent_banks=2, bias=True),
     "v2": v2,
     "v2 without long-term memory": lambda: v2(long_term_memory=False),
     "linear transformer": lambda: LinearAttentionForCausalLM(LinearAttentionConfig(**SIZES)),

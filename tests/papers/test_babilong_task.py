@@ -17,7 +17,7 @@ from tessera.papers.babilong.noise import SHORTEST, books_of, draw_noise
 from tessera.papers.babilong.sample import RESERVED, HalfFacts
 from tessera.papers.babilong.solver import answer, world_after
 from tessera.papers.babilong.stories import FEWEST, LENGTHS, PEOPLE, THINGS, facts_of, generate, labels, read_stories
-from tessera.papers.babilong.vocabulary import NAMES, STORY_WORDS, decode
+from tessera.papers.babilong.vocabulary import NAMES, STORY_WORDS, Words, decode
 from tessera.tasks.task import estimate
 
 BABI = Path(__file__).parent / "babilong_files"
@@ -257,7 +257,7 @@ def test_stories_can_be_as_short_as_a_question_allows(kind):
 
 
 def test_noise_is_consecutive_and_cut_to_length():
-    books = books_of("stories", "train", 250)
+    books = books_of(Words("stories", 250), "train")
     random = Random(1)
     for length in (1, 40, 333, 5000):
         spans = draw_noise(books, length, random)
@@ -266,7 +266,7 @@ def test_noise_is_consecutive_and_cut_to_length():
 
 
 def test_a_book_that_ends_is_followed_by_another():
-    books = books_of("stories", "validation", 250)
+    books = books_of(Words("stories", 250), "validation")
     length = int(3.5 * len(books[0].tokens))
     spans = draw_noise(books, length, Random(0))
     assert len(spans) > 3
@@ -274,7 +274,7 @@ def test_a_book_that_ends_is_followed_by_another():
 
 
 def test_no_sentence_comes_twice_before_all_have_come():
-    books = books_of("stories", "train", 250)
+    books = books_of(Words("stories", 250), "train")
     whole = sum(len(book.tokens) for book in books)
     for seed in range(5):
         spans = draw_noise(books, whole - 1, Random(seed))

@@ -23,6 +23,10 @@ def test_the_help_names_every_key_with_type_default_and_meaning():
     for config in strict_configs():
         assert f"model: {{type: {config.model_type}, ...}}" in text
     assert "  model.num_persistent_slots: an integer; default 2688" in text
+    assert "  extends: text; default none\n" in text
+    assert text.count("  model.base: a mapping or text; required\n") == 3  # ARMT, RMT, PRMT
+    assert "base_config: " not in text.replace("        base_config: ", "")
+    assert all(f" {positions} " in text for positions in ("absolute", "rope", "alibi"))
 
 
 def test_defaults_are_not_shared():

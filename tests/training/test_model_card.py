@@ -33,6 +33,16 @@ def test_the_folders_of_this_machine_are_not_in_it():
     assert "| text | `a.txt` |" in model_card(replace(RECIPE, data=DataSection(source="/home/me/a.txt")), SUMMARY)
 
 
+def test_a_model_of_questions_is_asked_and_has_words():
+    task = {"name": "questions", "file": "/home/me/own.jsonl"}
+    card = model_card(replace(RECIPE, data=DataSection(task=task)), SUMMARY)
+    assert 'On the command line: `tessera ask FOLDER "QUESTION" --text FILE`.' in card
+    assert "| tokenizer | words of the task, in lower case |" in card
+    assert '| text | `{"name": "questions", "file": "own.jsonl"}` |' in card
+    assert "tessera generate" not in card
+    assert 'tessera generate FOLDER --prompt "Once upon a time"`' in model_card(RECIPE, SUMMARY)
+
+
 def test_a_file_of_somebody_else_stays(tmp_path):
     write_model_card(tmp_path, RECIPE, SUMMARY)
     write_model_card(tmp_path, replace(RECIPE, name="other"), SUMMARY)

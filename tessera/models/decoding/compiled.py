@@ -11,10 +11,12 @@ from tessera.base.errors import TesseraError, expect
 from tessera.models.decoding.blocks import compile_blocks
 from tessera.models.decoding.stack_steps import StackSteps
 from tessera.models.decoding.weights import FORMATS
+from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.stack import StackForCausalLM
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 WHERE = "compile_decoding"
+STEPS_PER_BLOCK = 4.5  # a step takes half the time, several tokens at once the same
 
 
 @explains_mistakes
@@ -41,6 +43,8 @@ def compile_decoding(model: ModelT, weights: str = "float32") -> ModelT:
         raise TesseraError(f"{WHERE}: model must be a language model; got {type(model).__name__}.")
     is_right = first.device.type == "cpu" and first.dtype == torch.float32
     expect(is_right, WHERE, "the model", "be on a CPU, in float32", f"{first.device.type}, {first.dtype}")
+    if isinstance(model, DraftedGeneration):
+        model.steps_per_block = STEPS_PER_BLOCK
     if not isinstance(model, StackForCausalLM):
         return compile_blocks(model, weights)
     model.forward = _CompiledForward(model, weights)  # type: ignore[method-assign]

@@ -104,7 +104,10 @@ class Watch:
         return not self.is_hooked
 
     def _parts(self) -> list[nn.Module | Tensor]:
-        return [part for root in self.roots for part in (*root.modules(), *root.parameters())]
+        parts: list[nn.Module | Tensor] = []
+        for root in self.roots:
+            parts += [*root.modules(), *root.parameters()]
+        return parts
 
 
 class RowProducts(TorchFunctionMode):

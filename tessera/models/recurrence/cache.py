@@ -1,6 +1,7 @@
 """What is carried from call to call: the open segment of each row beside its memory. All are values."""
 
 import copy
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.errors import TesseraError
-from tessera.base.state import CLASSES
+from tessera.base.state import CLASSES, State
 from tessera.models.recurrence.state import MemoryState
 
 
@@ -54,6 +55,14 @@ class OpenSegment:
             ) from None
         return copied
 
+    def take_back(self) -> None:
+        """See `State.take_back`."""
+        if isinstance(self.attention, State):
+            self.attention.take_back()
+        elif self.attention is not None:
+            with suppress(AttributeError, NotImplementedError, ValueError):  # `again` will say so
+                self.attention.crop(self.attention_length - self.attention.get_seq_length())
+
     def select(self, rows: list[int], memory: MemoryState | None, in_place: bool) -> "OpenSegment":
         """Some of the rows, and their memory; `in_place` changes the base's cache."""
         attention = self.again() if in_place else _copied(self.again())
@@ -88,6 +97,11 @@ class SegmentCache:
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens read (the name transformers asks for)."""
         return self.total
+
+    def take_back(self) -> None:
+        """See `State.take_back`."""
+        for _, segment in self.groups:
+            segment.take_back()
 
     def reorder(self, index: Tensor) -> "SegmentCache":
         """The cache of the rows `index`: what beam search asks for. This one is used up."""

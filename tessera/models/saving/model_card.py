@@ -38,7 +38,7 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 {% endif -%}
 ```
 {% if run %}
-On the command line: `tessera generate FOLDER --prompt "Once upon a time"`.
+On the command line: `{{ command or 'tessera generate FOLDER --prompt "Once upon a time"' }}`.
 {% elif with_code %}
 The package `tessera` must be installed: `modeling_tessera.py` in this folder imports the model's classes from it.
 A program that says `import tessera.models` needs no `trust_remote_code`.

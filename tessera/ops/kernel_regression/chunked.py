@@ -81,5 +81,6 @@ class _Blockwise(torch.autograd.Function):
 
 
 def _with_tensors(call: Call, query, key, value, slope, intercept, parameter) -> Call:
+    assert isinstance(call.kernel, RowKernel), "unsupported_reason refuses others"
     kernel = call.kernel if parameter is None else call.kernel.with_row_parameter(parameter)
     return replace(call, query=query, key=key, value=value, slope=slope, intercept=intercept, kernel=kernel)

@@ -11,6 +11,7 @@ from typing import Any
 
 from tessera.base.errors import TesseraError
 from tessera.base.files import write_text_atomically, writing
+from tessera.data.text_files import text_of_file
 from tessera.papers.babilong.stories import LENGTHS, labels
 
 FIELDS = ("input", "question", "target")
@@ -26,25 +27,25 @@ class TextSample:
     target: str
 
 
-def read_samples(path: Path) -> list[TextSample]:
-    """The samples of a file: a JSON list of rows, or JSON lines, with the texts `input`, `question` and `target`.
+def read_samples(path: Path, names: Sequence[str] = FIELDS) -> list[TextSample]:
+    """The samples of a file: a JSON list of rows, or JSON lines, with three texts, called `names`.
 
     Raises:
         TesseraError: the file is missing or no JSON, a row lacks one of the texts, or there is no row.
     """
+    text = "".join(text_of_file(path))
     try:
-        text = path.read_text(encoding="utf-8-sig")
         # Not splitlines: a string may hold other separators of lines, such as U+2028.
         is_list = text.lstrip().startswith("[")
         rows = json.loads(text) if is_list else [json.loads(line) for line in text.split("\n") if line.strip()]
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise TesseraError(f"{path}: must be a JSON list or JSON lines of samples; got {error}.") from None
     for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict) or not all(_is_text(row.get(name)) for name in FIELDS):
-            raise TesseraError(f"{path}: row {number} must hold the texts {', '.join(FIELDS)}; got {repr(row)[:80]}.")
+        if not isinstance(row, dict) or not all(_is_text(row.get(name)) for name in names):
+            raise TesseraError(f"{path}: row {number} must hold the texts {', '.join(names)}; got {repr(row)[:80]}.")
     if not rows:
         raise TesseraError(f"{path}: must hold at least one sample; got none.")
-    return [TextSample(*(row[name] for name in FIELDS)) for row in rows]
+    return [TextSample(*(row[name] for name in names)) for row in rows]
 
 
 def _is_text(value: object) -> bool:

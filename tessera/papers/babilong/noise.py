@@ -13,7 +13,7 @@ import numpy as np
 from tessera.base.errors import TesseraError
 from tessera.data.sources import VALIDATION_STORIES, text_files
 from tessera.data.text_files import text_of_file
-from tessera.papers.babilong.vocabulary import encode, vocabulary_of
+from tessera.papers.babilong.vocabulary import Words, encode, vocabulary_of
 
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"”’')_]*\s+")
 Source = str | tuple[str, ...]  # of books: a name of bundled ones, a file, a folder, a glob, or several
@@ -108,12 +108,10 @@ def _stretches(books: Sequence[Book], first_book: Book, first: int, random: Rand
 
 
 @lru_cache(maxsize=8)
-def books_of(
-    source: Source, split: str, vocab_size: int, test: Source | None = None, path: str | None = None
-) -> tuple[Book, ...]:
-    """The books of a split (`book_files`) in tokens of `vocabulary_of(source, vocab_size, path)`."""
-    vocabulary = vocabulary_of(source, vocab_size, path)
-    return tuple(_read(file, vocabulary) for file in book_files(source, split, test))
+def books_of(words: Words, split: str, test: Source | None = None) -> tuple[Book, ...]:
+    """The books of a split (`book_files`) in tokens of `vocabulary_of(words)`."""
+    vocabulary = vocabulary_of(words)
+    return tuple(_read(file, vocabulary) for file in book_files(words.books, split, test))
 
 
 def _read(file: Path, vocabulary) -> Book:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.papers.babilong.published import EXACT_MATCH, SETTING, TOKENS
-from tessera.papers.babilong.settings import MODELS, SHUT, THRESHOLD
+from tessera.papers.babilong.settings import LAST_SEGMENT, MODELS, SHUT, THRESHOLD
 from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import Record
 from tessera.papers.tables import (
@@ -20,6 +20,33 @@ from tessera.papers.tables import (
 )
 
 FURTHEST = (SHUT, THRESHOLD, "armt_mosaic")  # first the one that reads furthest
+# What the figure sets side by side on QA1; bars are two standard errors.
+GATES = {
+    SHUT: "shut gates, unseen books",
+    THRESHOLD: "cost of writes, one book",
+    "armt_mosaic": "published gates, one book",
+}
+GROUPS = {
+    "gates of ARMT": GATES,
+    "what ARMT is around": {
+        "armt_mosaic": "Memory Mosaic",
+        "armt_mosaic_v2": "Memory Mosaic v2",
+        "armt": "GPT-NeoX",
+        "armt_no_correction": "Memory Mosaic, no correction",
+    },
+    "other memories": {
+        "armt_mosaic": "ARMT",
+        "rmt": "RMT",
+        "prmt": "PRMT",
+        LAST_SEGMENT: "none: a transformer, last segment",
+    },
+    "models that read whole texts": {
+        "armt_mosaic": "ARMT, in segments",
+        "mamba": "Mamba",
+        "mosaic": "Memory Mosaic",
+        "mosaic_v2": "Memory Mosaic v2",
+    },
+}
 PARTS = {"whole": "in one segment", "first_part": "first part of a split fact", "second_part": "second part"}
 
 
@@ -63,27 +90,32 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
-    """Exact match by tokens, means over seeds: QA1 of every model, and every kind beside the paper's ARMT."""
-    with panels(path, 8, 11, rows=2, legend="none") as (by_model, by_kind):
-        of_models = _curves(records, "qa1")
-        for (model, curve), look in zip(of_models.items(), styles(of_models).values()):
-            draw_curve(by_model, curve.points, curve.label, bars=2, **look)
-            by_model.axvline(_longest_in_training(records, model), color=look["color"], lw=0.8, ls="--")
-        by_model.plot([], [], color="black", lw=0.8, ls="--", label="longest text in training")
-        by_model.axhline(1 / 6, color="gray", ls=":", label="guess")
-        by_model.set(xscale="log", ylabel="exact match", ylim=(0, 1.04), title="QA1; bars: 2 standard errors")
-        by_model.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2, fontsize=8, frameon=False)
-        for place, (kind, published) in enumerate(EXACT_MATCH.items()):
+    """Exact match by tokens, means over seeds: QA1 by groups of models, and every kind beside the paper's ARMT."""
+    with panels(path, 12, 12, rows=3, columns=3, legend="none") as axes:
+        for axis, (title, labels) in zip(axes, GROUPS.items()):
+            curves = {model: curve for model, curve in _curves(records, "qa1").items() if model in labels}
+            for model, look in styles(labels).items():
+                if model in curves:
+                    draw_curve(axis, curves[model].points, labels[model], bars=2, **look)
+            for tokens in {_longest_in_training(records, model) for model in curves}:
+                axis.axvline(tokens, color="gray", lw=0.8, ls="--")
+            if curves:
+                axis.axhline(1 / 6, color="gray", ls=":", label="guess")
+                axis.set_title(f"QA1: {title}")
+        for axis, (kind, published) in zip(axes[len(GROUPS) :], EXACT_MATCH.items()):
             curves = _curves(records, kind)
-            best = next((curves[model] for model in FURTHEST if model in curves), None)
+            best = next((model for model in FURTHEST if model in curves), None)
             if best is not None:
-                draw_curve(by_kind, best.points, kind.upper(), bars=2, color=f"C{place}")
+                draw_curve(axis, curves[best].points, f"ARMT here ({GATES.get(best, best)})", bars=2)
                 paper = [share / 100 for share in published["ARMT"]]
-                by_kind.plot([*TOKENS.values()][: len(paper)], paper, f"C{place}:", marker="o", mfc="white")
-        by_kind.plot([], [], "k:", marker="o", mfc="white", label="the paper's ARMT")
-        title = "each kind of question, by the ARMT that reads furthest"
-        by_kind.set(xscale="log", xlabel="tokens", ylabel="exact match", ylim=(0, 1.04), title=title)
-        by_kind.legend(loc="lower left", ncols=2, fontsize=8, frameon=False)
+                axis.plot(
+                    [*TOKENS.values()][: len(paper)], paper, "k:", marker="o", mfc="white", label="ARMT, the paper"
+                )
+                axis.set_title(f"{kind.upper()} beside the paper")
+        for axis in axes:
+            axis.set(xscale="log", xlim=(80, 1e8), ylim=(-0.02, 1.04), xlabel="tokens", ylabel="exact match")
+            if axis.has_data():
+                axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8, frameon=False)
 
 
 def _curves(records: Mapping[str, Record], kind: str) -> dict[str, Curve]:

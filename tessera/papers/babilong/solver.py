@@ -124,12 +124,12 @@ def answer(world: World, question: str) -> str | None:
     return None
 
 
-def answer_to_text(text: str) -> str:
-    """The answer to the question that ends a text in lower case, by the facts among its sentences."""
+def answer_to_text(text: str) -> str | None:
+    """The answer to the question that ends a text in lower case, by the facts among its sentences; None: none."""
     sentences = re.sub("[.?]", " . ", text).split(" . ")
     *context, question = [sentence for sentence in map(str.strip, sentences) if sentence]
     world = world_after(_suffixes(context))
-    return next(filter(None, (answer(world, suffix) for suffix in _suffixes([question]))))
+    return next(filter(None, (answer(world, suffix) for suffix in _suffixes([question]))), None)
 
 
 def _suffixes(sentences: Sequence[str]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Stories of bAbI's tasks 1 to 5: written by a small grammar, or read from files of the published format."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -112,7 +112,23 @@ def examples_of(kind: str) -> tuple[str, ...]:
     return tuple(sorted({question.text for story in stories for question in story.questions}))
 
 
-def shape_of(question: str) -> str:
+def understood(kind: str, answers: Sequence[str]) -> str:
+    """For people: what a model of a task can be asked, of which sentences, and what it answers."""
+    facts, questions = facts_of(kind), examples_of(kind)
+    people = [name for name in dict.fromkeys((*PEOPLE, *GIVERS)) if any(name in fact for fact in facts)]
+    about = f" of {', '.join(people)}" if people else ""
+    return (
+        f'questions such as "{questions[0]}", answered in one word ({", ".join(answers)}), about sentences such as '
+        f'"{facts[0]}" or "{facts[-1]}"{about} anywhere in a text; of other names and verbs it knows nothing'
+    )
+
+
+def is_asked(question: str, kinds: Iterable[str]) -> bool:
+    """Whether one of these tasks asks such a question, with other names in it perhaps."""
+    return _shape(question) in {_shape(text) for kind in kinds for text in examples_of(kind)}
+
+
+def _shape(question: str) -> str:
     """A question with a mark for each name: two of one shape ask the same of other people, places and things."""
     words = question.lower().rstrip(" ?").split()
     return " ".join(next((kind for kind, names in _NAMES.items() if word in names), word) for word in words)
@@ -123,6 +139,12 @@ def questions_after(kind: str, facts: Sequence[str]) -> tuple[Question, ...]:
     world = world_after(facts)
     answers = ((text, answer(world, text)) for text in _QUESTIONS[kind](world))
     return tuple(Question(text, word) for text, word in answers if word)
+
+
+def unanswered_after(kind: str, facts: Sequence[str]) -> tuple[str, ...]:
+    """All questions of task `kind` that these facts do not answer, and others may."""
+    answered = {question.text for question in questions_after(kind, facts)}
+    return tuple(text for text in examples_of(kind) if text not in answered)
 
 
 def read_stories(path: Path) -> list[Story]:

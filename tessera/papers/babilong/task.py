@@ -20,9 +20,7 @@ from tessera.papers.babilong.sample import RESERVED, Borders, HalfFacts, Lookali
 from tessera.papers.babilong.solver import answer_to_text
 from tessera.papers.babilong.stories import (
     FEWEST,
-    GIVERS,
     LENGTHS,
-    PEOPLE,
     PLAIN_FACT,
     SHORTEST_FACT,
     Question,
@@ -30,10 +28,12 @@ from tessera.papers.babilong.stories import (
     examples_of,
     facts_of,
     generate,
+    is_asked,
     labels,
     questions_after,
-    shape_of,
     stories_of,
+    unanswered_after,
+    understood,
 )
 from tessera.papers.babilong.vocabulary import (
     END,
@@ -42,13 +42,14 @@ from tessera.papers.babilong.vocabulary import (
     PAD,
     STORY_WORDS,
     UNKNOWN,
+    Words,
     decode,
     pretrained,
     sentence_tokens,
     token_of,
     vocabulary_of,
 )
-from tessera.tasks.question_answering import QuestionBatch
+from tessera.tasks.question_answering import NOT_IN_TEXT, QuestionBatch, question_rows
 from tessera.tasks.task import SPLIT_TENTHS, SPLITS, TASKS, Task, TokenExamples
 
 
@@ -89,6 +90,8 @@ class BABILong(Task):
         from_memory: contexts end with a segment, and questions come in the next one, so that they can be answered from
             memory alone. Otherwise question and answer fit into the last segment, in validations as published; contexts
             of several segments end anywhere in it in training, which teaches to answer from memory alone too.
+        absent: share of the contexts of `question_batch` that hold no fact, and in the others of the questions that the
+            facts do not answer, as far as there are such: "not in this text" (`unk_token`).
     Raises:
         TesseraError: an unknown kind, a sample too short for a story, missing files.
     """
@@ -109,10 +112,12 @@ class BABILong(Task):
     also_asked: tuple[str, ...] = ()
     fewest_facts: int | None = None
     from_memory: bool = False
+    absent: float = 0.0
 
     summary = "a question about facts that lie anywhere between the sentences of a book (BABILong, QA1 to QA5)"
     source = "Associative Recurrent Memory Transformer, section 4; BABILong, Kuratov et al. 2024"
     main_score = "exact_match"
+    reserved = RESERVED
 
     def __post_init__(self) -> None:
         where = type(self).__name__
@@ -121,7 +126,7 @@ class BABILong(Task):
         others = set(LENGTHS) - {self.kind}
         expect(others.issuperset(self.also_asked), where, "also_asked", f"be other kinds of {kinds}", self.also_asked)
         expect(0 < self.facts_share < 1, where, "facts_share", "lie in (0, 1)", self.facts_share)
-        for name in ("lookalikes", "near_facts"):
+        for name in ("lookalikes", "near_facts", "absent"):
             expect(0 <= getattr(self, name) < 1, where, name, "lie in [0, 1)", getattr(self, name))
         for name in ("split_facts", "half_facts", "cut_facts"):
             expect(0 <= getattr(self, name) <= 1, where, name, "lie in [0, 1]", getattr(self, name))
@@ -145,12 +150,17 @@ class BABILong(Task):
 
     def books(self, split: str) -> tuple[Book, ...]:
         """The noise of a split."""
-        return books_of(self.noise, split, self.vocab_size, self.test_noise, self.tokenizer)
+        return books_of(self.words, split, self.test_noise)
+
+    @property
+    def words(self) -> Words:
+        """What decides the vocabulary."""
+        return Words(self.noise, self.vocab_size, self.tokenizer)
 
     @property
     def vocabulary(self) -> Tokenizer:
         """Words to tokens, or the `tokenizer`."""
-        return vocabulary_of(self.noise, self.vocab_size, self.tokenizer)
+        return vocabulary_of(self.words)
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -163,32 +173,29 @@ class BABILong(Task):
     @property
     def understands(self) -> str:
         """See `QuestionTask`."""
-        facts, questions = facts_of(self.kind), examples_of(self.kind)
-        people = [name for name in dict.fromkeys((*PEOPLE, *GIVERS)) if any(name in fact for fact in facts)]
-        about = f" of {', '.join(people)}" if people else ""
-        answers = ", ".join(self.labels)
-        return (
-            f'questions such as "{questions[0]}", answered in one word ({answers}), about sentences such as '
-            f'"{facts[0]}" or "{facts[-1]}"{about} anywhere in a text; of other names and verbs it knows nothing'
-        )
+        return understood(self.kind, self.labels)
+
+    @property
+    def longest_answer(self) -> int:
+        """See `QuestionTask`."""
+        return max(len(self._tokens(word)) for word in self.labels)
 
     def is_known(self, question: str) -> bool:
         """See `QuestionTask`."""
-        asked = {shape_of(text) for kind in (self.kind, *self.also_asked) for text in examples_of(kind)}
-        return shape_of(question) in asked
+        return is_asked(question, (self.kind, *self.also_asked))
 
     def context_lengths(self, segments: int, segment: int) -> range:
         """See `QuestionTask` and `from_memory`."""
         end = segments * segment
         if self.from_memory:
             return range(end, end + 1)
-        last = end - RESERVED
+        last = end - self.reserved
         return range(end - segment if segments > 1 else last, last + 1)
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The answers there are."""
-        return labels(self.kind)
+        return (*labels(self.kind), *([NOT_IN_TEXT] if self.absent else []))
 
     def samples(self, seed: int, split: str = "train") -> Iterator[Sample]:
         """Samples without end; the same seed and split give the same ones."""
@@ -196,7 +203,7 @@ class BABILong(Task):
         random = self._random(seed, split)
         books = self.books(split)
         while True:
-            yield self._sample(random, books, split, self.length)
+            yield self._sample(random, books, split, self.length - self.reserved + RESERVED)
 
     def question_batch(
         self, count: int, questions: int, context_tokens: int, seed: int, split: str, early: int = 0, segment: int = 0
@@ -216,13 +223,13 @@ class BABILong(Task):
             sources.append(books.index(sample.context.spans[0].book))
             contexts.append(tokens if halves is None else halves.into(tokens, sample.context.is_fact(), random))
             possible: Sequence[Question] = sample.story.questions
-            if self.also_asked:
+            if self.also_asked and sample.story.facts:
                 possible = self._questions_about(sample.story.facts, split)
-            questions_by_row.append(_some(possible, questions, random))
+            questions_by_row.append(self._asked(possible, sample.story.facts, questions, random, split))
             ends = sample.context.fact_ends() if borders else []
             for border in borders:
                 facts = sample.story.facts[: bisect_right(ends, border)]
-                early_by_row.append(_some(self._questions_about(facts, split), early, random))
+                early_by_row.append(self._asked(self._questions_about(facts, split), facts, early, random, split))
         stacked = torch.from_numpy(np.stack(contexts).astype(np.int64))
         batch = QuestionBatch(stacked, *self._in_rows(questions_by_row, questions), sources=torch.tensor(sources))
         if not borders:
@@ -248,7 +255,7 @@ class BABILong(Task):
     def question_tokens(self, question: str) -> np.ndarray:
         """The question and `<generate>`: what comes behind the context."""
         if self.tokenizer is not None:
-            return self._encoded(ASKED.format(question=question))
+            return sentence_tokens(self.words, ASKED.format(question=question))
         return np.append(self._tokens(question), np.int32(self._special("answer_token")))
 
     def answer_tokens(self, word: str) -> np.ndarray:
@@ -262,7 +269,7 @@ class BABILong(Task):
             places = self._answer_places(examples, row)
             said = predictions[row, places - 1].argmax(-1).cpu()
             exact.append(bool((said == examples.tokens[row, places]).all()))
-            text, question = decode(self.vocabulary, said), sample.question
+            text, question = decode(self.vocabulary, said).replace(UNKNOWN, NOT_IN_TEXT), sample.question
             published.append(published_match(text, question.text, question.answer, self.labels))
         return {"exact_match": torch.tensor(exact).double(), "published_match": torch.tensor(published).double()}
 
@@ -285,7 +292,7 @@ class BABILong(Task):
         for row in range(len(examples)):
             end = int(self._answer_places(examples, row)[0]) - 1
             text = decode(self.vocabulary, examples.tokens[row, :end]).lower().partition("\nanswer")[0]
-            words.append(answer_to_text(text))
+            words.append(answer_to_text(text) or NOT_IN_TEXT)
         return self._answering(examples, words)
 
     def guess(self, examples: TokenExamples, seed: int) -> Tensor:
@@ -300,7 +307,7 @@ class BABILong(Task):
 
     def held_apart(self, examples: TokenExamples) -> set[Hashable]:
         """Stories and books."""
-        stories = {sample.story.facts for sample in examples.details}
+        stories = {sample.story.facts for sample in examples.details if sample.story.facts}
         return stories | {span.book.name for sample in examples.details for span in sample.context.spans}
 
     def _random(self, *of: int | str) -> Random:
@@ -308,23 +315,16 @@ class BABILong(Task):
 
         What else changes in a context (`lookalikes`, ...) or is asked of it leaves these as they are.
         """
-        settings = {
-            "kind": self.kind,
-            "length": self.length,
-            "noise": self.noise,
-            "stories": self.stories,
-            "vocab_size": self.vocab_size,
-            "facts_share": self.facts_share,
-        }
-        text = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        names = ("kind", "length", "noise", "stories", "vocab_size", "facts_share")
+        text = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         return Random(" ".join(map(str, (f"BABILong({text})", *of))))
 
     def _sample(
         self, random: Random, books: Sequence[Book], split: str, length: int, borders: Borders | None = None
     ) -> Sample:
-        most_facts = int(self.facts_share * length) // SHORTEST_FACT[self.kind]
+        is_empty = bool(self.absent) and random.random() < self.absent
         while True:
-            story = self._story(random, split, most_facts)
+            story = Story((), self._unanswered((), split)) if is_empty else self._story(random, split, length)
             facts = [self._tokens(fact) for fact in story.facts]
             if has_room(facts, length, self.facts_share):
                 context = hide(facts, books, length, random, self._lookalikes(random), borders)
@@ -333,6 +333,22 @@ class BABILong(Task):
     def _questions_about(self, facts: Sequence[str], split: str) -> list[Question]:
         kinds = (self.kind, *(self.also_asked if split == "train" else ()))
         return [question for kind in kinds for question in questions_after(kind, facts)]
+
+    def _unanswered(self, facts: Sequence[str], split: str) -> tuple[Question, ...]:
+        """Questions that these facts do not answer."""
+        return tuple(Question(text, NOT_IN_TEXT) for text in unanswered_after(self.kind, facts))
+
+    def _asked(
+        self, answered: Sequence[Question], facts: Sequence[str], count: int, random: Random, split: str
+    ) -> list[Question]:
+        """At most `count` of the questions that `facts` answer; a share `absent` gives way to others, if there are."""
+        chosen = random.sample(answered, min(count, len(answered)))
+        if not self.absent or not (others := self._unanswered(facts, split)):
+            return chosen
+        if not chosen:
+            chosen = random.sample(others, min(count, len(others)))
+            return [question for question in chosen if random.random() < self.absent]
+        return [random.choice(others) if random.random() < self.absent else question for question in chosen]
 
     def _lookalikes(self, random: Random) -> Lookalikes | None:
         if not (self.lookalikes or self.near_facts):
@@ -358,42 +374,27 @@ class BABILong(Task):
         )
         expect(length >= needed, type(self).__name__, "length", f"be at least {needed} tokens", length, hint)
 
-    def _in_rows(self, questions_by_row: Sequence[Sequence[Question]], questions: int) -> tuple[Tensor, Tensor]:
-        """Tokens and labels (rows, questions, t) of some questions per row; where there are fewer, some stand twice."""
-        pad = self._special("pad_token")
-        texts = [[self.question_tokens(one.text) for one in row] for row in questions_by_row]
-        endings = [[self.answer_tokens(one.answer) for one in row] for row in questions_by_row]
-        both_by_row = [[np.append(*pair) for pair in zip(*rows)] for rows in zip(texts, endings)]
-        width = max((len(both) for row in both_by_row for both in row), default=1)
-        tokens = torch.full((len(questions_by_row), questions, width), pad)
-        labels = torch.full((len(questions_by_row), questions, width), IGNORED)
-        for row, row_questions in enumerate(questions_by_row):
-            for place in range(questions if row_questions else 0):
-                both = torch.from_numpy(both_by_row[row][place % len(row_questions)].astype(np.int64))
-                tokens[row, place, : len(both)] = both
-                if place < len(row_questions):
-                    first = len(texts[row][place])
-                    labels[row, place, first : len(both)] = both[first:]
-        return tokens, labels
+    def _in_rows(self, questions_by_row: Sequence[Sequence[Question]], count: int) -> tuple[Tensor, Tensor]:
+        """Tokens and labels of some questions per row."""
+        rows = [
+            [(self.question_tokens(one.text), self.answer_tokens(one.answer)) for one in row]
+            for row in questions_by_row
+        ]
+        return question_rows(rows, count, self._special("pad_token"))
 
     def _tokens(self, sentence: str) -> np.ndarray:
-        return self._encoded(f" {sentence}")
-
-    def _encoded(self, text: str) -> np.ndarray:
-        return sentence_tokens(self.noise, self.vocab_size, self.tokenizer, text)
+        is_word = sentence == NOT_IN_TEXT and self.tokenizer is None
+        return sentence_tokens(self.words, f" {UNKNOWN if is_word else sentence}")
 
     def _special(self, name: str) -> int:
         return token_of(self.vocabulary, self.special_tokens[name])
 
-    def _story(self, random: Random, split: str, most_facts: int) -> Story:
+    def _story(self, random: Random, split: str, length: int) -> Story:
+        """One for a sample of `length` tokens, in which it may have no room all the same."""
         if self.stories is not None:
             return random.choice(stories_of(self.stories, self.kind, split))
+        most_facts = int(self.facts_share * length) // SHORTEST_FACT[self.kind]
         while True:
             story = generate(self.kind, random, most_facts, self.fewest_facts)
             if Random(" ".join(story.facts)).randrange(10) in SPLIT_TENTHS[split]:
                 return story
-
-
-def _some(questions: Sequence[Question], count: int, random: Random) -> list[Question]:
-    """`count` of them, or all, in random order."""
-    return random.sample(questions, min(count, len(questions)))

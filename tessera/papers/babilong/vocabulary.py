@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -23,24 +23,38 @@ STORY_WORDS = " ".join(
 )
 
 
-@lru_cache(maxsize=8)
-def vocabulary_of(source: str | tuple[str, ...], vocab_size: int, path: str | None = None) -> Tokenizer:
-    """Lower-case words and punctuation: special tokens, the stories' words, then the books' most frequent ones.
+class Words(NamedTuple):
+    """What decides a vocabulary.
 
-    All books of `source` count: which words have a token tells a model nothing about a text. With `path`: the tokenizer
-    that lies there (`pretrained_tokenizer`), whatever the books.
+    Attributes:
+        books: a name of bundled ones, a file, a folder, a glob, or several. size: words with a token of their own.
+        tokenizer: somebody's, in place of words. first: a text whose words have a token before those of books.
     """
-    if path is not None:
-        return pretrained(path).backend_tokenizer
+
+    books: str | tuple[str, ...]
+    size: int
+    tokenizer: str | None = None
+    first: str = STORY_WORDS
+
+
+@lru_cache(maxsize=8)
+def vocabulary_of(words: Words) -> Tokenizer:
+    """Lower-case words and punctuation: special tokens, the words of `first`, then the books' most frequent ones.
+
+    All books count: which words have a token tells a model nothing about a text. With `tokenizer`: the one that lies
+    there (`pretrained_tokenizer`), whatever the books.
+    """
+    if words.tokenizer is not None:
+        return pretrained(words.tokenizer).backend_tokenizer
     tokenizer = Tokenizer(models.WordLevel({}, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    own = [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(STORY_WORDS.lower())]
-    counter = trainers.WordLevelTrainer(vocab_size=vocab_size, show_progress=False)
-    tokenizer.train_from_iterator(("".join(text_of_file(file)) for file in text_files(source)), counter)
+    own = [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(words.first.lower())]
+    counter = trainers.WordLevelTrainer(vocab_size=words.size, show_progress=False)
+    tokenizer.train_from_iterator(("".join(text_of_file(file)) for file in text_files(words.books)), counter)
     frequent = [word for word, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
-    words = list(dict.fromkeys([*SPECIAL_TOKENS, *own, *frequent]))[:vocab_size]
-    tokenizer.model = models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN)
+    known = list(dict.fromkeys([*SPECIAL_TOKENS, *own, *frequent]))[: words.size]
+    tokenizer.model = models.WordLevel({word: index for index, word in enumerate(known)}, unk_token=UNKNOWN)
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     return tokenizer
 
@@ -63,9 +77,9 @@ def encode(vocabulary: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 @lru_cache(maxsize=1 << 14)
-def sentence_tokens(source: str | tuple[str, ...], vocab_size: int, path: str | None, text: str) -> np.ndarray:
+def sentence_tokens(words: Words, text: str) -> np.ndarray:
     """Tokens of a sentence of a story, made once: stories have few different ones. Not to be written to."""
-    tokens = np.array(vocabulary_of(source, vocab_size, path).encode(text, add_special_tokens=False).ids, np.int32)
+    tokens = np.array(vocabulary_of(words).encode(text, add_special_tokens=False).ids, np.int32)
     tokens.setflags(write=False)
     return tokens
 

@@ -1,0 +1,115 @@
+"""How sure one can be that a text answers a question: measured on questions that texts answer, and on others."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from tessera.base.dataclass_io import from_json
+from tessera.evaluation.questions import question_logits
+from tessera.models.carried_state import read_on
+from tessera.ops.linear_cross_entropy import IGNORED
+
+if TYPE_CHECKING:
+    from tessera.tasks.question_answering import QuestionTask
+
+NAME = "certainty"  # of the field of a model's generation_config
+CONTEXTS, AT_ONCE, QUESTIONS = 64, 8, 4  # of the measurement
+LARGEST_LOG_ODDS = 15.0
+RIDGE = 0.1
+
+
+@dataclass(frozen=True)
+class Certainty:
+    """The probability that a text answers a question: 1 / (1 + exp(-w . (1, f))), f being `features`.
+
+    Attributes:
+        weights: w. tokens: of the texts that it was measured on. questions: that it was tested on, other ones than w
+            was fitted to. told: the share of these where the probability is on the right side of a half.
+    """
+
+    weights: tuple[float, ...]
+    tokens: int
+    questions: int
+    told: float
+
+    @classmethod
+    def of(cls, model: Any) -> "Certainty | None":
+        """What was measured of `model`, if it was. Raises `TesseraError` for one that somebody spoiled."""
+        stored = getattr(model.generation_config, NAME, None)
+        return None if stored is None else from_json(cls, stored, f"generation_config.json: {NAME}")
+
+    def store(self, model: Any) -> Self:
+        """Keep it in `model`, which saves it."""
+        setattr(model.generation_config, NAME, {**asdict(self), "weights": list(self.weights)})
+        model.generation_config._from_model_config = False  # else transformers would not read it again
+        return self
+
+    def probabilities(self, logits: Tensor, without: Tensor, unknown: int) -> Tensor:
+        """That the text answers, (N,). Arguments: see `features`."""
+        rows = features(logits, without, unknown)
+        return torch.sigmoid(rows @ torch.tensor(self.weights, dtype=rows.dtype))
+
+    def described(self) -> str:
+        """For people."""
+        return (
+            f"measured on {self.questions:,} questions about texts of {self.tokens:,} tokens, of which "
+            f"{100 * self.told:.0f} % were told apart"
+        )
+
+
+def features(logits: Tensor, without: Tensor, unknown: int) -> Tensor:
+    """What an answer looks like, (N, 4): 1, its log odds, its distance from that without a text, log odds of `unknown`.
+
+    Args:
+        logits, without: (N, V) of the first token of the answer, behind the text and without it. unknown: the token of
+            "not in this text", which only models that were trained with such questions say.
+    """
+    chances, others = (part.double().cpu().softmax(-1) for part in (logits, without))
+    distance = (chances - others).abs().sum(-1) / 2
+    of_answer, of_unknown = (
+        torch.logit(part).clamp(-LARGEST_LOG_ODDS, LARGEST_LOG_ODDS) for part in (chances.amax(-1), chances[:, unknown])
+    )
+    return torch.stack([torch.ones_like(distance), of_answer, distance, of_unknown], 1)
+
+
+@torch.no_grad()
+def measured(model: Any, task: "QuestionTask", tokens: int, segment: int) -> Certainty | None:
+    """How well answers tell whether texts of so many tokens hold them, on validation texts; None: not of this task.
+
+    Half of the contexts hold nothing, and half of the questions about the others are not answered by them. Weights are
+    fitted to every second context, by logistic regression, and tested on the others.
+    """
+    token = task.vocabulary.token_to_id(task.special_tokens.get("unk_token", ""))
+    if token is None or not hasattr(task, "absent"):
+        return None
+    half: Any = replace(task, absent=0.5)  # type: ignore[type-var]
+    rows, answered = [], []
+    for first in range(0, CONTEXTS, AT_ONCE):
+        batch = half.question_batch(AT_ONCE, QUESTIONS, tokens, first, "validation", 0, segment)
+        logits, labels = question_logits(model, batch), batch.labels.flatten(0, 1)
+        without, _ = read_on(model, batch.questions.flatten(0, 1).to(model.device), None)
+        counts = batch.counts.flatten()
+        begins = (labels != IGNORED).int().argmax(-1)
+        index = torch.arange(len(labels))
+        before = [part[index, begins - 1] for part in (logits.cpu(), without.cpu())]
+        rows.append(features(before[0], before[1], token)[counts])
+        answered.append((labels[index, begins] != token)[counts])
+    return fitted(rows, answered, tokens)
+
+
+def fitted(rows: list[Tensor], answered: list[Tensor], tokens: int) -> Certainty:
+    """Weights by every second part of `rows` (features) and `answered` (booleans), tested on the others."""
+    inputs, targets = torch.cat(rows[::2]), torch.cat(answered[::2]).double()
+    weights = torch.zeros(inputs.shape[1], dtype=torch.double)
+    ridge = RIDGE * torch.eye(len(weights), dtype=torch.double)
+    ridge[0, 0] = 1e-6
+    for _ in range(100):  # Newton's method
+        chances = torch.sigmoid(inputs @ weights)
+        gradient = inputs.T @ (chances - targets) + ridge @ weights
+        curvature = (inputs.T * (chances * (1 - chances))) @ inputs + ridge
+        weights = weights - torch.linalg.solve(curvature, gradient).clamp(-1, 1)
+    others, right = torch.cat(rows[1::2]), torch.cat(answered[1::2])
+    told = ((torch.sigmoid(others @ weights) >= 0.5) == right).double().mean()
+    return Certainty(tuple(weights.tolist()), tokens, len(right), float(told))

@@ -1,0 +1,163 @@
+"""Questions of your own: texts with questions and answers from files, hidden in books as BABILong's facts are."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import chain
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from torch import Tensor
+
+from tessera.base.errors import expect
+from tessera.data.sources import JSON_ENDINGS, text_files
+from tessera.papers.babilong.benchmark import read_samples
+from tessera.papers.babilong.sample import has_room
+from tessera.papers.babilong.stories import Question, Story
+from tessera.papers.babilong.task import BABILong
+from tessera.papers.babilong.vocabulary import SPECIAL_TOKENS, Words
+from tessera.tasks.question_answering import NOT_IN_TEXT
+from tessera.tasks.task import SPLIT_TENTHS, SPLITS, TASKS, Task, TokenExamples
+
+EXAMPLE = Path(__file__).parent / "example_questions.jsonl"
+FIELDS = ("text", "question", "answer")
+OF_BABI = ("kind", "stories", "also_asked", "fewest_facts", "near_facts", "half_facts", "cut_facts")
+FEWEST, SHOWN = 10, 3
+
+
+@TASKS.register("questions")
+@dataclass(frozen=True)
+class OwnQuestions(BABILong):
+    """A text of `file` between sentences of books, then `question <generate> answer <end>`.
+
+    Answers may have several words, and what an answer of "not in this text" says is learned too. Of the texts eight in
+    ten are for training, one for validation and one for tests, each with all its questions.
+
+    Attributes:
+        file: JSON lines, each an object with the texts `text`, `question` and `answer`; a folder of such files or a
+            glob. "example" comes with the library: who left what where.
+        absent: as in BABILong; questions that other texts have are those that a text does not answer. 0 where it may.
+        noise, test_noise, facts_share, split_facts, vocab_size, tokenizer, from_memory: as in BABILong. The other
+            settings are of its grammar, and refused.
+    Raises:
+        TesseraError: files that cannot be read, fewer than ten texts, a vocabulary without some of their words.
+    """
+
+    facts_share: float = 0.9
+    absent: float = 0.1
+    file: str = "example"
+
+    summary = "questions of your own about texts of your own (JSON lines), hidden in books"
+    source = "BABILong, Kuratov et al. 2024, with other facts"
+
+    def __post_init__(self) -> None:
+        where = type(self).__name__
+        for name in OF_BABI:
+            own = getattr(self, name)
+            expect(own == BABILong.__dataclass_fields__[name].default, where, name, "be left out", repr(own))
+        expect(0 < self.facts_share < 1, where, "facts_share", "lie in (0, 1)", self.facts_share)
+        expect(0 <= self.absent < 1, where, "absent", "lie in [0, 1)", self.absent)
+        needed = len(SPECIAL_TOKENS) + len(_words(self.words.first))
+        is_large = self.tokenizer is not None or self.vocab_size >= needed
+        expect(is_large, where, "vocab_size", f"be at least {needed}, for the words of {self.file}", self.vocab_size)
+
+    @classmethod
+    def variants(cls) -> list[Task]:
+        """The example."""
+        return [cls(length=128, vocab_size=250)]
+
+    @property
+    def words(self) -> Words:
+        """What decides the vocabulary."""
+        return Words(self.noise, self.vocab_size, self.tokenizer, self._own.everything)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Every answer of the files."""
+        return tuple(sorted({one.answer for one in self._questions} | ({NOT_IN_TEXT} if self.absent else set())))
+
+    @property
+    def reserved(self) -> int:  # type: ignore[override]
+        """Tokens that the longest question takes with its answer."""
+        pairs = ((self.question_tokens(one.text), self.answer_tokens(one.answer)) for one in self._questions)
+        return max(len(question) + len(answer) for question, answer in pairs)
+
+    @property
+    def understands(self) -> str:
+        """See `QuestionTask`."""
+        asked = " or ".join(f'"{text}"' for text in self._own.asked["train"][:SHOWN])
+        text = next(iter(self._own.questions))
+        return f'questions such as {asked}, about texts such as "{text[:200]}"; of other words it knows nothing'
+
+    def is_known(self, question: str) -> bool:
+        """See `QuestionTask`: whether every word stands in a question of the files."""
+        return _words(" ".join(one.text for one in self._questions)) >= _words(question)
+
+    def oracle(self, examples: TokenExamples) -> Tensor:
+        """Has read the files."""
+        return self._answering(examples, [sample.question.answer for sample in examples.details])
+
+    @cached_property
+    def _own(self) -> "_OwnTexts":
+        paths = [EXAMPLE] if self.file == "example" else text_files(self.file, JSON_ENDINGS)
+        return _read(self.file, tuple((path, path.stat().st_mtime_ns) for path in paths))
+
+    @property
+    def _questions(self) -> list[Question]:
+        return [one for asked in self._own.questions.values() for one in asked]
+
+    def _random(self, *of: int | str) -> Random:
+        return super()._random(self._own.everything, *of)
+
+    def _require_room(self, length: int) -> None:
+        for split in SPLITS:
+            shortest = min((self._tokens(text) for text in self._own.splits[split]), key=len)
+            hint = f"The shortest for {split} takes {len(shortest)}; facts_share allows {self.facts_share} of a sample."
+            has_text = has_room([shortest], length, self.facts_share)
+            expect(has_text, type(self).__name__, "length", "have room for a text of the file", length, hint)
+
+    def _story(self, random: Random, split: str, length: int) -> Story:
+        text = random.choice(self._own.splits[split])
+        return Story((text,), self._own.questions[text])
+
+    def _questions_about(self, facts: Sequence[str], split: str) -> list[Question]:
+        return [one for text in facts for one in self._own.questions[text]]
+
+    def _unanswered(self, facts: Sequence[str], split: str) -> tuple[Question, ...]:
+        own = {one.text for one in self._questions_about(facts, split)}
+        return tuple(Question(text, NOT_IN_TEXT) for text in self._own.asked[split] if text not in own)
+
+
+class _OwnTexts(NamedTuple):
+    """What files hold: questions about each text, texts and questions of each split, and everything as one text."""
+
+    questions: dict[str, tuple[Question, ...]]
+    splits: dict[str, list[str]]
+    asked: dict[str, tuple[str, ...]]
+    everything: str
+
+
+@lru_cache(maxsize=8)
+def _read(name: str, files: tuple[tuple[Path, int], ...]) -> _OwnTexts:
+    """`files`, known by when they were written, too."""
+    questions: dict[str, list[Question]] = {}
+    for row in chain.from_iterable(read_samples(path, FIELDS) for path, _ in files):
+        answer = row.target.strip()
+        answer = NOT_IN_TEXT if answer.lower().rstrip(".") == NOT_IN_TEXT else answer
+        questions.setdefault(" ".join(row.input.split()), []).append(Question(row.question.strip(), answer))
+    expect(len(questions) >= FEWEST, "questions", name, f"hold at least {FEWEST} texts", len(questions))
+    shuffled = sorted(questions, key=lambda text: Random(text).random())
+    tenth_of = {text: 10 * rank // len(shuffled) for rank, text in enumerate(shuffled)}
+    splits = {split: [text for text in questions if tenth_of[text] in SPLIT_TENTHS[split]] for split in SPLITS}
+    asked = {
+        split: tuple(dict.fromkeys(one.text for text in splits[split] for one in questions[text])) for split in SPLITS
+    }
+    everything = "\n".join(f"{text} {one.text} {one.answer}" for text, row in questions.items() for one in row)
+    return _OwnTexts({text: tuple(row) for text, row in questions.items()}, splits, asked, everything)
+
+
+def _words(text: str) -> set[str]:
+    """As the vocabulary divides them."""
+    return set(re.findall(r"\w+|[^\w\s]+", text.lower()))

@@ -1,0 +1,93 @@
+"""How sure one can be that a text answers: measured, kept, read, and right where what is measured says enough."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import GenerationConfig, GPT2Config
+
+from tessera.base.errors import TesseraError
+from tessera.memory_files import certainty
+from tessera.memory_files.answering import Answer
+from tessera.memory_files.certainty import Certainty, features, fitted, measured
+from tessera.papers.babilong import BABILong
+
+
+def example(separation, questions=64):
+    """Features of answers by their log odds, and whether they were in the text: more often so where these are high."""
+    generator = torch.Generator().manual_seed(0)
+    rows, answered = [], []
+    for _ in range(40):
+        log_odds = 3 * torch.randn(questions, generator=generator, dtype=torch.double)
+        true = torch.sigmoid(separation * log_odds - 1)
+        answered.append(torch.rand(questions, generator=generator, dtype=torch.double) < true)
+        nothing = torch.zeros_like(log_odds)
+        rows.append(torch.stack([nothing + 1, log_odds, nothing, nothing - 15], 1))
+    return rows, answered
+
+
+def test_probabilities_are_those_with_which_the_text_answers():
+    rows, answered = example(0.7)
+    found = fitted(rows, answered, tokens=100)
+    chances = torch.sigmoid(torch.cat(rows) @ torch.tensor(found.weights, dtype=torch.double))
+    is_there = torch.cat(answered).double()
+    for low in (0.0, 0.2, 0.4, 0.6, 0.8):
+        chosen = (chances >= low) & (chances < low + 0.2)
+        assert abs(float(is_there[chosen].mean() - chances[chosen].mean())) < 0.05
+    assert found.questions == 20 * 64
+    assert found.told == pytest.approx(float(((chances >= 0.5) == is_there.bool()).double().mean()), abs=0.03)
+
+
+@pytest.mark.parametrize(("knows", "told"), [(True, (1.0, 1.0)), (False, (0.35, 0.8))])
+def test_a_model_that_knows_is_told_from_one_that_does_not(monkeypatch, knows, told):
+    task = BABILong("qa1", vocab_size=250, facts_share=0.6)
+    unknown = task.vocabulary.token_to_id("<unk>")
+
+    def question_logits(model, batch):
+        """Sure of its answer always; of one that stands nowhere less so, where it knows."""
+        labels = batch.labels.flatten(0, 1)
+        logits = torch.zeros(*labels.shape, 250)
+        logits[..., 30] = 6.0
+        if knows:
+            logits[(labels == unknown).any(-1), :, 30] = 3.0
+        return logits
+
+    monkeypatch.setattr(certainty, "question_logits", question_logits)
+    monkeypatch.setattr(certainty, "read_on", lambda model, ids, state: (torch.zeros(*ids.shape, 250), None))
+    found = measured(SimpleNamespace(device="cpu"), task, 64, 32)
+    assert told[0] <= found.told <= told[1]
+    assert (found.tokens, len(found.weights)) == (64, 4)
+    sure, unsure = (torch.tensor([[0.0] * 30 + [high] + [0.0] * 219]) for high in (6.0, 3.0))
+    chances = [float(found.probabilities(logits, torch.zeros(1, 250), unknown)) for logits in (sure, unsure)]
+    assert (chances[0] > 0.9 and chances[1] < 0.1) == knows
+
+
+def test_what_an_answer_looks_like():
+    logits = torch.log(torch.tensor([[0.1, 0.7, 0.2], [0.0, 1.0, 0.0]]))
+    rows = features(logits, torch.log(torch.tensor([[0.1, 0.2, 0.7], [0.0, 1.0, 0.0]])), unknown=0)
+    expected = [[1, 0.8473, 0.5, -2.1972], [1, 15, 0, -15]]
+    torch.testing.assert_close(rows, torch.tensor(expected, dtype=torch.double), rtol=0, atol=1e-4)
+
+
+def test_it_is_kept_in_the_generation_config_and_spoiled_ones_are_refused(tmp_path):
+    model = SimpleNamespace(generation_config=GenerationConfig.from_model_config(GPT2Config()))
+    assert Certainty.of(model) is None
+    stored = Certainty((0.5, 1.0, -2.0, 0.25), 512, 128, 0.9).store(model)
+    model.generation_config.save_pretrained(tmp_path)
+    model.generation_config = GenerationConfig.from_pretrained(tmp_path)
+    assert Certainty.of(model) == stored
+    for spoiled in ({}, [1], {**model.generation_config.certainty, "weights": ["a"]}):
+        model.generation_config.certainty = spoiled
+        with pytest.raises(TesseraError, match="generation_config.json: certainty"):
+            Certainty.of(model)
+
+
+def test_what_is_said():
+    nothing = torch.zeros(0)
+
+    def said(**known):
+        return Answer("garden", 0.983, nothing, nothing, **known).said()
+
+    assert said() == "garden (98.3 %)"
+    assert said(certainty=0.96) == "garden (98.3 %; that the text says so: 96 %)"
+    assert said(certainty=0.12) == "not in this text (88 %; its guess is garden (98.3 %))"

@@ -1,0 +1,119 @@
+"""Questions of one's own: what is read, hidden, asked and refused; and questions that a text does not answer."""
+
+import gzip
+import json
+
+import pytest
+
+from tessera.base.errors import TesseraError
+from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.papers.babilong import BABILong
+from tessera.papers.babilong.own_questions import OwnQuestions
+from tessera.papers.babilong.solver import answer_to_text
+from tessera.papers.babilong.vocabulary import decode
+from tessera.tasks.question_answering import NOT_IN_TEXT
+
+pytestmark = pytest.mark.usefixtures("short_books")
+COLOURS = ("red", "green", "blue", "black", "white", "grey", "pink", "brown", "gold", "silver")
+
+
+def rows(count=10):
+    return [
+        {"text": f"Box {n} is\ndark {COLOURS[n]}.", "question": f"What is box {n}?", "answer": f"Dark {COLOURS[n]}"}
+        for n in range(count)
+    ]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    return path
+
+
+def asked(task, batch):
+    """(context, question, answer) of every question that counts, as text."""
+    for context, questions, labels in zip(batch.contexts, batch.questions, batch.labels):
+        for question, label in zip(questions, labels):
+            if (answer := label[label != IGNORED]).numel():
+                begin = int((label != IGNORED).int().argmax())
+                yield tuple(decode(task.vocabulary, part) for part in (context, question[:begin], answer))
+
+
+def test_a_text_is_hidden_whole_and_asked_its_own_questions(file):
+    task = OwnQuestions(file=str(file), vocab_size=300, absent=0.0)
+    seen = set()
+    for context, question, answer in asked(task, task.question_batch(16, 2, 50, 0, "train")):
+        (number,) = [n for n in range(10) if f"box {n} is dark {COLOURS[n]} ." in context]
+        assert question == f"what is box {number} ? <generate>"
+        assert answer == f"dark {COLOURS[number]} <end>"
+        seen.add(number)
+    assert 3 < len(seen) <= 8, "eight texts of ten are for training"
+    assert task.longest_answer == 2
+    assert task.reserved == 9
+    assert task.labels == tuple(sorted(f"Dark {colour}" for colour in COLOURS))
+    assert task.is_known("What is dark box?".replace("dark ", ""))
+    assert not task.is_known("Where is box 1?")
+
+
+def test_what_a_text_does_not_answer_is_said_not_to_be_in_it(file):
+    task = OwnQuestions(file=str(file), vocab_size=300, absent=0.4)
+    answers = []
+    for context, question, answer in asked(task, task.question_batch(200, 1, 50, 0, "train")):
+        number = question.split()[3]
+        is_there = f"box {number} is" in context
+        assert is_there == (answer != "<unk> <end>")
+        answers.append(is_there)
+    assert 0.54 < 1 - sum(answers) / len(answers) < 0.74, "0.4 of the contexts, and 0.4 of the others' questions"
+    assert NOT_IN_TEXT in task.labels
+
+
+@pytest.mark.parametrize("kind", ["qa1", "qa2", "qa5"])
+def test_questions_of_babilong_that_its_rules_do_not_answer(kind):
+    task = BABILong(kind, vocab_size=250, absent=0.5, facts_share=0.8)
+    absent = total = 0
+    for context, question, answer in asked(task, task.question_batch(24, 2, 200, 0, "validation")):
+        ruled = answer_to_text(f"{context} . {question.removesuffix(' <generate>')}")
+        assert answer == f"{ruled or '<unk>'} <end>"
+        absent, total = absent + (ruled is None), total + 1
+    assert 0.5 <= absent / total <= 0.95
+    early = task.question_batch(8, 2, 128, 0, "train", early=2, segment=64)
+    assert (early.early_labels != IGNORED).any()
+
+
+def test_an_answer_may_say_so_in_the_file_and_files_may_be_packed_or_lists(tmp_path):
+    own = rows()
+    own[3]["answer"] = "Not in this text."
+    (tmp_path / "a.json").write_text(json.dumps(own[:6]))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, own[6:])).encode()))
+    task = OwnQuestions(file=str(tmp_path), vocab_size=300, absent=0.0)
+    assert NOT_IN_TEXT in task.labels
+    assert len(task.labels) == 10
+
+
+def test_refusals(file, tmp_path):
+    def refused(message, content=None, **settings):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+        if content is not None:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+            settings["file"] = str(path)
+        with pytest.raises(TesseraError, match=message) as caught:
+            OwnQuestions(**{"file": str(file), "vocab_size": 300, **settings}).question_batch(1, 1, 50, 0, "train")
+        assert "\n" not in str(caught.value)
+
+    refused("must hold at least 10 texts; got 9", "\n".join(map(json.dumps, rows(9))))
+    refused("row 1 must hold the texts text, question, answer", '{"text": "a", "question": "b"}')
+    refused("must be a JSON list or JSON lines", "text,question,answer\n")
+    refused("this is a PDF; pdftotext makes text of it", b"%PDF-1.7")
+    refused("pandoc makes text of these", b"PK\x03\x04 docx")
+    refused(
+        "iconv -f LATIN1 -t UTF-8", json.dumps(rows(1), ensure_ascii=False).replace("dark", "gr\xfcn").encode("latin1")
+    )
+    refused("no such text file", file="nowhere.jsonl")
+    refused(r"vocab_size must be at least \d+, for the words of", vocab_size=20)
+    refused("near_facts must be left out", near_facts=0.1)
+    refused(
+        "length must have room for a text of the file; got 70",
+        "\n".join(map(json.dumps, [{**row, "text": f"{n} " + row["text"] * 20} for n, row in enumerate(rows())])),
+        vocab_size=400,
+    )
