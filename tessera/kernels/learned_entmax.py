@@ -10,7 +10,6 @@ from tessera.base.errors import expect
 from tessera.base.shapes import Float
 from tessera.kernels.base import KERNELS
 from tessera.kernels.rectified_polynomial import AdaptivePolynomial
-from tessera.kernels.threshold import raise_to
 from tessera.kernels.workspace import Workspace
 
 
@@ -30,8 +29,8 @@ class Entmax(AdaptivePolynomial):
 
     def __post_init__(self) -> None:
         numbers = (self.lowest, self.alpha, self.highest)
-        fits = all(isinstance(x, int | float) for x in numbers) and 1 < numbers[0] < numbers[1] < numbers[2] <= 2
-        expect(fits, "kernel 'entmax'", "lowest, alpha, highest", "rise from above 1 to at most 2", list(numbers))
+        rise = all(isinstance(x, int | float) for x in numbers) and 1 < numbers[0] < numbers[1] < numbers[2] <= 2
+        expect(rise, "kernel 'entmax'", "lowest, alpha, highest", "rise from above 1 to at most 2", list(numbers))
 
     @property
     def order(self) -> float:
@@ -72,16 +71,12 @@ class EntmaxOfRows(AdaptivePolynomial):
         workspace: Workspace,
     ) -> tuple[Tensor, ...]:
         """Weights, the scores' gradient as in `AdaptivePolynomial`, and alpha's."""
-        largest, tau, slope = statistics
-        responses = scaled.sub_(largest).sub_(tau).clamp_(min=0)
-        slopes = raise_to(responses, self.order - 1, out=workspace.empty_like(scaled))
-        weights = responses.mul_(slopes)
+        weights, slopes = self.weights_and_slopes(scaled, statistics, workspace)
         spare = workspace.empty_like(scaled)
         above_weights = torch.mul(weights, grad, out=spare).sum(-1, keepdim=True)
         entropy = torch.xlogy(weights, weights, out=spare).sum(-1, keepdim=True)
         above_logs = spare.mul_(grad).sum(-1, keepdim=True)
-        grad.mul_(slopes)
-        mean = grad.sum(-1, keepdim=True).div_(slope.clamp_min(torch.finfo(slope.dtype).tiny))
+        mean = self.mean_of(grad.mul_(slopes), statistics)
         scale = self.alpha - 1
         d_alpha = (above_weights - mean) / scale.square() - (above_logs - mean * entropy) / scale
         return weights, grad.addcmul_(slopes, mean, value=-1), d_alpha

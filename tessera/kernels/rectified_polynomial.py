@@ -62,14 +62,26 @@ class AdaptivePolynomial(RowKernel):
         workspace: Workspace,
     ) -> tuple[Tensor, ...]:
         """`s_i (g_i - sum_j s_j g_j / sum_j s_j)` with the slopes `s_i = u_i^(r-1)`; see the class."""
-        largest, tau, slope = statistics
+        weights, slopes = self.weights_and_slopes(scaled, statistics, workspace)
+        grad.mul_(slopes)
+        return weights, grad.addcmul_(slopes, self.mean_of(grad, statistics), value=-1)
+
+    def weights_and_slopes(
+        self, scaled: Float[Tensor, "*rows N"], statistics: tuple[Tensor, ...], workspace: Workspace
+    ) -> tuple[Float[Tensor, "*rows N"], Float[Tensor, "*rows N"]]:
+        """`w_i` and `s_i = u_i^(r-1)`; `scaled` is overwritten."""
+        largest, tau, _ = statistics
         responses = scaled.sub_(largest).sub_(tau).clamp_(min=0)
         slopes = raise_to(responses, self.order - 1, out=workspace.empty_like(scaled))
-        weights = responses if self.order == 1 else responses.mul_(slopes)
-        grad.mul_(slopes)
-        mean = grad.sum(-1, keepdim=True).div_(slope.clamp_min(torch.finfo(slope.dtype).tiny))
-        mean.add_(tau, alpha=0)  # NaN where the threshold is; the sign of NaN, a slope of order 1, is 0
-        return weights, grad.addcmul_(slopes, mean, value=-1)
+        is_linear = not isinstance(self.order, Tensor) and self.order == 1
+        return responses if is_linear else responses.mul_(slopes), slopes
+
+    @staticmethod
+    def mean_of(sloped: Float[Tensor, "*rows N"], statistics: tuple[Tensor, ...]) -> Float[Tensor, "*rows 1"]:
+        """`sum_j s_j g_j / sum_j s_j` of `sloped`, the `s_j g_j`."""
+        _, tau, slope = statistics
+        mean = sloped.sum(-1, keepdim=True).div_(slope.clamp_min(torch.finfo(slope.dtype).tiny))
+        return mean.add_(tau, alpha=0)  # NaN where the threshold is; the sign of NaN, a slope of order 1, is 0
 
     def score_floor(self, largest: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """`largest - r`: tau lies at most 1 below the largest score over r."""

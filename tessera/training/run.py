@@ -24,7 +24,7 @@ from tessera.training.result import publish_model, write_model_files
 from tessera.training.run_log import RunLog
 from tessera.training.saved_recipe import saved_steps
 from tessera.training.signals import Interruption
-from tessera.training.staged_data import StagedQuestions, open_staged_data
+from tessera.training.staged_data import open_staged_data
 from tessera.training.tracking import require_trackers, trackers
 from tessera.training.training_data import TextData, TrainingData
 
@@ -94,8 +94,7 @@ def train(
             plans = stage_plans(recipe, model, data, run_log.validation, str(run))
             stages = train_stages(model, plans, checkpoints, run_log, lambda: interruption.is_requested, processes)
         run_log.summarise(stages)
-        if isinstance(data, StagedQuestions):
-            data.finish(model)
+        data.finish(model)
         return publish_model(recipe, run, model, data, stages, run_log.validated, time.time() - began)
 
 

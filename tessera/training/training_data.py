@@ -55,6 +55,9 @@ class TrainingData(ABC):
         processes must call it, and get the same numbers.
         """
 
+    def finish(self, model: nn.Module) -> None:  # noqa: B027
+        """Let a trained `model` keep what its users need to know; of text, nothing."""
+
     @property
     def largest_token(self) -> int:
         """The largest token id that occurs; -1: no larger one than the tokenizer's."""

@@ -38,6 +38,16 @@ def test_finite_differences():
     assert torch.autograd.gradcheck(function, (scores, alpha), eps=1e-7, atol=1e-5)
 
 
+@pytest.mark.parametrize("alpha", [1.5, 2.0])
+def test_a_nan_makes_its_row_and_its_gradients_nan(alpha):
+    scores, alphas = drawn(2, 6), torch.full((2, 1), alpha, dtype=torch.float64, requires_grad=True)
+    scores[1, 3] = torch.nan
+    weights = EntmaxOfRows(alphas).weights(scores.requires_grad_())
+    for result in (weights, *torch.autograd.grad((weights * drawn(6)).sum(), (scores, alphas))):
+        assert bool(result[1].isnan().all())
+        assert bool(result[0].isfinite().all())
+
+
 def test_equal_alphas_are_the_fixed_kernel():
     scores = drawn(5, 40).float()
     for alpha in (1.05, 1.5, 2.0):
