@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 
 from tessera.base.files import write_text_atomically
@@ -52,6 +53,8 @@ def run_stage(name: str, cases: dict, arguments: argparse.Namespace, end: float)
     path = arguments.out / f"{name}.json"
     stored = json.loads(path.read_text()) if path.exists() and not arguments.again else {"cases": {}}
     for case, measure in cases.items():
+        if not fnmatch(case, arguments.only):
+            continue
         if "failed" not in stored["cases"].get(case, {"failed": "not measured"}):
             continue
         if time.monotonic() > end:
@@ -92,6 +95,7 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", default=",".join(STAGES), help="comma-separated (default: all, in this order)")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="the cases whose names fit, such as 'v1, *'")
     parser.add_argument("--minutes", type=float, default=9.0, help="start no further case after this long")
     parser.add_argument("--out", type=Path, help="folder of the results (default: results/gpu; dry run: a new one)")
     parser.add_argument("--again", action="store_true", help="measure what is there already as well")

@@ -34,7 +34,7 @@ def contract_suite(settings: Settings) -> dict:
     if importlib.util.find_spec("xdist"):
         real += ["-n", str(min(MOST_PROCESSES, os.cpu_count() or 1))]
     selected = settings.pick(real, ["tests/ops/association_matrix/test_triton.py"])
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *selected]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:benchmark", *selected]
     done = subprocess.run(command, capture_output=True, text=True)
     summary = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr[-300:]
     if done.returncode:

@@ -53,7 +53,9 @@ def compare(settings: Settings, kernel, length: int) -> dict:
     """Forward and backward at 8 heads of 64, bfloat16; `ratios` > 1: faster than the other code."""
     width, heads, alpha = settings.pick(64, 16), settings.pick(8, 1), ALPHAS.get(kernel)
     error = checked(kernel, "triton", inputs(settings, 1, 2, settings.pick(513, 17), width, settings.dtype))
-    *leaves, above = inputs(settings, 1, heads, length, width, settings.dtype)
+    # Contiguous, which AdaSplash asks for.
+    tensors = inputs(settings, 1, heads, length, width, settings.dtype)
+    *leaves, above = [tensor.detach().contiguous().requires_grad_(tensor.requires_grad) for tensor in tensors]
     runs = {"ours": forward_and_backward(partial(ours, kernel, backend="triton"), leaves, above)}
     runs["fused_softmax"] = forward_and_backward(fused_attention, leaves, above)
     absent = {}

@@ -19,9 +19,7 @@ class ScanMixer(MambaMixer):
 
     def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
         """Gu and Dao (2023), section 3.4: gated, convolved, scanned."""
-        is_filled = (
-            cache_params is not None and cache_params.get_recurrent_state(self.layer_idx, state_idx=0) is not None
-        )
+        is_filled = cache_params is not None and cache_params.has_previous_state(self.layer_idx)
         goes_on = is_filled and attention_mask is None and (hidden_states.shape[1] > 1 or torch.is_grad_enabled())
         if not goes_on and (hidden_states.is_cuda or cache_params is not None or attention_mask is not None):
             return super().forward(hidden_states, cache_params, attention_mask=attention_mask, **kwargs)
