@@ -30,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--compile", action="store_true", help=meaning)
     meaning = "read up to N tokens at once that stood in the text before: the same text, sooner where it repeats itself"
     add("--prompt-lookup", type=positive_int, metavar="N", help=meaning)
-    meaning = (
-        "with --compile, round the weights to this type: fewer bytes to read for each token, slightly other numbers"
-    )
+    meaning = "with --compile, round the weights to this type: fewer bytes to read, slightly other numbers"
     add("--weights", choices=("bf16", "int8"), help=meaning)
     add_sampling(parser, max_new_tokens=200, default_temperature=0.8)
 
