@@ -91,9 +91,9 @@ def draw(books: dict[str, Any], budgets: list[int], path: Path) -> None:
 
     figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
     axes = figure.subplots()
-    for rule, colour in zip(EVICTIONS, ("#c2410c", "#1d4ed8", "#15803d")):
-        shares = [share(f"{rule} {budget}") for budget in budgets]
-        axes.plot(budgets, shares, color=colour, marker="o", label=f"evicted: {rule.replace('_', ' ')}")
+    for eviction, colour in zip(EVICTIONS, ("#c2410c", "#1d4ed8", "#15803d")):
+        shares = [share(f"{eviction} {budget}") for budget in budgets]
+        axes.plot(budgets, shares, color=colour, marker="o", label=f"evicted: {eviction.replace('_', ' ')}")
     shares = [share(f"window {budget}") for budget in budgets]
     axes.plot(budgets, shares, color="#334155", marker="s", label="no memory: a sliding window of as many tokens")
     axes.axhline(share("all"), color="#334155", linestyle="--", label="all pairs kept")
@@ -127,7 +127,9 @@ def main() -> None:
         recalled = {}
         settings: list[tuple[str, dict[str, Any]]] = [("all", {})]
         settings += [
-            (f"{rule} {size}", {"budget": size, "eviction": rule}) for size in arguments.budgets for rule in EVICTIONS
+            (f"{eviction} {size}", {"budget": size, "eviction": eviction})
+            for size in arguments.budgets
+            for eviction in EVICTIONS
         ]
         for label, bounds in settings:
             memory = remembered(seen, TokenMemory.empty("gaussian", **bounds))

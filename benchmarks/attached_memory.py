@@ -67,8 +67,8 @@ def case(before: Pass, scored: Pass, size: int, kernel: str, **bounds: Any) -> d
     memory = remembered(tuple(part[-size:] for part in before), TokenMemory.empty(kernel, **bounds))  # type: ignore[arg-type]
     hidden, tokens, own = scored
     mixing = memory.mixture.weight
-    found = memory.probability(hidden, tokens)
-    loss = -((1 - mixing) * own + mixing * found).log().mean().item()
+    recalled = memory.probability(hidden, tokens)
+    loss = -((1 - mixing) * own + mixing * recalled).log().mean().item()
     grown = memory
     losses = []
     for part in zip(*(x.split(64) for x in scored)):
@@ -95,9 +95,9 @@ def summary(books: dict[str, Any]) -> dict[str, list[float]]:
     for book in books.values():
         for row in book.get("cases", []):
             bounds = f", {row['budget']} kept, {row['eviction']}" if "budget" in row else ""
-            for what in ("loss", "loss_while_growing"):
-                label = f"{row['kernel']}, {row['remembered']} read{bounds}{', growing' if what != 'loss' else ''}"
-                rows.setdefault(label, []).append(100 * (1 - row[what] / book["loss"]))
+            for loss_name in ("loss", "loss_while_growing"):
+                label = f"{row['kernel']}, {row['remembered']} read{bounds}{', growing' if loss_name != 'loss' else ''}"
+                rows.setdefault(label, []).append(100 * (1 - row[loss_name] / book["loss"]))
         for length, loss in book.get("long_windows", {}).items():
             rows.setdefault(f"plain window of {length}", []).append(100 * (1 - loss / book["loss"]))
     return rows
@@ -110,9 +110,9 @@ def draw(books: dict[str, Any], path: Path) -> None:
     budgets, largest = sorted({row["budget"] for row in cases}), cases[0]["remembered"]
     figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
     axes = figure.subplots()
-    for rule, colour in zip(EVICTIONS, ("#c2410c", "#1d4ed8", "#15803d")):
-        gains = [rows[f"gaussian, {largest} read, {budget} kept, {rule}"] for budget in budgets]
-        axes.plot(budgets, gains, color=colour, marker="o", label=f"evicted: {rule.replace('_', ' ')}")
+    for eviction, colour in zip(EVICTIONS, ("#c2410c", "#1d4ed8", "#15803d")):
+        gains = [rows[f"gaussian, {largest} read, {budget} kept, {eviction}"] for budget in budgets]
+        axes.plot(budgets, gains, color=colour, marker="o", label=f"evicted: {eviction.replace('_', ' ')}")
     axes.axhline(
         rows[f"gaussian, {largest} read"], color="#334155", linestyle="--", label=f"all {largest:,} pairs kept"
     )
@@ -158,9 +158,9 @@ def main() -> None:
                 *((size, kernel, {}) for kernel in KERNELS for size in arguments.sizes[-1:]),
                 *((size, kernel, {}) for kernel in ("gaussian", "biweight") for size in arguments.sizes[:-1]),
                 *(
-                    (largest, "gaussian", {"budget": budget, "eviction": rule})
+                    (largest, "gaussian", {"budget": budget, "eviction": eviction})
                     for budget in arguments.budgets
-                    for rule in EVICTIONS
+                    for eviction in EVICTIONS
                 ),
             ]
             cases = [case(before, scored, size, kernel, **bounds) for size, kernel, bounds in settings]

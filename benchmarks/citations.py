@@ -64,10 +64,10 @@ class Facts:
         """A text that fills `length` with its questions, and the labels of their answers."""
         planted = self.planted(facts, chance)
         others = chance.sample([name for name in self.names if name not in planted], absent)
-        asked = [(name, planted[name]) for name in chance.sample(list(planted), present)]
-        asked += [(name, ABSENT) for name in others]
-        chance.shuffle(asked)
-        behind = [(self.encode(question(name)), self.encode(f" {word}")) for name, word in asked]
+        answers = [(name, planted[name]) for name in chance.sample(list(planted), present)]
+        answers += [(name, ABSENT) for name in others]
+        chance.shuffle(answers)
+        behind = [(self.encode(question(name)), self.encode(f" {word}")) for name, word in answers]
         parts = [self.encode(f" {fact(*pair)}") for pair in planted.items()]
         room = length - sum(len(part) for part in parts) - sum(len(q) + len(a) for q, a in behind)
         while room > 0:
@@ -82,10 +82,12 @@ class Facts:
 
 
 def fact(name: str, word: str) -> str:
+    """The sentence that says the code of a name."""
     return f"The code of {name} is {word}."
 
 
 def question(name: str) -> str:
+    """The beginning of that sentence, which the model goes on from."""
     return f" The code of {name} is"
 
 
@@ -155,6 +157,7 @@ def measured(
 
 
 def counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many answers and citations are right, of names that are there and of others."""
     present, absent = ([row for row in rows if row["present"] is there] for there in (True, False))
     return {
         "present": len(present),

@@ -36,6 +36,7 @@ SAVE_EVERY = 10  # steps of LoRA
 
 
 def token_ids(tokenizer: Any, paths: list[Path]) -> Tensor:
+    """The texts of all files, one behind the other, as tokens (T,)."""
     return torch.tensor(tokenizer("".join(text_of_files(paths)), verbose=False)["input_ids"])
 
 

@@ -34,11 +34,13 @@ TOKENS = 1_000_000
 
 
 def mosaic() -> Any:
+    """A tiny model whose state is pairs."""
     sizes: dict[str, Any] = {"hidden_size": 32, "num_layers": 1, "num_heads": 1, "num_persistent_slots": 8}
     return tessera.MemoryMosaicForCausalLM(tessera.MemoryMosaicConfig(vocab_size=258, **sizes))
 
 
 def llama() -> Any:
+    """A tiny model whose state is a key-value cache."""
     sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     return LlamaForCausalLM(
         LlamaConfig(vocab_size=258, intermediate_size=32, max_position_embeddings=2 * TOKENS, **sizes)
@@ -70,6 +72,7 @@ def of_a_million_tokens(model: Any) -> Memory:
 
 
 def timed(call: Callable[[], object]) -> float:
+    """Seconds that the call takes."""
     began = time.perf_counter()
     call()
     return time.perf_counter() - began

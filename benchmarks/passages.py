@@ -57,11 +57,11 @@ Corpus = tuple[list[str], list[Question]]
 
 def passages_of(text: str) -> list[str]:
     """Sentences, joined while they have at most `WORDS` words."""
-    found: list[str] = []
+    passages: list[str] = []
     for sentence in re.split(r"(?<=[.!?])[\"']?\s+(?=[A-Z\"'])", " ".join(text.split())):
-        joined = f"{found[-1]} {sentence}" if found else sentence
-        found[-1:] = [joined] if found and len(joined.split()) <= WORDS else [*found[-1:], sentence]
-    return found
+        joined = f"{passages[-1]} {sentence}" if passages else sentence
+        passages[-1:] = [joined] if passages and len(joined.split()) <= WORDS else [*passages[-1:], sentence]
+    return passages
 
 
 def squad(path: Path, kept: slice) -> Corpus:
@@ -97,10 +97,12 @@ def planted(path: Path) -> Corpus:
 
 
 def plain(text: str) -> str:
+    """A text as SQuAD compares it: words in lower case, without articles and punctuation."""
     return " ".join(word for word in re.findall(r"\w+", text.lower()) if word not in ("a", "an", "the"))
 
 
 def holds(text: str, answer: str) -> bool:
+    """Whether the answer stands in the text, as whole words."""
     return f" {plain(answer)} " in f" {plain(text)} "
 
 
@@ -147,14 +149,14 @@ def bm25_ranking(passages: list[str]) -> Callable[[str], Tensor]:
 
 
 @torch.inference_mode()
-def replies(model: Any, tokenizer: Any, given: list[list[str]], question: str) -> list[str]:
+def replies(model: Any, tokenizer: Any, passage_lists: list[list[str]], question: str) -> list[str]:
     """What the instruct model says behind each list of passages, at its likeliest."""
-    said = [
+    messages = [
         [{"role": "user", "content": "".join(f"{p}\n\n" for p in passages) + f"{ASKING} {question}"}]
-        for passages in given
+        for passages in passage_lists
     ]
     prompts = tokenizer.apply_chat_template(
-        said, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
+        messages, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
     )
     answers = model.generate(**prompts, max_new_tokens=NEW_TOKENS, do_sample=False)
     return tokenizer.batch_decode(answers[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -205,7 +207,7 @@ def main() -> None:
             "questions": len(questions),
             **{
                 f"{way} {most}": sum(
-                    bool({*found[:most]} & {*q.passages}) for found, q in zip(best[name][way], questions)
+                    bool({*ranked[:most]} & {*q.passages}) for ranked, q in zip(best[name][way], questions)
                 )
                 for way in ways
                 for most in (1, GIVEN)
@@ -214,19 +216,19 @@ def main() -> None:
         print(name, record["citations"][name], flush=True)
         keep()
     for (name, (passages, questions)), count in zip(corpora.items(), arguments.ask):
-        asked = record.setdefault("answers", {}).setdefault(name, [])
+        answered = record.setdefault("answers", {}).setdefault(name, [])
         order = random.Random(0).sample(range(len(questions)), len(questions))  # --ask more goes on
-        for number in order[len(asked) : count]:
-            question = questions[number]
-            given = [[], best[name]["memory"][number], best[name]["bm25"][number], question.passages[:1]]
-            said = replies(model, tokenizer, [[passages[i] for i in some] for some in given], question.text)
+        for index in order[len(answered) : count]:
+            question = questions[index]
+            passages_of_ways = [[], best[name]["memory"][index], best[name]["bm25"][index], question.passages[:1]]
+            said = replies(model, tokenizer, [[passages[i] for i in some] for some in passages_of_ways], question.text)
             row: dict[str, Any] = {"question": question.text, "answers": question.answers}
-            for way, some, text in zip(WAYS, given, said):
+            for way, some, text in zip(WAYS, passages_of_ways, said):
                 right, score = any(holds(text, a) for a in question.answers), max(f1(text, a) for a in question.answers)
                 row[way] = {"passages": some, "reply": text, "right": right, "f1": score}
-            asked.append(row)
+            answered.append(row)
             keep()
-        print(name, len(asked), flush=True)
+        print(name, len(answered), flush=True)
     print(summary(record))
 
 

@@ -247,9 +247,9 @@ def main() -> int:
     began, ratios, rows = time.perf_counter(), {}, []
     for suite in suites.values():
         for case in suite():
-            ratios[case[0]] = found = measured(case, arguments.rounds)
-            said = flag(found, before.get(case[0]))
-            rows.append([case[0], f"{statistics.median(found):.2f}", f"{found[0]:.2f} to {found[-1]:.2f}", said])
+            ratios[case[0]] = rounds = measured(case, arguments.rounds)
+            change = flag(rounds, before.get(case[0]))
+            rows.append([case[0], f"{statistics.median(rounds):.2f}", f"{rounds[0]:.2f} to {rounds[-1]:.2f}", change])
             print(": ".join(rows[-1][:2]), file=sys.stderr, flush=True)
     print(markdown(["ours / peer", "times as fast", "rounds", "beside the stored run"], rows))
     print("\n".join(loss_changes(arguments.model) if arguments.model else []))

@@ -86,8 +86,8 @@ def _mistake(function: Callable, values: tuple, keywords: dict[str, Any]) -> str
             hint = type(next(iter(bound.values())))
         if any(_fits(option, value, sizes) for option in _options(hint)):
             continue
-        wanted = " or ".join(dict.fromkeys(map(_described, _options(hint))))
-        return f"{where}: {name} must be {wanted}; got {_shown(value)}."
+        expected = " or ".join(dict.fromkeys(map(_described, _options(hint))))
+        return f"{where}: {name} must be {expected}; got {_shown(value)}."
     return None
 
 

@@ -108,8 +108,8 @@ def _require_one_way(arguments: argparse.Namespace) -> None:
         expect_output(arguments.page, "ask", "--page", is_page, "a page")
     if arguments.samples is not None:
         others = ("memory", "text", "questions", "plant", "interactive", "cite", "page")
-        given = " and ".join(name for name in others if getattr(arguments, name))
-        expect(not given, "ask", "--samples", "come without questions, texts and memories", given)
+        others_given = " and ".join(name for name in others if getattr(arguments, name))
+        expect(not others_given, "ask", "--samples", "come without questions, texts and memories", others_given)
         expect(arguments.shots is None or arguments.shots >= 0, "ask", "--shots", "be at least 0", arguments.shots)
         for name in arguments.samples:
             expect_plain_file(Path(name), "ask", "--samples")
@@ -131,9 +131,9 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
     is_trained = answers_questions(memory.tokenizer)
     task = _introduced(arguments.model, memory) if is_trained else None
     if is_trained:
-        for what, texts in (("--plant", arguments.plant), ("QUESTION", arguments.questions)):
+        for option, texts in (("--plant", arguments.plant), ("QUESTION", arguments.questions)):
             for text in texts:
-                require_known_words(memory.tokenizer, text, what)
+                require_known_words(memory.tokenizer, text, option)
     cite = 3 if arguments.cite or arguments.page else 0
     if cite:
         memory.expect_pairs("ask: --cite")

@@ -26,11 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     meaning = 'continue each line of this text file; "stories": the 24 prompts of the papers'
     prompts.add_argument("--prompts", metavar="FILE", help=meaning)
     add("--out", type=Path, metavar="FILE", help="also write the table into this new file")
-    meaning = "compile the layers first, which takes a minute and makes each token faster (v1 models)"
+    meaning = "compile the layers first, which takes a minute, once, and makes each token faster"
     add("--compile", action="store_true", help=meaning)
     meaning = "read up to N tokens at once that stood in the text before: the same text, sooner where it repeats itself"
     add("--prompt-lookup", type=positive_int, metavar="N", help=meaning)
-    meaning = "with --compile, round the weights to this type: less memory, slightly other numbers"
+    meaning = "with --compile, round the weights to this type: fewer bytes to read, slightly other numbers"
     add("--weights", choices=("bf16", "int8"), help=meaning)
     add_sampling(parser, max_new_tokens=200, default_temperature=0.8)
 

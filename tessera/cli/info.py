@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Count and print."""
+    """Print the parameters, FLOPs and bytes of a model, as a table or as JSON."""
     from tessera.evaluation.accounting import account
     from tessera.training.run_data import asked_task
 

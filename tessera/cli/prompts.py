@@ -72,14 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
         expect_output(arguments.output, "prompts", "--output")
     for path in arguments.files or ():
         expect_plain_file(path, "prompts", "--files")
-    asked = (_many_shot if arguments.many_shot else _documents)(arguments)
+    measurement = (_many_shot if arguments.many_shot else _documents)(arguments)
     for folder in arguments.models:
-        asked.check(load_config(folder), load_tokenizer(folder), **asked.options)
+        measurement.check(load_config(folder), load_tokenizer(folder), **measurement.options)
     reports, failed = [], 0
     rows: list[dict[str, Any]] = []
     for folder in arguments.models:
         try:
-            reports.append(_report(folder, arguments, asked, rows))
+            reports.append(_report(folder, arguments, measurement, rows))
         except TesseraError as error:  # the others' results are not lost
             print(error, file=sys.stderr)
             failed += 1
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 2 if failed else 0
 
 
-class _Asked(NamedTuple):
+class _Measurement(NamedTuple):
     """A data set, the options that are stored, what scores a model, and what checks one beforehand."""
 
     data: str
@@ -102,7 +102,7 @@ class _Asked(NamedTuple):
     check: Callable[..., None]
 
 
-def _many_shot(arguments: argparse.Namespace) -> _Asked:
+def _many_shot(arguments: argparse.Namespace) -> _Measurement:
     from tessera.papers.many_shot.prompting import LabelledTexts, many_shot_scores, require_room
     from tessera.papers.many_shot.prompts import BANKING77, READERS, TEMPLATES, by_label, read_examples
 
@@ -112,18 +112,18 @@ def _many_shot(arguments: argparse.Namespace) -> _Asked:
     demonstrations, queries = (by_label(read_examples(data, path)) for path in paths)
     texts = LabelledTexts(demonstrations, queries, TEMPLATES[data])
     options = {name: getattr(arguments, name) for name in ("anonymous", "contexts", "queries", "batch_size", "seed")}
-    what = {"texts": texts, "shots": arguments.shots}
-    return _Asked(data, options, partial(many_shot_scores, **what), partial(require_room, **what))
+    settings = {"texts": texts, "shots": arguments.shots}
+    return _Measurement(data, options, partial(many_shot_scores, **settings), partial(require_room, **settings))
 
 
-def _documents(arguments: argparse.Namespace) -> _Asked:
+def _documents(arguments: argparse.Namespace) -> _Measurement:
     from tessera.papers.document_qa.prompting import READERS, document_scores, read_questions, require_room
 
     data = arguments.documents
     (path,) = _files(data, READERS, arguments.files, 1, "name one file")
     options = {"questions": arguments.questions, "seed": arguments.seed}
-    what = {"file": read_questions(data, path), "lengths": arguments.lengths}
-    return _Asked(data, options, partial(document_scores, **what), partial(require_room, **what))
+    settings = {"file": read_questions(data, path), "lengths": arguments.lengths}
+    return _Measurement(data, options, partial(document_scores, **settings), partial(require_room, **settings))
 
 
 def _files(data: str, known: Iterable[str], files: list[Path] | None, count: int, requirement: str) -> list[Path]:
@@ -134,7 +134,9 @@ def _files(data: str, known: Iterable[str], files: list[Path] | None, count: int
     return files or []
 
 
-def _report(folder: str, arguments: argparse.Namespace, asked: _Asked, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _report(
+    folder: str, arguments: argparse.Namespace, measurement: _Measurement, rows: list[dict[str, Any]]
+) -> dict[str, Any]:
     """A JSON-ready record with the scores, the options and the provenance; `rows` gets the questions."""
     from tessera.evaluation.provenance import provenance
     from tessera.models.saving.loading import load_model, load_tokenizer
@@ -142,14 +144,16 @@ def _report(folder: str, arguments: argparse.Namespace, asked: _Asked, rows: lis
     began, on = time.time(), not arguments.without_long_term_memory
     model = load_model(folder, long_term_memory=on)
     own: list[dict[str, Any]] = []
-    scores = asked.measure(model, load_tokenizer(folder), **asked.options, progress=sys.stderr.isatty(), rows=own)
+    scores = measurement.measure(
+        model, load_tokenizer(folder), **measurement.options, progress=sys.stderr.isatty(), rows=own
+    )
     rows += [{"model": folder, **row} for row in own]
-    configuration = {"model": model.config.to_diff_dict(), "data": asked.data, "options": asked.options}
+    configuration = {"model": model.config.to_diff_dict(), "data": measurement.data, "options": measurement.options}
     made_with = provenance(configuration=configuration, seed=arguments.seed, wall_seconds=time.time() - began)
     switched = on if hasattr(model.config, "long_term_memory") else None
     return {
         "model": folder,
-        "data": asked.data,
+        "data": measurement.data,
         "long_term_memory": switched,
         "scores": scores,
         "provenance": made_with,

@@ -107,16 +107,16 @@ def _decoded(path: Path, file: BinaryIO | gzip.GzipFile, piece_bytes: int) -> It
     while True:
         data = file.read(piece_bytes)
         if not offset:
-            for beginning, what in OTHER_KINDS.items():
+            for beginning, kind in OTHER_KINDS.items():
                 if data.startswith(beginning):
-                    raise TesseraError(f"{path}: text must be UTF-8; this is {what}.")
+                    raise TesseraError(f"{path}: text must be UTF-8; this is {kind}.")
         pending = len(decoder.getstate()[0])
         try:
             text = decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
-            place = offset - pending + error.start
+            byte = offset - pending + error.start
             raise TesseraError(
-                f"{path}: text must be UTF-8; byte {place} is not. Convert it, such as by iconv -f LATIN1 -t UTF-8."
+                f"{path}: text must be UTF-8; byte {byte} is not. Convert it, such as by iconv -f LATIN1 -t UTF-8."
             ) from None
         offset += len(data)
         if is_first and text:
@@ -127,7 +127,7 @@ def _decoded(path: Path, file: BinaryIO | gzip.GzipFile, piece_bytes: int) -> It
             text, held = text[:-1], "\r"
         sizes = utf8_sizes(text)
         if "\r" in text:
-            breaks = np.array([found.start() for found in re.finditer("\r\n", text)], dtype=np.intp)
+            breaks = np.array([match.start() for match in re.finditer("\r\n", text)], dtype=np.intp)
             sizes[breaks] += 1
             sizes = np.delete(sizes, breaks + 1)
             text = text.replace("\r\n", "\n").replace("\r", "\n")

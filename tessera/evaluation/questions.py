@@ -32,9 +32,9 @@ def answer_loss(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor]
     """
     contexts, questions, labels = _on_device(model, batch)
     if is_segmented(model):
-        place, early = _after_contexts(model, contexts, questions.shape[1], batch.early_questions is not None)
+        carried, early = _after_contexts(model, contexts, questions.shape[1], batch.early_questions is not None)
         # With a cache the last segment stays open: nothing of a question is written.
-        total = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), place).loss
+        total = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), carried).loss
         if early and batch.early_questions is not None and batch.early_labels is not None:
             segments, read = batch.early_questions.shape[1], len(early)
             expect(segments == read, "answer_loss", "early_questions", f"be of the {read} segments read", segments)
@@ -75,8 +75,8 @@ def question_logits(model: nn.Module, batch: QuestionBatch) -> Tensor:
     """Logits (B Q, t, V) of the questions with their answers, each alone behind its context, which is read once."""
     contexts, questions, labels = _on_device(model, batch)
     if is_segmented(model):
-        place, _ = _after_contexts(model, contexts, questions.shape[1])
-        return _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), place, skip_logits=False).logits
+        carried, _ = _after_contexts(model, contexts, questions.shape[1])
+        return _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), carried, skip_logits=False).logits
     return _asked_alone(model, batch)[0]
 
 
@@ -86,16 +86,16 @@ def score_answers(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tenso
     contexts, questions, labels = _on_device(model, batch)
     count = (labels != IGNORED).sum()
     if is_segmented(model):
-        place, _ = _after_contexts(model, contexts, questions.shape[1])
-        output = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), place, skip_logits=False)
+        carried, _ = _after_contexts(model, contexts, questions.shape[1])
+        output = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), carried, skip_logits=False)
         return output.loss, count, _right(output.logits, batch)
-    asked, last, state = _asked_alone(model, batch)
+    logits_alone, last, state = _asked_alone(model, batch)
     logits = torch.cat([last, read_on(model, questions.flatten(1), state)[0][:, :-1]], 1)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return (
         cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"),
         count,
-        _right(asked, batch),
+        _right(logits_alone, batch),
     )
 
 
@@ -123,10 +123,10 @@ def _on_device(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor, 
     return batch.contexts.to(device), batch.questions.to(device), batch.labels.to(device)
 
 
-def _output_for(model: Any, rows: Tensor, labels: Tensor, place: dict[str, Any], *, skip_logits: bool = True) -> Any:
+def _output_for(model: Any, rows: Tensor, labels: Tensor, carried: dict[str, Any], *, skip_logits: bool = True) -> Any:
     """The model's output for questions; its loss is the sum over the tokens with a label."""
     options = {"use_cache": True, "num_items_in_batch": 1, "skip_logits": skip_logits}
-    return model(input_ids=rows, labels=labels, **options, **place)
+    return model(input_ids=rows, labels=labels, **options, **carried)
 
 
 def _first_with_gradient(model: Any, contexts: Tensor) -> int:

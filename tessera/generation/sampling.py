@@ -43,7 +43,7 @@ class Sampling:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keywords of `generate`."""
+        """These settings as keywords of transformers' `generate`."""
         samples = self.temperature > LEAST_TEMPERATURE and self.num_beams == 1
         chosen: dict[str, Any] = {
             "do_sample": samples,

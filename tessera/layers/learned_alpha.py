@@ -32,7 +32,7 @@ class LearnedAlpha(nn.Module):
 
     @property
     def alpha(self) -> Float[Tensor, " H"]:
-        """Of each head."""
+        """The alpha of each head."""
         return self.settings.lowest + (self.settings.highest - self.settings.lowest) * self.alpha_logit.sigmoid()
 
     def forward(self) -> EntmaxOfRows:

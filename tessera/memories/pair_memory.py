@@ -98,9 +98,9 @@ class PairMemory(nn.Module):
         Nothing else was read: keys are averaged, and pairs counted, from the text's first step on.
         """
         batch, heads, _, width = keys.shape
-        fits = keys.shape == values.shape and (heads, heads * width) == self._sizes()
+        has_sizes = keys.shape == values.shape and (heads, heads * width) == self._sizes()
         shapes = [tuple(keys.shape), tuple(values.shape)]
-        expect(fits, type(self).__name__, "keys and values", "fit the memory's heads and width", shapes)
+        expect(has_sizes, type(self).__name__, "keys and values", "fit the memory's heads and width", shapes)
         documents = keys.new_zeros(batch, keys.shape[2], dtype=torch.long)
         pairs = PairStore.of(unit_norm(keys, self.norm_eps), unit_norm(values, self.norm_eps), documents)
         nothing = keys.new_zeros(batch, 1, heads * width)

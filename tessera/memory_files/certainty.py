@@ -52,7 +52,7 @@ class Certainty:
         return torch.sigmoid(rows @ torch.tensor(self.weights, dtype=rows.dtype))
 
     def described(self) -> str:
-        """For people."""
+        """How it was measured, in words."""
         return (
             f"measured on {self.questions:,} questions about texts of {self.tokens:,} tokens, of which "
             f"{100 * self.told:.0f} % were told apart"
@@ -93,7 +93,7 @@ def measured(model: Any, task: "QuestionTask", tokens: int, segment: int) -> Cer
         counts = batch.counts.flatten()
         begins = (labels != IGNORED).int().argmax(-1)
         index = torch.arange(len(labels))
-        before = [part[index, begins - 1] for part in (logits.cpu(), without.cpu())]
+        before = [scores[index, begins - 1] for scores in (logits.cpu(), without.cpu())]
         rows.append(features(before[0], before[1], token)[counts])
         answered.append((labels[index, begins] != token)[counts])
     return fitted(rows, answered, tokens)
@@ -111,5 +111,5 @@ def fitted(rows: list[Tensor], answered: list[Tensor], tokens: int) -> Certainty
         curvature = (inputs.T * (chances * (1 - chances))) @ inputs + ridge
         weights = weights - torch.linalg.solve(curvature, gradient).clamp(-1, 1)
     others, right = torch.cat(rows[1::2]), torch.cat(answered[1::2])
-    told = ((torch.sigmoid(others @ weights) >= 0.5) == right).double().mean()
-    return Certainty(tuple(weights.tolist()), tokens, len(right), float(told))
+    share_right = ((torch.sigmoid(others @ weights) >= 0.5) == right).double().mean()
+    return Certainty(tuple(weights.tolist()), tokens, len(right), float(share_right))

@@ -131,7 +131,7 @@ class Memory:
 
     @property
     def names(self) -> list[str]:
-        """Of the documents."""
+        """The names of the documents, in their order."""
         return [document.name for document in self.documents]
 
     def described(self) -> str:

@@ -35,7 +35,7 @@ class MemoryQuestionAnswering(Pipeline):
                 memory.read([source] if isinstance(source, str) else source)  # a string is a text, whatever it says
         chosen = Sampling(**{"max_new_tokens": 50, "temperature": 0.0, **sampling})
         questions = [question] if isinstance(question, str) else question
-        answers = [_described(memory.ask(asked, chosen, cite=cite)) for asked in questions]
+        answers = [_described(memory.ask(each, chosen, cite=cite)) for each in questions]
         return answers[0] if isinstance(question, str) else answers
 
     def _sanitize_parameters(self, **keywords: Any) -> tuple[dict, dict, dict]:

@@ -116,13 +116,13 @@ def learn_alpha(
 
 
 def _read_alphas(folder: Path, learned: dict[str, LearnedAlpha]) -> None:
-    wanted = {f"{name}.{LEARNED}.alpha_logit": alphas.alpha_logit for name, alphas in learned.items()}
+    missing = {f"{name}.{LEARNED}.alpha_logit": alphas.alpha_logit for name, alphas in learned.items()}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as weights:
-            for name in wanted.keys() & set(weights.keys()):
-                wanted.pop(name).data.copy_(weights.get_tensor(name))
-    if wanted:
-        raise TesseraError(f"learn_alpha: {folder} must hold every head's alpha; it lacks {min(wanted)}.")
+            for name in missing.keys() & set(weights.keys()):
+                missing.pop(name).data.copy_(weights.get_tensor(name))
+    if missing:
+        raise TesseraError(f"learn_alpha: {folder} must hold every head's alpha; it lacks {min(missing)}.")
 
 
 def _of_heads(module: nn.Module, heads: int) -> Kernel:

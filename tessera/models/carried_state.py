@@ -73,8 +73,8 @@ def read_document(
     limit = context_limit(model.config)
     state = apart(state)
     before = state.get_seq_length() if limit is not None and state is not None else 0
-    fits = limit is None or before + len(tokens) <= limit
-    expect(fits, where, "the text", f"fit the {limit} positions of the model", f"{before + len(tokens)} tokens")
+    has_room = limit is None or before + len(tokens) <= limit
+    expect(has_room, where, "the text", f"fit the {limit} positions of the model", f"{before + len(tokens)} tokens")
     device = model.device
     surroundings = (
         nullcontext() if precision is None else autocast(resolve_precision(precision, device.type), device.type)

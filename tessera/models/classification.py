@@ -43,14 +43,14 @@ class SegmentedHiddenStates:
 
     def forward(self, *arguments: Any, return_dict: bool | None = None, **keywords: Any) -> Any:
         """Arguments as those of the causal model, without labels; `last_hidden_state` (B, T, hidden)."""
-        asked = keywords.pop("output_hidden_states", None)
-        asked = self.config.output_hidden_states if asked is None else asked  # type: ignore[attr-defined]
+        shows_layers = keywords.pop("output_hidden_states", None)
+        shows_layers = self.config.output_hidden_states if shows_layers is None else shows_layers  # type: ignore[attr-defined]
         options = {**keywords, "output_hidden_states": True, "skip_logits": True}
         output = super().forward(*arguments, **options)  # type: ignore[misc]
         result = BaseModelOutputWithPast(
             last_hidden_state=output.hidden_states[-1],
             past_key_values=output.past_key_values,
-            hidden_states=output.hidden_states if asked else None,
+            hidden_states=output.hidden_states if shows_layers else None,
         )
         return result if return_dict is not False else result.to_tuple()
 

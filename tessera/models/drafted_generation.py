@@ -180,9 +180,9 @@ class DraftedGeneration:
 
 def _drafter(model: Any, settings: Any, assistant: Any) -> tuple[Drafter, int]:
     """Who guesses, and how many tokens at most."""
-    given = [each is not None for each in (settings.prompt_lookup_num_tokens, assistant)]
-    names, found = "prompt_lookup_num_tokens and assistant_model", "both" if all(given) else "neither"
-    expect(given[0] != given[1], WHERE, names, "be given one without the other", found)
+    is_given = [each is not None for each in (settings.prompt_lookup_num_tokens, assistant)]
+    names, got = "prompt_lookup_num_tokens and assistant_model", "both" if all(is_given) else "neither"
+    expect(is_given[0] != is_given[1], WHERE, names, "be given one without the other", got)
     most = (settings.num_assistant_tokens or 20) if assistant is not None else settings.prompt_lookup_num_tokens
     expect(isinstance(most, int) and most >= 1, WHERE, "the number of drafted tokens", "be at least 1", most)
     if assistant is None:

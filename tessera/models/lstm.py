@@ -169,8 +169,8 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
         start = None
         if past is not None:
             is_state, advice = isinstance(past, LSTMState), "Read the text again."
-            found = difference(past.model, model) if is_state else type(past).__name__
-            expect(found is None, where, "past_key_values", "be a state of this model", found, advice)
+            mismatch = difference(past.model, model) if is_state else type(past).__name__
+            expect(mismatch is None, where, "past_key_values", "be a state of this model", mismatch, advice)
             start = tuple(part.transpose(0, 1).contiguous() for part in (past.hidden, past.cell))
         read, (hidden, cell) = self.layers(self.embed_tokens(input_ids), start)
         state = None

@@ -123,11 +123,13 @@ class PairIndex:
 
 def _of_queries(scale: Tensor | None, queries: Tensor) -> Tensor:
     """A slope or intercept of each query (H, Q)."""
-    wanted = queries.shape[:2]
+    shape = queries.shape[:2]
     scale = queries.new_zeros(()) if scale is None else scale.to(queries)
-    fits = scale.dim() <= 2 and all(size in (1, full) for size, full in zip(scale.shape[::-1], wanted[::-1]))
-    expect(fits, "recall", "slope and intercept", f"be numbers or broadcast to {tuple(wanted)}", tuple(scale.shape))
-    return scale.expand(wanted)
+    broadcasts = scale.dim() <= 2 and all(size in (1, full) for size, full in zip(scale.shape[::-1], shape[::-1]))
+    expect(
+        broadcasts, "recall", "slope and intercept", f"be numbers or broadcast to {tuple(shape)}", tuple(scale.shape)
+    )
+    return scale.expand(shape)
 
 
 def _block_sizes(count: int) -> list[int]:

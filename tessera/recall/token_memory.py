@@ -128,8 +128,8 @@ class TokenMemory:
         if len(self) == 0 or len(tokens) == 0:
             return self
         chosen = torch.arange(0, len(tokens), max(1, len(tokens) // TOKENS_OF_A_FIT))
-        found = [self.probability(hidden[chosen], tokens[chosen], slope) for slope in SLOPES]
-        fitted = replace(self, mixture=self.mixture.updated(model[chosen], torch.stack(found)))
+        probabilities = [self.probability(hidden[chosen], tokens[chosen], slope) for slope in SLOPES]
+        fitted = replace(self, mixture=self.mixture.updated(model[chosen], torch.stack(probabilities)))
         if self.budget is None or self.eviction != "least_recalled":
             return fitted
         ranks = self.ranks * 0.5 ** (len(tokens) / self.budget)
@@ -167,9 +167,9 @@ class TokenMemory:
         queries = normalize(hidden.float(), dim=-1)
         scale, intercept = self.kernel.affine(torch.tensor(self.mixture.slope if slope is None else slope))
         if len(self) > LARGEST_SCAN and float(self.kernel.score_floor(torch.zeros(()))) > -torch.inf:
-            found = self.index.recall(queries[None], kernel=self.kernel, slope=scale, intercept=intercept or 0.0)
+            recall = self.index.recall(queries[None], kernel=self.kernel, slope=scale, intercept=intercept or 0.0)
             for query in range(len(queries)):
-                places, weights = found.support.of(0, query)
+                places, weights = recall.support.of(0, query)
                 yield query, weights[None], places
             return
         keys = self.index.pairs.keys[0, 0]

@@ -119,12 +119,12 @@ class Stage:
 
     @property
     def mean_length(self) -> float:
-        """Of its steps."""
+        """The mean number of segments of its steps."""
         return (self.min_length + self.length) / 2
 
     @property
     def cost(self) -> float:
-        """Of all its steps; one costs in proportion to its length."""
+        """What all its steps cost, when one costs in proportion to its length."""
         return self.steps * self.mean_length
 
     def length_at(self, step: int, seed: int) -> int:

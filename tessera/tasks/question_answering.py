@@ -54,7 +54,7 @@ class QuestionTask(Protocol):
 
     @property
     def vocabulary(self) -> Tokenizer:
-        """Text to tokens."""
+        """The tokenizer that makes tokens of texts, questions and answers."""
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
@@ -107,10 +107,10 @@ def question_rows(
     tokens = torch.full((len(rows), count, width), pad)
     labels = torch.full((len(rows), count, width), IGNORED)
     for index, row in enumerate(rows):
-        for place in range(count if row else 0):
-            question, answer = row[place % len(row)]
+        for column in range(count if row else 0):
+            question, answer = row[column % len(row)]
             both = torch.from_numpy(np.append(question, answer).astype(np.int64))
-            tokens[index, place, : len(both)] = both
-            if place < len(row):
-                labels[index, place, len(question) : len(both)] = both[len(question) :]
+            tokens[index, column, : len(both)] = both
+            if column < len(row):
+                labels[index, column, len(question) : len(both)] = both[len(question) :]
     return tokens, labels

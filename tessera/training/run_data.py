@@ -22,7 +22,7 @@ class TrainedTask(NamedTuple):
 
     @property
     def task(self) -> QuestionTask:
-        """The task itself."""
+        """The task with these settings."""
         return question_task(self.settings)
 
 

@@ -76,7 +76,7 @@ class StagedData(TrainingData):
         return {**numbers, "score": numbers["score"] - total / texts, "validation_penalty": total / texts}
 
     def seed_of(self, number: int, step: int) -> int:
-        """Of a step's batch."""
+        """The seed of a step's batch."""
         return (self.recipe.seed * 100 + number) * 10_000_000 + step
 
 
@@ -124,11 +124,11 @@ class StagedText(StagedData):
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The corpus's."""
+        """The tokenizer of the corpus."""
         return self.corpus.tokenizer
 
     def checksums(self) -> dict[str, dict[str, Any]]:
-        """The corpus's."""
+        """The checksums of the corpus."""
         return self.corpus.checksums()
 
     def require(self, stage: Stage) -> None:
@@ -142,7 +142,7 @@ class StagedText(StagedData):
             split.require(stage.length * self.segment, what)
 
     def part_losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> list[Callable[[], Tensor]]:
-        """Of all tokens."""
+        """The losses of all tokens of the batch, a function for each part of it."""
         split, context = self.corpus.training, stage.length_at(step, self.recipe.seed) * self.segment
         random = Random(self.seed_of(number, step))
         starts = [random.randint(split.start, split.stop - context) for _ in range(self.recipe.training.batch_size)]
@@ -176,7 +176,7 @@ class StagedQuestions(StagedData):
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The task's words."""
+        """The tokenizer of the task."""
         return task_tokenizer(self.task)
 
     def checksums(self) -> dict[str, dict[str, Any]]:
@@ -207,7 +207,7 @@ class StagedQuestions(StagedData):
         return self.task_of(stage).context_lengths(segments, self.segment)
 
     def part_losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> list[Callable[[], Tensor]]:
-        """Of the answers."""
+        """The losses of the answers of the batch, a function for each part of it."""
         seed = self.seed_of(number, step)
         lengths = self.lengths(stage, stage.length_at(step, self.recipe.seed))
         tokens = lengths[-1 - Random(seed).randint(0, len(lengths) - 1)]

@@ -66,21 +66,21 @@ class _Shared:
         if key in self.programs:
             return self.programs[key]
 
-        def block(tensors: Any, hidden: Tensor, room: Any, given: list[Tensor]) -> Tensor:
-            rest = iter(given)
+        def block(tensors: Any, hidden: Tensor, room: Any, extra_tensors: list[Tensor]) -> Tensor:
+            rest = iter(extra_tensors)
             filled = [next(rest) if torch.is_tensor(leaf) else leaf for leaf in leaves]
             opened = _OpenCache(*room)
             options = {**tree_unflatten(filled, spec), cache_name: opened, "attention_mask": opened.mask(hidden.dtype)}
             return functional_call(self.block, self.how.read(tensors, hidden), (hidden,), options)
 
-        given = [leaf for leaf in leaves if torch.is_tensor(leaf)]
+        extra_tensors = [leaf for leaf in leaves if torch.is_tensor(leaf)]
         room, room_sizes = open_room(cache[0], cache[1], 0)
-        sizes = (unsized(weights), None, room_sizes, unsized(given))
+        sizes = (unsized(weights), None, room_sizes, unsized(extra_tensors))
         compiled, chosen = self.block.forward, self.config._attn_implementation
         self.block.forward, self.config._attn_implementation = self.plain, "eager"  # products, which RowProducts sees
         try:
             name = f"one decoding step of a {self.name}: its blocks"
-            run = load(name, (self.settings, *key), block, (weights, hidden, room, given), sizes)
+            run = load(name, (self.settings, *key), block, (weights, hidden, room, extra_tensors), sizes)
         finally:
             self.block.forward, self.config._attn_implementation = compiled, chosen
         return self.programs.setdefault(key, run)
@@ -121,8 +121,8 @@ class _CompiledBlock:
         length = layer.get_seq_length()
         room = [keys, values, rows_to_read(length, keys.shape[2]), torch.tensor([length])]
         run = self.shared.program(self.weights, hidden, room, self.cache_name, arguments)
-        given = [leaf.contiguous() for leaf in tree_flatten(arguments)[0] if torch.is_tensor(leaf)]
-        output = run([*flat(self.weights), hidden.contiguous(), *room, *given])[0]
+        extra_tensors = [leaf.contiguous() for leaf in tree_flatten(arguments)[0] if torch.is_tensor(leaf)]
+        output = run([*flat(self.weights), hidden.contiguous(), *room, *extra_tensors])[0]
         layer.keys, layer.values = keys[:, :, : length + 1], values[:, :, : length + 1]
         return output
 

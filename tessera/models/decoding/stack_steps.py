@@ -43,7 +43,7 @@ class OpenStore(PairStore):
 
     @property
     def documents(self) -> None:
-        """All of one."""
+        """None: all pairs are of one document."""
         return None
 
     def append(self, keys: Tensor, values: Tensor, documents: Tensor | None = None) -> "OpenStore":

@@ -46,9 +46,9 @@ class StoredWeights:
             rows = kept.mT.contiguous() if transposed else kept
             if form == "int8":
                 scale = rows.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny) / 127
-                whole = (rows / scale).round()
-                kept.copy_((whole * scale).mT if transposed else whole * scale)
-                result.append((_packed(whole.to(torch.int32)), scale[..., 0].contiguous()))
+                rounded = (rows / scale).round()
+                kept.copy_((rounded * scale).mT if transposed else rounded * scale)
+                result.append((_packed(rounded.to(torch.int32)), scale[..., 0].contiguous()))
             elif form == "bf16":
                 kept.copy_(kept.bfloat16())
                 result.append((rows.bfloat16(),))

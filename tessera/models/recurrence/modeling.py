@@ -337,9 +337,9 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         text = SegmentedInput.of(self.get_input_embeddings(), input_ids, inputs_embeds, mask)
         if cache is not None:
             rows = cache.batch_size
-            found = difference(cache.model, self._fingerprint.of(self, False))
+            mismatch = difference(cache.model, self._fingerprint.of(self, False))
             where, name, advice = type(self).__name__, "past_key_values", "Read the text again."
-            expect(found is None, where, name, "be of this model", f"one of {found}", advice)
+            expect(mismatch is None, where, name, "be of this model", f"one of {mismatch}", advice)
             expect(rows == text.shape[0], where, name, f"have {text.shape[0]} rows", rows)
             if attention_mask is not None:
                 _check_continued_mask(type(self).__name__, attention_mask, cache.total, text.shape)
@@ -351,11 +351,11 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         for name, rows in (("labels", labels), ("shift_labels", shift_labels), ("loss_mask", loss_mask)):
             got = text.shape if rows is None else tuple(rows.shape)
             expect(got == text.shape, "forward", name, f"be {text.shape}", got)
-        given = labels if shift_labels is None else shift_labels
-        if given is None:
+        chosen_labels = labels if shift_labels is None else shift_labels
+        if chosen_labels is None:
             return None
-        check_labels(type(self).__name__, given, text.shape, self.config.vocab_size)
-        targets = shifted_targets(given, loss_mask, text.real, shift_labels is not None)
+        check_labels(type(self).__name__, chosen_labels, text.shape, self.config.vocab_size)
+        targets = shifted_targets(chosen_labels, loss_mask, text.real, shift_labels is not None)
         return SegmentLoss(targets, balancing_weight(self.base))
 
     def _fitting(self, state: MemoryState, batch: int) -> MemoryState:
@@ -363,9 +363,9 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         is_state = isinstance(state, self.state_class)
         expect(is_state, type(self).__name__, "memory_state", f"be {self.state_class.__name__}", type(state).__name__)
         state.expect_fits(self.empty_memory(1), type(self).__name__)
-        fits = state.batch_size > 0 and batch % state.batch_size == 0
+        divides = state.batch_size > 0 and batch % state.batch_size == 0
         rows = f"have a number of rows that divides {batch}, the rows of input_ids"
-        expect(fits, type(self).__name__, "memory_state", rows, state.batch_size)
+        expect(divides, type(self).__name__, "memory_state", rows, state.batch_size)
         return state
 
 
@@ -383,8 +383,8 @@ def _check_positions(where: str, position_ids: Tensor, text: SegmentedInput) -> 
     counts_on = position_ids.diff(dim=-1) == 1
     if text.real is not None:
         counts_on = counts_on | ~(text.real[:, 1:] & text.real[:, :-1])
-    rule = "count on by 1: documents (TRL's packing=True) need a row each"
-    demand(counts_on.all(), where, "position_ids", rule, lambda: "positions that begin again")
+    requirement = "count on by 1: documents (TRL's packing=True) need a row each"
+    demand(counts_on.all(), where, "position_ids", requirement, lambda: "positions that begin again")
 
 
 def _check_continued_mask(where: str, attention_mask: Tensor, before: int, shape: tuple[int, int]) -> None:

@@ -87,8 +87,8 @@ class StateFile:
         if checksum != str(zlib.crc32(text.encode())):
             raise _changed(where, path)
         try:
-            found = json.loads(text)
-            version, kind, content, crc = (found[name] for name in ("version", "kind", "content", CRC))
+            header = json.loads(text)
+            version, kind, content, crc = (header[name] for name in ("version", "kind", "content", CRC))
         except (ValueError, TypeError, KeyError, RecursionError) as error:  # made by hand
             raise TesseraError(f"{where}: path must be a stored memory; got {str(path)!r} ({error}).") from None
         expect(version == THIS_VERSION, where, "path", f"be a memory of version {THIS_VERSION}", f"version {version}")
@@ -197,8 +197,8 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind in _CACHE_LAYERS:
         layer = _CACHE_LAYERS[kind].__new__(_CACHE_LAYERS[kind])
         vars(layer).update(parts)
-        if "device" not in parts and (found := _first_tensor(parts)) is not None:
-            layer.device = found.device
+        if "device" not in parts and (tensor := _first_tensor(parts)) is not None:
+            layer.device = tensor.device
         return layer
     expect(kind in CLASSES, "load", "the memory", "be of states that are imported", kind, "import tessera.models")
     cls = CLASSES[kind]

@@ -82,9 +82,9 @@ class Answered(NamedTuple):
 
 def shots_of(kind: str, count: int) -> str:
     """`count` short stories of a task, each with a question and its answer, to stand before a sample."""
-    stories = [generate(kind, Random(f"shot {number}"), SHOT_FACTS) for number in range(count)]
-    asked = [(" ".join(story.facts), story.questions[0]) for story in stories]
-    return "".join(f"{facts}{ASKED.format(question=first.text)} {first.answer}\n\n" for facts, first in asked)
+    stories = [generate(kind, Random(f"shot {index}"), SHOT_FACTS) for index in range(count)]
+    pairs = [(" ".join(story.facts), story.questions[0]) for story in stories]
+    return "".join(f"{facts}{ASKED.format(question=first.text)} {first.answer}\n\n" for facts, first in pairs)
 
 
 @torch.no_grad()
@@ -151,10 +151,10 @@ def score_samples(
     exact, published = (
         100 * sum(getattr(score, name) for score in scores) / len(scores) for name in ("exact", "published")
     )
-    rule = f"answers of {kind}" if kind else "answers of the file, which is of none of its tasks"
+    known_answers = f"answers of {kind}" if kind else "answers of the file, which is of none of its tasks"
     summary = (
         f"{len(samples)} samples of {path.name}, right in per cent:\n"
-        f"exact match      {exact:5.1f}\nbenchmark's rule {published:5.1f}  ({rule})"
+        f"exact match      {exact:5.1f}\nbenchmark's rule {published:5.1f}  ({known_answers})"
     )
     rows = [
         {"prompt": sample.input, "question": sample.question, "target": sample.target, "answer": score.said}

@@ -30,7 +30,7 @@ class Book:
 
     @property
     def num_sentences(self) -> int:
-        """How many."""
+        """The number of sentences."""
         return len(self.starts) - 1
 
 
@@ -45,7 +45,7 @@ class Span:
 
     @property
     def num_sentences(self) -> int:
-        """How many."""
+        """The number of sentences."""
         return self.last - self.first
 
     def tokens(self, begin: int, end: int) -> np.ndarray:

@@ -65,7 +65,7 @@ class OwnQuestions(BABILong):
 
     @classmethod
     def variants(cls) -> list[Task]:
-        """The example."""
+        """The example that comes with the library."""
         return [cls(length=128, vocab_size=250)]
 
     @property
@@ -76,24 +76,27 @@ class OwnQuestions(BABILong):
     @property
     def labels(self) -> tuple[str, ...]:
         """Every answer of the files."""
-        return tuple(sorted({one.answer for one in self._questions} | ({NOT_IN_TEXT} if self.absent else set())))
+        answers = {question.answer for question in self._questions}
+        return tuple(sorted(answers | ({NOT_IN_TEXT} if self.absent else set())))
 
     @property
     def reserved(self) -> int:  # type: ignore[override]
         """Tokens that the longest question takes with its answer."""
-        pairs = ((self.question_tokens(one.text), self.answer_tokens(one.answer)) for one in self._questions)
-        return max(len(question) + len(answer) for question, answer in pairs)
+        return max(
+            len(self.question_tokens(question.text)) + len(self.answer_tokens(question.answer))
+            for question in self._questions
+        )
 
     @property
     def understands(self) -> str:
         """See `QuestionTask`."""
-        asked = " or ".join(f'"{text}"' for text in self._own.asked["train"][:SHOWN])
+        examples = " or ".join(f'"{text}"' for text in self._own.asked["train"][:SHOWN])
         text = next(iter(self._own.questions))
-        return f'questions such as {asked}, about texts such as "{text[:200]}"; of other words it knows nothing'
+        return f'questions such as {examples}, about texts such as "{text[:200]}"; of other words it knows nothing'
 
     def is_known(self, question: str) -> bool:
         """See `QuestionTask`: whether every word stands in a question of the files."""
-        return _words(" ".join(one.text for one in self._questions)) >= _words(question)
+        return _words(" ".join(known.text for known in self._questions)) >= _words(question)
 
     def oracle(self, examples: TokenExamples) -> Tensor:
         """Has read the files."""
@@ -106,7 +109,7 @@ class OwnQuestions(BABILong):
 
     @property
     def _questions(self) -> list[Question]:
-        return [one for asked in self._own.questions.values() for one in asked]
+        return [question for questions in self._own.questions.values() for question in questions]
 
     def _random(self, *of: int | str) -> Random:
         return super()._random(self._own.everything, *of)
@@ -123,10 +126,10 @@ class OwnQuestions(BABILong):
         return Story((text,), self._own.questions[text])
 
     def _questions_about(self, facts: Sequence[str], split: str) -> list[Question]:
-        return [one for text in facts for one in self._own.questions[text]]
+        return [question for text in facts for question in self._own.questions[text]]
 
     def _unanswered(self, facts: Sequence[str], split: str) -> tuple[Question, ...]:
-        own = {one.text for one in self._questions_about(facts, split)}
+        own = {question.text for question in self._questions_about(facts, split)}
         return tuple(Question(text, NOT_IN_TEXT) for text in self._own.asked[split] if text not in own)
 
 
@@ -151,11 +154,12 @@ def _read(name: str, files: tuple[tuple[Path, int], ...]) -> _OwnTexts:
     shuffled = sorted(questions, key=lambda text: Random(text).random())
     tenth_of = {text: 10 * rank // len(shuffled) for rank, text in enumerate(shuffled)}
     splits = {split: [text for text in questions if tenth_of[text] in SPLIT_TENTHS[split]] for split in SPLITS}
-    asked = {
-        split: tuple(dict.fromkeys(one.text for text in splits[split] for one in questions[text])) for split in SPLITS
+    questions_of_split = {
+        split: tuple(dict.fromkeys(question.text for text in splits[split] for question in questions[text]))
+        for split in SPLITS
     }
-    everything = "\n".join(f"{text} {one.text} {one.answer}" for text, row in questions.items() for one in row)
-    return _OwnTexts({text: tuple(row) for text, row in questions.items()}, splits, asked, everything)
+    rows = [f"{text} {question.text} {question.answer}" for text, row in questions.items() for question in row]
+    return _OwnTexts({text: tuple(row) for text, row in questions.items()}, splits, questions_of_split, "\n".join(rows))
 
 
 def _words(text: str) -> set[str]:

@@ -134,7 +134,7 @@ def _sizes(normaliser: Mapping[str, float]) -> str:
 
 
 def _longest_in_training(records: Mapping[str, Record], model: str) -> int:
-    """Tokens, of QA1."""
+    """Tokens of the longest text that a model for QA1 was trained on."""
     settings = [one.configuration for one in records.values()]
     (longest,) = {
         max(stage["length"] for stage in one.recipe["training"]["curriculum"]) * one.context

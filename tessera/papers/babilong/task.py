@@ -247,9 +247,9 @@ class BABILong(Task):
         for row, sample in enumerate(samples):
             ids = np.concatenate([sample.context.tokens(), self.question_tokens(sample.question.text)])
             ending = self.answer_tokens(sample.question.answer)
-            whole = torch.from_numpy(np.concatenate([ids, ending]).astype(np.int64))
-            tokens[row, : len(whole)] = whole
-            target[row, len(ids) : len(whole)] = whole[len(ids) :]
+            row_tokens = torch.from_numpy(np.concatenate([ids, ending]).astype(np.int64))
+            tokens[row, : len(row_tokens)] = row_tokens
+            target[row, len(ids) : len(row_tokens)] = row_tokens[len(ids) :]
         return TokenExamples(tokens, target, tuple(samples))
 
     def question_tokens(self, question: str) -> np.ndarray:
@@ -306,7 +306,7 @@ class BABILong(Task):
         return 1 / len(self.labels)
 
     def held_apart(self, examples: TokenExamples) -> set[Hashable]:
-        """Stories and books."""
+        """The stories and books of these samples, which no other split may have."""
         stories = {sample.story.facts for sample in examples.details if sample.story.facts}
         return stories | {span.book.name for sample in examples.details for span in sample.context.spans}
 
