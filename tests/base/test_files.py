@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models
 from tessera.base.errors import TesseraError
 from tessera.base.files import (
     expect_output,
+    expect_plain_file,
     expect_writable,
     new_folder,
     write_atomically,
@@ -135,3 +136,16 @@ def test_a_folder_is_complete_or_absent(tmp_path):
     with pytest.raises(RuntimeError), new_folder(tmp_path / "folder") as folder:
         stop(folder)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("no", "does not exist"), (".", "is no plain file"), ("pipe", "is no plain file"), ("x" * 5000, "is no name")],
+    ids=["absent", "folder", "pipe", "long"],
+)
+def test_what_is_no_plain_file_is_said(tmp_path, name, reason):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    expect_plain_file(tmp_path / "file", "ask", "--samples")
+    with pytest.raises(TesseraError, match=f"ask: --samples must be a file; got .*, which {reason}"):
+        expect_plain_file(tmp_path / name, "ask", "--samples")

@@ -15,6 +15,8 @@ from tessera.data.sources import text_source
 from tessera.data.store import open_or_build
 from tessera.data.text_files import text_of_files
 from tessera.inspection.text import read_tokens
+from tessera.memory_files.answering import Answer
+from tessera.memory_files.certainty import Certainty
 from tessera.models.armt import ARMTState
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.papers.babilong.asking import PlantedText
@@ -269,14 +271,14 @@ def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path, monkeypatch):
         prompt = tokenizer(f"{question} <generate>", return_tensors="pt", add_special_tokens=False).input_ids
         assert prompt.shape[1] == 5
         memory = model(input_ids=tokens).memory_state
-        probabilities = model(input_ids=prompt, memory_state=memory, use_cache=True).logits[0, -1].detach().softmax(-1)
-        word = tokenizer.decode([int(probabilities.argmax())])
-        expected += [f"> {question}", f"{word} ({100 * float(probabilities.max()):.1f} %"]
-    lines = out.splitlines()
-    assert lines[::2] == expected[::2]
-    certain = [rf"{re.escape(one)}; that the text says so: \d+ %\)" for one in expected[1::2]]
-    doubtful = [rf"not in this text \(\d+ %; its guess is {re.escape(one)}\)\)" for one in expected[1::2]]
-    assert all(re.fullmatch(f"{sure}|{unsure}", line) for sure, unsure, line in zip(certain, doubtful, lines[1::2]))
+        with torch.no_grad():
+            logits = model(input_ids=prompt, memory_state=memory, use_cache=True).logits[:, -1]
+            without = model(input_ids=prompt, use_cache=True).logits[:, -1]
+        probability, word = logits.softmax(-1).max(-1)
+        certainty = float(Certainty.of(model).probabilities(logits, without, tokenizer.unk_token_id))
+        answer = Answer(tokenizer.decode(word), float(probability), prompt[0], word, certainty=certainty)
+        expected += [f"> {question}", answer.said()]
+    assert out.splitlines() == expected
     assert "whether a text answers at all: measured on" in err
     assert 'run knows questions such as "Where is Daniel?"' in err
     assert "guess" not in err

@@ -10,6 +10,7 @@ from tessera.base.errors import TesseraError
 from tessera.memory_files import certainty
 from tessera.memory_files.answering import Answer
 from tessera.memory_files.certainty import Certainty, features, fitted, measured
+from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.babilong import BABILong
 
 
@@ -36,30 +37,53 @@ def test_probabilities_are_those_with_which_the_text_answers():
         assert abs(float(is_there[chosen].mean() - chances[chosen].mean())) < 0.05
     assert found.questions == 20 * 64
     assert found.told == pytest.approx(float(((chances >= 0.5) == is_there.bool()).double().mean()), abs=0.03)
+    spoiled = [~part if index % 2 else part for index, part in enumerate(answered)]  # of the half that tests
+    other = fitted(rows, spoiled, tokens=100)
+    assert other.weights == found.weights
+    assert other.told == pytest.approx(1 - found.told)
 
 
-@pytest.mark.parametrize(("knows", "told"), [(True, (1.0, 1.0)), (False, (0.35, 0.8))])
+@pytest.mark.parametrize(("knows", "told"), [("", (0.35, 0.8)), ("less sure", (1.0, 1.0)), ("said anyway", (1.0, 1.0))])
 def test_a_model_that_knows_is_told_from_one_that_does_not(monkeypatch, knows, told):
+    """Where a text does not answer it is less sure, or says what it says without a text."""
     task = BABILong("qa1", vocab_size=250, facts_share=0.6)
     unknown = task.vocabulary.token_to_id("<unk>")
 
-    def question_logits(model, batch):
-        """Sure of its answer always; of one that stands nowhere less so, where it knows."""
-        labels = batch.labels.flatten(0, 1)
-        logits = torch.zeros(*labels.shape, 250)
-        logits[..., 30] = 6.0
-        if knows:
-            logits[(labels == unknown).any(-1), :, 30] = 3.0
+    def logits_of(tokens, answers, strength, of_unanswered):
+        """Of the token before the answer: 30 is likelier by so much; everywhere else 31."""
+        logits = torch.zeros(*tokens.shape, 250)
+        logits[..., 31] = 9.0
+        is_unanswered = (answers == unknown).any(-1)
+        rows, before = torch.arange(len(tokens)), (answers != IGNORED).int().argmax(-1) - 1
+        logits[rows, before, 31] = 0.0
+        logits[rows, before, 30] = torch.where(is_unanswered, of_unanswered, strength)
         return logits
 
+    asked = []
+
+    def question_logits(model, batch):
+        asked.append(batch)
+        labels = batch.labels.flatten(0, 1)
+        return logits_of(labels, labels, 6.0, 3.0 if knows == "less sure" else 6.0)
+
+    def read_on(model, ids, state):
+        labels = asked[-1].labels.flatten(0, 1)
+        assert torch.equal(ids, asked[-1].questions.flatten(0, 1))
+        return logits_of(ids, labels, 0.0, 6.0 if knows == "said anyway" else 0.0), None
+
     monkeypatch.setattr(certainty, "question_logits", question_logits)
-    monkeypatch.setattr(certainty, "read_on", lambda model, ids, state: (torch.zeros(*ids.shape, 250), None))
+    monkeypatch.setattr(certainty, "read_on", read_on)
     found = measured(SimpleNamespace(device="cpu"), task, 64, 32)
     assert told[0] <= found.told <= told[1]
     assert (found.tokens, len(found.weights)) == (64, 4)
+    counted = [batch.labels.flatten(0, 1)[batch.counts.flatten()] for batch in asked]
+    assert found.questions == sum(map(len, counted[1::2]))
+    nothing = [float((labels == unknown).any(-1).double().mean()) for labels in counted]
+    assert 0.5 < sum(nothing) / len(nothing) < 0.9, "half of the contexts, and half of the others' questions"
     sure, unsure = (torch.tensor([[0.0] * 30 + [high] + [0.0] * 219]) for high in (6.0, 3.0))
     chances = [float(found.probabilities(logits, torch.zeros(1, 250), unknown)) for logits in (sure, unsure)]
-    assert (chances[0] > 0.9 and chances[1] < 0.1) == knows
+    assert (chances[0] > 0.9 and chances[1] < 0.1) == (knows == "less sure")
+    assert (float(found.probabilities(sure, sure, unknown)) < 0.1) == (knows == "said anyway")
 
 
 def test_what_an_answer_looks_like():

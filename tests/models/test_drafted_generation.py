@@ -147,11 +147,14 @@ def test_tokens_are_the_same_over_ten_thousand_prompts():
         assert torch.equal(generate(model, ids, prompt_lookup_num_tokens=5, **options), generate(model, ids, **options))
 
 
-def test_right_drafts_save_calls(monkeypatch):
-    model = make("v1")
-    calls = counted(model, monkeypatch)
+def test_right_drafts_save_calls_and_wrong_ones_copy_no_pairs(monkeypatch):
+    model, grown, grow = make("v1"), [], PairStore._grown
+    monkeypatch.setattr(PairStore, "_grown", lambda store, end: grown.append(end) or grow(store, end))
+    generate(model, prompt(0))
+    plain, calls = len(grown), counted(model, monkeypatch)
     generate(model, prompt(0), prompt_lookup_num_tokens=8)
     assert len(calls) < 0.6 * 40
+    assert len(grown) == 2 * plain
 
 
 @pytest.mark.parametrize("name", ["v1", "armt", "armt around v1"])
@@ -222,6 +225,15 @@ def test_wrong_drafts_cost_little(steps_per_block):
         balance.learn(1, 0, 1)
     balance.learn(9, 8, 9)
     assert balance.next() > 0, "and they come back where they are right"
+    for _ in range(1000):
+        balance.learn(9, 8, 9)
+    assert balance.next() == 8
+    wrong = 0
+    while (drafted := balance.next()) and wrong < 100_000:
+        balance.learn(1 + drafted, drafted, 1)
+        wrong += 1
+    assert balance.length == 1
+    assert wrong < 500, "what they gave long ago is forgotten"
 
 
 def test_lookup_finds_what_followed_the_longest_match():

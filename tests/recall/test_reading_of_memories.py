@@ -90,15 +90,32 @@ def test_forks_of_a_state_file_their_own_pairs(monkeypatch):
         torch.testing.assert_close(recalled, scanned, rtol=0, atol=1e-10)
 
 
+def test_what_was_filed_of_pairs_that_are_taken_back_is_gone(monkeypatch):
+    memory = memory_of(ContextualMemory, "biweight")
+    generator = torch.Generator().manual_seed(2)
+    x, wrong, right = torch.randn(3, 1, 150, 16, generator=generator, dtype=torch.double)
+    outputs = []
+    for shortest in (1 << 60, 64):
+        monkeypatch.setattr(reading, "SHORTEST", shortest)
+        with torch.inference_mode():
+            _, state = memory(x[:, :100], keep_state=True)
+            _, state = memory(x[:, 100:101], state, keep_state=True)  # in buffers with room to spare
+            memory(wrong[:, :40], state, keep_state=True)
+            state.take_back()
+            outputs.append(memory(right[:, :40], state, keep_state=True)[0])
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-10)
+
+
 def test_what_the_index_cannot_do_is_scanned(monkeypatch):
-    """Gradients, Gaussian memories, and weights that somebody looks at."""
+    """Gradients, Gaussian memories, heads with kernels of their own, and weights that somebody looks at."""
     monkeypatch.setattr(reading, "SHORTEST", 16)
     calls = count_calls(monkeypatch)
     x = torch.randn(1, 64, 16, dtype=torch.double)
     memory = memory_of(ContextualMemory, "biweight")
     output, _ = memory(x)
     output.sum().backward()
-    read(memory_of(ContextualMemory, "gaussian"), x, [40, 64])
+    for kernel in ("gaussian", "entmax"):
+        read(memory_of(ContextualMemory, kernel), x, [40, 64])
     with intercepted(lambda call, run: run(call)):
         read(memory, x, [40, 64])
     assert not calls
