@@ -152,6 +152,8 @@ def attention_mask(*arguments: Any, local_size: int | None = None, **options: An
 
 
 def _attention_of(name: str, kernel_of: Callable[[PreTrainedConfig], Kernel]) -> Callable[..., Any]:
+    """The attention function, as transformers calls it, of the kernel for a model's configuration."""
+
     def attention(
         module: nn.Module,
         query: Float[Tensor, "B H T K"],
@@ -163,6 +165,7 @@ def _attention_of(name: str, kernel_of: Callable[[PreTrainedConfig], Kernel]) ->
         is_causal: bool | None = None,
         **options: Any,
     ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H T N"] | None]:
+        """(output, weights where the model is asked for them); G heads of keys serve H heads of queries."""
         for option, meaning in REFUSED.items():
             if options.get(option) is not None:
                 raise TesseraError(f'{name}: {meaning} must be absent; {type(module).__name__} has it. Use "eager".')

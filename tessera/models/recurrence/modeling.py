@@ -274,15 +274,20 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
             _check_positions(where, position_ids, text)
         state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
         loss = self._loss(labels, shift_labels, loss_mask, text)
-        returns_dict = self.config.return_dict if return_dict is None else return_dict
-        skip = (self.training and loss is not None and returns_dict) if skip_logits is None else skip_logits
-        hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        is_lazy = skip and skip_logits is None and not torch.compiler.is_compiling()
-        kept = None if skip and not is_lazy else logits_to_keep
-        attentions = bool(self.config.output_attentions if output_attentions is None else output_attentions)
-        before = 0 if cache is None else cache.total
-        head = plain_lm_head(self.base)
-        collector = Collector(text, head, loss, kept, bool(hidden_states), attentions, before, is_lazy)
+        config = self.config
+        returns_dict = config.return_dict if return_dict is None else return_dict
+        is_deferred = skip_logits is None and self.training and loss is not None and returns_dict
+        is_lazy = is_deferred and not torch.compiler.is_compiling()
+        collector = Collector(
+            text,
+            plain_lm_head(self.base),
+            loss,
+            None if skip_logits or (is_deferred and not is_lazy) else logits_to_keep,
+            config.output_hidden_states if output_hidden_states is None else output_hidden_states,
+            config.output_attentions if output_attentions is None else output_attentions,
+            0 if cache is None else cache.total,
+            is_lazy,
+        )
         runner = self.segment_runner(cache is None)
         reading = read(
             runner,
@@ -296,18 +301,15 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         )
         penalty = runner.memory.penalty()
         value = None if loss is None else loss.value(num_items_in_batch)
-        logits: Tensor | LazyLogits | None = collector.logits.value()
-        if is_lazy:
-            output_head = self.get_output_embeddings()
-            logits = LazyLogits(output_head, collector.head_input(), output_head)
+        head = self.get_output_embeddings()
         output = SegmentedOutput(
             loss=value if value is None or penalty is None or not self.training else value + penalty,
-            logits=logits,
+            logits=LazyLogits(head, collector.head_input(), head) if is_lazy else collector.logits.value(),
             past_key_values=reading.cache,
             memory_state=reading.memory,
             segment_states=reading.states if output_segment_states else None,
-            hidden_states=collector.hidden_states_of_layers() if hidden_states else None,
-            attentions=collector.attentions_of_layers() if attentions else None,
+            hidden_states=collector.hidden_states_of_layers(),
+            attentions=collector.attentions_of_layers(),
             penalty=penalty,
         )
         return output if returns_dict else output.to_tuple()
