@@ -11,18 +11,16 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tessera.base.errors import expect
-from tessera.inspection.lens import Lens
 from tessera.inspection.reading import Reading
 from tessera.inspection.recall import QueryRecall, observe_recalls
 from tessera.inspection.removal import Removal, without
 from tessera.inspection.segments import SegmentObserver
 from tessera.inspection.sites import LAYER, Site, find_sites, own_residual
-from tessera.inspection.stored import describe_memory
+from tessera.inspection.stored import Lens, describe_memory
 from tessera.inspection.text import TokenTexts
 from tessera.inspection.trace import MemoryTrace, Trace
 from tessera.kernels import Gaussian
-from tessera.layers.gated_key_extractor import GatedKeyExtractor
-from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
+from tessera.layers.key_extractors import GatedKeyExtractor, LeakyKeyExtractor
 from tessera.models.recurrence import MemoryState
 from tessera.models.stack_state import StackState
 

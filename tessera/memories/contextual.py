@@ -5,7 +5,7 @@ from torch import Tensor
 from tessera.base.shapes import Float
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.layers.bandwidth import Bandwidth
-from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
+from tessera.layers.key_extractors import LeakyKeyExtractor
 from tessera.layers.scaled_output import ScaledOutput
 from tessera.layers.value_extractors import VALUE_EXTRACTORS
 from tessera.memories.pair_memory import PairMemory

@@ -12,7 +12,7 @@ from tessera.base.shapes import Float, Int
 from tessera.base.state import State
 from tessera.kernels import Entmax, Kernel, kernel_from_config
 from tessera.layers.bandwidth import Bandwidth
-from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
+from tessera.layers.key_extractors import LeakyKeyExtractor
 from tessera.layers.learned_alpha import LearnedAlpha
 from tessera.layers.scaled_output import ScaledOutput
 from tessera.memories.documents import continued_carry, continued_documents

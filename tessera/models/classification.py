@@ -23,13 +23,10 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
-from tessera.models.linear_attention import LinearAttentionConfig
-from tessera.models.linear_attention.modeling import LinearAttentionPreTrainedModel
+from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionPreTrainedModel
 from tessera.models.lstm import LSTMConfig, LSTMModel, LSTMPreTrainedModel
-from tessera.models.memory_mosaic import MemoryMosaicConfig
-from tessera.models.memory_mosaic.modeling import MemoryMosaicPreTrainedModel
-from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
-from tessera.models.memory_mosaic_v2.modeling import MemoryMosaicV2PreTrainedModel
+from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicPreTrainedModel
+from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2PreTrainedModel
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
 from tessera.models.recurrence.modeling import SegmentedPreTrainedModel
 from tessera.models.rmt import RMTConfig, RMTForCausalLM

@@ -83,16 +83,24 @@ class NormalInitialization(StackPreTrainedModel):
                 init.normal_(linear.weight, 0.0, std / math.sqrt(2 * self.config.num_layers))
 
 
-class StackModel(StackPreTrainedModel):
-    """Embedding, layers, final norm. Subclasses provide `make_layer(config)` and `make_norm(config)`.
+def rms_norm(config) -> nn.RMSNorm:
+    """Of the width and with the epsilon of a configuration."""
+    return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    A layer is called as `layer(hidden, state=..., documents=..., keep_state=...)` and returns hidden and its state.
+
+class StackModel(StackPreTrainedModel):
+    """Embedding, layers, final norm. Subclasses name their `layer_class`, and `make_norm` unless it is an RMS norm.
+
+    Both are called with the configuration. A layer is called as `layer(hidden, state=..., documents=...,
+    keep_state=...)` and returns hidden and its state.
     """
+
+    make_norm = staticmethod(rms_norm)
 
     def __init__(self, config):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(self.make_layer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(self.layer_class(config) for _ in range(config.num_layers))
         self.norm = self.make_norm(config)
         self.gradient_checkpointing = False
         self._fingerprint = Fingerprint()

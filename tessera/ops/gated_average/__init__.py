@@ -7,8 +7,7 @@ from tessera.base.arguments import explains_mistakes
 from tessera.base.shapes import Float, Int
 from tessera.ops.backends import Backends
 from tessera.ops.gated_average import chunked, reference, triton
-from tessera.ops.gated_average.call import GatedAverageCall
-from tessera.ops.gated_average.state import GatedAverageState
+from tessera.ops.gated_average.call import GatedAverageCall, GatedAverageState
 from tessera.ops.linear_recurrence.call import document_starts, expect_sequence
 
 # In order of preference: the first that supports the call runs it.

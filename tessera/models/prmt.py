@@ -1,4 +1,4 @@
-"""PRMT as a Hugging Face model around any causal language model."""
+"""PRMT: every layer passes its memory tokens' states to the next segment (parallel-memory RMT)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
