@@ -151,13 +151,15 @@ def _leaks(model: PreTrainedModel) -> list[float]:
     return [leak for memory in memories for leak in memory.key_extractor.decay().tolist()]
 
 
+RECIPES = "The published trainings are recipes: `tessera train babistories-1 data.source=PATH`, for example."
 EXPERIMENT = Experiment(
     LIBRARY["attention_profiles"],
-    settings=ProfileSettings,
-    plan=plan,
-    execute=execute,
-    tables=report.tables,
-    plot=report.plot,
-    models=tuple(MODELS),
-    published="The published trainings are recipes: `tessera train babistories-1 data.source=PATH`, for example.",
+    ProfileSettings,
+    plan,
+    execute,
+    report.tables,
+    report.plot,
+    tuple(MODELS),
+    (),
+    RECIPES,
 )

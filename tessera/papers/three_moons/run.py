@@ -120,13 +120,7 @@ def evaluate(
     return errors_of
 
 
+PUBLISHED = "The first round of --budget cpu is the published training."
 EXPERIMENT = Experiment(
-    LIBRARY["three_moons"],
-    settings=MoonSettings,
-    plan=plan,
-    execute=execute,
-    tables=report.tables,
-    plot=report.plot,
-    models=tuple(VARIANTS),
-    published="The first round of --budget cpu is the published training.",
+    LIBRARY["three_moons"], MoonSettings, plan, execute, report.tables, report.plot, tuple(VARIANTS), (), PUBLISHED
 )
