@@ -81,13 +81,13 @@ def answers_questions(tokenizer: "PreTrainedTokenizerFast") -> bool:
     return getattr(tokenizer, "answer_token", None) is not None
 
 
-def require_known_words(tokenizer: "PreTrainedTokenizerFast", text: str, what: str, where: str = "ask") -> None:
+def require_known_words(tokenizer: "PreTrainedTokenizerFast", text: str, what: str) -> None:
     """Raise `TesseraError` for words that the tokenizer has no token for: the model cannot tell them apart."""
     read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     pairs = zip(read["input_ids"], read["offset_mapping"])
     unknown = [text[first:last] for token, (first, last) in pairs if token == tokenizer.unk_token_id]
     listed = ", ".join(dict.fromkeys(unknown))
-    expect(not unknown, where, what, "be of words that the model knows", f"{text!r}: it does not know {listed}")
+    expect(not unknown, "ask", what, "be of words that the model knows", f"{text!r}: it does not know {listed}")
 
 
 @torch.no_grad()
