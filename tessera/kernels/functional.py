@@ -13,7 +13,7 @@ from tessera.base.devices import is_readable
 from tessera.base.errors import expect
 from tessera.base.first_derivative import only_first_derivative
 from tessera.base.shapes import Float
-from tessera.kernels.base import Kernel
+from tessera.kernels.base import Kernel, Rows
 from tessera.kernels.gaussian import Gaussian
 from tessera.kernels.nearest_neighbours import NearestNeighbours
 from tessera.kernels.normalized_relu import NormalizedReLU
@@ -92,7 +92,7 @@ def _along(scores: Float[Tensor, "*shape"], dim: int, kernel: Kernel) -> Tensor:
 STEPS = {torch.float32: 32, torch.float64: 64}  # of bisection: each gives a binary digit of the threshold
 
 
-def entmax_of_rows(scores: Float[Tensor, "*rows N"], alpha: Float[Tensor, "*#rows 1"]) -> Float[Tensor, "*rows N"]:
+def entmax_of_rows(scores: Rows, alpha: Float[Tensor, "*#rows 1"]) -> Rows:
     """`p_i = [(alpha - 1) s_i - tau]_+^(1 / (alpha - 1))`, differentiable in scores and alpha > 1.
 
     Entries of -inf are absent, rows of nothing else 0. The threshold is found by bisection. Derivatives as in Correia

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.base.arguments import explains_mistakes
-from tessera.base.shapes import Float, Int
+from tessera.base.shapes import Documents, Float, Int
 from tessera.kernels import Kernel
 
 
@@ -38,7 +38,7 @@ class Bandwidth(nn.Module):
 
     @explains_mistakes
     def forward(
-        self, kernel: Kernel, num_pairs: Int[Tensor, "B T"] | None = None
+        self, kernel: Kernel, num_pairs: Documents = None
     ) -> tuple[Float[Tensor, "H 1"], Float[Tensor, "H 1"] | None]:
         """Slope and intercept (H, 1) of the scores, for every step alike, whatever the number of pairs."""
         slope, intercept = kernel.affine(self.log_inverse_bandwidth.exp()[:, None])

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tessera.base.arguments import explains_mistakes
-from tessera.base.shapes import Float, Int
+from tessera.base.shapes import Documents, Float, Hidden
 from tessera.ops.gated_average import GatedAverageState, gated_average
 from tessera.ops.leaky_average import leaky_average
 from tessera.ops.unit_norm import unit_norm
@@ -51,10 +51,7 @@ class LeakyKeyExtractor(nn.Module):
 
     @explains_mistakes
     def forward(
-        self,
-        x: Float[Tensor, "B T hidden"],
-        carry: Float[Tensor, "B H carried"] | None = None,
-        documents: Int[Tensor, "B T"] | None = None,
+        self, x: Hidden, carry: Float[Tensor, "B H carried"] | None = None, documents: Documents = None
     ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H carried"]]:
         """Unit keys (B, H, T, K) of `x` (B, T, hidden), and the new carry kbar_T (B, H, K)."""
         candidates = self.projection(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -82,10 +79,7 @@ class GatedKeyExtractor(nn.Module):
 
     @explains_mistakes
     def forward(
-        self,
-        x: Float[Tensor, "B T hidden"],
-        carry: GatedAverageState | None = None,
-        documents: Int[Tensor, "B T"] | None = None,
+        self, x: Hidden, carry: GatedAverageState | None = None, documents: Documents = None
     ) -> tuple[Float[Tensor, "B H T K"], GatedAverageState]:
         """Unit keys (B, H, T, K) of `x` (B, T, hidden), and the new carry."""
         candidates = self.projection(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

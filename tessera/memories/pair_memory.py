@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
-from tessera.base.shapes import Float, Int
+from tessera.base.shapes import Documents, Float, Hidden, Int
 from tessera.base.state import State
 from tessera.kernels import Entmax, Kernel
 from tessera.layers.learned_alpha import LearnedAlpha
@@ -71,18 +71,14 @@ class PairMemory(nn.Module):
         self.output = output
         self.learned_alpha = LearnedAlpha(self._sizes()[0], kernel) if isinstance(kernel, Entmax) else None
 
-    def combine(self, recalled: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T hidden"]:
+    def combine(self, recalled: Float[Tensor, "B H T V"]) -> Hidden:
         """(B, T, hidden) of the heads' answers (B, H, T, V)."""
         return self.output(recalled.transpose(1, 2).flatten(2))
 
     @explains_mistakes
     def forward(
-        self,
-        x: Float[Tensor, "B T hidden"],
-        state: PairMemoryState | None = None,
-        documents: Int[Tensor, "B T"] | None = None,
-        keep_state: bool = False,
-    ) -> tuple[Float[Tensor, "B T hidden"], PairMemoryState | None]:
+        self, x: Hidden, state: PairMemoryState | None = None, documents: Documents = None, keep_state: bool = False
+    ) -> tuple[Hidden, PairMemoryState | None]:
         """What the memory recalls at each step of `x` (B, T, hidden): (B, T, hidden), and the state after the last.
 
         `state` continues an earlier call. `documents` (B, T): pairs are recalled within their document only, and
@@ -113,13 +109,8 @@ class PairMemory(nn.Module):
         return extractor.num_heads, extractor.projection.out_features
 
     def recall(
-        self,
-        x: Float[Tensor, "B T hidden"],
-        state: PairMemoryState | None,
-        documents: Int[Tensor, "B T"] | None,
-        keep_state: bool,
-        window: Window,
-    ) -> tuple[Float[Tensor, "B T hidden"], PairMemoryState | None]:
+        self, x: Hidden, state: PairMemoryState | None, documents: Documents, keep_state: bool, window: Window
+    ) -> tuple[Hidden, PairMemoryState | None]:
         """`forward` with `window` in place of the memory's own."""
         if x.dim() != 3 or x.shape[1] == 0:
             expect(False, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
@@ -155,9 +146,7 @@ class PairMemory(nn.Module):
         return output, PairMemoryState(kept, carry, keys[:, :, -1:], now[:, :, -1:], document, position)
 
 
-def steps_in_document(
-    x: Float[Tensor, "B T hidden"], state: PairMemoryState | None, documents: Int[Tensor, "B T"] | None
-) -> Int[Tensor, "#B T"]:
+def steps_in_document(x: Hidden, state: PairMemoryState | None, documents: Documents) -> Int[Tensor, "#B T"]:
     """Steps counted from 1 within their document: (B, T), or (1, T) when all sequences agree."""
     steps = torch.arange(1, x.shape[1] + 1, device=x.device)[None]
     before: int | Tensor = 0
@@ -194,7 +183,7 @@ def completed_pairs(
     now: Float[Tensor, "B H T V"],
     next_: Float[Tensor, "B H T V"],
     state: Pending | None,
-    documents: Int[Tensor, "B T"] | None,
+    documents: Documents,
     norm_eps: float = 0.0,
 ) -> PairStore:
     """The pairs known at the last step: those of `state`, its pending pair, and all but the last of this call.

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
-from tessera.base.shapes import Float, Int
+from tessera.base.shapes import Documents, Hidden, Int
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.layers.bandwidth import AdaptiveBandwidth
 from tessera.layers.key_extractors import GatedKeyExtractor
@@ -61,11 +61,11 @@ class LongTermMemory(PairMemory):
     @explains_mistakes
     def forward(
         self,
-        x: Float[Tensor, "B T hidden"],
+        x: Hidden,
         state: PairMemoryState | None = None,
-        documents: Int[Tensor, "B T"] | None = None,
+        documents: Documents = None,
         keep_state: bool = False,
         delay: int | Int[Tensor, " B"] = 1,
-    ) -> tuple[Float[Tensor, "B T hidden"], PairMemoryState | None]:
+    ) -> tuple[Hidden, PairMemoryState | None]:
         """See `PairMemory.forward`. `delay`: m, one for all or one per sequence (B,)."""
         return self.recall(x, state, documents, keep_state, Window(delay=delay))

@@ -1,7 +1,7 @@
 """What all of the library's language models share: a stack of layers with memories, as Hugging Face models."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol, runtime_checkable
 
@@ -95,7 +95,7 @@ class StackModel(StackPreTrainedModel):
     keep_state=...)` and returns hidden and its state.
     """
 
-    make_norm = staticmethod(rms_norm)
+    make_norm: Callable[[Any], nn.Module] = staticmethod(rms_norm)
 
     def __init__(self, config):
         super().__init__(config)
