@@ -43,13 +43,11 @@ class LinearAttentionConfig(StrictConfig):
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
         problems = self.positive("vocab_size", "hidden_size", "num_layers", "num_heads")
-        if not problems and self.hidden_size % (4 * self.num_heads):
-            problems.append(
-                f"hidden_size must be a multiple of 4 num_heads ({4 * self.num_heads}); got {self.hidden_size}."
-            )
-        if self.variant not in VARIANTS:
-            problems.append(f"variant must be one of {', '.join(VARIANTS)}; got {self.variant!r}.")
-        return problems
+        if not problems:
+            unit = 4 * self.num_heads
+            is_multiple = self.hidden_size % unit == 0
+            problems = self.broken((is_multiple, "hidden_size", f"be a multiple of 4 num_heads ({unit})"))
+        return problems + self.one_of(variant=VARIANTS)
 
 
 class LinearAttentionLayer(GradientCheckpointingLayer):

@@ -9,7 +9,6 @@ from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tessera.base.errors import TesseraError
 from tessera.kernels import kernel_from_config
 from tessera.layers.bandwidth import Bandwidth
 from tessera.layers.key_extractors import LeakyKeyExtractor
@@ -102,30 +101,22 @@ class MemoryMosaicConfig(StrictConfig):
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
         sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_persistent_banks", "contextual_delay")
-        problems = self.positive(*sizes)
-        if not problems and self.hidden_size % self.num_heads:
-            problems.append(f"num_heads must divide hidden_size ({self.hidden_size}); got {self.num_heads}.")
-        if not isinstance(self.num_persistent_slots, int) or self.num_persistent_slots < 0:
-            problems.append(f"num_persistent_slots must be a non-negative integer; got {self.num_persistent_slots!r}.")
-        optional = ("contextual_weight_dropout",) if self.contextual_weight_dropout is not None else ()
+        problems = self.positive(*sizes) or self.divided_by_heads()
+        slots = self.num_persistent_slots
+        optional = [] if self.contextual_weight_dropout is None else ["contextual_weight_dropout"]
         problems += self.probabilities("weight_dropout", "head_dropout", "residual_dropout", *optional)
-        for name in ("key_norm_eps", "persistent_key_norm_eps"):
-            if getattr(self, name) is not None and not getattr(self, name) >= 0:
-                problems.append(f"{name} must be at least 0; got {getattr(self, name)!r}.")
-        if self.initialization not in INITIALIZATIONS:
-            problems.append(f"initialization must be one of {', '.join(INITIALIZATIONS)}; got {self.initialization!r}.")
-        if self.value_extractor not in VALUE_EXTRACTORS:
-            problems.append(
-                f"value_extractor must be one of {', '.join(VALUE_EXTRACTORS)}; got {self.value_extractor!r}."
-            )
-        if self.norm_position not in NORM_POSITIONS:
-            problems.append(f"norm_position must be one of {', '.join(NORM_POSITIONS)}; got {self.norm_position!r}.")
-        for name in ("kernel", "persistent_kernel"):
-            try:
-                kernel_from_config(getattr(self, name))
-            except TesseraError as error:
-                problems.append(f"{name}: {error}")
-        return problems
+        epsilons = {name: getattr(self, name) for name in ("key_norm_eps", "persistent_key_norm_eps")}
+        return [
+            *problems,
+            *self.broken(
+                (isinstance(slots, int) and slots >= 0, "num_persistent_slots", "be a non-negative integer"),
+                *((eps is None or eps >= 0, name, "be at least 0") for name, eps in epsilons.items()),
+            ),
+            *self.one_of(
+                initialization=INITIALIZATIONS, value_extractor=VALUE_EXTRACTORS, norm_position=NORM_POSITIONS
+            ),
+            *self.kernels("kernel", "persistent_kernel"),
+        ]
 
 
 class MemoryMosaicLayer(GradientCheckpointingLayer):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tessera.base.errors import TesseraError, expect
+from tessera.base.errors import expect
 from tessera.kernels import kernel_from_config
 from tessera.layers.bandwidth import AdaptiveBandwidth
 from tessera.layers.learned_alpha import LearnedAlpha
@@ -78,20 +78,15 @@ class MemoryMosaicV2Config(StrictConfig):
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
         sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "long_term_delay")
-        problems = self.positive(*sizes, "short_term_span")
-        if not problems and self.hidden_size % self.num_heads:
-            problems.append(f"num_heads must divide hidden_size ({self.hidden_size}); got {self.num_heads}.")
-        if not problems and self.short_term_span < 2:
-            problems.append(f"short_term_span must be at least 2; got {self.short_term_span}.")
+        problems = self.positive(*sizes, "short_term_span") or [
+            *self.divided_by_heads(),
+            *self.broken((self.short_term_span >= 2, "short_term_span", "be at least 2")),
+        ]
         bounds = self.training_long_term_delay
         are_integers = isinstance(bounds, (list, tuple)) and all(type(bound) is int for bound in bounds)
         if not (are_integers and len(bounds) == 2 and 1 <= bounds[0] <= bounds[1]):
             problems.append(f"training_long_term_delay must be two integers 1 <= lowest <= highest; got {bounds!r}.")
-        try:
-            kernel_from_config(self.kernel)
-        except TesseraError as error:
-            problems.append(f"kernel: {error}")
-        return problems
+        return problems + self.kernels("kernel")
 
 
 LayerState = tuple[PairMemoryState, PairMemoryState | None]

@@ -34,10 +34,7 @@ class PRMTConfig(SegmentedConfig):
 
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
-        problems = super().problems()
-        if self.recurrence not in RECURRENCES:
-            problems.append(f"recurrence must be one of {', '.join(RECURRENCES)}; got {self.recurrence!r}.")
-        return problems
+        return super().problems() + self.one_of(recurrence=RECURRENCES)
 
 
 @dataclass(frozen=True)

@@ -47,25 +47,22 @@ class ARMTConfig(SegmentedConfig):
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
         problems = super().problems() + self.positive("memory_dim", "num_rolls")
-        if not problems and self.num_rolls >= 2 * self.memory_dim:
-            problems.append(f"num_rolls must lie below 2 memory_dim ({2 * self.memory_dim}); got {self.num_rolls}.")
-        if self.update_order not in UPDATE_ORDERS:
-            problems.append(f"update_order must be one of {', '.join(UPDATE_ORDERS)}; got {self.update_order!r}.")
-        if not isinstance(self.correction, bool):
-            problems.append(f"correction must be True or False; got {self.correction!r}.")
-        if not isinstance(self.epsilon, float) or self.epsilon <= 0:
-            problems.append(f"epsilon must be a positive number; got {self.epsilon!r}.")
-        if not isinstance(self.strength_stretch, (int, float)) or self.strength_stretch < 0:
-            problems.append(f"strength_stretch must be a number of at least 0; got {self.strength_stretch!r}.")
-        if not isinstance(self.strength_threshold, (int, float)) or not 0 <= self.strength_threshold < 1:
-            problems.append(
-                f"strength_threshold must be a number of at least 0 and below 1; got {self.strength_threshold!r}."
-            )
-        if not isinstance(self.gate_penalty, (int, float)) or self.gate_penalty < 0:
-            problems.append(f"gate_penalty must be a number of at least 0; got {self.gate_penalty!r}.")
-        elif self.gate_penalty and not self.strength_stretch:
-            problems.append(
-                "gate_penalty must be 0 without a strength_stretch above 0, by which gates can close; "
-                f"got {self.gate_penalty!r}."
-            )
-        return problems
+        if not problems:
+            width = 2 * self.memory_dim
+            problems = self.broken((self.num_rolls < width, "num_rolls", f"lie below 2 memory_dim ({width})"))
+        stretch, threshold, penalty = self.strength_stretch, self.strength_threshold, self.gate_penalty
+        is_penalty = isinstance(penalty, (int, float)) and penalty >= 0
+        closes = not (is_penalty and penalty) or bool(stretch)
+        problems += self.one_of(update_order=UPDATE_ORDERS)
+        return problems + self.broken(
+            (isinstance(self.correction, bool), "correction", "be True or False"),
+            (isinstance(self.epsilon, float) and self.epsilon > 0, "epsilon", "be a positive number"),
+            (isinstance(stretch, (int, float)) and stretch >= 0, "strength_stretch", "be a number of at least 0"),
+            (
+                isinstance(threshold, (int, float)) and 0 <= threshold < 1,
+                "strength_threshold",
+                "be a number of at least 0 and below 1",
+            ),
+            (is_penalty, "gate_penalty", "be a number of at least 0"),
+            (closes, "gate_penalty", "be 0 without a strength_stretch above 0, by which gates can close"),
+        )

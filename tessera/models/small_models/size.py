@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from tessera.base.dataclass_io import is_count
 from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.kernels import kernel_from_config
 from tessera.models.registry import MODELS
@@ -64,8 +65,7 @@ class ModelSize:
             if name in NO_COUNTS or value is None:
                 continue
             least = 0 if name == "num_persistent_slots" else 1
-            is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
-            expect(is_count, where, name, "be a positive integer", repr(value))
+            expect(is_count(value, least), where, name, "be a positive integer", repr(value))
         divides = self.hidden_size % self.num_heads == 0
         expect(divides, where, "num_heads", f"divide hidden_size ({self.hidden_size})", self.num_heads)
         kernel_from_config(self.kernel)
