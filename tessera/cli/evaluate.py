@@ -120,7 +120,7 @@ def _own_task(folders: list[str]) -> str | None:
     from tessera.training.run_data import trained_task
 
     trained = [trained_task(folder) for folder in folders]
-    names = {None if one is None else str(one.settings["name"]) for one in trained}
+    names = {None if questions is None else str(questions.settings["name"]) for questions in trained}
     alike = "one kind, or --data or --task be given"
     expect(len(names) == 1, "eval", "models", f"be trained on {alike}", ", ".join(sorted(map(str, names))))
     return names.pop()

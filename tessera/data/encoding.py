@@ -81,5 +81,5 @@ def token_stream(
 
 def _first_token(encoding, begin: int, end: int) -> int:
     """The number of the first token that stands for a character from `begin` on; all of them, if none does."""
-    numbers = (encoding.char_to_token(place) for place in range(begin, end))
+    numbers = (encoding.char_to_token(character) for character in range(begin, end))
     return next((number for number in numbers if number is not None), len(encoding.ids))

@@ -236,9 +236,12 @@ def _rows(samples: dict[str, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
     """A row for each sample of each task: prompt, target, answer, and its scores."""
     for task, of_task in samples.items():
         for sample in of_task:
-            asked = {"prompt": sample["arguments"][0][0], "asked": [arguments[1:] for arguments in sample["arguments"]]}
-            answered = {"target": sample["target"], "answer": sample["filtered_resps"]}
-            yield {"task": task, **asked, **answered, **{name: sample[name] for name in sample["metrics"]}}
+            question = {
+                "prompt": sample["arguments"][0][0],
+                "asked": [arguments[1:] for arguments in sample["arguments"]],
+            }
+            outcome = {"target": sample["target"], "answer": sample["filtered_resps"]}
+            yield {"task": task, **question, **outcome, **{name: sample[name] for name in sample["metrics"]}}
 
 
 def evaluate_tasks(

@@ -141,8 +141,8 @@ def _print_text(report: Report) -> None:
     print(f"bits per byte  {report['bits_per_byte']:.4f}")
     print("loss by position (tokens of context: nats/token)")
     curve = np.array([np.nan if value is None else value for value in report["loss_by_position"]])
-    for place, loss in zip(*binned(curve, per_octave=1)):
-        print(f"  {place:8.0f}: {loss:.4f}")
+    for position, loss in zip(*binned(curve, per_octave=1)):
+        print(f"  {position:8.0f}: {loss:.4f}")
 
 
 def _text(report: Report) -> str:

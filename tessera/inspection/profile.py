@@ -88,8 +88,8 @@ def recalled_text(
     expect(has_head, where, "head", f"lie in 0..{memory.num_heads - 1} of {memory.name}", head)
     heads = range(memory.num_heads) if head is None else [head]
     weights = torch.zeros(len(trace.tokens))
-    for one in heads:
-        pairs, values = memory.recalled(trace.queries.tolist().index(query), one)
+    for number in heads:
+        pairs, values = memory.recalled(trace.queries.tolist().index(query), number)
         in_text = pairs >= 0
         weights[pairs[in_text].long()] += values[in_text] / len(heads)
     return _draw_text(

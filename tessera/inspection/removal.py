@@ -69,8 +69,8 @@ def without(reading: Reading, removal: Removal | None) -> Iterator[None]:
             else:
                 stack.enter_context(intercepted(remover.regression))
             yield
-            place = f"be stored by {removal.site.kind} of layer {removal.site.layer}"
-            expect(remover.is_present, "loss_of", "pair", place, removal.pair)
+            requirement = f"be stored by {removal.site.kind} of layer {removal.site.layer}"
+            expect(remover.is_present, "loss_of", "pair", requirement, removal.pair)
 
 
 def _add_nothing(module: nn.Module, arguments: tuple, output: Tensor | tuple) -> Tensor | tuple:

@@ -78,8 +78,8 @@ class MemoryTrace:
     def recalled(self, query: int, head: int) -> tuple[Tensor, Tensor]:
         """Pairs and weights of the query with this number (in `Trace.queries`) and head, heaviest first."""
         rows, pairs, weights = self.all_recalled
-        place = query * self.num_heads + head
-        here = slice(int(rows[place]), int(rows[place + 1]))
+        row = query * self.num_heads + head
+        here = slice(int(rows[row]), int(rows[row + 1]))
         return pairs[here], weights[here]
 
     @property
@@ -184,12 +184,12 @@ class Trace:
             if memory.recalls:
                 rows, pairs, weights = memory.all_recalled
                 counts = rows.diff()
-                place = torch.arange(len(counts)).repeat_interleave(counts)
+                row = torch.arange(len(counts)).repeat_interleave(counts)
                 columns = {
                     "layer": memory.layer,
                     "memory": memory.kind,
-                    "head": (place % memory.num_heads).numpy(),
-                    "query": self.queries[place // memory.num_heads].numpy(),
+                    "head": (row % memory.num_heads).numpy(),
+                    "query": self.queries[row // memory.num_heads].numpy(),
                     "pair": pairs.numpy(),
                     "weight": weights.numpy(),
                 }
@@ -206,7 +206,7 @@ class Trace:
         memories: list[dict[str, Any]] = []
         plain = {"model": self.model, "tokens": self.tokens, "vocabulary": self.vocabulary, "memories": memories}
         for index, memory in enumerate(self.memories):
-            values = {one.name: getattr(memory, one.name) for one in fields(memory)}
+            values = {item.name: getattr(memory, item.name) for item in fields(memory)}
             present = {name: value for name, value in values.items() if torch.is_tensor(value)}
             tensors |= {f"memories/{index}/{name}": value.contiguous() for name, value in present.items()}
             memories.append({k: v for k, v in values.items() if v is not None and k not in present})

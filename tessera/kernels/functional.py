@@ -42,10 +42,10 @@ def entmax(
         alpha = alpha.expand(1)
     one_per_row = list(scores.shape)
     one_per_row[dim] = 1
-    fits = alpha.dim() <= scores.dim() and all(
+    broadcasts = alpha.dim() <= scores.dim() and all(
         size in (1, full) for size, full in zip(alpha.shape, one_per_row[len(one_per_row) - alpha.dim() :])
     )
-    expect(fits, "entmax", "alpha", f"broadcast to {tuple(one_per_row)}", tuple(alpha.shape))
+    expect(broadcasts, "entmax", "alpha", f"broadcast to {tuple(one_per_row)}", tuple(alpha.shape))
     if is_readable(alpha):
         expect(not bool((alpha <= 1).any()), "entmax", "alpha", "be above 1 where it is a tensor", alpha.min().item())
     per_row = alpha.reshape((1,) * (scores.dim() - alpha.dim()) + tuple(alpha.shape)).movedim(dim, -1)

@@ -53,7 +53,7 @@ def stored_pairs(state: StackState) -> list[tuple[Tensor, Tensor]]:
     """The finished (keys, values) of every layer, of its memory that forgets none: what a prefix can begin as."""
     memories = []
     for layer in state.layers:
-        found = [memory for memory in layer if isinstance(memory, PairMemoryState)] if isinstance(layer, tuple) else []
-        expect(bool(found), "StackState", "the model", "have memories of pairs", "matrices")
-        memories.append((found[-1].pairs.keys, found[-1].pairs.values))
+        stores = [memory for memory in layer if isinstance(memory, PairMemoryState)] if isinstance(layer, tuple) else []
+        expect(bool(stores), "StackState", "the model", "have memories of pairs", "matrices")
+        memories.append((stores[-1].pairs.keys, stores[-1].pairs.values))
     return memories

@@ -36,13 +36,13 @@ class StackState(State):
 
     def expect_model(self, where: str, model: str | None) -> None:
         """Raise `TesseraError` where it is known to be the state of another model."""
-        found = difference(self.model, model)
+        other_model = difference(self.model, model)
         expect(
-            found is None,
+            other_model is None,
             where,
             "past_key_values",
             "be a state of this model",
-            f"one of {found}",
+            f"one of {other_model}",
             "Read the text again.",
         )
 

@@ -65,9 +65,9 @@ def plan(
     freeze_base(model, recipe)
     model_bytes = sum({id(tensor): tensor.nbytes for tensor in model.state_dict(keep_vars=True).values()}.values())
     moments = 2 * sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    fits = None if device_memory is None else memory["peak"] <= device_memory
+    has_room = None if device_memory is None else memory["peak"] <= device_memory
     changes = []
-    if device_memory is not None and not fits:
+    if device_memory is not None and not has_room:
         for overrides, changed in _savings(recipe, devices, micro, model.supports_gradient_checkpointing):
             peak = memory_of(changed)["peak"]
             changes.append({"overrides": overrides, "peak": peak, "fits": peak <= device_memory})
@@ -99,7 +99,7 @@ def plan(
         "checkpoint_bytes": model_bytes + moments,
         "keep_checkpoints": section.keep_checkpoints,
         "model_bytes": model_bytes,
-        "fits": fits,
+        "fits": has_room,
         "changes": changes,
     }
 

@@ -130,17 +130,18 @@ def is_done(folder: Path, recipe: Recipe) -> bool:
 
 def best(outcomes: Sequence[Outcome]) -> int | None:
     """The place of the lowest validation loss; None when no run has one."""
-    losses = {place: one.validation_loss for place, one in enumerate(outcomes) if one.validation_loss is not None}
-    return min(losses, key=lambda place: losses[place], default=None)
+    losses = {index: outcome.validation_loss for index, outcome in enumerate(outcomes)}
+    known = {index: loss for index, loss in losses.items() if loss is not None}
+    return min(known, key=lambda index: known[index], default=None)
 
 
 def over_seeds(outcomes: Sequence[Outcome]) -> list[tuple[dict[str, str], list[float]]]:
     """The validation losses of each combination of the values other than the seed, in the order of the runs."""
     groups: dict[tuple[tuple[str, str], ...], list[float]] = {}
-    for one in outcomes:
-        key = tuple((name, value) for name, value in one.values.items() if name != "seed")
-        if one.validation_loss is not None:
-            groups.setdefault(key, []).append(one.validation_loss)
+    for outcome in outcomes:
+        key = tuple((name, value) for name, value in outcome.values.items() if name != "seed")
+        if outcome.validation_loss is not None:
+            groups.setdefault(key, []).append(outcome.validation_loss)
     return [(dict(key), losses) for key, losses in groups.items()]
 
 
@@ -194,7 +195,7 @@ def split(text: str) -> list[str]:
     >>> split("a,{name: knn, k: 32},'x,y'")
     ['a', '{name: knn, k: 32}', "'x,y'"]
     """
-    parts, closing, quote = [""], [], ""
+    values, closing, quote = [""], [], ""
     for character in text:
         if quote:
             quote = "" if character == quote else quote
@@ -205,7 +206,7 @@ def split(text: str) -> list[str]:
         elif closing and character == closing[-1]:
             closing.pop()
         elif character == "," and not closing:
-            parts.append("")
+            values.append("")
             continue
-        parts[-1] += character
-    return [part.strip() for part in parts]
+        values[-1] += character
+    return [value.strip() for value in values]

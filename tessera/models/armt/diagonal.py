@@ -117,13 +117,13 @@ def read_stream_diagonally(
     state, size = memory_state, model.config.segment_size
     device = model.get_input_embeddings().weight.device
     with progress_bar(progress, total) as bar:
-        for part in parts_of(tokens, segments * size):
-            end = len(part) // size * size
+        for piece in parts_of(tokens, segments * size):
+            end = len(piece) // size * size
             if end:
-                state = _read(model, torch.tensor([part[:end]], device=device), state)[1]
-            if end < len(part):
-                state = _armt_state(read_stream(model, part[end:], state))
-            bar.update(len(part))
+                state = _read(model, torch.tensor([piece[:end]], device=device), state)[1]
+            if end < len(piece):
+                state = _armt_state(read_stream(model, piece[end:], state))
+            bar.update(len(piece))
     return _armt_state(model.empty_memory(1)) if state is None else state
 
 
@@ -169,9 +169,9 @@ def _run_diagonals(model: ARMTForCausalLM, hidden: list[Tensor], arguments: tupl
         inputs = [torch.stack([hidden[step - l] for l in active])]
         inputs += [torch.stack([memory[l][i] for l in active]) for i in range(3)]
         outputs, *written = _batched(cell, weights, held, *inputs)
-        for place, l in enumerate(active):
-            hidden[step - l] = outputs[place]
-            memory[l] = tuple(tensors[place] for tensors in written)
+        for row, l in enumerate(active):
+            hidden[step - l] = outputs[row]
+            memory[l] = tuple(tensors[row] for tensors in written)
     return hidden, [AssociationState(*tensors) for tensors in memory]
 
 
@@ -193,9 +193,9 @@ def _batchable_attention(device: torch.device):
 
 
 def _stacked(named: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    same = all({k: v.shape for k, v in one.items()} == {k: v.shape for k, v in named[0].items()} for one in named)
+    same = all({k: v.shape for k, v in cell.items()} == {k: v.shape for k, v in named[0].items()} for cell in named)
     expect(same, "read_diagonally", "model", "have layers of one structure", "different ones")
-    return {name: torch.stack([one[name] for one in named]) for name in named[0]}
+    return {name: torch.stack([cell[name] for cell in named]) for name in named[0]}
 
 
 def _cells(model: ARMTForCausalLM) -> list[_Cell]:

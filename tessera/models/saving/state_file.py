@@ -175,11 +175,11 @@ def _encoded_layer(index: int, layer: Any, name: str, tensors: dict[str, Tensor]
 
 def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, list):
-        return [_decoded(part, tensors) for part in value]
+        return [_decoded(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if value.keys() != {"is", "of"}:
-        return {key: _decoded(part, tensors) for key, part in value.items()}
+        return {key: _decoded(item, tensors) for key, item in value.items()}
     kind = value["is"]
     if kind == "tensor":
         return tensors[value["of"]]
@@ -189,7 +189,7 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind == "tuple":
         return tuple(parts)
     if kind == "numbered":
-        return {int(key): part for key, part in parts.items()}
+        return {int(key): item for key, item in parts.items()}
     if kind == "cache":
         cache = DynamicCache()
         cache.layers = parts

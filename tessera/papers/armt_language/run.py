@@ -92,9 +92,9 @@ def bits_by_segment(model: nn.Module, windows: ValidationWindows, segment: int) 
     rows = []
     for number in range(len(windows)):
         losses = loss_by_position(model, [windows[number]], 1)
-        total, count = (_by_segment(one, segment) for one in (losses.total, losses.count))
+        total, count = (_by_segment(sums, segment) for sums in (losses.total, losses.count))
         bits = [bits_per_byte(nats, windows.split.tokens_per_byte) for nats in (total / count).tolist()]
-        rows.append([round(one, DIGITS) for one in bits])
+        rows.append([round(sums, DIGITS) for sums in bits])
     return rows
 
 

@@ -65,10 +65,10 @@ def recent_peak_width(profile: Tensor) -> float:
     if weights[top] < 2 * level or weights[top] <= 0:
         return float("nan")
     half = (weights[top] + level) / 2
-    for place in range(top, len(weights)):
-        if weights[place] < half:
-            before, after = weights[place - 1], weights[place]
-            return place + float((before - half) / (before - after))
+    for distance in range(top, len(weights)):
+        if weights[distance] < half:
+            before, after = weights[distance - 1], weights[distance]
+            return distance + float((before - half) / (before - after))
     return float(len(weights))
 
 

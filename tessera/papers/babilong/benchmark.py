@@ -125,6 +125,6 @@ def published_match(output: str, question: str, target: str, answers: Collection
     first = re.split(r"\.|<context>|<example>", output.lower(), maxsplit=1)[0]
 
     def named(text: str) -> set[str]:
-        return {label for label in (one.strip().lower() for one in answers) if label in text.lower()}
+        return {label for label in (answer.strip().lower() for answer in answers) if label in text.lower()}
 
     return named(first) - named(question) == set(subtargets(target))

@@ -175,11 +175,11 @@ def _sizes(normaliser: Mapping[str, float]) -> str:
 
 def _longest_in_training(records: Mapping[str, Record], model: str) -> int:
     """Tokens of the longest text that a model for QA1 was trained on."""
-    settings = [one.configuration for one in records.values()]
+    settings = [run.configuration for run in records.values()]
     (longest,) = {
-        max(stage["length"] for stage in one.recipe["training"]["curriculum"]) * one.context
-        for one in settings
-        if (one.model, one.kind) == (model, "qa1")
+        max(stage["length"] for stage in run.recipe["training"]["curriculum"]) * run.context
+        for run in settings
+        if (run.model, run.kind) == (model, "qa1")
     }
     return longest
 
@@ -196,8 +196,8 @@ def _settings(records: Mapping[str, Record]) -> str:
         "segments in the stages": ", ".join(str(stage["length"]) for stage in max(stages, key=len)),
         "contexts per step": spread(recipe["training"]["batch_size"] for recipe in recipes),
         "questions to each context": spread(recipe["data"]["questions"] for recipe in recipes),
-        "most steps": spread(sum(stage["steps"] for stage in one) for one in stages),
-        "peak learning rate": spread(stage["learning_rate"] for one in stages for stage in one),
+        "most steps": spread(sum(stage["steps"] for stage in of_run) for of_run in stages),
+        "peak learning rate": spread(stage["learning_rate"] for of_run in stages for stage in of_run),
         "seeds": len({recipe["seed"] for recipe in recipes}),
     }
     if memories:

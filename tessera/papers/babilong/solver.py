@@ -47,8 +47,8 @@ class World:
             self.gifts.append((match[1], receiver, thing))
             self._hand(receiver, thing)
         elif match := SIDE.match(fact):
-            one, side, other = match.groups()
-            self.sides[side, other], self.sides[OPPOSITE[side], one] = one, other
+            first, side, other = match.groups()
+            self.sides[side, other], self.sides[OPPOSITE[side], first] = first, other
 
     def _hand(self, person: str, thing: str) -> None:
         self.holder[thing] = person
