@@ -58,8 +58,7 @@ def to_json(instance: Any) -> Any:
 def from_json(cls: type, mapping: Any, where: str) -> Any:
     """The instance of dataclass `cls` that `to_json` made `mapping` of.
 
-    Raises:
-        TesseraError: one line per problem: unknown or missing keys, wrong types, impossible values.
+    Raises `TesseraError`: one line per problem: unknown or missing keys, wrong types, impossible values.
     """
     problems: list[str] = []
     instance = read_dataclass(cls, mapping, lambda key, message: problems.append(f"{where}: {key} {message}"))

@@ -68,8 +68,7 @@ def token_stream(
 ) -> Iterator[int]:
     """Tokens of a text that comes in pieces, those of the whole text.
 
-    Raises:
-        TesseraError: when the first token is asked for and there is none.
+    Raises `TesseraError`: when the first token is asked for and there is none.
     """
     tokens = (token for ids in encoded_pieces(safe_pieces(texts), tokenizer) for token in ids)
     first = next(tokens, None)

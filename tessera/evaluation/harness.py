@@ -255,8 +255,7 @@ def evaluate_tasks(
 ) -> dict[str, Any]:
     """The harness's results of `model` on these tasks, of its own or from YAML files in folder `include_path`.
 
-    Raises:
-        TesseraError: a task that is unknown or cannot be loaded, such as for want of its data set.
+    Raises `TesseraError`: a task that is unknown or cannot be loaded, such as for want of its data set.
     """
     expect(include_path is None or Path(include_path).is_dir(), "eval", "--include-path", "be a folder", include_path)
     path = None if include_path is None else str(include_path)

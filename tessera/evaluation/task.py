@@ -26,9 +26,7 @@ def make_task(name: str, settings: list[str], trained: Mapping[str, Any] | None 
     """The task `name` with settings "key=value" (values in YAML) in the place of its defaults.
 
     Of a model that was `trained` on this task (a recipe's `data.task`), the defaults are the settings there.
-
-    Raises:
-        TesseraError: an unknown task or setting, or a value that the task refuses.
+    Raises `TesseraError`: an unknown task or setting, or a value that the task refuses.
     """
     cls = TASKS[name]
     known = {field.name for field in fields(cls)}
@@ -65,10 +63,8 @@ def score_task(
 
     The task's tokens are the first ids of the model's vocabulary, and predictions are made among them alone. `rows`
     gets one for each example: prompt, target and answer, as text where the task has words, and its scores.
-
-    Raises:
-        TesseraError: a task that is not about tokens, a vocabulary smaller than the task's, or examples longer than the
-            model's positions.
+    Raises `TesseraError`: a task that is not about tokens, a vocabulary smaller than the task's, or examples longer
+    than the model's positions.
     """
     size, needed = model.config.get_text_config().vocab_size, getattr(task, "vocab_size", None)
     name = type(task).__name__

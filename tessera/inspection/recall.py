@@ -120,9 +120,7 @@ def observe_recalls(
 
     O(H N) memory whatever the number of queries, as far as `receive` keeps nothing. `after_part`: see
     `Reading.losses`.
-
-    Raises:
-        TesseraError: a position outside the text, a model without memories.
+    Raises `TesseraError`: a position outside the text, a model without memories.
     """
     steps = reading.input_ids.shape[1]
     inside = all(0 <= position < steps for position in positions)

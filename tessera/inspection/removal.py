@@ -40,9 +40,7 @@ def loss_of(
     With `removal` the model runs without that part: a memory adds 0 to the residual stream, a head answers 0, a pair
     is not stored. What later layers make of that is in the loss, so the values of two parts do not add up to the value
     of both. `memory`: what was read before, see `recall_weights`.
-
-    Raises:
-        TesseraError: a head or pair that is not there.
+    Raises `TesseraError`: a head or pair that is not there.
     """
     reading = Reading(model, input_ids, memory, **inputs)
     with without(reading, removal):

@@ -16,8 +16,7 @@ FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "final_norm")
 class Lens:
     """`log softmax(scale * W_out Norm(x))` of vectors x of the residual stream.
 
-    Raises:
-        TesseraError: the model's final norm or output layer is not where such models have them.
+    Raises `TesseraError`: the model's final norm or output layer is not where such models have them.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -47,9 +46,8 @@ CONTENTS = 16  # directions that are listed of a matrix
 def describe_memory(model: PreTrainedModel, memory: MemoryState, predictions: int = 5) -> StoredMemory:
     """See `StoredMemory`. One singular value decomposition per layer.
 
-    Raises:
-        TesseraError: a model that does not read in segments, or a memory that is not one of its own, or of several
-            rows.
+    Raises `TesseraError`: a model that does not read in segments, or a memory that is not one of its own, or of several
+    rows.
     """
     where = "describe_memory"
     is_segmented = isinstance(model, SegmentedForCausalLM)

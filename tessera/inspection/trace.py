@@ -86,8 +86,7 @@ class MemoryTrace:
     def all_recalled(self) -> tuple[Tensor, Tensor, Tensor]:
         """`rows`, `pairs` and `weights`.
 
-        Raises:
-            TesseraError: the memory recalls nothing.
+        Raises `TesseraError`: the memory recalls nothing.
         """
         if self.rows is None or self.pairs is None or self.weights is None:
             raise TesseraError(f"trace: memory must have weights over stored pairs; got {self.name}.")
@@ -166,8 +165,7 @@ class Trace:
     def memory(self, layer: int, kind: str) -> MemoryTrace:
         """The memory of this layer and kind.
 
-        Raises:
-            TesseraError: there is none.
+        Raises `TesseraError`: there is none.
         """
         for memory in self.memories:
             if (memory.layer, memory.kind) == (layer, kind):
@@ -199,8 +197,7 @@ class Trace:
     def save(self, path: str | Path) -> None:
         """Write to a safetensors file: tensors by name (`memories/3/weights`), the rest as JSON in its metadata.
 
-        Raises:
-            TesseraError: the file cannot be written.
+        Raises `TesseraError`: the file cannot be written.
         """
         tensors = {name: getattr(self, name) for name in (*TENSORS, *BEFORE) if getattr(self, name) is not None}
         memories: list[dict[str, Any]] = []
@@ -233,8 +230,7 @@ class Trace:
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote.
 
-        Raises:
-            TesseraError: the file is missing or no trace.
+        Raises `TesseraError`: the file is missing or no trace.
         """
         if Path(path).exists():
             expect_plain_file(Path(path), "Trace.load", "path")

@@ -124,8 +124,7 @@ def trace_memory(
 ) -> Trace:
     """What a stored memory of ARMT, RMT or PRMT holds, without any text: a trace whose `stored` says so.
 
-    Raises:
-        TesseraError: a model that does not read in segments, or a memory that is not one of its own.
+    Raises `TesseraError`: a model that does not read in segments, or a memory that is not one of its own.
     """
     stored, nothing = describe_memory(model, memory), torch.empty(0, dtype=torch.long)
     vocabulary = TokenTexts(tokenizer).of_words(_distinct([stored.tokens]))

@@ -104,9 +104,8 @@ def answer(
 
     A model that was trained on questions says its likeliest word, others continue the text. `write` gets the answer
     piece by piece as it comes.
-
-    Raises:
-        TesseraError: a question without tokens, more than the model has positions for, or logits that are not finite.
+    Raises `TesseraError`: a question without tokens, more than the model has positions for, or logits that are not
+    finite.
     """
     is_trained = answers_questions(tokenizer)
     most = (model.generation_config.max_new_tokens or 1) if is_trained else sampling.max_new_tokens

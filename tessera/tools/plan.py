@@ -38,9 +38,7 @@ def plan(
     What comes back is what `tessera plan --json` prints: memory in bytes per device (see `step_memory`),
     FLOPs with a multiply-add counted as 2, and those of recomputation left out; the days of all steps and validations;
     and where `device_memory` is too small, `changes` of the recipe that take less, each with those before it.
-
-    Raises:
-        TesseraError: a recipe that cannot be trained so, or one with a curriculum.
+    Raises `TesseraError`: a recipe that cannot be trained so, or one with a curriculum.
     """
     section, context = recipe.training, recipe.data.context
     stages = f"{len(section.curriculum)} stages"

@@ -73,8 +73,7 @@ class Sweep:
     def read(cls, recipe: str, overrides: Sequence[str], output: Path | None = None) -> "Sweep":
         """The sweep of a recipe (a file, or the name of a shipped one); `output` is runs/sweeps/NAME by default.
 
-        Raises:
-            TesseraError: a mistake in the recipe or in an override, in any of the runs.
+        Raises `TesseraError`: a mistake in the recipe or in an override, in any of the runs.
         """
         points = tuple(grid(overrides))
         recipes = tuple(read_recipe(recipe, point.overrides) for point in points)
@@ -85,9 +84,7 @@ class Sweep:
 
         `sweep.json` in the output folder is written anew after each. `begin(number, point)` is called before a
         training. One whose loss is not finite is noted as such, and the next begins.
-
-        Raises:
-            TesseraError: data that cannot be used, or a folder that holds other things.
+        Raises `TesseraError`: data that cannot be used, or a folder that holds other things.
         """
         outcomes: list[Outcome] = []
         for number, (point, recipe) in enumerate(zip(self.points, self.recipes)):
@@ -160,8 +157,7 @@ def _outcome(point: Point, folder: Path, problem: str) -> Outcome:
 def grid(overrides: Sequence[str]) -> list[Point]:
     """Every combination of `key=value,value,...`; the last key varies fastest. Commas in brackets or quotes stay.
 
-    Raises:
-        TesseraError: what is no override, a key that occurs twice, or an empty or repeated value.
+    Raises `TesseraError`: what is no override, a key that occurs twice, or an empty or repeated value.
 
     >>> [point.overrides for point in grid(["training.steps=10", "seed=0,1"])]
     [('training.steps=10', 'seed=0'), ('training.steps=10', 'seed=1')]

@@ -102,8 +102,7 @@ def open_staged_data(
 ) -> StagedData:
     """The task of the recipe, else its text; `saved_tokenizer`: see `open_corpus`.
 
-    Raises:
-        TesseraError: an unknown task, a setting that it does not have, text that is missing or too short.
+    Raises `TesseraError`: an unknown task, a setting that it does not have, text that is missing or too short.
     """
     segment = recipe.model.get("segment_size", recipe.data.context)
     if recipe.data.task is None:

@@ -32,8 +32,7 @@ _CACHE_LAYERS = {name: getattr(cache_utils, name) for name in _LAYERS if hasattr
 def save_values(path: Path, kind: str, values: Mapping[str, Any], finite: bool = False) -> None:
     """Write `values` as a memory of `kind`, complete or not at all.
 
-    Raises:
-        TesseraError: a value that cannot be stored; with `finite`, a state that holds NaN or infinity.
+    Raises `TesseraError`: a value that cannot be stored; with `finite`, a state that holds NaN or infinity.
     """
     tensors: dict[str, Tensor] = {}
     content = _encoded(dict(values), "", tensors)
@@ -68,8 +67,7 @@ class StateFile:
     def open(cls, path: str | Path, where: str) -> "StateFile":
         """Look at the description of a file, not at its tensors.
 
-        Raises:
-            TesseraError: no memory, one of a later version, or one whose description was changed.
+        Raises `TesseraError`: no memory, one of a later version, or one whose description was changed.
         """
         if Path(path).exists():
             expect_plain_file(Path(path), where, "path")

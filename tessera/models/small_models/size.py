@@ -82,9 +82,7 @@ def build_small_model(name: str, seed: int = 0, **size: Any) -> PreTrainedModel:
     The language models have about the parameters of a transformer of this width and depth
     (`ModelSize.num_parameters`, to within 3 % from width 64 on); the segmented ones have the published base, whose
     feed-forward network is as narrow as the model. Global random state is left alone.
-
-    Raises:
-        TesseraError: an unknown model or kernel, or impossible sizes.
+    Raises `TesseraError`: an unknown model or kernel, or impossible sizes.
     """
     entry, shape = MODELS[name], ModelSize(**size)
     if entry.of_size is None:
