@@ -142,6 +142,17 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=text)
 
 
+def add_measured_models(parser: argparse.ArgumentParser, rows: str) -> None:
+    """The arguments of a verb that measures models, which read so many `rows` (in words) at once."""
+    add = parser.add_argument
+    add("models", nargs="+", metavar="model", help="folder of a model and its tokenizer; several are set side by side")
+    add("--batch-size", type=positive_int, default=8, help=f"{rows} that are read at once (default: 8)")
+    meaning = "switch the long-term memories off, to see what they do (v2 models)"
+    add("--without-long-term-memory", action="store_true", help=meaning)
+    add("--json", action="store_true", help="print JSON that also says how it was measured")
+    add("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
+
+
 def refuse_options(arguments: argparse.Namespace, where: str, names: Iterable[str], unless: str) -> None:
     """Raise `TesseraError` for an option among `names` that is given where it would say nothing."""
     for name in names:

@@ -114,6 +114,14 @@ class DraftedGeneration:
 
     steps_per_block = 2.0  # with a few tokens, where products of a vector and a matrix become products of matrices
 
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *arguments):
+        if model_kwargs.get("past_key_values") is None:  # transformers would mark one, but a state is a value
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)  # type: ignore[misc]
+
+    def _reorder_cache(self, past_key_values: Any, beam_idx: Tensor) -> Any:
+        """For beams; a cache that is a base's too is used up."""
+        return getattr(past_key_values, "reorder", past_key_values.select_batch)(beam_idx)
+
     def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_arguments: Any) -> None:
         if generation_mode != GenerationMode.ASSISTED_GENERATION:
             super()._validate_generation_mode(generation_mode, generation_config, mode_arguments)  # type: ignore[misc]

@@ -318,10 +318,3 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
             logits = logits if logits.dtype == torch.float64 else logits.float()
             total = cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
         return total / count
-
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *arguments):
-        if model_kwargs.get("past_key_values") is None:  # transformers would mark one, but a state is a value
-            super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)
-
-    def _reorder_cache(self, past_key_values: StackState, beam_idx: Tensor) -> StackState:
-        return past_key_values.select_batch(beam_idx)

@@ -116,13 +116,6 @@ class SegmentedPreTrainedModel(SavesWithCode, PreTrainedModel):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *arguments):
-        if model_kwargs.get("past_key_values") is None:  # transformers would mark one, but a state is a value
-            super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)
-
-    def _reorder_cache(self, past_key_values: SegmentCache, beam_idx: Tensor):
-        return past_key_values.reorder(beam_idx)
-
 
 class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
     """A base model read segment by segment.
