@@ -9,12 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tessera.base.errors import expect
-from tessera.inspection.attention import (
-    attention_weights,
-    intercepted_attention,
-    is_exchangeable,
-    returned_weights,
-)
+from tessera.inspection.attention import attention_weights, intercepted_attention, is_exchangeable, returned_weights
 from tessera.inspection.reading import Reading
 from tessera.inspection.sites import Site, find_sites
 from tessera.models.recurrence import MemoryState
@@ -179,11 +174,7 @@ class _Recorder:
     """Hands on what the memories recall; a memory of several banks is one, with the mean of their weights."""
 
     def __init__(
-        self,
-        current: CurrentSite,
-        reading: Reading,
-        positions: Sequence[int],
-        receive: Callable[[QueryRecall], None],
+        self, current: CurrentSite, reading: Reading, positions: Sequence[int], receive: Callable[[QueryRecall], None]
     ) -> None:
         self.current, self.reading, self.positions, self.receive = current, reading, positions, receive
         self.calls: list[Call] = []

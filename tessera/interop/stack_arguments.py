@@ -40,11 +40,7 @@ SMOOTH_KERNELS = {
     "biweight": "biweight",
     "triweight": "triweight",
 }
-VALUE_EXTRACTORS = {
-    ("lowrlinearconv", 2): "mixed",
-    ("linearconv", 2): "convolution",
-    ("linearconv", 1): "convolution",
-}
+VALUE_EXTRACTORS = {("lowrlinearconv", 2): "mixed", ("linearconv", 2): "convolution", ("linearconv", 1): "convolution"}
 
 
 def shared_settings(source: str, arguments: dict, allowed: dict[str, tuple]) -> dict:

@@ -163,8 +163,7 @@ class TrainingSection:
     checkpoint_every: int = option(500, "write a checkpoint after so many steps")
     keep_checkpoints: int = option(2, "how many checkpoints stay; older ones are deleted")
     report_to: list[str] = option(
-        [],
-        "also send metrics to tensorboard (event files in the run's folder) or wandb, which must be installed",
+        [], "also send metrics to tensorboard (event files in the run's folder) or wandb, which must be installed"
     )
     initialize_from: str | None = option(None, "folder of a run or model whose weights the training starts from")
     curriculum: list[Stage] = option(

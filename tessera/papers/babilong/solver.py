@@ -86,10 +86,7 @@ QUESTIONS = (
     (re.compile(r"where is (?:the )?(\w+)$"), _where_is),
     (re.compile(r"where was the (\w+) before the (\w+)$"), _where_before),
     (re.compile(r"what is (\w+) of the (\w+)$"), lambda world, side, place: world.sides.get((side, place))),
-    (
-        re.compile(r"what is the (\w+) (\w+) of$"),
-        lambda world, place, side: world.sides.get((OPPOSITE[side], place)),
-    ),
+    (re.compile(r"what is the (\w+) (\w+) of$"), lambda world, place, side: world.sides.get((OPPOSITE[side], place))),
     (
         re.compile(r"what did (\w+) give to (\w+)$"),
         lambda world, giver, receiver: _last_gift(world, 2, giver=giver, receiver=receiver),

@@ -37,11 +37,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
 
 
 def _round(
-    memory: LinearContextualMemory | None,
-    settings: MoonSettings,
-    training: Round,
-    name: str,
-    context: RunContext,
+    memory: LinearContextualMemory | None, settings: MoonSettings, training: Round, name: str, context: RunContext
 ) -> dict[str, Any]:
     """Train further, and evaluate."""
     outcome: dict[str, Any] = {}
