@@ -20,7 +20,6 @@ from tessera.models.forward_arguments import (
     REASONS,
     check_labels,
     checks_types,
-    demand,
     kept_steps,
     refuse_keywords,
     without_packing,
@@ -249,8 +248,9 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
         arguments as in the stack's `forward`.
         """
         where = type(self).__name__
-        kept = kept_steps(where, logits_to_keep)
         tokens = inputs_embeds if input_ids is None else input_ids
+        steps = 0 if tokens is None or tokens.dim() < 2 else tokens.shape[1]
+        kept = kept_steps(where, logits_to_keep, steps)
         targets = labels if shift_labels is None else shift_labels
         if targets is not None and tokens is not None:
             shape = (tokens.shape[0], tokens.shape[1])
@@ -274,10 +274,6 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
             **keywords,
         )
         hidden = outputs.last_hidden_state
-        if isinstance(kept, Tensor):
-            steps = hidden.shape[1]
-            inside = ((kept >= -steps) & (kept < steps)).all()
-            demand(inside, where, "logits_to_keep", f"lie in 0..{steps - 1}", lambda: kept.tolist())
         loss = None
         if targets is not None:
             loss = self._loss(hidden, targets, shift_labels is not None, document_ids, num_items_in_batch)

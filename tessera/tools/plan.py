@@ -1,7 +1,7 @@
 """What a recipe will need on given devices: memory, arithmetic, time and disk, before anything is bought or started."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -66,11 +66,8 @@ def plan(
     has_room = None if device_memory is None else memory["peak"] <= device_memory
     changes = []
     if device_memory is not None and not has_room:
-        for overrides, changed in _savings(recipe, devices, micro, model.supports_gradient_checkpointing):
-            peak = memory_of(changed)["peak"]
-            changes.append({"overrides": overrides, "peak": peak, "fits": peak <= device_memory})
-            if peak <= device_memory:
-                break
+        changed = _savings(recipe, devices, micro, model.supports_gradient_checkpointing)
+        changes = list(_until_it_fits(changed, memory_of, device_memory))
     return {
         "recipe": recipe.name,
         "model_type": counted.model_type,
@@ -100,6 +97,17 @@ def plan(
         "fits": has_room,
         "changes": changes,
     }
+
+
+def _until_it_fits(
+    changed: Iterable[tuple[list[str], Recipe]], memory_of: Callable[[Recipe], dict[str, int]], device_memory: int
+) -> Iterator[dict[str, Any]]:
+    """What each changed recipe takes at its peak, up to the first that fits."""
+    for overrides, recipe in changed:
+        peak = memory_of(recipe)["peak"]
+        yield {"overrides": overrides, "peak": peak, "fits": peak <= device_memory}
+        if peak <= device_memory:
+            return
 
 
 def _savings(recipe: Recipe, devices: int, micro: int, checkpoints: bool) -> Iterator[tuple[list[str], Recipe]]:

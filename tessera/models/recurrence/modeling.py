@@ -262,9 +262,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         refuse_keywords(where, without_packing(keywords, None, position_ids), REFUSED, self.forward)
         _check_arguments(where, cache, logits_to_keep)
         self._expect_learning_memory()
-        text = self._text(input_ids, inputs_embeds, attention_mask, cache)
-        if position_ids is not None:
-            _check_positions(where, position_ids, text)
+        text = self._text(input_ids, inputs_embeds, attention_mask, position_ids, cache)
         state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
         loss = self._loss(labels, shift_labels, loss_mask, text)
         config = self.config
@@ -282,16 +280,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
             is_lazy,
         )
         runner = self.segment_runner(cache is None)
-        reading = read(
-            runner,
-            text,
-            collector,
-            state,
-            cache,
-            use_cache=use_cache,
-            extend_segment=extend_segment,
-            keep_states=output_segment_states,
-        )
+        options = {"use_cache": use_cache, "extend_segment": extend_segment, "keep_states": output_segment_states}
+        reading = read(runner, text, collector, state, cache, **options)
         penalty = runner.memory.penalty()
         value = None if loss is None else loss.value(num_items_in_batch)
         head = self.get_output_embeddings()
@@ -326,18 +316,20 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         """0: the memory does not grow with the text."""
         return 0.0
 
-    def _text(self, input_ids, inputs_embeds, attention_mask, cache) -> SegmentedInput:
+    def _text(self, input_ids, inputs_embeds, attention_mask, position_ids, cache) -> SegmentedInput:
         """The arguments of `forward` that are text, checked; after a cache a mask must not hide anything new."""
-        mask = attention_mask if cache is None else None
+        where, mask = type(self).__name__, attention_mask if cache is None else None
         text = SegmentedInput.of(self.get_input_embeddings(), input_ids, inputs_embeds, mask)
         if cache is not None:
             rows = cache.batch_size
             mismatch = difference(cache.model, self._fingerprint.of(self, False))
-            where, name, advice = type(self).__name__, "past_key_values", "Read the text again."
+            name, advice = "past_key_values", "Read the text again."
             expect(mismatch is None, where, name, "be of this model", f"one of {mismatch}", advice)
             expect(rows == text.shape[0], where, name, f"have {text.shape[0]} rows", rows)
             if attention_mask is not None:
-                _check_continued_mask(type(self).__name__, attention_mask, cache.total, text.shape)
+                _check_continued_mask(where, attention_mask, cache.total, text.shape)
+        if position_ids is not None:
+            _check_positions(where, position_ids, text)
         return text
 
     def _loss(
@@ -367,8 +359,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
 def _check_arguments(where: str, cache: object, logits_to_keep: int | Tensor) -> None:
     is_cache = cache is None or isinstance(cache, SegmentCache)
     expect(is_cache, where, "past_key_values", "be what an earlier call returned", type(cache).__name__)
-    is_number = kept_steps(where, logits_to_keep) is not logits_to_keep
-    expect(is_number, where, "logits_to_keep", "be a number", "a tensor")
+    expect(not isinstance(logits_to_keep, Tensor), where, "logits_to_keep", "be a number", "a tensor")
+    kept_steps(where, logits_to_keep)
 
 
 def _check_positions(where: str, position_ids: Tensor, text: SegmentedInput) -> None:
