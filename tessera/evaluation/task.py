@@ -139,12 +139,7 @@ def task_report(
 @torch.no_grad()
 def _logits(model: "PreTrainedModel", examples: TokenExamples, precision: str) -> torch.Tensor:
     longest, length = context_limit(model.config), examples.tokens.shape[1]
-    expect(
-        longest is None or length <= longest,
-        "eval",
-        "--lengths",
-        f"make examples of at most {longest} tokens, the positions that this model has learned",
-        f"{length} tokens",
-    )
+    needed = f"make examples of at most {longest} tokens, the positions that this model has learned"
+    expect(longest is None or length <= longest, "eval", "--lengths", needed, f"{length} tokens")
     with autocast(resolve_precision(precision, model.device.type), model.device.type):
         return model(examples.tokens.to(model.device), use_cache=False).logits.float().cpu()

@@ -33,14 +33,8 @@ class Prefix(State):
         """What a stack of these layers goes on from. Raises `TesseraError` where it has no pairs, or of other sizes."""
         advice = "Its memories are matrices, which hold no pairs."
         layers = list(layers)
-        expect(
-            all(hasattr(layer, "begun_with") for layer in layers),
-            where,
-            "past_key_values",
-            "be left out",
-            "pairs",
-            advice,
-        )
+        have_pairs = all(hasattr(layer, "begun_with") for layer in layers)
+        expect(have_pairs, where, "past_key_values", "be left out", "pairs", advice)
         got, needed = len(self.layers), len(layers)
         expect(got == needed, where, "past_key_values", f"hold pairs for {needed} layers", got)
         states = tuple(layer.begun_with(*pairs) for layer, pairs in zip(layers, self.layers))

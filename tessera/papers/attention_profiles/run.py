@@ -152,14 +152,7 @@ def _leaks(model: PreTrainedModel) -> list[float]:
 
 
 RECIPES = "The published trainings are recipes: `tessera train babistories-1 data.source=PATH`, for example."
+ABOUT = LIBRARY["attention_profiles"]
 EXPERIMENT = Experiment(
-    LIBRARY["attention_profiles"],
-    ProfileSettings,
-    plan,
-    execute,
-    report.tables,
-    report.plot,
-    tuple(MODELS),
-    (),
-    RECIPES,
+    ABOUT, ProfileSettings, plan, execute, report.tables, report.plot, tuple(MODELS), published=RECIPES
 )
