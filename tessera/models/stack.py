@@ -1,9 +1,9 @@
 """What all of the library's language models share: a stack of layers with memories, as Hugging Face models."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,14 +55,6 @@ class StackPreTrainedModel(SavesWithCode, PreTrainedModel):
         return counts
 
 
-@runtime_checkable
-class HasBranchEnds(Protocol):
-    """A layer whose residual branches end in matrices of its own."""
-
-    def branch_ends(self) -> Sequence[nn.Module]:
-        """These matrices."""
-
-
 class NormalInitialization(StackPreTrainedModel):
     """Matrices from N(0, initializer_range^2), those at the end of a residual branch divided by sqrt(2 num_layers).
 
@@ -77,8 +69,8 @@ class NormalInitialization(StackPreTrainedModel):
                 init.zeros_(module.bias)
         elif isinstance(module, nn.RMSNorm):
             init.ones_(module.weight)
-        elif isinstance(module, HasBranchEnds):
-            for linear in module.branch_ends():
+        elif callable(branch_ends := getattr(module, "branch_ends", None)):
+            for linear in branch_ends():
                 init.normal_(linear.weight, 0.0, std / math.sqrt(2 * self.config.num_layers))
 
 
