@@ -22,8 +22,7 @@ from torch import Tensor
 
 from tessera.base.errors import TesseraError
 from tessera.interop.layouts import REFERENCES
-from tessera.interop.stack_arguments import ARGUMENTS, kernel_of_method
-from tessera.interop.stack_asso_mem import StackAssoMemImporter
+from tessera.interop.stack_asso_mem import ARGUMENTS, StackAssoMemImporter, kernel_of_method
 from tessera.models.memory_mosaic import MemoryMosaicForCausalLM
 
 
