@@ -19,8 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tessera.base.errors import TesseraError, expect, first_line
 from tessera.memories.association import AssociationMemory, AssociationState
-from tessera.models.armt.modeling import ARMTForCausalLM
-from tessera.models.armt.state import ARMTState
+from tessera.models.armt.modeling import ARMTForCausalLM, ARMTState
 from tessera.models.recurrence.base_model import layer_list
 from tessera.models.recurrence.layer_hooks import LayerHooks, MemoryLayer
 from tessera.models.recurrence.segment_runner import Segment

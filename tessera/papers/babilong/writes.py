@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.models.armt.modeling import ARMTForCausalLM
-from tessera.models.armt.state import ARMTState
+from tessera.models.armt.modeling import ARMTForCausalLM, ARMTState
 from tessera.papers.babilong.sample import RESERVED, Borders, hide
 from tessera.papers.babilong.task import BABILong
 
