@@ -24,7 +24,7 @@ from tessera.models.recurrence.base_model import layer_list
 from tessera.models.recurrence.layer_hooks import LayerHooks, MemoryLayer
 from tessera.models.recurrence.segment_runner import Segment
 from tessera.models.recurrence.state import MemoryState
-from tessera.models.recurrence.stream import parts_of, progress_bar, read_stream
+from tessera.models.recurrence.stream import parts_of, read_stream
 
 
 class _Capture(LayerHooks):
@@ -93,36 +93,28 @@ def read_diagonally(
     is_complete = input_ids.shape[1] > 0 and input_ids.shape[1] % size == 0
     expect(is_complete, "read_diagonally", "input_ids", f"hold whole segments of {size} tokens", input_ids.shape[1])
     hidden, new, like = _read(model, input_ids, state)
-    logits = [_logits(model, part, one, like)[:, :size] for part, one in zip(input_ids.split(size, 1), hidden)]
-    return torch.cat(logits, 1), new
+    pairs = zip(input_ids.split(size, 1), hidden)
+    return torch.cat([_logits(model, tokens, states, like)[:, :size] for tokens, states in pairs], 1), new
 
 
 @torch.no_grad()
 def read_stream_diagonally(
-    model: ARMTForCausalLM,
-    tokens: Iterable[int],
-    memory_state: ARMTState | None = None,
-    segments: int = 64,
-    progress: bool = False,
-    total: int | None = None,
+    model: ARMTForCausalLM, tokens: Iterable[int], memory_state: ARMTState | None = None, segments: int = 64
 ) -> ARMTState:
     """What `read_stream` returns, computed along diagonals, `segments` segments at a time.
 
-    With L layers these take `segments + L - 1` steps; memory O(segments), constant in the number of tokens. The other
-    arguments are those of `read_stream`.
+    With L layers these take `segments + L - 1` steps; memory O(segments), constant in the number of tokens.
     """
     expect(isinstance(model, ARMTForCausalLM), "read_stream_diagonally", "model", "be ARMT", type(model).__name__)
     expect(segments >= 1, "read_stream_diagonally", "segments", "be at least 1", segments)
     state, size = memory_state, model.config.segment_size
     device = model.get_input_embeddings().weight.device
-    with progress_bar(progress, total) as bar:
-        for piece in parts_of(tokens, segments * size):
-            end = len(piece) // size * size
-            if end:
-                state = _read(model, torch.tensor([piece[:end]], device=device), state)[1]
-            if end < len(piece):
-                state = _armt_state(read_stream(model, piece[end:], state))
-            bar.update(len(piece))
+    for piece in parts_of(tokens, segments * size):
+        end = len(piece) // size * size
+        if end:
+            state = _read(model, torch.tensor([piece[:end]], device=device), state)[1]
+        if end < len(piece):
+            state = _armt_state(read_stream(model, piece[end:], state))
     return _armt_state(model.empty_memory(1)) if state is None else state
 
 
