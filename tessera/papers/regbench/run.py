@@ -114,8 +114,8 @@ LONGER = (Training(1000, 8, 3e-3, 8), Training(2500, 3, 3e-3, 8))
 # The transformer alone: the paper's has learned to read automata from 2,500 problems, after many more steps.
 LONGEST = Training(2500, 16, 3e-3, 16)
 # Width, layers, heads, peak rate; a model is shown at each of them.
-LONG_SIZES = ((256, 8, 8, 5e-4), (128, 2, 8, 5e-4), (256, 8, 8, 2e-4), (128, 4, 8, 1e-3))
-LONG_EPOCHS, LONG_EVALUATIONS = 120, 24
+LONG_SIZES = ((256, 8, 8, 5e-4), (256, 8, 8, 2e-4), (128, 2, 8, 5e-4), (128, 4, 8, 1e-3))
+LONG_EPOCHS, LONG_EVALUATIONS = 100, 20
 LONG_MODELS = ("transformer_rope", "transformer", "mosaic")
 # 100 problems, so few automata that their languages may be learned by heart; the models see new strings of them
 # afterwards: 2,000 steps. Mamba on request: without its own GPU code it takes an hour.
