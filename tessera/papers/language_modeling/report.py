@@ -186,17 +186,19 @@ def _rates(records: Mapping[str, Record]) -> str:
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
-    """Loss by depth, curves of training, loss by kernel; of the budget's text, else of another."""
+    """Loss by depth, curves of training, loss by kernel where there are several; of the budget's text, else another."""
     rows = by_row(next(iter(texts(records).values()), {}))
-    with panels(path, 16, 5.4, columns=3) as (by_depth, curves, by_kernel):
+    has_kernels = bool(_kernel_depths(rows))
+    with panels(path, 16 if has_kernels else 11, 5.4, columns=2 + has_kernels) as (by_depth, curves, *by_kernel):
         depths = sorted({depth for name, depth in rows if name in COLORS})
         for name, color in COLORS.items():
             _draw_losses(by_depth, rows, name, depths, {"color": color, "marker": "o"})
         by_depth.set(xlabel="blocks", ylabel="loss, nats per token", title="Validation loss by depth")
         _draw_trainings(curves, rows, depths)
-        for name, style in styles(name for name in NAMES if name not in POSITIONS).items():
-            _draw_losses(by_kernel, rows, name, _kernel_depths(rows), style)
-        by_kernel.set(xlabel="blocks", ylabel="loss, nats per token", title="Validation loss by kernel")
+        for axis in by_kernel:
+            for name, style in styles(name for name in NAMES if name not in POSITIONS).items():
+                _draw_losses(axis, rows, name, _kernel_depths(rows), style)
+            axis.set(xlabel="blocks", ylabel="loss, nats per token", title="Validation loss by kernel")
 
 
 def _draw_losses(axis: "Axes", rows: Rows, name: str, depths: Sequence[int], style: Mapping[str, Any]) -> None:
@@ -207,7 +209,8 @@ def _draw_losses(axis: "Axes", rows: Rows, name: str, depths: Sequence[int], sty
 
 
 def _draw_trainings(axis: "Axes", rows: Rows, depths: Sequence[int]) -> None:
-    """The first seed of each row: darker is deeper."""
+    """The first seed of each row: darker is deeper. What lies above all losses after a tenth is cut off."""
+    highest = 0.0
     for (name, depth), seeds in rows.items():
         if name in COLORS:
             style: dict[str, Any] = {
@@ -218,4 +221,8 @@ def _draw_trainings(axis: "Axes", rows: Rows, depths: Sequence[int]) -> None:
                 tokens, losses = zip(*seeds[0].outcome[part])
                 label = f"{NAMES[name]}, {depth}" if part == "validation" else None
                 axis.plot([count / 1e6 for count in tokens], losses, label=label, **style, **look)
+                late = [value for count, value in zip(tokens, losses) if count >= 0.1 * tokens[-1]]
+                highest = max([highest, *late]) if part == "validation" else highest
     axis.set(xlabel="tokens seen, millions", title="Validation (lines) and training (dotted), by blocks")
+    if highest:
+        axis.set_ylim(top=highest + 0.1)
