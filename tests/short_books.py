@@ -23,14 +23,15 @@ def beginnings(tmp_path_factory):
     return folders
 
 
-@pytest.fixture
-def short_books(beginnings, monkeypatch):
+@pytest.fixture(scope="module")
+def short_books(beginnings):
     """What `stories` and `novels` name are the beginnings: to tokenise whole books takes longer than the rest."""
-    monkeypatch.setattr(sources, "BUNDLED", beginnings)
-    monkeypatch.setattr(sources, "STORIES", beginnings["stories"])
     kept = (books_of, vocabulary_of, sentence_tokens)  # under names, which mean other books inside this fixture
-    for function in kept:
-        function.cache_clear()
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "BUNDLED", beginnings)
+        patch.setattr(sources, "STORIES", beginnings["stories"])
+        for function in kept:
+            function.cache_clear()
+        yield
     for function in kept:
         function.cache_clear()
