@@ -19,6 +19,7 @@ from tessera.papers.babilong.solver import answer, world_after
 from tessera.papers.babilong.stories import FEWEST, LENGTHS, PEOPLE, THINGS, facts_of, generate, labels, read_stories
 from tessera.papers.babilong.vocabulary import NAMES, STORY_WORDS, Words, decode
 from tessera.tasks.task import estimate
+from tests.covering import pairwise
 
 BABI = Path(__file__).parent / "babilong_files"
 SMALL = {"length": 300, "vocab_size": 250}
@@ -185,10 +186,13 @@ def test_segments_begin_with_ends_of_facts_whose_beginnings_are_nowhere():
     assert torch.equal(*no_segments)
 
 
-@pytest.mark.parametrize("kind", sorted(LENGTHS))
-@pytest.mark.parametrize("segment", [4, 7, 64])
-@pytest.mark.parametrize(("first", "last"), [(1.0, 0.0), (0.0, 1.0)])
-def test_ends_of_facts_hold_one_name_and_leave_facts_as_they_are(kind, segment, first, last):
+@pairwise(
+    kind={kind: kind for kind in sorted(LENGTHS)},
+    segment={str(segment): segment for segment in (4, 7, 64)},
+    shares={"first": (1.0, 0.0), "last": (0.0, 1.0)},
+)
+def test_ends_of_facts_hold_one_name_and_leave_facts_as_they_are(kind, segment, shares):
+    first, last = shares
     task = BABILong(kind, vocab_size=250)
     names = np.unique(task._tokens(NAMES))
     halves = HalfFacts(segment, first, last, tuple(map(task._tokens, facts_of(kind))), names)
