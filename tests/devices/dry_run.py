@@ -23,7 +23,7 @@ from tessera.papers.experiment import RunContext, RunSelection
 from tests.models.armt.bases import make
 
 STEPS = 40
-SIZES = {"vocab_size": 60, "hidden_size": 32, "num_layers": 2, "num_heads": 2}
+SIZES = {"vocab_size": 60, "hidden_size": 32, "num_layers": 1, "num_heads": 2}
 
 
 def models() -> Iterator[tuple[str, Callable[[PretendGPU], None]]]:

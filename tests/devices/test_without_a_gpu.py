@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-# Two layers: one kernel regression per contextual, short- or long-term memory, if PyTorch's attention does not take it.
+# One layer: one kernel regression per contextual, short- or long-term memory, if PyTorch's attention does not take it.
 MODELS = {
-    "v1 gaussian": {"linear_recurrence": 4},
-    "v1 biweight": {"linear_recurrence": 4, "kernel_regression": 2},
-    "v1 relumax": {"linear_recurrence": 4, "kernel_regression": 2},
-    "v1 normalized_relu": {"linear_recurrence": 4, "kernel_regression": 2},
-    "v2 gaussian": {"gate_shares": 4, "linear_recurrence": 4, "kernel_regression": 2},
-    "v2 biweight": {"gate_shares": 4, "linear_recurrence": 4, "kernel_regression": 4},
-    # The first of five segments reads nothing; the memory after the last one is written for whoever goes on.
+    "v1 gaussian": {"linear_recurrence": 2},
+    "v1 biweight": {"linear_recurrence": 2, "kernel_regression": 1},
+    "v1 relumax": {"linear_recurrence": 2, "kernel_regression": 1},
+    "v1 normalized_relu": {"linear_recurrence": 2, "kernel_regression": 1},
+    "v2 gaussian": {"gate_shares": 2, "linear_recurrence": 2, "kernel_regression": 1},
+    "v2 biweight": {"gate_shares": 2, "linear_recurrence": 2, "kernel_regression": 2},
+    # Two layers. The first of five segments reads nothing; the memory after the last is written for whoever goes on.
     "armt": {"association_read": 8, "association_write": 10},
-    # Two layers read the text; then two tokens, each of which a Gaussian memory asks by PyTorch's attention.
-    "v1 gaussian decodes": {"linear_recurrence": 4},
-    "v1 biweight decodes": {"linear_recurrence": 4, "kernel_regression": 2 + 2 * 2},
-    "v2 gaussian decodes": {"gate_shares": 4, "linear_recurrence": 4, "kernel_regression": 2},
-    "v2 biweight decodes": {"gate_shares": 4, "linear_recurrence": 4, "kernel_regression": 4 + 2 * 4},
+    # The text is read; then two tokens, each of which a Gaussian memory asks by PyTorch's attention.
+    "v1 gaussian decodes": {"linear_recurrence": 2},
+    "v1 biweight decodes": {"linear_recurrence": 2, "kernel_regression": 1 + 2 * 1},
+    "v2 gaussian decodes": {"gate_shares": 2, "linear_recurrence": 2, "kernel_regression": 1},
+    "v2 biweight decodes": {"gate_shares": 2, "linear_recurrence": 2, "kernel_regression": 2 + 2 * 2},
 }
 
 

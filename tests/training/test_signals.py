@@ -1,5 +1,6 @@
 """Ctrl-C on a training in its own process: a checkpoint, the command that goes on, status 130, the same weights."""
 
+import io
 import os
 import pty
 import select
@@ -85,6 +86,20 @@ def test_each_signal_asks_for_a_stop_and_a_second_one_stops_at_once(number):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
     assert signal.getsignal(number) is before
+
+
+def test_a_signal_inside_a_write_is_heard(monkeypatch):
+    """Its handler may not write then: Python refuses a second write inside the first."""
+
+    class Busy(io.StringIO):
+        def write(self, text):
+            raise RuntimeError("reentrant call inside <_io.BufferedWriter name=2>")
+
+    monkeypatch.setattr(sys, "stderr", Busy())
+    interruption = Interruption()
+    with interruption.listening():
+        signal.raise_signal(signal.SIGINT)
+    assert interruption.is_requested
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a terminal of its own")
