@@ -42,3 +42,11 @@ def is_gpu(x: Tensor) -> bool:
 def is_readable(x: Tensor) -> bool:
     """Whether the numbers in `x` can be looked at without a wait: on a CPU, where nothing is compiled or imagined."""
     return x.device.type == "cpu" and not is_imagined() and not torch.compiler.is_compiling()
+
+
+def is_exporting() -> bool:
+    """Whether an operation is being exported to a program (`torch.export`), which must not depend on lengths.
+
+    PyTorch's own question is also answered with yes inside `torch.compile` up to version 2.11.
+    """
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()

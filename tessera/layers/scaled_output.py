@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
 from tessera.base.arguments import explains_mistakes
+from tessera.base.devices import is_exporting
 from tessera.base.shapes import Float
 from tessera.layers.plain_linear import is_plain_linear
 
@@ -47,6 +48,6 @@ class ScaledOutput(nn.Module):
 
     def _can_fold(self, steps: int) -> bool:
         """Whether the scales may be multiplied into the weight; an exported program takes any number of steps."""
-        if torch.compiler.is_exporting() or not is_plain_linear(self.projection, may_have_bias=True):
+        if is_exporting() or not is_plain_linear(self.projection, may_have_bias=True):
             return False
         return steps >= self.projection.in_features

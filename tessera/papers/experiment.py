@@ -90,6 +90,7 @@ class Experiment:
         models, kernels: the names that the user may choose from (empty: there is no such choice).
         published: how to start a training as published, which is no budget.
         takes_data: whether it reads texts that the user names.
+        long: whether there is a budget "long" for a GPU.
         version: changes when old records can no longer stand beside new ones.
     """
 
@@ -103,6 +104,7 @@ class Experiment:
     kernels: tuple[str, ...] = ()
     published: str = "The published settings stand beside ours in the table of settings; no command trains by them."
     takes_data: bool = False
+    long: bool = False
     version: int = 1
 
     def runs(self, selection: RunSelection) -> list[Run]:
@@ -112,8 +114,9 @@ class Experiment:
             TesseraError: an unknown budget, model or kernel, or an option that this experiment does not have.
         """
         advice = self.published if selection.budget == "full" else ""
-        choices = "be one of " + ", ".join(BUDGETS)
-        expect(selection.budget in BUDGETS, "reproduce", "--budget", choices, selection.budget, advice)
+        budgets = (*BUDGETS, "long") if self.long else BUDGETS
+        choices = "be one of " + ", ".join(budgets)
+        expect(selection.budget in budgets, "reproduce", "--budget", choices, selection.budget, advice)
         no_data = "be left out: it makes its own examples"
         expect(self.takes_data or not selection.data, "reproduce", "--data", no_data, selection.data)
         models = _checked("models", self.models, selection.models)

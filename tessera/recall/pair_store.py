@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tessera.base.devices import is_exporting
 from tessera.base.shapes import Float, Int
 from tessera.base.state import State
 
@@ -100,7 +101,7 @@ class PairStore(State):
         if (documents is None) != (self.document_buffer is None):
             return self._with_documents().append(keys, values, _one_document(keys) if documents is None else documents)
         trained = torch.is_grad_enabled() and (keys.requires_grad or self.key_buffer.requires_grad)
-        if trained or torch.compiler.is_exporting():
+        if trained or is_exporting():
             stored = self.documents
             joined = None if documents is None or stored is None else torch.cat([stored, documents], dim=1)
             return self.of(torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2), joined)
@@ -123,7 +124,7 @@ class PairStore(State):
     def newest(self, count: int) -> Self:
         """A store of the last `count` pairs, or this one while it has at most twice as many: O(1) copied per pair."""
         first = self.length - count
-        if torch.compiler.is_exporting():
+        if is_exporting():
             first = torch.sym_max(0, first)  # an exported program takes any length
         elif self.length <= 2 * count + 1:
             return self

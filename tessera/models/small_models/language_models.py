@@ -33,6 +33,7 @@ def _transformer_of(size: ModelSize, **positions: Any) -> PreTrainedModel:
             hidden_size=size.hidden_size,
             num_layers=size.num_layers,
             num_heads=size.num_heads,
+            dropout=size.dropout,
             **positions,
         )
     )

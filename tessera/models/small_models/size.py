@@ -34,10 +34,10 @@ class ModelSize:
         num_memory_tokens, memory_dim: of the segmented models (`memory_dim`: of ARMT alone, before the feature map).
         initializer_range: standard deviation of the segmented models' bases. memory_initializer_range: of PRMT's memory
             tokens; None: that of its token embeddings (published: 1).
-        dropout: of `mosaic`, on weights and after the combining layers. contextual_dropout: whether on the weights of
-            contextual memories too. initialization: of `mosaic`: "normal", or as the published library "fan_in", with
-            logits / sqrt(width); of `mosaic_v2` and its twin `llama`: standard deviations
-            of 0.02 or 1 / sqrt(width).
+        dropout: of the transformers; of `mosaic`, on weights and after the combining layers. contextual_dropout:
+            whether on the weights of contextual memories too. initialization: of `mosaic`: "normal", or as the
+            published library "fan_in", with logits / sqrt(width); of `mosaic_v2` and its twin `llama`: standard
+            deviations of 0.02 or 1 / sqrt(width).
         mamba_state_size: None: `mamba` has two blocks for each layer, of the width that makes the sizes equal, and
             states of 16; a number: one block of `hidden_size` for each layer, with states of this size.
     """

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from tessera.base.devices import is_exporting
 from tessera.base.first_derivative import only_first_derivative
 from tessera.ops.gated_average.call import GatedAverageCall
 from tessera.ops.gated_average.state import GatedAverageState
@@ -84,7 +85,7 @@ def _total(grad: Tensor, keep: Tensor) -> Tensor:
 
 def _log_weights(log_gate: Tensor, log_decay: Tensor, initial: Tensor) -> Tensor:
     """`s_t = log(exp(g_t) + exp(d_t + s_{t-1}))` for all t, by doubling: only sums of logs, nothing cancels."""
-    if torch.compiler.is_exporting():  # to a program for any length, in which nothing may depend on it
+    if is_exporting():  # to a program for any length, in which nothing may depend on it
         total = log_decay.clamp(min=LARGEST_DECAY).cumsum(2)
         return total + torch.logaddexp((log_gate - total).logcumsumexp(2), initial.unsqueeze(2))
     weight, decay = log_gate.clone(), log_decay

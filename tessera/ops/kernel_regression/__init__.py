@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.arguments import explains_mistakes
-from tessera.base.devices import device_type, is_gpu, is_readable
+from tessera.base.devices import device_type, is_exporting, is_gpu, is_readable
 from tessera.base.shapes import Float, Int
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.ops.backends import Backend, Backends
@@ -101,7 +101,7 @@ def choose_backend(call: Call, backend: str | None = None) -> Backend:
     if backend is None and 0 in (*call.query.shape, *call.value.shape):
         return reference  # nothing to compute
     is_one = isinstance(call.query.shape[2], int) and call.query.shape[2] == 1 and device_type(call.query) == "cpu"
-    if backend is None and torch.compiler.is_exporting() and not is_one:
+    if backend is None and is_exporting() and not is_one:
         # The others cut a call by its length, of which an exported program knows nothing.
         return fused if fused.unsupported_reason(call) is None else reference
     single = is_one or (call.query.shape[2] == 1 and fused.unsupported_reason(call) is not None)

@@ -6,6 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from tessera.base.devices import is_exporting
 from tessera.base.errors import expect
 from tessera.kernels.base import Kernel
 from tessera.ops.kernel_regression.window import Window, visible_pairs
@@ -93,7 +94,7 @@ class Call:
     def trimmed(self) -> Self:
         """The same call over the pairs that the window leaves to any query, without it where it hides none of them."""
         window, steps, pairs = self.window, self.query.shape[2], self.key.shape[2]
-        if window is None or torch.compiler.is_exporting() or self.has_open_end:  # an exported program takes any length
+        if window is None or is_exporting() or self.has_open_end:  # an exported program takes any length
             return self
         start = 0 if window.span is None else min(pairs, max(0, self.query_offset - window.span + 1))
         youngest = window.delay if isinstance(window.delay, int) else 1

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from tessera.base.devices import is_exporting
 from tessera.kernels.gaussian import Gaussian
 from tessera.ops.kernel_regression.call import Call
 
@@ -51,7 +52,7 @@ def _is_shifted_past(call: Call) -> bool:
     """Whether query j sees the pairs 0 .. j - delay, and all of these are there."""
     if call.window is None or call.window.span is not None or call.pair_documents is not None or call.query_offset:
         return False
-    if torch.compiler.is_exporting() and call.window.delay != 1:
+    if is_exporting() and call.window.delay != 1:
         return False  # a length that some delay exceeds has no pairs to cut out
     youngest = call.window.delay if isinstance(call.window.delay, int) else 1
     return call.key.shape[2] >= call.query.shape[2] - youngest

@@ -58,7 +58,7 @@ class Window:
     ) -> Bool[Tensor, "*sequence T N"]:
         """Bool (T, N), or (B, 1, T, N) when the delay is per sequence, for integer positions (T,) and (N,)."""
         age = query_positions[:, None] - pair_positions[None, :]
-        delay = self.delay.view(-1, 1, 1, 1) if isinstance(self.delay, Tensor) else self.delay
+        delay = self.delay.to(age.device).view(-1, 1, 1, 1) if isinstance(self.delay, Tensor) else self.delay
         visible = age >= delay
         return visible if self.span is None else visible & (age < self.span)
 

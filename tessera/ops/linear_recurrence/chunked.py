@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tessera.base.devices import is_exporting
 from tessera.base.first_derivative import only_first_derivative
 from tessera.ops.linear_recurrence.call import RecurrenceCall
 
@@ -102,7 +103,7 @@ def scan(x: Tensor, log_keep: Tensor, carry: Tensor | None = None, reverse: bool
     x (B, H, T, K), log_keep (B or 1, H, T) in float64, at most 0 and finite.
     """
     steps = x.shape[2]
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return _scan_any_length(x, log_keep, carry)
     chunk = min(CHUNK, steps)
     padding = -steps % chunk

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from tessera.papers.curves import doubling, draw_curve, panels, styles
@@ -14,6 +15,7 @@ from tessera.papers.language_modeling.settings import (
     OTHER_KERNELS,
     POSITIONS,
     SEARCH,
+    V2,
     blocks,
 )
 from tessera.papers.tables import (
@@ -30,7 +32,7 @@ from tessera.papers.tables import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLORS = dict(zip(MAIN_NAMES, ("#c2410c", "#1d4ed8", "#15803d", "#a16207")))
+COLORS = dict(zip((*MAIN_NAMES, V2), ("#c2410c", "#1d4ed8", "#15803d", "#a16207", "#7c3aed")))
 # Here, and in both papers; of the second (table 3), those of one and eight blocks.
 SETTINGS: SettingsRows = {
     "text": ("recipe.data.source", "BabiStories"),
@@ -56,10 +58,22 @@ Rows = Mapping[Row, Sequence[Record]]
 
 
 def by_row(records: Mapping[str, Record], part: str = MAIN) -> dict[Row, list[Record]]:
-    """The records of one part by name and blocks, in the order of tables; each row by seed."""
+    """The records of one part by name and blocks, in the order of tables; each row by seed, at its best rate."""
     of_part = {key: record for key, record in records.items() if record.configuration.part == part}
     rows = grouped(of_part, lambda settings: (settings.name, settings.num_layers))
-    return {row: rows[row] for row in sorted(rows, key=lambda row: (list(NAMES).index(row[0]), row[1]))}
+    order = sorted(rows, key=lambda row: (list(NAMES).index(row[0]), row[1]))
+    return {row: at_best_rate(rows[row]) for row in order}
+
+
+def at_best_rate(records: Sequence[Record]) -> list[Record]:
+    """Of one row those of the rate with the lowest mean loss; of rates that as many seeds were trained at."""
+    by_rate = [[one for one in records if one.configuration.learning_rate == rate] for rate in _rates_of(records)]
+    most = max(map(len, by_rate))
+    return min((seeds for seeds in by_rate if len(seeds) == most), key=lambda seeds: fmean(map(loss, seeds)))
+
+
+def _rates_of(records: Sequence[Record]) -> list[float]:
+    return sorted({record.configuration.learning_rate for record in records})
 
 
 def loss(record: Record) -> float:
@@ -100,8 +114,8 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 
 
 def _by_depth(rows: Rows) -> str:
-    names = [name for name in MAIN_NAMES if name == MOSAIC or any(row[0] == name for row in rows)]
-    positions = {name: NAMES[name].removeprefix("Transformer, ") for name in names[1:]}
+    names = [name for name in COLORS if name == MOSAIC or any(row[0] == name for row in rows)]
+    others = {name: NAMES[name].replace("Transformer", "transformer").replace("Mosaic", "mosaic") for name in names[1:]}
 
     def seeds(name: str, depth: int) -> Sequence[Record]:
         return rows.get((name, depth), ())
@@ -124,8 +138,8 @@ def _by_depth(rows: Rows) -> str:
         for depth in sorted({depth for name, depth in rows if name in names})
     }
     columns = [("mosaic", (MOSAIC, False))]
-    columns += [(f"transformer, {position}", (name, False)) for name, position in positions.items()]
-    columns += [(f"mosaic - {position}", (name, True)) for name, position in positions.items()]
+    columns += [(heading, (name, False)) for name, heading in others.items()]
+    columns += [(f"mosaic - {heading.removeprefix('transformer, ')}", (name, True)) for name, heading in others.items()]
     return grid_table(["blocks", "seeds", "parameters", "tokens per parameter"], rows_of, columns, cell)
 
 
@@ -150,9 +164,17 @@ def _by_kernel(rows: Rows) -> str:
 
 
 def _rates(records: Mapping[str, Record]) -> str:
-    search = {key: record for key, record in records.items() if record.configuration.part == SEARCH}
+    search = {key: record for key, record in records.items() if record.configuration.part == SEARCH} or records
     tried = grouped(search, lambda one: (list(NAMES).index(one.name), one.num_layers, one.recipe["training"]["steps"]))
-    losses = {row: {one.configuration.learning_rate: loss(one) for one in tried[row]} for row in sorted(tried)}
+    losses = {
+        row: {
+            rate: fmean(loss(one) for one in tried[row] if one.configuration.learning_rate == rate)
+            for rate in _rates_of(tried[row])
+        }
+        for row in sorted(tried)
+    }
+    if search is records and all(len(of_row) == 1 for of_row in losses.values()):
+        return ""
     rates = sorted({rate for of_row in losses.values() for rate in of_row})
 
     def cell(row: tuple[int, int, int], rate: float) -> str:

@@ -85,4 +85,5 @@ EXPERIMENT = Experiment(
     kernels=KERNELS,
     published=PUBLISHED_RECIPES,
     takes_data=True,
+    long=True,
 )

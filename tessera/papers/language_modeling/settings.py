@@ -14,7 +14,7 @@ from tessera.papers.recipe_settings import RecipeSettings, recipe_mapping
 
 # A transformer is named after its positions; the plain one learns a vector for each, as GPT-2 does.
 POSITIONS = {"transformer": "absolute", "transformer_rope": "rope", "transformer_alibi": "alibi"}
-MODELS = ("mosaic", *POSITIONS)
+MODELS = ("mosaic", "mosaic_v2", *POSITIONS)
 KERNELS = PAPER_KERNELS
 MOSAIC = "mosaic gaussian"
 # Names of rows, model and kernel, in the order of tables and figures.
@@ -27,11 +27,14 @@ NAMES = {
     "mosaic normalized_relu": "Mosaic, Epanechnikov (normalised ReLU)",
     "mosaic gaussian_knn": "Mosaic, Gaussian kNN, k = 16",
     "mosaic uniform_knn": "Mosaic, uniform kNN, k = 16",
+    "mosaic_v2 gaussian": "Mosaic v2, Gaussian",
     "transformer": "Transformer, learned positions",
     "transformer_rope": "Transformer, RoPE",
     "transformer_alibi": "Transformer, ALiBi",
 }
 MAIN_NAMES = (MOSAIC, *POSITIONS)
+V2 = "mosaic_v2 gaussian"
+LONG_NAMES = (MOSAIC, V2, "transformer_rope", "transformer")
 OTHER_KERNELS = tuple(f"mosaic {kernel}" for kernel in KERNELS if kernel != "gaussian")
 SEARCH, MAIN = "rates", ""
 
@@ -94,7 +97,8 @@ class Text(NamedTuple):
 class Trainings:
     """A part of a budget: the models called `names` at each of `depths`, for the `first` seed or for all the others.
 
-    With `rates` it is a search of the learning rate, on so many `steps`; else each has its rate of `RATES`.
+    With `rates` it is a search of the learning rate, on so many `steps`; else each has its rate of `RATES`. `in_full`:
+    every rate is a training like any other, for all seeds, and tables show each model at the best of them.
     """
 
     names: tuple[str, ...]
@@ -102,6 +106,7 @@ class Trainings:
     first: bool = True
     rates: tuple[float | None, ...] = (None,)
     steps: int | None = None
+    in_full: bool = False
 
     def points(self, names: Sequence[str], seeds: int) -> "Iterator[tuple[int, int, str, float | None]]":
         """(seed, depth, name, searched rate) of each training of the models among `names`."""
@@ -144,9 +149,13 @@ BUDGETS = {
         Trainings(MAIN_NAMES, (8,), first=False),
         Trainings(OTHER_KERNELS, (1, 4), first=False),
     ),
+    "long": (
+        Trainings(LONG_NAMES, (1, 4), rates=_TRIED[:3], in_full=True),
+        Trainings(LONG_NAMES, (1, 4), rates=_TRIED[:3], in_full=True, first=False),
+    ),
 }
-SEEDS = {"smoke": 1, "cpu": 3}
-SEQUENCES = {"smoke": 4, "cpu": 256}
+SEEDS = {"smoke": 1, "cpu": 3, "long": 2}
+SEQUENCES = {"smoke": 4, "cpu": 256, "long": 256}
 # What a budget changes in the recipes "stories-mosaic" and "stories-transformer".
 SMALL = (
     "model.hidden_size=16",
@@ -159,8 +168,20 @@ SMALL = (
     "training.evaluate_sequences=2",
     "training.steps=3",
 )
-OVERRIDES: dict[str, tuple[str, ...]] = {"smoke": SMALL, "cpu": ()}
-MOSAIC_OVERRIDES: dict[str, tuple[str, ...]] = {"smoke": ("model.num_persistent_slots=56",), "cpu": ()}
+# 20 million tokens.
+LONG = (
+    "training.steps=2440",
+    "training.batch_size=32",
+    "training.warmup_steps=200",
+    "training.log_every=61",
+    "training.evaluate_every=122",
+    "training.checkpoint_every=610",
+)
+OVERRIDES: dict[str, tuple[str, ...]] = {"smoke": SMALL, "cpu": (), "long": LONG}
+MOSAIC_OVERRIDES: dict[str, tuple[str, ...]] = {"smoke": ("model.num_persistent_slots=56",), "cpu": (), "long": ()}
+# As many parameters, and windows that are to the context as published.
+V2_MODEL = {"hidden_size": 128, "num_heads": 4, "intermediate_size": 251, "short_term_span": 16, "long_term_delay": 4,
+            "tie_word_embeddings": True}  # fmt: skip
 
 
 def plan(selection: RunSelection) -> list[Run]:
@@ -189,14 +210,21 @@ def _run(budget: str, part: Trainings, seed: int, depth: int, name: str, rate: f
         overrides += [f"training.steps={part.steps}", f"training.warmup_steps={part.steps // 10}"]
     if kernel not in ("", "gaussian"):
         overrides.append(f"model.kernel={kernel}")
-    overrides += MOSAIC_OVERRIDES[budget] if kernel else [f"model.positions={POSITIONS[model]}"]
+    if model == "mosaic_v2":
+        sizes = "".join(f", {size}: {str(value).lower()}" for size, value in V2_MODEL.items())
+        overrides.insert(0, f"model={{type: memory_mosaic_v2{sizes}}}")
+        overrides.append("training.scalar_learning_rate_scale=1.0")  # it learns its scalars as they are
+    else:
+        overrides += MOSAIC_OVERRIDES[budget] if kernel else [f"model.positions={POSITIONS[model]}"]
     if text:
         overrides.append(f"data.source={text.name}")
+        overrides += ["data.validation=stories"] if budget == "long" else []
     recipe = recipe_mapping("stories-mosaic" if kernel else "stories-transformer", overrides)
-    searched, digest = SEARCH if rate else MAIN, text.digest if text else ""
+    searched, digest = SEARCH if rate and not part.in_full else MAIN, text.digest if text else ""
     settings = LanguageSettings(model, kernel, searched, SEQUENCES[budget], recipe, digest)
-    last = f"rate {rate:g}, {recipe['training']['steps']} steps" if rate else f"seed {seed}"
-    key = "/".join([*([text.name] if text else []), *([SEARCH] if rate else []), name, blocks(depth), last])
+    last = f"rate {rate:g}, {recipe['training']['steps']} steps" if searched else f"seed {seed}"
+    last = f"rate {rate:g}, {last}" if part.in_full else last
+    key = "/".join([*([text.name] if text else []), *([searched] if searched else []), name, blocks(depth), last])
     return Run(key, settings, settings.tokens * (1.0 + depth) * 1e-4, {text.name: text.path} if text else {})
 
 

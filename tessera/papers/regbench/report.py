@@ -23,6 +23,7 @@ NAMES = {
     "mosaic biweight": "Biweight",
     "mosaic triweight": "Triweight",
     "transformer": "Transformer",
+    "transformer_rope": "Transformer, RoPE",
     "mamba": "Mamba",
     "lstm": "LSTM",
     "linear_transformer": "Linear transformer",

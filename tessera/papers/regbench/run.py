@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from tessera.base.precision import autocast, resolve_precision
 from tessera.evaluation.loss import loss_by_position
 from tessera.kernels import kernel_names
 from tessera.models.sizes import num_parameters
@@ -23,7 +24,7 @@ from tessera.tasks.task import Estimate, TokenExamples, estimate
 from tessera.training.fit import FitOptions, fit
 
 MOSAICS = ("mosaic", "mosaic_v2")
-TRAINED = (*MOSAICS, "transformer", "lstm", "mamba", "linear_transformer", "retnet", "gla")
+TRAINED = (*MOSAICS, "transformer", "transformer_rope", "lstm", "mamba", "linear_transformer", "retnet", "gla")
 MODELS = (*TRAINED, NGRAM)
 NGRAM_ORDERS = (0, 1, 2, 3)
 
@@ -46,6 +47,7 @@ class RegBenchSettings:
         hidden_size, num_layers, num_heads: of the transformer whose number of parameters every model has.
         batch_size: problems per step. validation, test: problems of held-out automata. fit: None for `ngram`, and
             symbols: of context that it looks at.
+        dropout: while training. precision: of training, see `resolve_precision`; the test is in float32.
         label: what sets a training apart from the budget's usual one, part of the run's key.
     """
 
@@ -62,6 +64,8 @@ class RegBenchSettings:
     fit: FitOptions | None = None
     symbols: int = 0
     label: str = ""
+    dropout: float = 0.0
+    precision: str = "fp32"
 
     @property
     def name(self) -> str:
@@ -98,8 +102,10 @@ _CPU = RegBenchSettings(
     "mosaic", "gaussian", 0, 0, hidden_size=64, num_layers=2, num_heads=4, batch_size=2, validation=100, test=500,
     fit=FitOptions(1, 1.0, weight_decay=0.01, betas=(0.9, 0.98), clip=1.0, scalar_learning_rate_scale=10.0),
 )  # fmt: skip
+# As published but for the width and depth, which are searched, as are the rates; for a GPU.
+_LONG = replace(_CPU, batch_size=32, validation=200, test=1000, dropout=0.1, precision="auto")
 _SMOKE = replace(_CPU, hidden_size=16, num_heads=2, batch_size=4, validation=4, test=4)
-BUDGETS = {"smoke": _SMOKE, "cpu": _CPU}
+BUDGETS = {"smoke": _SMOKE, "cpu": _CPU, "long": _LONG}
 # Of the 200 published epochs one.
 TRAININGS = {"smoke": Training(12, 1, 5e-3, 1), "cpu": Training(1000, 1, 5e-3, 2)}
 SEEDS = {"smoke": 1, "cpu": 2}
@@ -107,6 +113,10 @@ SEEDS = {"smoke": 1, "cpu": 2}
 LONGER = (Training(1000, 8, 3e-3, 8), Training(2500, 3, 3e-3, 8))
 # The transformer alone: the paper's has learned to read automata from 2,500 problems, after many more steps.
 LONGEST = Training(2500, 16, 3e-3, 16)
+# Width, layers, heads, peak rate; a model is shown at each of them.
+LONG_SIZES = ((256, 8, 8, 5e-4), (256, 8, 8, 2e-4), (128, 2, 8, 5e-4), (128, 4, 8, 1e-3))
+LONG_EPOCHS, LONG_EVALUATIONS = 100, 20
+LONG_MODELS = ("transformer_rope", "transformer", "mosaic")
 # 100 problems, so few automata that their languages may be learned by heart; the models see new strings of them
 # afterwards: 2,000 steps. Mamba on request: without its own GPU code it takes an hour.
 FEWEST = Training(100, 40, 3e-3, 10)
@@ -118,6 +128,8 @@ FEWEST_MODELS = (
 def plan(selection: RunSelection) -> list[Run]:
     """The most telling first: all kernels and the transformer at 1,000 problems, other seeds, more problems."""
     name = selection.budget
+    if name == "long":
+        return _long_plan(selection)
     models = selection.models or ((NGRAM, "mosaic", "transformer") if name == "cpu" else (NGRAM, *TRAINED))
     pairs = [(model, k) for model in models if model != NGRAM for k in _kernels(model, selection.kernels, name)]
     budget, seeds = BUDGETS[name], range(selection.seeds or SEEDS[name])
@@ -130,6 +142,19 @@ def plan(selection: RunSelection) -> list[Run]:
     longer += [(0, LONGEST, pair) for pair in pairs if pair[0] == "transformer"]
     longer += product(seeds, [FEWEST], in_distribution)
     return runs + [budget.run(*pair, training, seed, f"{training.epochs} epochs") for seed, training, pair in longer]
+
+
+def _long_plan(selection: RunSelection) -> list[Run]:
+    """Each model at each size and rate, on as many problems as the paper's transformer needs."""
+    seeds, models = range(selection.seeds or 1), selection.models or LONG_MODELS
+    return [
+        replace(_LONG, hidden_size=width, num_layers=layers, num_heads=heads).run(
+            model, kernel, Training(2500, LONG_EPOCHS, rate, LONG_EVALUATIONS), seed,
+            f"{layers} x {width}, rate {rate:g}",
+        )
+        for seed, (width, layers, heads, rate), model in product(seeds, LONG_SIZES, models)
+        for kernel in _kernels(model, selection.kernels or ("gaussian",), selection.budget)
+    ]  # fmt: skip
 
 
 def _kernels(model: str, names: Sequence[str] | None, budget: str) -> Sequence[str]:
@@ -155,9 +180,16 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     sizes = {"vocab_size": task.vocab_size, "max_positions": task.max_tokens, "kernel": settings.kernel or "gaussian"}
     model = small_model(settings, settings.model, **sizes).to(context.device)
     batches = Batches(task, train, settings.batch_size, settings.seed)
+    device = torch.device(context.device).type
+    precision = resolve_precision(settings.precision, device)
+
+    def loss_at(step: int) -> Tensor:
+        with autocast(precision, device):
+            return _output(model, batches.at(step)).loss
+
     training = fit(
         model,
-        lambda step: _output(model, batches.at(step)).loss,
+        loss_at,
         settings.fit,
         context.folder,
         report=context.report,
@@ -166,6 +198,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     fresh = task.fresh_strings(task.select(train, torch.arange(min(settings.test // 2, len(train)))), seed=1)
     return {
         "parameters": num_parameters(model),
+        "precision": precision,
         "epochs": round(training.steps / batches.per_epoch, 2),
         "training": training.outcome(),
         "held_out": _estimates(scores_of(model, task, held_out)),
@@ -246,5 +279,6 @@ def loss_by_block(model: PreTrainedModel, examples: TokenExamples, block: int, t
 
 # Sparse Attention as Compact Kernel Regression, table 1; Memory Mosaics, figure 9 and table 3.
 EXPERIMENT = Experiment(
-    LIBRARY["regbench"], RegBenchSettings, plan, execute, report.tables, report.plot, MODELS, tuple(kernel_names())
-)
+    LIBRARY["regbench"], RegBenchSettings, plan, execute, report.tables, report.plot, MODELS, tuple(kernel_names()),
+    long=True,
+)  # fmt: skip
