@@ -31,10 +31,10 @@ demo: $(VENV)/.runtime ## train a small Memory Mosaic and an equal transformer o
 	$(BIN)/tessera demo --output runs/demo
 
 test: install ## run the test suite
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-slow: install ## run the slow tests as well
-	$(BIN)/python -m pytest -n $(JOBS) -m 'not gpu and not browser'
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not gpu and not browser'
 
 test-browser: install ## test the inspection page in Chromium (Debian: apt-get install chromium)
 	$(BIN)/python -m pytest -m browser -rs

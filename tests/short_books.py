@@ -4,6 +4,7 @@ import pytest
 
 from tessera.data import sources
 from tessera.data.text_files import text_of_file
+from tessera.memory_files import certainty
 from tessera.papers.babilong.noise import books_of
 from tessera.papers.babilong.vocabulary import sentence_tokens, vocabulary_of
 
@@ -23,14 +24,19 @@ def beginnings(tmp_path_factory):
     return folders
 
 
-@pytest.fixture
-def short_books(beginnings, monkeypatch):
-    """What `stories` and `novels` name are the beginnings: to tokenise whole books takes longer than the rest."""
-    monkeypatch.setattr(sources, "BUNDLED", beginnings)
-    monkeypatch.setattr(sources, "STORIES", beginnings["stories"])
+@pytest.fixture(scope="module")
+def short_books(beginnings):
+    """What `stories` and `novels` name are the beginnings: to tokenise whole books takes longer than the rest.
+
+    And how sure answers are is measured on fewer of their texts.
+    """
     kept = (books_of, vocabulary_of, sentence_tokens)  # under names, which mean other books inside this fixture
-    for function in kept:
-        function.cache_clear()
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certainty, "CONTEXTS", 16)
+        patch.setattr(sources, "BUNDLED", beginnings)
+        patch.setattr(sources, "STORIES", beginnings["stories"])
+        for function in kept:
+            function.cache_clear()
+        yield
     for function in kept:
         function.cache_clear()

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from tqdm import tqdm
@@ -44,7 +44,10 @@ class Interruption:
         self.is_requested = True
         if number == getattr(signal, "SIGHUP", None):
             _mute(self._terminals)
-        tqdm.write("Stopping after this step, with a checkpoint. Ctrl-C again stops at once, without.", file=sys.stderr)
+        with suppress(RuntimeError):  # it came inside a write to the same stream, which takes no other
+            tqdm.write(
+                "Stopping after this step, with a checkpoint. Ctrl-C again stops at once, without.", file=sys.stderr
+            )
 
 
 def _mute(terminals: list[int]) -> None:

@@ -1,5 +1,6 @@
 """Kernels, tasks and models from other packages and files."""
 
+import os
 import subprocess
 import sys
 
@@ -75,14 +76,19 @@ def test_a_broken_package_is_named_and_stays_an_error(package):
             len(table)
 
 
-@pytest.mark.parametrize("first", ["tessera.models", "tessera_plugin_of_a_test"])
-def test_models_of_the_library_and_of_another_package_are_known_to_the_auto_classes(package, first):
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_models_of_the_library_and_of_another_package_are_known_to_the_auto_classes(package):
     """The library's after `import tessera.models`, the other's whichever of both is imported first."""
     folder = package(MODEL, "[tessera.models]\nmy_mosaic = tessera_plugin_of_a_test\n")
     sizes = {"vocab_size": 20, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 4}
     tessera.MemoryMosaicForCausalLM(tessera.MemoryMosaicConfig(**sizes)).save_pretrained(folder / "saved")
     code = (
-        f"import sys; sys.path.insert(0, {str(folder)!r})\nimport {first}\n"
+        f"import importlib, os, sys; sys.path.insert(0, {str(folder)!r})\n"
+        "import torch, transformers.generation, transformers.models.auto.modeling_auto\n"  # once for both
+        "assert 'tessera' not in sys.modules\n"
+        "first = ['tessera.models', 'tessera_plugin_of_a_test']\n"
+        "child = os.fork()\n"
+        "importlib.import_module(first[child == 0])\n"
         "from transformers import AutoConfig, AutoModelForCausalLM\n"
         f"saved = {str(folder / 'saved')!r}\n"
         "config = AutoConfig.from_pretrained(saved)\n"
@@ -91,14 +97,17 @@ def test_models_of_the_library_and_of_another_package_are_known_to_the_auto_clas
         f"print(type(AutoModelForCausalLM.from_config(AutoConfig.for_model('my_mosaic', **{sizes}))).__name__)\n"
         "from tessera.recipes.model_section import model_problems\n"
         "print(model_problems({'type': 'my_mosaic', 'num_heads': 0})[0])\n"
-        "assert not {'jaxtyping', 'beartype'} & sys.modules.keys()"  # packages of the tests alone
+        "assert not {'jaxtyping', 'beartype'} & sys.modules.keys()\n"  # packages of the tests alone
+        "sys.stdout.flush()\n"
+        "assert child == 0 or os.waitpid(child, 0)[1] == 0"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    library, model, problem = done.stdout.splitlines()
-    assert library.split() == ["MemoryMosaicConfig", *2 * ["MemoryMosaicForCausalLM"]]
-    assert model == "MyForCausalLM"
-    assert problem.startswith("model.num_heads must be a positive integer")
+    lines = sorted(done.stdout.splitlines())
+    assert len(lines) == 6  # three of each process
+    assert all(line.split() == ["MemoryMosaicConfig", *2 * ["MemoryMosaicForCausalLM"]] for line in lines[:2])
+    assert lines[2:4] == ["MyForCausalLM"] * 2
+    assert all(line.startswith("model.num_heads must be a positive integer") for line in lines[4:])
 
 
 def test_import_makes_a_kernel_known_to_recipes(tmp_path, monkeypatch, capsys):

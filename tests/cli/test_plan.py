@@ -1,10 +1,25 @@
 """`tessera plan`: the lines, the JSON, what does not fit, and arguments that nobody means."""
 
 import json
+from functools import lru_cache
 
 import pytest
 
+from tessera.recipes.recipe import read_recipe
+from tessera.tools.step_memory import step_memory
+
 RECIPE = ("tiny", "data.context=32", "model.num_layers=1")
+
+
+@pytest.fixture(autouse=True)
+def _counted_once(monkeypatch):
+    """Every plan is of the memory that the first one counted; tests/tools/test_plan.py looks at the counting."""
+    monkeypatch.setattr("tessera.tools.plan.step_memory", lambda *arguments: counted())
+
+
+@lru_cache(maxsize=1)
+def counted():
+    return step_memory(read_recipe(RECIPE[0], RECIPE[1:]), 1, "bf16")
 
 
 def test_lines_and_json_agree(tessera):

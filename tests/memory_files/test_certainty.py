@@ -43,9 +43,19 @@ def test_probabilities_are_those_with_which_the_text_answers():
     assert other.told == pytest.approx(1 - found.told)
 
 
-@pytest.mark.parametrize(("knows", "told"), [("", (0.35, 0.8)), ("less sure", (1.0, 1.0)), ("said anyway", (1.0, 1.0))])
-def test_a_model_that_knows_is_told_from_one_that_does_not(monkeypatch, knows, told):
-    """Where a text does not answer it is less sure, or says what it says without a text."""
+@pytest.mark.parametrize(
+    ("with_text", "without_text", "told"),
+    [
+        pytest.param((6.0, 6.0), (0.0, 0.0), (0.35, 0.8), id="knows nothing"),
+        pytest.param((6.0, 3.0), (6.0, 3.0), (1.0, 1.0), id="less sure"),
+        pytest.param((6.0, 6.0), (0.0, 6.0), (1.0, 1.0), id="said anyway"),
+    ],
+)
+def test_a_model_that_knows_is_told_from_one_that_does_not(monkeypatch, with_text, without_text, told):
+    """Where a text does not answer it is less sure, or says what it says without a text.
+
+    `with_text`, `without_text`: logits of its answer, where the text answers and where it does not.
+    """
     task = BABILong("qa1", vocab_size=250, facts_share=0.6)
     unknown = task.vocabulary.token_to_id("<unk>")
 
@@ -64,12 +74,12 @@ def test_a_model_that_knows_is_told_from_one_that_does_not(monkeypatch, knows, t
     def question_logits(model, batch):
         asked.append(batch)
         labels = batch.labels.flatten(0, 1)
-        return logits_of(labels, labels, 6.0, 3.0 if knows == "less sure" else 6.0)
+        return logits_of(labels, labels, *with_text)
 
     def read_on(model, ids, state):
         labels = asked[-1].labels.flatten(0, 1)
         assert torch.equal(ids, asked[-1].questions.flatten(0, 1))
-        return logits_of(ids, labels, 0.0, 6.0 if knows == "said anyway" else 0.0), None
+        return logits_of(ids, labels, *without_text), None
 
     monkeypatch.setattr(certainty, "question_logits", question_logits)
     monkeypatch.setattr(certainty, "read_on", read_on)
@@ -80,10 +90,11 @@ def test_a_model_that_knows_is_told_from_one_that_does_not(monkeypatch, knows, t
     assert found.questions == sum(map(len, counted[1::2]))
     nothing = [float((labels == unknown).any(-1).double().mean()) for labels in counted]
     assert 0.5 < sum(nothing) / len(nothing) < 0.9, "half of the contexts, and half of the others' questions"
-    sure, unsure = (torch.tensor([[0.0] * 30 + [high] + [0.0] * 219]) for high in (6.0, 3.0))
-    chances = [float(found.probabilities(logits, torch.zeros(1, 250), unknown)) for logits in (sure, unsure)]
-    assert (chances[0] > 0.9 and chances[1] < 0.1) == (knows == "less sure")
-    assert (float(found.probabilities(sure, sure, unknown)) < 0.1) == (knows == "said anyway")
+    chances = [
+        float(found.probabilities(*(torch.tensor([[0.0] * 30 + [high] + [0.0] * 219]) for high in both), unknown))
+        for both in zip(with_text, without_text)
+    ]
+    assert (chances[0] > 0.9 and chances[1] < 0.1) == (told == (1.0, 1.0))
 
 
 def test_what_an_answer_looks_like():

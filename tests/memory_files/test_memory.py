@@ -144,7 +144,8 @@ def test_every_token_knows_its_bytes(packed, tmp_path):
     data += ("x" * 70_000).encode() + "é\r\n".encode() * 9000  # over the borders of pieces
     path = tmp_path / "text.txt"
     path.write_bytes(gzip.compress(data) if packed else data)
-    for tokenizer in (byte_tokenizer(), train_bpe([data.decode()] * 2, 400)):
+    # Packed, the bytes come by another way; what is made of them is the same.
+    for tokenizer in (byte_tokenizer(), *([] if packed else [train_bpe([data.decode()] * 2, 400)])):
         document = read_document_text(path, tokenizer, "text", "test")
         starts = document.starts().tolist()
         assert (starts[-1], document.size) == (len(data), len(data))

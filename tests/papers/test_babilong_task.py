@@ -1,6 +1,5 @@
 """BABILong: its stories against bAbI's own, where facts lie, what splits share, long samples, both scorers."""
 
-import json
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,13 +11,13 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.papers.babilong import BABILong
-from tessera.papers.babilong.benchmark import benchmark_labels, exact_match, published_match, read_samples
 from tessera.papers.babilong.noise import SHORTEST, books_of, draw_noise
 from tessera.papers.babilong.sample import RESERVED, HalfFacts
 from tessera.papers.babilong.solver import answer, world_after
 from tessera.papers.babilong.stories import FEWEST, LENGTHS, PEOPLE, THINGS, facts_of, generate, labels, read_stories
 from tessera.papers.babilong.vocabulary import NAMES, STORY_WORDS, Words, decode
 from tessera.tasks.task import estimate
+from tests.covering import pairwise
 
 BABI = Path(__file__).parent / "babilong_files"
 SMALL = {"length": 300, "vocab_size": 250}
@@ -185,10 +184,13 @@ def test_segments_begin_with_ends_of_facts_whose_beginnings_are_nowhere():
     assert torch.equal(*no_segments)
 
 
-@pytest.mark.parametrize("kind", sorted(LENGTHS))
-@pytest.mark.parametrize("segment", [4, 7, 64])
-@pytest.mark.parametrize(("first", "last"), [(1.0, 0.0), (0.0, 1.0)])
-def test_ends_of_facts_hold_one_name_and_leave_facts_as_they_are(kind, segment, first, last):
+@pairwise(
+    kind={kind: kind for kind in sorted(LENGTHS)},
+    segment={str(segment): segment for segment in (4, 7, 64)},
+    shares={"first": (1.0, 0.0), "last": (0.0, 1.0)},
+)
+def test_ends_of_facts_hold_one_name_and_leave_facts_as_they_are(kind, segment, shares):
+    first, last = shares
     task = BABILong(kind, vocab_size=250)
     names = np.unique(task._tokens(NAMES))
     halves = HalfFacts(segment, first, last, tuple(map(task._tokens, facts_of(kind))), names)
@@ -367,68 +369,6 @@ def test_stories_of_the_wrong_format(tmp_path):
     (tmp_path / "qa1_x_train.txt").write_text("Mary went home.\n")
     with pytest.raises(TesseraError, match="line 1 must be"):
         BABILong(stories=str(tmp_path), **SMALL).sample(1, 0)
-
-
-@pytest.mark.parametrize(
-    ("output", "right", "published"),
-    [
-        (" Garden ", True, True),
-        ("garden. then the kitchen", False, True),
-        ("The garden or the kitchen", False, False),
-        ("the office", False, False),
-        ("between the hallway and the garden", False, True),
-    ],
-)
-def test_both_scorers(output, right, published):
-    question = "What is north of the hallway?"
-    assert exact_match(output, "garden") == right
-    assert published_match(output, question, "garden", labels("qa4")) == published
-
-
-def test_public_files(tmp_path):
-    rows = [{"input": "a b", "question": "q?", "target": "t"}] * 2
-    (tmp_path / "list.json").write_text(json.dumps(rows))
-    (tmp_path / "lines.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    for name in ("list.json", "lines.json"):
-        assert [(one.input, one.target) for one in read_samples(tmp_path / name)] == [("a b", "t")] * 2
-    (tmp_path / "bad.json").write_text('[{"input": "a"}]')
-    (tmp_path / "separator.json").write_text(
-        "\ufeff" + json.dumps({**rows[0], "input": "a\u2028b"}, ensure_ascii=False)
-    )
-    assert read_samples(tmp_path / "separator.json")[0].input == "a\u2028b"
-    for wrong in ({"input": "a"}, {**rows[0], "target": " "}, {**rows[0], "question": "\ud800"}, "a\nb", 3, None):
-        (tmp_path / "bad.json").write_text(json.dumps([wrong]))
-        with pytest.raises(TesseraError, match="row 1 must hold") as caught:
-            read_samples(tmp_path / "bad.json")
-        assert "\n" not in str(caught.value)
-    (tmp_path / "bad.json").write_text("[" * 200_000)
-    with pytest.raises(TesseraError, match="must be a JSON list"):
-        read_samples(tmp_path / "bad.json")
-
-
-def test_the_benchmarks_rule_takes_its_own_labels():
-    """Its files write names and lists of things as these."""
-    people = ["Bill", "Fred", "football "]
-    assert published_match("Bill", "Who gave the apple to Fred?", "Bill", people)
-    assert not published_match("Jeff", "Who gave the apple to Fred?", "Bill", people)
-    assert published_match(
-        "the milk, the apple. Bill", "What is Mary carrying?", "apple,milk", ["apple", "milk", "Bill"]
-    )
-    assert not published_match("the milk", "What is Mary carrying?", "apple,milk", ["apple", "milk"])
-    assert published_match("n,e", "How do you go there?", "n,e", ["n,e", "s,w"])
-
-
-@pytest.mark.parametrize("targets", [["office"], ["office", "garden"], list(labels("qa1"))])
-def test_what_the_benchmark_looks_for_are_the_answers_of_the_task(targets):
-    """However few of them a file holds: else a model that names two places is right in small files."""
-    for path, kind in (("qa1/4k.json", "qa1"), ("my.json", "qa1"), ("data/qa3_2k.jsonl", "qa3")):
-        known, answers = benchmark_labels(Path(path), targets)
-        assert (known, set(answers)) == (kind, set(labels(kind)))
-        said = "Mary went from the kitchen to the office."
-        assert not published_match(said, "Where is Mary?", "office", answers)
-        assert published_match("She is in the office.", "Where is Mary?", "office", answers)
-    assert benchmark_labels(Path("my.json"), ["Bill", "apple"])[0] == "qa5"
-    assert benchmark_labels(Path("qa12/1k.json"), ["yes", "no"]) == ("", {"yes", "no"})
 
 
 def test_a_task_says_what_can_be_asked():

@@ -62,7 +62,7 @@ def test_choices_narrow_the_runs(name):
 
 
 # Of experiments with many models, those that pass every branch of the run; the others are trained in slow tests.
-SOME = {"babilong": "*_shut/*", "associative_retrieval": "*/remember/*"}
+SOME = {"babilong": "*_shut/*", "associative_retrieval": "*/remember/*", "regbench": "[nm][go]*"}
 
 
 @pytest.mark.usefixtures("short_books")

@@ -11,25 +11,27 @@ from tessera.recipes.files import SHIPPED
 from tessera.recipes.model_section import model_config
 from tessera.recipes.recipe import read_recipe
 from tessera.training.run import train
+from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 
 NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 SMALL_SEGMENTS = ("segment_size=8", "num_memory_tokens=2")
 SMALLER = {
-    "memory_mosaic": ("hidden_size=16", "num_heads=2", "num_layers=2", "num_persistent_slots=8"),
-    "memory_mosaic_v2": ("hidden_size=16", "num_heads=2", "num_layers=2", "intermediate_size=24"),
-    "transformer": ("hidden_size=16", "num_heads=2", "num_layers=2"),
-    "armt": ("base.hidden_size=16", "base.num_heads=2", "base.num_layers=2", "memory_dim=4", *SMALL_SEGMENTS),
-    "rmt": ("base.hidden_size=16", "base.num_heads=2", "base.num_layers=2", *SMALL_SEGMENTS),
+    "memory_mosaic": ("hidden_size=16", "num_heads=2", "num_layers=1", "num_persistent_slots=8"),
+    "memory_mosaic_v2": ("hidden_size=16", "num_heads=2", "num_layers=1", "intermediate_size=24"),
+    "transformer": ("hidden_size=16", "num_heads=2", "num_layers=1"),
+    "armt": ("base.hidden_size=16", "base.num_heads=2", "base.num_layers=1", "memory_dim=4", *SMALL_SEGMENTS),
+    "rmt": ("base.hidden_size=16", "base.num_heads=2", "base.num_layers=1", *SMALL_SEGMENTS),
     "llama": (
         "hidden_size=16",
         "num_attention_heads=2",
         "num_key_value_heads=2",
-        "num_hidden_layers=2",
+        "num_hidden_layers=1",
         "intermediate_size=24",
     ),
 }
 
 
+@pytest.mark.usefixtures("short_books")
 @pytest.mark.parametrize("name", NAMES)
 def test_two_steps_made_small(name, tmp_path):
     text = tmp_path / "text.txt"

@@ -8,6 +8,9 @@ import torch
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.task import TASKS, Task, TokenExamples, generator_of
 from tessera.testing.tasks import LAWS, check_task
+from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
+
+pytestmark = pytest.mark.usefixtures("short_books")
 
 CASES = [(name, variant) for name, task in TASKS.items() for variant in task.variants()]
 

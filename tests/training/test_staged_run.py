@@ -22,7 +22,7 @@ from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 
 pytestmark = pytest.mark.usefixtures("short_books")
 
-BASE = {"type": "memory_mosaic", "hidden_size": 16, "num_layers": 2, "num_heads": 2, "num_persistent_slots": 8}
+BASE = {"type": "memory_mosaic", "hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 8}
 STRETCH = "model.strength_stretch=0.1"
 QUESTIONS = {
     "model": {"type": "armt", "segment_size": 32, "num_memory_tokens": 2, "memory_dim": 4, "base": BASE},
@@ -59,9 +59,16 @@ def recipe_of(tmp_path):
     return read
 
 
-def test_a_run_on_questions(recipe_of, tmp_path):
-    run = tmp_path / "run"
-    summary = train(recipe_of(QUESTIONS), run, progress=False)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, short_books):  # noqa: F811
+    """The folder and the summary of a run on questions that nothing stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "staged.yaml").write_text(yaml.safe_dump(QUESTIONS))
+    return folder / "run", train(read_recipe(folder / "staged.yaml"), folder / "run", progress=False)
+
+
+def test_a_run_on_questions(whole):
+    run, summary = whole
     assert summary.steps == 9
     assert 0 <= summary.validation_exact_match <= 1
     assert summary.validation_bits_per_byte is None
@@ -78,9 +85,8 @@ def test_a_run_on_questions(recipe_of, tmp_path):
 
 
 @pytest.mark.parametrize(("stage", "step"), [(0, 3), (1, 0), (1, 4)])
-def test_a_run_that_dies_in_any_stage_goes_on_to_the_same_weights(recipe_of, tmp_path, monkeypatch, stage, step):
+def test_a_run_that_dies_in_any_stage_goes_on_to_the_same_weights(recipe_of, tmp_path, whole, monkeypatch, stage, step):
     recipe = recipe_of(QUESTIONS)
-    train(recipe, tmp_path / "whole", progress=False)
     losses = staged_data.StagedQuestions.losses
 
     def dying(self, model, of_stage, number, at):
@@ -93,9 +99,9 @@ def test_a_run_that_dies_in_any_stage_goes_on_to_the_same_weights(recipe_of, tmp
         train(recipe, tmp_path / "killed", progress=False)
     monkeypatch.undo()
     train(recipe, tmp_path / "killed", resume=True, progress=False)
-    uninterrupted, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    uninterrupted, resumed = (load_file(run / "model.safetensors") for run in (whole[0], tmp_path / "killed"))
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in uninterrupted.items())
-    lines = [MetricsFile(tmp_path / name / "metrics.jsonl").read() for name in ("whole", "killed")]
+    lines = [MetricsFile(run / "metrics.jsonl").read() for run in (whole[0], tmp_path / "killed")]
     scores = [[(r["step"], r["validation_loss"]) for r in one if "validation_loss" in r] for one in lines]
     assert scores[0] == scores[1]
 
@@ -264,7 +270,8 @@ def test_writes_cost_how_probable_it_is_that_their_gates_open(recipe_of, tmp_pat
 
 def test_only_writes_with_a_gradient_cost(recipe_of, tmp_path):
     stages = "{length: 4, min_length: 4, steps: 1}"
-    recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]", STRETCH, "model.gate_penalty=10.0")
+    changes = (STRETCH, "model.gate_penalty=10.0", "model.base.num_layers=2")
+    recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]", *changes)
     stage = recipe.training.curriculum[0]
     data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
     model = starting_model(recipe, data.tokenizer, context=4 * 32)
@@ -308,7 +315,7 @@ def test_a_threshold_holds_from_its_stage_on_also_after_a_stop(recipe_of, tmp_pa
     stages = f"{{{stage}}}, {{{stage}, model: {{strength_threshold: 0.6}}}}, {{{stage}}}"
     recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]")
     train(recipe, run, progress=False)
-    assert thresholds == [([0.0, 0.0], 0), ([0.6, 0.6], 1), ([0.6, 0.6], 2)]
+    assert thresholds == [([0.0], 0), ([0.6], 1), ([0.6], 2)]
     assert json.loads((run / "config.json").read_text())["strength_threshold"] == 0.6
 
     weights = (run / "model.safetensors").read_bytes()
@@ -316,7 +323,7 @@ def test_a_threshold_holds_from_its_stage_on_also_after_a_stop(recipe_of, tmp_pa
     remove(run / FOLDER / "checkpoint-3")
     thresholds.clear()
     train(recipe, run, resume=True, progress=False)
-    assert thresholds == [([0.6, 0.6], 2)]
+    assert thresholds == [([0.6], 2)]
     assert (run / "model.safetensors").read_bytes() == weights
 
 
@@ -326,7 +333,7 @@ def test_a_threshold_holds_without_a_run_folder_too(recipe_of, tmp_path):
     data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
     model = starting_model(recipe, data.tokenizer, context=64)
     curriculum.train_stages_of(model, recipe, data, tmp_path, lambda share, note: None)
-    assert [memory.gate.threshold for memory in model.memories] == [0.6, 0.6]
+    assert [memory.gate.threshold for memory in model.memories] == [0.6]
 
 
 @pytest.mark.parametrize(
@@ -345,10 +352,10 @@ def test_only_an_armt_has_gates_of_writing(recipe_of, tmp_path, model, message):
 
 def test_a_stage_ends_halfway_down_a_linear_schedule(recipe_of, tmp_path):
     run = tmp_path / "run"
-    stages = "training.curriculum=[{length: 2, min_length: 2, steps: 40, learning_rate: 0.01}]"
-    train(recipe_of(QUESTIONS, stages, "training.evaluate_every=40"), run, progress=False)
+    stages = "training.curriculum=[{length: 2, min_length: 2, steps: 20, learning_rate: 0.01}]"
+    train(recipe_of(QUESTIONS, stages, "training.evaluate_every=20"), run, progress=False)
     rates = {r["step"]: r["learning_rate"] for r in MetricsFile(run / "metrics.jsonl").read() if "learning_rate" in r}
-    assert rates[40] == pytest.approx(0.01 * (1 - (39 - 4) / (80 - 4)), rel=0.02)
+    assert rates[20] == pytest.approx(0.01 * (1 - (19 - 2) / (40 - 2)), rel=0.02)
 
 
 TEXT = {"data": {"source": "novels"}, "tokenizer": {"type": "byte"}}

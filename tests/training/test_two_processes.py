@@ -26,7 +26,7 @@ training: {steps: 4, batch_size: 8, learning_rate: 1.0e-3, warmup_steps: 1, log_
 """
 ARMT = """
 model: {type: armt, segment_size: 32, num_memory_tokens: 2, memory_dim: 4, strength_stretch: 0.1,
-        base: {type: memory_mosaic, hidden_size: 16, num_layers: 2, num_heads: 2, num_persistent_slots: 8}}
+        base: {type: memory_mosaic, hidden_size: 16, num_layers: 1, num_heads: 2, num_persistent_slots: 8}}
 data: %s
 training: {batch_size: 6, evaluate_every: 2, evaluate_sequences: 7, checkpoint_every: 2, precision: fp32,
            curriculum: %s}

@@ -79,7 +79,7 @@ class OwnQuestions(BABILong):
         answers = {question.answer for question in self._questions}
         return tuple(sorted(answers | ({NOT_IN_TEXT} if self.absent else set())))
 
-    @property
+    @cached_property
     def reserved(self) -> int:  # type: ignore[override]
         """Tokens that the longest question takes with its answer."""
         return max(

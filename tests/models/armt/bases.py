@@ -53,6 +53,11 @@ def make(kind="armt", family="gpt2", segment_size=8, num_memory_tokens=3, **opti
     return model.double().eval()
 
 
+def is_greedy(model, text, begin):
+    """Whether each token of `text` from `begin` on is the likeliest behind those before it, read as a whole."""
+    return torch.equal(text[:, begin:], model(text).logits[:, begin - 1 : -1].argmax(-1))
+
+
 def tokens(batch, steps, vocabulary=60):
     """Random tokens, none of them the padding 0."""
     return torch.randint(1, vocabulary, (batch, steps))

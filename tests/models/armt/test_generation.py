@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.models.armt.bases import BASES, WRAPS, make, tokens
+from tests.models.armt.bases import BASES, WRAPS, is_greedy, make, tokens
 from tests.tolerances import REORDERED_FLOAT64
 
 KINDS = list(WRAPS)
@@ -11,20 +11,14 @@ PAIRS = [(kind, "gpt2") for kind in KINDS] + [("armt", family) for family in BAS
 PAIRS += [("rmt", "memory_mosaic"), ("prmt", "llama")]
 
 
-def greedy(model, prompt, count):
-    """The likeliest continuation, by reading everything again for each token."""
-    text = prompt
-    for _ in range(count):
-        text = torch.cat([text, model(text).logits[:, -1:].argmax(-1)], 1)
-    return text
-
-
 @pytest.mark.parametrize(("kind", "family"), PAIRS)
 @pytest.mark.parametrize("steps", [3, 8, 13])
 def test_generation_is_reading_the_grown_text(kind, family, steps):
     model, prompt = make(kind, family), tokens(2, steps)
     actual = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False)
-    assert torch.equal(actual, greedy(model, prompt, 12))
+    assert torch.equal(actual[:, :steps], prompt)
+    assert actual.shape[1] == steps + 12
+    assert is_greedy(model, actual, steps)
 
 
 @pytest.mark.parametrize(("kind", "family"), PAIRS)
@@ -49,8 +43,9 @@ def test_prompts_of_uneven_length_are_continued_as_alone(kind, family):
     ids = torch.cat([torch.nn.functional.pad(p, (16 - p.shape[1], 0)) for p in prompts])
     mask = (ids > 0).long()
     actual = model.generate(ids, attention_mask=mask, max_new_tokens=11, do_sample=False)
+    assert actual.shape[1] == 16 + 11
     for row, prompt in zip(actual, prompts):
-        assert torch.equal(row[16:], greedy(model, prompt, 11)[0, prompt.shape[1] :])
+        assert is_greedy(model, torch.cat([prompt, row[None, 16:]], 1), prompt.shape[1])
 
 
 def test_uneven_beams():
@@ -86,8 +81,9 @@ def test_generation_after_a_stored_memory():
     state = model(text).memory_state
     options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 9, "do_sample": False}
     actual = model.generate(prompt, memory_state=state, **options)
-    both = greedy(model, torch.cat([text, prompt], 1), 9)
-    assert torch.equal(actual, both[:, 16:])
+    assert actual.shape[1] == 3 + 9
+    assert torch.equal(actual[:, :3], prompt)
+    assert is_greedy(model, torch.cat([text, actual], 1), 16 + 3)
     beams = model.generate(prompt, memory_state=state, num_beams=2, **options)
     assert beams.shape == actual.shape
 

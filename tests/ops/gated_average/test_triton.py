@@ -32,8 +32,12 @@ def call(backend, dtype, device, steps, with_state, with_documents, width=3, spr
     return [*outputs, *torch.autograd.grad(loss, leaves)]
 
 
-@pytest.mark.parametrize("steps", LENGTHS)
-@pytest.mark.parametrize(("with_state", "with_documents"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("steps", "with_state", "with_documents"),
+    [(steps, True, True) for steps in LENGTHS]
+    # Without either, what differs by length is the same: the longest stands for all.
+    + [pytest.param(steps, False, False, marks=() if steps == 17 else pytest.mark.slow) for steps in LENGTHS],
+)
 def test_agrees_with_the_reference(triton_device, steps, with_state, with_documents):
     arguments = (triton_device, steps, with_state, with_documents)
     # Float32 log-weights of order ten, and sums of a few terms of order one.

@@ -7,6 +7,7 @@ import tessera
 from tessera.base.errors import TesseraError
 from tessera.kernels import Gaussian, NearestNeighbours, kernel_from_config
 from tessera.ops.kernel_regression import BACKENDS, Window, kernel_regression
+from tests.covering import pairwise
 from tests.kernels.contract import all_kernels, identifier
 
 B, H, T, N, K, V = 2, 3, 5, 7, 4, 6
@@ -87,11 +88,14 @@ def test_a_span_holds_a_pair(span):
         Window(3, span)
 
 
-@pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
-@pytest.mark.parametrize(("batch", "steps", "pairs"), [(0, T, N), (B, 0, N), (B, T, 0), (B, 1, 0), (B, 0, 0)], ids=str)
-@pytest.mark.parametrize("window", [None, Window(), Window(2, 4), "each"], ids=str)
-def test_nothing_gives_nothing(kernel, batch, steps, pairs, window):
+@pairwise(
+    kernel={identifier(kernel): kernel for kernel in all_kernels()},
+    sizes={str(sizes): sizes for sizes in [(0, T, N), (B, 0, N), (B, T, 0), (B, 1, 0), (B, 0, 0)]},
+    window={"all": None, "past": Window(), "span": Window(2, 4), "each": "each"},
+)
+def test_nothing_gives_nothing(kernel, sizes, window):
     """No sequence, no query, no pair: an empty answer or zeros, and zeros as gradients."""
+    batch, steps, pairs = sizes
     window = Window(torch.full((batch,), 2)) if window == "each" else window
     leaves = [torch.randn(batch, H, *size).requires_grad_() for size in ((steps, K), (pairs, K), (pairs, V))]
     documents = {"query_documents": integers(batch, steps), "pair_documents": integers(batch, pairs)}

@@ -1,10 +1,10 @@
 """Finite differences: the gradient of kernel regression for every kernel and window, float64."""
 
-import pytest
 import torch
 from torch.nn.functional import normalize
 
 from tessera.ops.kernel_regression import Window, kernel_regression
+from tests.covering import pairwise
 from tests.kernels.contract import all_kernels, identifier
 
 WINDOWS = {
@@ -18,10 +18,12 @@ WINDOWS = {
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 2, 2]])
 
 
-@pytest.mark.parametrize("backend", ["reference", "chunked"])
-@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one", "packed"])
-@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS.keys())
-@pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
+@pairwise(
+    kernel={identifier(kernel): kernel for kernel in all_kernels()},
+    window=WINDOWS,
+    documents={"one": None, "packed": DOCUMENTS},
+    backend={name: name for name in ("reference", "chunked")},
+)
 def test_gradcheck(kernel, window, documents, backend):
     def draw(*shape):
         return torch.randn(*shape, dtype=torch.float64)

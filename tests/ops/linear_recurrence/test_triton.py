@@ -27,8 +27,12 @@ def call(backend, dtype, device, steps, with_state, with_documents, width=3):
     return [y, last, *torch.autograd.grad(loss, leaves)]
 
 
-@pytest.mark.parametrize("steps", LENGTHS)
-@pytest.mark.parametrize(("with_state", "with_documents"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("steps", "with_state", "with_documents"),
+    [(steps, True, True) for steps in LENGTHS]
+    # Without either, what differs by length is the same.
+    + [pytest.param(steps, False, False, marks=() if steps == 17 else pytest.mark.slow) for steps in LENGTHS],
+)
 def test_agrees_with_the_reference(triton_device, steps, with_state, with_documents):
     arguments = (triton_device, steps, with_state, with_documents)
     actual = call("triton", torch.float32, *arguments)

@@ -1,0 +1,154 @@
+"""A model is trained on questions and asked, from the command line alone."""
+
+import io
+import json
+import re
+
+import pytest
+import torch
+
+from tessera.data.encoding import token_stream
+from tessera.data.text_files import text_of_files
+from tessera.memory_files.answering import Answer
+from tessera.memory_files.certainty import Certainty
+from tessera.models.saving.loading import load_model, load_tokenizer
+from tessera.papers.babilong.asking import PlantedText
+
+
+@pytest.mark.usefixtures("short_books")
+def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path, monkeypatch):
+    """The README's, small: what is printed is the likeliest word and its probability after reading the planted text."""
+    stages = "training.curriculum=[{length: 1, steps: 2}, {length: 2, steps: 1}]"
+    small = ("model.base.hidden_size=16", "model.base.num_heads=2", "model.memory_dim=4", "training.batch_size=2")
+    small += ("training.evaluate_sequences=2", "model.base.num_persistent_slots=8", stages)
+    status, out, _ = tessera("train", "armt-babilong-qa1", *small, "--output", tmp_path / "run")
+    assert status == 0
+    assert "% of the answers are right" in out
+    book = tmp_path / "book.txt"
+    book.write_text("It was a dark night, and nobody had gone to bed in the old house. " * 40)
+    facts = ("Mary went to the kitchen.", "Mary went to the garden.")
+    planting = [word for fact in facts for word in ("--plant", fact)]
+    command = ("ask", tmp_path / "run", "Where is Mary?", "Where is John?", "--text", book, *planting)
+    status, out, err = tessera(*command)
+    assert status == 0
+    model, tokenizer = load_model(tmp_path / "run"), load_tokenizer(tmp_path / "run")
+    planted = PlantedText(text_of_files([book]), book.stat().st_size, facts, 0)
+    tokens = torch.tensor([list(token_stream(planted, tokenizer))])
+    assert f"book.txt: {tokens.shape[1]:,} tokens read" in err
+    assert err.count("planted after") == 2
+    expected = []
+    for question in ("Where is Mary?", "Where is John?"):
+        prompt = tokenizer(f"{question} <generate>", return_tensors="pt", add_special_tokens=False).input_ids
+        assert prompt.shape[1] == 5
+        memory = model(input_ids=tokens).memory_state
+        with torch.no_grad():
+            logits = model(input_ids=prompt, memory_state=memory, use_cache=True).logits[:, -1]
+            without = model(input_ids=prompt, use_cache=True).logits[:, -1]
+        probability, word = logits.softmax(-1).max(-1)
+        certainty = float(Certainty.of(model).probabilities(logits, without, tokenizer.unk_token_id))
+        answer = Answer(tokenizer.decode(word), float(probability), prompt[0], word, certainty=certainty)
+        expected += [f"> {question}", answer.said()]
+    assert out.splitlines() == expected
+    assert "whether a text answers at all: measured on" in err
+    assert 'run knows questions such as "Where is Daniel?"' in err
+    assert "guess" not in err
+    reading = ("--text", book)
+    unknown = "got 'Where is Bob or Eve?': it does not know Bob, Eve"
+    status, out, err = tessera("ask", tmp_path / "run", "Where is Bob or Eve?", *reading)  # behind what the run knows
+    assert (status, out, unknown in err.splitlines()[-1]) == (2, "", True)
+    command = ("ask", tmp_path / "run", "Where is Mary?", "--text", book, "--plant", "Mary went to the moonbase.")
+    status, out, err = tessera(*command)
+    assert (status, out, "--plant must be of words that the model knows" in err) == (2, "", True)
+    status, out, err = tessera("ask", tmp_path / "run", "Who was in the house?", "--text", book)
+    assert (status, "trained on no such question; its answer is a guess" in err) == (0, True)
+    monkeypatch.setattr("sys.stdin", io.StringIO("Where is Bob?\nWhere is Mary?\n"))
+    stored = tmp_path / "answers.jsonl"
+    status, out, err = tessera("ask", tmp_path / "run", "--interactive", "--text", book, "--output", stored)
+    assert (status, len(out.splitlines()), "it does not know Bob" in err) == (0, 1, True)
+    (row,) = [json.loads(line) for line in stored.read_text().splitlines()]
+    assert row["question"] == "Where is Mary?"
+    assert f"{row['answer']} ({100 * row['probability']:.1f} %" in out
+    assert ("not in this text" in out) == (row["in_text"] < 0.5)
+    drawing = ("ask", tmp_path / "run", "Where is Mary?", *reading, "--temperature", 0.5)
+    status, _, err = tessera(*drawing)
+    assert (status, "--temperature must be left out: this model answers questions" in err) == (2, True)
+    status, out, err = tessera("info", tmp_path / "run")
+    assert (status, 'it knows questions such as "Where is Daniel?"' in out) == (0, True), err
+    status, out, err = tessera("generate", tmp_path / "run", "--prompt", "Where is Mary?", "--max-new-tokens", 2)
+    assert (status, "answers questions about a text: see tessera ask" in err) == (0, True)
+    status, out, err = tessera("eval", tmp_path / "run", "--examples", 4)
+    assert status == 0, err
+    assert "run: babilong, 4 examples per length" in out
+    assert "length 128 " in out  # what the last stage read: two segments of 64
+    status, out, err = tessera("eval", tmp_path / "run", "--task", "babilong", "--lengths", 100, "--examples", 4)
+    assert (status, "length 100 " in out) == (0, True), err
+    text = book.read_text()
+    plain = re.search(r"(\S+) \(\d+\.\d %", tessera("ask", tmp_path / "run", "Where is Mary?", "--text", book)[1])[1]
+    rows = [{"input": text, "question": "Where is Mary?", "target": target} for target in (plain, plain, "nowhere")]
+    (tmp_path / "own.json").write_text(json.dumps(rows))
+    stored = tmp_path / "samples.jsonl"
+    status, out, _ = tessera("ask", tmp_path / "run", "--samples", tmp_path / "own.json", "--output", stored)
+    assert status == 0
+    assert out.splitlines() == [
+        "3 samples of own.json, right in per cent:",
+        "exact match       66.7",
+        "benchmark's rule  66.7  (answers of the file, which is of none of its tasks)",
+    ]
+    stored = [json.loads(line) for line in stored.read_text().splitlines()]
+    assert [row["target"] for row in stored] == [plain, plain, "nowhere"]
+    assert [(row["prompt"], row["answer"], row["exact_match"]) for row in stored] == [
+        (text, plain, True),
+        (text, plain, True),
+        (text, plain, False),
+    ]
+    # The answers of a target that lists several are labels each: what the model says then names two of them.
+    part = plain[:-1]
+    assert part, "else the model's word has no part"
+    assert part not in "where is mary?", "else the question names it"
+    rows = [{"input": text, "question": "Where is Mary?", "target": target} for target in (plain, f"{part},nowhere")]
+    (tmp_path / "own.json").write_text(json.dumps(rows))
+    _, out, _ = tessera("ask", tmp_path / "run", "--samples", tmp_path / "own.json")
+    assert [line.split("  (")[0] for line in out.splitlines()[1:]] == [
+        "exact match       50.0",
+        "benchmark's rule   0.0",
+    ]
+
+
+@pytest.mark.usefixtures("short_books")
+def test_questions_of_ones_own_from_a_file_to_an_answer(tessera, refused, tmp_path, monkeypatch):
+    """From the command line alone, of a document too; afterwards the file may be gone."""
+    rows = [{"text": f"Box {n} is dark red.", "question": f"What is box {n}?", "answer": "dark red"} for n in range(12)]
+    file, run, book = tmp_path / "mine.jsonl", tmp_path / "run", tmp_path / "book.txt"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    book.write_text("It was a dark night. Box 3 is dark red. And that was all. " * 3)
+    stages = "training.curriculum=[{length: 1, steps: 30, learning_rate: 0.01}]"
+    small = ("model.base.hidden_size=16", "model.base.num_heads=2", "model.memory_dim=4", "training.batch_size=8")
+    small += ("training.evaluate_sequences=2", "model.base.num_persistent_slots=8", "data.task.absent=0.0", stages)
+    status, _, err = tessera("train", "own-questions", f"data.task.file={file}", *small, "--output", run)
+    assert status == 0, err
+    command = ("ask", run, "What is box 3?", "--text", book)
+    status, out, err = tessera(*command)
+    assert (status, "dark red" in out) == (0, True), out
+    assert 'knows questions such as "What is box 0?"' in err
+    assert "whether a text answers at all: measured on" in err
+    status, out, err = tessera("eval", run, "--examples", 4)
+    assert (status, "run: questions, 4 examples per length" in out) == (0, True), err
+    status, out, _ = tessera("info", run)
+    assert (status, "it knows questions such as" in out) == (0, True)
+    (tmp_path / "book.pdf").write_bytes(b"%PDF-1.7")
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "tessera.papers.babilong.asking.text_of_document", lambda path, size=0: iter([book.read_text()])
+        )
+        planting = ("--text", tmp_path / "book.pdf", "--plant", "Box 4 is dark red.")
+        status, out, err = tessera("ask", run, "What is box 3?", *planting)
+        assert (status, "dark red" in out, "book.pdf: " in err) == (0, True, True), err
+    file.rename(tmp_path / "moved.jsonl")
+    status, out, err = tessera(*command)
+    assert (status, "dark red" in out, "was trained on what cannot be read" in err) == (0, True, True)
+    refused("data source", "train", "own-questions", f"data.task.file={file}", "--output", tmp_path / "other")
+    config = run / "generation_config.json"
+    config.write_text(config.read_text().replace('"tokens": 64', '"tokens": "many"'))
+    status, out, err = tessera(*command)
+    assert (status, out) == (2, "")
+    assert "generation_config.json: certainty: tokens must be an integer; got 'many'" in err

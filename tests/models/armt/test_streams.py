@@ -1,0 +1,84 @@
+"""Long texts: token by token, alone, beside others, interrupted, in bfloat16, and in one call."""
+
+import weakref
+
+import pytest
+import torch
+
+from tessera.base.errors import TesseraError
+from tessera.models.recurrence import read_stream, read_streams
+from tessera.models.recurrence.segment_runner import SegmentRunner
+from tests.models.armt.bases import make, tokens
+from tests.models.armt.test_reading import KINDS, PAIRS, same_memory
+
+
+@pytest.mark.parametrize(("kind", "family"), PAIRS)
+def test_a_stream_is_the_text_and_may_be_interrupted(kind, family):
+    model, ids = make(kind, family), tokens(1, 29)
+    at_once = model(ids).memory_state
+    same_memory(read_stream(model, iter(ids[0].tolist())), at_once)
+    half = read_stream(model, ids[0, :16].tolist())
+    same_memory(read_stream(model, ids[0, 16:].tolist(), half), at_once)
+    assert at_once.tokens_read.item() == 29
+    assert at_once.segments_read.item() == 4
+    assert not any(tensor.requires_grad for tensor in half.tensors().values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_side_by_side_are_the_texts_alone(kind):
+    model, lengths = make(kind), (29, 5, 16, 0, 31, 16)
+    texts = [tokens(1, length)[0].tolist() for length in lengths]
+    alone = [read_stream(model, text) for text in texts]
+    together = read_streams(model, [iter(text) for text in texts])
+    assert together.tokens_read.tolist() == list(lengths)
+    same_memory(together, type(together).stack(alone))
+    half = read_streams(model, [text[:8] for text in texts])
+    same_memory(read_streams(model, [text[8:] for text in texts], half), together)
+
+
+def test_readings_side_by_side_take_the_calls_of_the_longest(monkeypatch):
+    model, calls = make(), []
+    run = SegmentRunner.run
+    monkeypatch.setattr(SegmentRunner, "run", lambda *arguments: calls.append(1) or run(*arguments))
+    read_streams(model, [tokens(1, 40)[0].tolist()] * 3)
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize(
+    ("texts", "rows", "message"), [([], None, "at least one"), ([[1], [2]], 1, "hold 2 rows; got 1")]
+)
+def test_readings_that_cannot_be_are_refused(texts, rows, message):
+    model = make()
+    with pytest.raises(TesseraError, match=message):
+        read_streams(model, texts, None if rows is None else model.empty_memory(rows))
+
+
+def test_a_reading_in_bfloat16_is_near_and_the_memory_stays_float32(monkeypatch):
+    model, ids = make().float(), tokens(1, 29)[0].tolist()
+    exact, rounded = read_stream(model, ids, precision="fp32"), read_stream(model, ids, precision="bf16")
+    assert rounded.A.dtype == torch.float32
+    difference = (rounded.A - exact.A).norm() / exact.A.norm()
+    assert 1e-5 < difference < 0.05
+    for is_fast, expected in ((True, rounded), (False, exact)):
+        monkeypatch.setattr("tessera.base.precision.has_fast_bfloat16", lambda device, fast=is_fast: fast)
+        assert torch.equal(read_stream(model, ids, precision="auto").A, expected.A)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_call_keeps_the_last_memory_alone(kind, monkeypatch):
+    model, made, alive = make(kind, "gpt2"), [], []
+    run = SegmentRunner.run
+
+    def watched(self, segment, state):
+        result = run(self, segment, state)
+        made.append(weakref.ref(result.memory))
+        alive.append(sum(memory() is not None for memory in made))
+        return result
+
+    monkeypatch.setattr(SegmentRunner, "run", watched)
+    with torch.no_grad():
+        model(tokens(1, 64), skip_logits=True)
+        assert len(alive) == 8
+        assert max(alive) <= 2  # the one that is read and the one that is written
+        model(tokens(1, 64), skip_logits=True, output_segment_states=True)
+    assert max(alive) > 2
