@@ -79,7 +79,7 @@ class _RowWeights(torch.autograd.Function):
         kernel = kernel if parameter is None else kernel.with_row_parameter(parameter)
         weights, statistics = kernel.forward(scores * kernel.score_scale, Workspace())
         ctx.save_for_backward(scores, parameter, *statistics)
-        return weights
+        return weights.clone() if torch.compiler.is_compiling() else weights
 
     @staticmethod
     @only_first_derivative("the weights of a kernel")
