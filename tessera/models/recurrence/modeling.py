@@ -1,6 +1,7 @@
 """The common part of ARMT, RMT and PRMT as a Hugging Face model."""
 
 import copy
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 
 from tessera.base.errors import expect
 from tessera.models.drafted_generation import DraftedGeneration
@@ -190,6 +193,17 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         if getattr(adapter_config, "modules_to_save", self) is None:
             adapter_config.modules_to_save = list(self.memory_modules)
         super().add_adapter(adapter_config, adapter_name)
+
+    def load_adapter(self, peft_model_id: str | None = None, adapter_name: str | None = None, **options: Any) -> Any:
+        """As in transformers."""
+        # Transformers 5.17 does not find the copies that `modules_to_save` makes: in the file they have plain names.
+        mapping = getattr(options.get("load_config"), "weight_mapping", None) or get_model_conversion_mapping(self)
+        copies = f"modules_to_save.{adapter_name or 'default'}"
+        for name in self.memory_modules:
+            module = self.get_submodule(name)
+            for key in getattr(module, "original_module", module).state_dict():
+                mapping = [*mapping, WeightRenaming(rf"^{re.escape(f'{name}.{key}')}$", f"{name}.{copies}.{key}")]
+        return super().load_adapter(peft_model_id, adapter_name, **{"weight_mapping": mapping, **options})
 
     def adds_nothing(self) -> bool:
         """Whether what the memory adds to the layers is 0."""
