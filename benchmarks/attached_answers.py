@@ -18,12 +18,11 @@ from random import Random
 from typing import Any, NamedTuple
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.attached_memory import WINDOW, read, remembered
+from benchmarks.attached_memory import WINDOW, budget_figure, read, remembered
 from benchmarks.passages import PEOPLE, PLACES, THINGS, passages_of
-from tessera.base.files import write_atomically, write_text_atomically
+from tessera.base.files import write_text_atomically
 from tessera.data.text_files import text_of_files
 from tessera.evaluation.provenance import provenance
 from tessera.models.carried_state import apart, read_on
@@ -89,21 +88,12 @@ def draw(books: dict[str, Any], budgets: list[int], path: Path) -> None:
     def share(label: str) -> float:
         return 100 * sum(book["right"][label] for book in books.values()) / (FACTS * len(books))
 
-    figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
-    axes = figure.subplots()
-    for eviction, colour in zip(EVICTIONS, ("#c2410c", "#1d4ed8", "#15803d")):
-        shares = [share(f"{eviction} {budget}") for budget in budgets]
-        axes.plot(budgets, shares, color=colour, marker="o", label=f"evicted: {eviction.replace('_', ' ')}")
-    shares = [share(f"window {budget}") for budget in budgets]
-    axes.plot(budgets, shares, color="#334155", marker="s", label="no memory: a sliding window of as many tokens")
-    axes.axhline(share("all"), color="#334155", linestyle="--", label="all pairs kept")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(budgets, [f"{budget:,}" for budget in budgets])
-    axes.set_xlabel("pairs or tokens kept")
-    axes.set_ylabel("right answers, %")
-    axes.set_ylim(0)
-    axes.legend(frameon=False)
-    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))
+    by_eviction = {eviction: [share(f"{eviction} {budget}") for budget in budgets] for eviction in EVICTIONS}
+    with budget_figure(path, budgets, by_eviction, "pairs or tokens kept", "right answers, %") as axes:
+        shares = [share(f"window {budget}") for budget in budgets]
+        axes.plot(budgets, shares, color="#334155", marker="s", label="no memory: a sliding window of as many tokens")
+        axes.axhline(share("all"), color="#334155", linestyle="--", label="all pairs kept")
+        axes.set_ylim(0)
 
 
 def main() -> None:

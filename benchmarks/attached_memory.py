@@ -12,6 +12,8 @@ long window that ends with the scored tokens. Each window is read once, whatever
 import argparse
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -108,19 +110,29 @@ def draw(books: dict[str, Any], path: Path) -> None:
     rows = {label: sum(gains) / len(gains) for label, gains in summary(books).items()}
     cases = [row for row in next(iter(books.values()))["cases"] if "budget" in row]
     budgets, largest = sorted({row["budget"] for row in cases}), cases[0]["remembered"]
+    by_eviction = {
+        eviction: [rows[f"gaussian, {largest} read, {budget} kept, {eviction}"] for budget in budgets]
+        for eviction in EVICTIONS
+    }
+    with budget_figure(path, budgets, by_eviction, "pairs kept", "loss lower by, %") as axes:
+        unbounded = rows[f"gaussian, {largest} read"]
+        axes.axhline(unbounded, color="#334155", linestyle="--", label=f"all {largest:,} pairs kept")
+        axes.axhline(0, color="#334155", linewidth=0.8, label=f"no memory: a sliding window of {WINDOW}")
+
+
+@contextmanager
+def budget_figure(
+    path: Path, budgets: list[int], by_eviction: dict[str, list[float]], xlabel: str, ylabel: str
+) -> Iterator[Any]:
+    """The axes of a figure with a curve over budgets for each eviction, to which other lines may be added."""
     figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
     axes = figure.subplots()
-    for eviction, colour in zip(EVICTIONS, ("#c2410c", "#1d4ed8", "#15803d")):
-        gains = [rows[f"gaussian, {largest} read, {budget} kept, {eviction}"] for budget in budgets]
-        axes.plot(budgets, gains, color=colour, marker="o", label=f"evicted: {eviction.replace('_', ' ')}")
-    axes.axhline(
-        rows[f"gaussian, {largest} read"], color="#334155", linestyle="--", label=f"all {largest:,} pairs kept"
-    )
-    axes.axhline(0, color="#334155", linewidth=0.8, label=f"no memory: a sliding window of {WINDOW}")
+    for (eviction, values), colour in zip(by_eviction.items(), ("#c2410c", "#1d4ed8", "#15803d")):
+        axes.plot(budgets, values, color=colour, marker="o", label=f"evicted: {eviction.replace('_', ' ')}")
+    yield axes
     axes.set_xscale("log", base=2)
     axes.set_xticks(budgets, [f"{budget:,}" for budget in budgets])
-    axes.set_xlabel("pairs kept")
-    axes.set_ylabel("loss lower by, %")
+    axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.legend(frameon=False)
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))
 

@@ -29,6 +29,7 @@ def explains_mistakes(function: Function) -> Function:
 
     @wraps(function)
     def called(*values: Any, **keywords: Any) -> Any:
+        """`function`; where it fails otherwise than by a `TesseraError`, the argument that is to blame is named."""
         if torch.compiler.is_compiling():
             return function(*values, **keywords)
         try:
@@ -49,6 +50,7 @@ def checks_arguments(function: Function) -> Function:
 
     @wraps(function)
     def called(*values: Any, **keywords: Any) -> Any:
+        """`function`, once its arguments are what their annotations say."""
         mistake = _mistake(function, values, keywords)
         if mistake is not None:
             raise TesseraError(mistake)

@@ -13,6 +13,7 @@ from tessera.base.errors import TesseraError, did_you_mean
 
 MEANING = "meaning"
 Report = Callable[[str, str], None]
+Problems = list[tuple[str, str]]  # (field, what is wrong with it)
 _WORDS = {
     int: "an integer",
     float: "a number",
@@ -30,6 +31,21 @@ def option(default: Any, meaning: str) -> Any:
     return dataclasses.field(default=default, metadata={MEANING: meaning})
 
 
+def broken(instance: Any, *rules: tuple[bool, str, str]) -> Problems:
+    """(field, "must {requirement}; got {value}.") for each rule (it holds, field, requirement) that does not hold."""
+    problems = []
+    for holds, name, requirement in rules:
+        if not holds:
+            value = getattr(instance, name)
+            problems.append((name, f"must {requirement}; got {list(value) if isinstance(value, tuple) else value!r}."))
+    return problems
+
+
+def is_count(value: Any, least: int = 1) -> bool:
+    """Whether it is an integer of at least so much, and not True or False."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def to_json(instance: Any) -> Any:
     """A dataclass, or a nest of values, as it comes back from a JSON file: mappings for dataclasses, lists for tuples.
 
@@ -42,8 +58,7 @@ def to_json(instance: Any) -> Any:
 def from_json(cls: type, mapping: Any, where: str) -> Any:
     """The instance of dataclass `cls` that `to_json` made `mapping` of.
 
-    Raises:
-        TesseraError: one line per problem: unknown or missing keys, wrong types, impossible values.
+    Raises `TesseraError`: one line per problem: unknown or missing keys, wrong types, impossible values.
     """
     problems: list[str] = []
     instance = read_dataclass(cls, mapping, lambda key, message: problems.append(f"{where}: {key} {message}"))

@@ -30,8 +30,8 @@ def expect_text(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        place = f"half of a surrogate pair (character {error.start})"
-        raise TesseraError(f"{where}: the text must be text; got {place}.") from None
+        got = f"half of a surrogate pair (character {error.start})"
+        raise TesseraError(f"{where}: the text must be text; got {got}.") from None
 
 
 def first_line(error: BaseException) -> str:

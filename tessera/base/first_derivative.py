@@ -30,12 +30,12 @@ def only_first_derivative(name: str) -> Callable[[Callable], Callable]:
                 return results
             alone = isinstance(results, Tensor)
             results = [results] if alone else list(results)
-            places = [place for place, result in enumerate(results) if isinstance(result, Tensor)]
+            indices = [index for index, result in enumerate(results) if isinstance(result, Tensor)]
             sources = (source for source in (*ctx.saved_tensors, *grads) if isinstance(source, Tensor))
             linked = [source for source in sources if source.requires_grad]
-            made = _Refusal.apply(name, len(places), *(results[place] for place in places), *linked)
-            for place, result in zip(places, made, strict=True):
-                results[place] = result
+            made = _Refusal.apply(name, len(indices), *(results[index] for index in indices), *linked)
+            for index, result in zip(indices, made, strict=True):
+                results[index] = result
             return results[0] if alone else tuple(results)
 
         return wrapped

@@ -40,8 +40,7 @@ def load(point: EntryPoint) -> Any:
 def import_file(name: str) -> ModuleType:
     """Import a Python file by its path, or a module by its dotted name: what `--import` means.
 
-    Raises:
-        TesseraError: no such file or module, or an error while it is imported.
+    Raises `TesseraError`: no such file or module, or an error while it is imported.
     """
     path = Path(name)
     if path.suffix != ".py":

@@ -9,6 +9,8 @@ Letters as in `tessera.kernels.base`; `...` any dimensions, `*rows` the same one
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
+from torch import Tensor
+
 if TYPE_CHECKING:
     from typing import Annotated as Bool
     from typing import Annotated as Float
@@ -32,6 +34,11 @@ else:
         """Of integers."""
 
 
+# What layers and memories read, and the document of each step: negative for padding; None where there is one alone.
+Hidden = Float[Tensor, "B T hidden"]
+Documents = Int[Tensor, "B T"] | None
+
+
 def array_of(hint: Any) -> tuple[str, str] | None:
     """("Float", "Int" or "Bool", the shape) of an annotation of a tensor; None: it is another."""
     if get_origin(hint) is Annotated:
@@ -41,4 +48,4 @@ def array_of(hint: Any) -> tuple[str, str] | None:
     return (kind, hint.dim_str) if kind in ("Bool", "Float", "Int") and hasattr(hint, "dim_str") else None
 
 
-__all__ = ["Bool", "Float", "Int", "array_of"]
+__all__ = ["Bool", "Documents", "Float", "Hidden", "Int", "array_of"]

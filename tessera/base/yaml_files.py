@@ -41,8 +41,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 def read_yaml(path: Path, what: str = "file") -> Any:
     """The content of a YAML file.
 
-    Raises:
-        TesseraError: it cannot be read, is no UTF-8, larger than a megabyte, or no YAML (see `parse_yaml`).
+    Raises `TesseraError`: it cannot be read, is no UTF-8, larger than a megabyte, or no YAML (see `parse_yaml`).
     """
     try:
         with open(path, "rb") as file:
@@ -60,9 +59,8 @@ def read_yaml(path: Path, what: str = "file") -> Any:
 def parse_yaml(text: str, where: str, what: str = "value") -> Any:
     """The content of YAML text: None, text, numbers, true and false, lists, and mappings with keys of text.
 
-    Raises:
-        TesseraError: no YAML, or YAML of other values, with double keys, nested deeper than Python calls, or of more
-            values than a person writes.
+    Raises `TesseraError`: no YAML, or YAML of other values, with double keys, nested deeper than Python calls, or of
+    more values than a person writes.
     """
     try:
         value = yaml.load(text, Loader=_Loader)

@@ -24,10 +24,10 @@ LARGEST_SEED = 2**32 - 1  # of numpy's generators
 def integer(low: int, high: int = LARGEST_COUNT) -> Callable[[str], int]:
     """Whole numbers in low..high."""
 
-    def rule(number: int) -> str | None:
+    def requirement(number: int) -> str | None:
         return f"be at least {low}" if number < low else f"be at most {high}" if number > high else None
 
-    return _number(int, "a whole number", rule)
+    return _number(int, "a whole number", requirement)
 
 
 def real(low: float, high: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
@@ -35,28 +35,29 @@ def real(low: float, high: float = math.inf, *, above: bool = False) -> Callable
     least = f"be {'above' if above else 'at least'} {low:g}"
     interval = least if math.isinf(high) else f"lie in {'(' if above else '['}{low:g}, {high:g}]"
 
-    def rule(number: float) -> str | None:
+    def requirement(number: float) -> str | None:
         is_inside = low <= number <= high and math.isfinite(number) and not (above and number == low)
         return None if is_inside else f"{interval} and be finite"
 
-    return _number(float, "a number", rule)
+    return _number(float, "a number", requirement)
 
 
-def _number(kind: type, words: str, rule: Callable) -> Callable:
-    """A reader of numbers of `kind`; `rule(number)` says what is broken, if anything is."""
+def _number(kind: type, words: str, requirement: Callable) -> Callable:
+    """A type for argparse: numbers of `kind`, for which `requirement(number)` says what they must do and do not."""
 
-    def read(text: str) -> Any:
+    def parse(text: str) -> Any:
+        """The number that `text` is, or argparse's error with the requirement that it breaks."""
         try:
             number = kind(text)
         except ValueError:  # also more digits than Python converts
             raise argparse.ArgumentTypeError(f"must be {words}; got {_short(text)}") from None
-        broken = rule(number)
+        broken = requirement(number)
         if broken is not None:
             shown = _short(text) if len(text) > 40 else f"{number:g}" if kind is float else number
             raise argparse.ArgumentTypeError(f"must {broken}; got {shown}")
         return number
 
-    return read
+    return parse
 
 
 def memory_size(text: str) -> int:
@@ -117,7 +118,8 @@ def standard_texts(where: str, by_line: bool = False) -> Iterator[str]:
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(encoding="utf-8-sig", errors="strict")
 
-    def read() -> Iterator[str]:
+    def texts() -> Iterator[str]:
+        """Pieces or lines until the input ends; before a line that a person types, a prompt."""
         is_typed = by_line and stream.isatty()
         while True:
             if is_typed:
@@ -130,7 +132,7 @@ def standard_texts(where: str, by_line: bool = False) -> Iterator[str]:
                 return
             yield text
 
-    return read()
+    return texts()
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
@@ -138,6 +140,17 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="a recipe file (YAML), or the name of a recipe that comes with the library")
     text = "change this key of the recipe, such as training.steps=100; --help-recipe of tessera train lists all keys"
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=text)
+
+
+def add_measured_models(parser: argparse.ArgumentParser, rows: str) -> None:
+    """The arguments of a verb that measures models, which read so many `rows` (in words) at once."""
+    add = parser.add_argument
+    add("models", nargs="+", metavar="model", help="folder of a model and its tokenizer; several are set side by side")
+    add("--batch-size", type=positive_int, default=8, help=f"{rows} that are read at once (default: 8)")
+    meaning = "switch the long-term memories off, to see what they do (v2 models)"
+    add("--without-long-term-memory", action="store_true", help=meaning)
+    add("--json", action="store_true", help="print JSON that also says how it was measured")
+    add("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
 
 
 def refuse_options(arguments: argparse.Namespace, where: str, names: Iterable[str], unless: str) -> None:

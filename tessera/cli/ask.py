@@ -140,6 +140,7 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
     answers: list = []
 
     def ask(question: str) -> dict:
+        """Answer, print answer and citations, and draw the page anew; the answer as a row of JSON."""
         if task is not None and not task.is_known(question):
             print("ask: the model was trained on no such question; its answer is a guess", file=sys.stderr)
         answer = memory.ask(question, sampling_of(arguments), cite=cite)

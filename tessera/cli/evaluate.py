@@ -20,7 +20,7 @@ from pathlib import Path
 from tessera.base.errors import expect
 from tessera.base.files import expect_output
 from tessera.cli.arguments import (
-    OUTPUT_HELP,
+    add_measured_models,
     context_length,
     decay,
     image_file,
@@ -34,15 +34,9 @@ from tessera.lm_eval import require_harness
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera eval`."""
-    add = parser.add_argument
-    add("models", nargs="+", metavar="model", help="folder of the model; several are set side by side")
-    add("--batch-size", type=positive_int, default=8, help="sequences that are read at once (default: 8)")
+    add_measured_models(parser, "sequences")
     meaning = "number format of the products; auto: bf16 where the hardware multiplies in it (default: fp32)"
-    add("--precision", choices=("auto", "bf16", "fp32"), default="fp32", help=meaning)
-    meaning = "switch the long-term memories off, to see what they do (v2 models)"
-    add("--without-long-term-memory", action="store_true", help=meaning)
-    add("--json", action="store_true", help="print JSON that also says how it was measured; a list for several models")
-    add("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
+    parser.add_argument("--precision", choices=("auto", "bf16", "fp32"), default="fp32", help=meaning)
     text = parser.add_argument_group("on text")
     text.add_argument("--data", nargs="+", help="the text to read (default: what the run was validated on)")
     text.add_argument("--split", help="which split of the stories or of a dataset to read (default: validation)")
@@ -120,7 +114,7 @@ def _own_task(folders: list[str]) -> str | None:
     from tessera.training.run_data import trained_task
 
     trained = [trained_task(folder) for folder in folders]
-    names = {None if one is None else str(one.settings["name"]) for one in trained}
+    names = {None if questions is None else str(questions.settings["name"]) for questions in trained}
     alike = "one kind, or --data or --task be given"
     expect(len(names) == 1, "eval", "models", f"be trained on {alike}", ", ".join(sorted(map(str, names))))
     return names.pop()

@@ -90,8 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USER_ERROR
     except OSError as error:  # a full disk, a name that is too long, a folder without permission
         _flush_or_abandon_output()
-        place = f": {error.filename}" if error.filename else ""
-        print(f"tessera: {error.strerror or error}{place}"[:400], file=sys.stderr)
+        path = f": {error.filename}" if error.filename else ""
+        print(f"tessera: {error.strerror or error}{path}"[:400], file=sys.stderr)
         return USER_ERROR
 
 

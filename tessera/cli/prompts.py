@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.base.files import expect_output, expect_plain_file
-from tessera.cli.arguments import OUTPUT_HELP, positive_int, refuse_options, seed, write_json_lines
+from tessera.cli.arguments import add_measured_models, positive_int, refuse_options, seed, write_json_lines
 
 # Of each kind of prompt. They are filled in late, so that an option of the other kind is noticed.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -32,14 +32,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera prompts`."""
     add = parser.add_argument
-    add("models", nargs="+", metavar="model", help="folder of a model and its tokenizer")
+    add_measured_models(parser, "prompts")
     add("--files", nargs="+", type=Path, help="files of the data set; Banking77 comes with the library")
     add("--seed", type=seed, default=0, help="another seed draws other examples and questions (default: 0)")
-    add("--batch-size", type=positive_int, default=8, help="prompts that are read at once (default: 8)")
-    meaning = "switch the long-term memories off, to see what they do (v2 models)"
-    add("--without-long-term-memory", action="store_true", help=meaning)
-    add("--json", action="store_true", help="print JSON that also says how it was measured")
-    add("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
     shots = parser.add_argument_group("many-shot classification")
     shots.add_argument("--many-shot", metavar="DATA", help="the data set: banking77, goemotions or tacred")
     meaning = "show so many examples of each class (default: 1 2 4)"

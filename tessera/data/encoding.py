@@ -68,8 +68,7 @@ def token_stream(
 ) -> Iterator[int]:
     """Tokens of a text that comes in pieces, those of the whole text.
 
-    Raises:
-        TesseraError: when the first token is asked for and there is none.
+    Raises `TesseraError`: when the first token is asked for and there is none.
     """
     tokens = (token for ids in encoded_pieces(safe_pieces(texts), tokenizer) for token in ids)
     first = next(tokens, None)
@@ -81,5 +80,5 @@ def token_stream(
 
 def _first_token(encoding, begin: int, end: int) -> int:
     """The number of the first token that stands for a character from `begin` on; all of them, if none does."""
-    numbers = (encoding.char_to_token(place) for place in range(begin, end))
+    numbers = (encoding.char_to_token(character) for character in range(begin, end))
     return next((number for number in numbers if number is not None), len(encoding.ids))

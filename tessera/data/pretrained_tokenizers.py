@@ -18,8 +18,7 @@ NAMES = "a folder, a tokenizer.json file, or the name of a model on the Hugging 
 def pretrained_tokenizer(path: str) -> "PreTrainedTokenizerFast":
     """The tokenizer in `path`. The hub is asked once, and only for what looks like a name there and is not cached.
 
-    Raises:
-        TesseraError: nothing of that name, no network, or files that are damaged or hold a slow tokenizer.
+    Raises `TesseraError`: nothing of that name, no network, or files that are damaged or hold a slow tokenizer.
     """
     place = Path(path).expanduser()
     if place.is_file():

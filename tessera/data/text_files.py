@@ -36,9 +36,9 @@ def documents_of_file(
     if separator is None:
         yield safe_pieces(text_of_file(path, piece_bytes))
         return
-    for part in _parts(text_of_file(path, piece_bytes), separator.replace("\r\n", "\n")):
-        if part.strip():
-            yield iter([part.strip("\n")])
+    for text in _parts(text_of_file(path, piece_bytes), separator.replace("\r\n", "\n")):
+        if text.strip():
+            yield iter([text.strip("\n")])
 
 
 def documents_of_json_lines(path: Path, column: str, piece_bytes: int = PIECE_BYTES) -> Iterator[Iterator[str]]:

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from tessera.base.arguments import explain_all
-from tessera.base.dataclass_io import option
+from tessera.base.dataclass_io import Problems, broken, option
 from tessera.base.errors import TesseraError, did_you_mean, expect_text, first_line
 from tessera.data.pretrained_tokenizers import pretrained_tokenizer
 
@@ -45,21 +45,22 @@ class TokenizerSpec:
         "pretrained: a folder, a tokenizer.json file, or a hub name",
     )
 
-    def problems(self) -> list[tuple[str, str]]:
+    def problems(self) -> Problems:
         """(field, what is wrong) for every rule this specification breaks."""
-        problems = []
+        is_bpe, size = self.type == "bpe", self.vocab_size
+        bounds = f"lie in [258 (256 bytes, 2 special tokens), {MOST_TOKENS:,}] for type bpe"
+        takes_path = self.type not in ("byte", "bpe")
+        problems = broken(
+            self,
+            (not is_bpe or (size is not None and 258 <= size <= MOST_TOKENS), "vocab_size", bounds),
+            (is_bpe or size is None, "vocab_size", f"be left out for type {self.type}"),
+            (takes_path or not self.path, "path", f"be left out for type {self.type}"),
+        )
         if self.type not in TOKENIZER_TYPES:
             guess = did_you_mean(str(self.type), TOKENIZER_TYPES)
             problems.append(("type", f"must be one of the known types; got {self.type!r}. {guess}"))
-        if self.type == "bpe" and (self.vocab_size is None or not 258 <= self.vocab_size <= MOST_TOKENS):
-            bounds = f"must lie in [258 (256 bytes, 2 special tokens), {MOST_TOKENS:,}] for type bpe"
-            problems.append(("vocab_size", f"{bounds}; got {self.vocab_size}."))
-        if self.type != "bpe" and self.vocab_size is not None:
-            problems.append(("vocab_size", f"must be left out for type {self.type}; got {self.vocab_size}."))
         if self.type == "pretrained" and not self.path:
             problems.append(("path", "must name a folder, a tokenizer.json file or a hub model; got nothing."))
-        if self.type in ("byte", "bpe") and self.path:
-            problems.append(("path", f"must be left out for type {self.type}; got {self.path!r}."))
         return problems
 
 

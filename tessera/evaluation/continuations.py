@@ -141,9 +141,9 @@ def continuation_likelihoods(
                 for row, place, logits in reader.logits([row.tokens[start:] for row in batch], state):
                     first = start + place  # position of the first of these logits
                     for number in batch[row].requests:
-                        part = _targets(requests[number], first, logits.shape[0])
-                        if part is not None:
-                            targets, steps = part
+                        predicted = _targets(requests[number], first, logits.shape[0])
+                        if predicted is not None:
+                            targets, steps = predicted
                             next_tokens = torch.tensor(targets, device=logits.device)[:, None]
                             values = logits[steps]
                             totals[number] += float(values.log_softmax(-1).gather(1, next_tokens).sum())
@@ -210,8 +210,8 @@ class Reader:
         """The state after `tokens` and what `state` (of one row, left as it is) has read."""
         ids = torch.tensor([tokens], device=self.model.device)
         state = None if state is None else fork(state, 1)
-        for part in ids.split(LARGEST_PIECE, 1):
-            state = self.model(part, past_key_values=state, use_cache=True, **self._last_logits).past_key_values
+        for piece in ids.split(LARGEST_PIECE, 1):
+            state = self.model(piece, past_key_values=state, use_cache=True, **self._last_logits).past_key_values
         return state
 
     def logits(self, texts: Sequence[Sequence[int]], state: Any = None) -> Iterator[tuple[int, int, Tensor]]:
@@ -222,12 +222,12 @@ class Reader:
         if self.continues:
             size = min(max(LOGITS_AT_ONCE // (len(texts) * self._vocabulary), LEAST_PIECE), LARGEST_PIECE)
         for start in range(0, longest, size):
-            part = ids[:, start : start + size]
+            piece = ids[:, start : start + size]
             more = start + size < longest
             options = {"past_key_values": state, "use_cache": more} if self.continues else {}
             if self._is_cut_by_length:
-                options = {"attention_mask": _is_token(texts, part)}
-            output = self.model(part, **options)
+                options = {"attention_mask": _is_token(texts, piece)}
+            output = self.model(piece, **options)
             state = output.past_key_values if more else None
             for row, text in enumerate(texts):
                 if len(text) > start:

@@ -78,23 +78,23 @@ def moving_average(curve: np.ndarray, decay: float) -> np.ndarray:
     Positions that are NaN are left out of both sums. The division keeps the first positions unbiased.
     """
     averages, total, weight = np.full(len(curve), np.nan), 0.0, 0.0
-    for place, value in enumerate(curve):
+    for index, value in enumerate(curve):
         total, weight = decay * total, decay * weight
         if np.isfinite(value):
             total, weight = total + value, weight + 1.0
         if weight > 0:
-            averages[place] = total / weight
+            averages[index] = total / weight
     return averages
 
 
 def binned(curve: np.ndarray, per_octave: int = 8) -> tuple[np.ndarray, np.ndarray]:
     """(position, mean loss) in bins of equal width on a log scale; position t (from 1) is `curve[t - 1]`."""
-    place = np.arange(1, len(curve) + 1)
-    bins = np.floor(np.log2(place) * per_octave).astype(int)
+    positions = np.arange(1, len(curve) + 1)
+    bins = np.floor(np.log2(positions) * per_octave).astype(int)
     kept = np.isfinite(curve)
     numbers = np.unique(bins[kept])
     members = [kept & (bins == number) for number in numbers]
-    return np.array([place[m].mean() for m in members]), np.array([curve[m].mean() for m in members])
+    return np.array([positions[m].mean() for m in members]), np.array([curve[m].mean() for m in members])
 
 
 def _canvas(x: str, y: str, title: str) -> "tuple[Figure, Axes]":

@@ -236,9 +236,12 @@ def _rows(samples: dict[str, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
     """A row for each sample of each task: prompt, target, answer, and its scores."""
     for task, of_task in samples.items():
         for sample in of_task:
-            asked = {"prompt": sample["arguments"][0][0], "asked": [arguments[1:] for arguments in sample["arguments"]]}
-            answered = {"target": sample["target"], "answer": sample["filtered_resps"]}
-            yield {"task": task, **asked, **answered, **{name: sample[name] for name in sample["metrics"]}}
+            question = {
+                "prompt": sample["arguments"][0][0],
+                "asked": [arguments[1:] for arguments in sample["arguments"]],
+            }
+            outcome = {"target": sample["target"], "answer": sample["filtered_resps"]}
+            yield {"task": task, **question, **outcome, **{name: sample[name] for name in sample["metrics"]}}
 
 
 def evaluate_tasks(
@@ -252,8 +255,7 @@ def evaluate_tasks(
 ) -> dict[str, Any]:
     """The harness's results of `model` on these tasks, of its own or from YAML files in folder `include_path`.
 
-    Raises:
-        TesseraError: a task that is unknown or cannot be loaded, such as for want of its data set.
+    Raises `TesseraError`: a task that is unknown or cannot be loaded, such as for want of its data set.
     """
     expect(include_path is None or Path(include_path).is_dir(), "eval", "--include-path", "be a folder", include_path)
     path = None if include_path is None else str(include_path)

@@ -91,17 +91,8 @@ def commit(folder: Path | None = None) -> str | None:
     try:
         name = _git(here, "rev-parse", "HEAD")
         # What a command has just written is no change of what it ran with.
-        changed = _git(
-            here,
-            "status",
-            "--porcelain",
-            "--untracked-files=no",
-            "--",
-            ".",
-            ":(exclude)results/*.json",
-            ":(exclude)results/*.md",
-            ":(exclude)results/*.png",
-        )
+        written = (f":(exclude)results/*.{ending}" for ending in ("json", "md", "png"))
+        changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", ".", *written)
     except (OSError, subprocess.SubprocessError):
         return None
     return name + ("+changes" if changed else "")

@@ -13,9 +13,10 @@ from tessera.base.dataclass_io import to_json
 from tessera.evaluation.figures import binned, position_curves
 
 Report = dict[str, Any]
+LONGEST = 40  # characters of a name in a table
 
 
-def short_names(folders: Sequence[str], longest: int = 40) -> list[str]:
+def short_names(folders: Sequence[str]) -> list[str]:
     """The last parts of folders' names, as many as tell them apart; of long ones, what differs.
 
     >>> short_names(["runs/a/model", "runs/b/model"])
@@ -29,12 +30,13 @@ def short_names(folders: Sequence[str], longest: int = 40) -> list[str]:
         names = ["/".join(part[-depth:]) for part in parts]
         if len(set(names)) == len(set(parts)):
             break
-    if len(set(names)) < 2 or max(map(len, names)) <= longest:
+    if len(set(names)) < 2 or max(map(len, names)) <= LONGEST:
         return names
     begin = _shared(names)
     end = _shared([name[:begin:-1] for name in names])
     inner = [name[begin : len(name) - end] for name in names]
-    cut = [f"{name[: longest // 2]}…{name[-longest // 2 :]}" if len(name) > longest + 1 else name for name in inner]
+    half = LONGEST // 2
+    cut = [f"{name[:half]}…{name[-half:]}" if len(name) > LONGEST + 1 else name for name in inner]
     kept = cut if len(set(cut)) == len(set(names)) else inner
     return [f"{'…' * (begin > 0)}{name}{'…' * (end > 0)}" for name in kept]
 
@@ -139,8 +141,8 @@ def _print_text(report: Report) -> None:
     print(f"bits per byte  {report['bits_per_byte']:.4f}")
     print("loss by position (tokens of context: nats/token)")
     curve = np.array([np.nan if value is None else value for value in report["loss_by_position"]])
-    for place, loss in zip(*binned(curve, per_octave=1)):
-        print(f"  {place:8.0f}: {loss:.4f}")
+    for position, loss in zip(*binned(curve, per_octave=1)):
+        print(f"  {position:8.0f}: {loss:.4f}")
 
 
 def _text(report: Report) -> str:

@@ -26,9 +26,7 @@ def make_task(name: str, settings: list[str], trained: Mapping[str, Any] | None 
     """The task `name` with settings "key=value" (values in YAML) in the place of its defaults.
 
     Of a model that was `trained` on this task (a recipe's `data.task`), the defaults are the settings there.
-
-    Raises:
-        TesseraError: an unknown task or setting, or a value that the task refuses.
+    Raises `TesseraError`: an unknown task or setting, or a value that the task refuses.
     """
     cls = TASKS[name]
     known = {field.name for field in fields(cls)}
@@ -65,10 +63,8 @@ def score_task(
 
     The task's tokens are the first ids of the model's vocabulary, and predictions are made among them alone. `rows`
     gets one for each example: prompt, target and answer, as text where the task has words, and its scores.
-
-    Raises:
-        TesseraError: a task that is not about tokens, a vocabulary smaller than the task's, or examples longer than the
-            model's positions.
+    Raises `TesseraError`: a task that is not about tokens, a vocabulary smaller than the task's, or examples longer
+    than the model's positions.
     """
     size, needed = model.config.get_text_config().vocab_size, getattr(task, "vocab_size", None)
     name = type(task).__name__
@@ -143,12 +139,7 @@ def task_report(
 @torch.no_grad()
 def _logits(model: "PreTrainedModel", examples: TokenExamples, precision: str) -> torch.Tensor:
     longest, length = context_limit(model.config), examples.tokens.shape[1]
-    expect(
-        longest is None or length <= longest,
-        "eval",
-        "--lengths",
-        f"make examples of at most {longest} tokens, the positions that this model has learned",
-        f"{length} tokens",
-    )
+    needed = f"make examples of at most {longest} tokens, the positions that this model has learned"
+    expect(longest is None or length <= longest, "eval", "--lengths", needed, f"{length} tokens")
     with autocast(resolve_precision(precision, model.device.type), model.device.type):
         return model(examples.tokens.to(model.device), use_cache=False).logits.float().cpu()

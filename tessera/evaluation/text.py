@@ -67,14 +67,9 @@ def evaluate_text(
     """
     began = time.time()
     longest = context_limit(model.config)
-    expect(
-        longest is None or text.context <= longest,
-        "eval",
-        "--context",
-        f"be at most {longest}, the positions that this {model.config.model_type} has learned",
-        text.context,
-        f"Use --context {longest}.",
-    )
+    has_room, advice = longest is None or text.context <= longest, f"Use --context {longest}."
+    needed = f"be at most {longest}, the positions that this {model.config.model_type} has learned"
+    expect(has_room, "eval", "--context", needed, text.context, advice)
     with tempfile.TemporaryDirectory() as cache:
         windows = text.windows(tokenizer, sequences, Path(cache))
         _require_same_vocabulary(model, windows.split)
@@ -105,11 +100,5 @@ def _share(windows: ValidationWindows) -> str:
 
 def _require_same_vocabulary(model: "PreTrainedModel", split: Split) -> None:
     largest, size = split.store.description.largest_token, model.config.get_text_config().vocab_size
-    expect(
-        largest < size,
-        "eval",
-        "the tokenizer",
-        f"fit the model (vocab_size {size})",
-        f"token id {largest}",
-        "The folder holds another model's tokenizer.",
-    )
+    needed, advice = f"fit the model (vocab_size {size})", "The folder holds another model's tokenizer."
+    expect(largest < size, "eval", "the tokenizer", needed, f"token id {largest}", advice)

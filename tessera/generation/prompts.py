@@ -19,8 +19,7 @@ STORY_PROMPTS = Path(__file__).parent / "story_prompts.txt"
 def read_prompts(name: str) -> list[str]:
     """The lines of a text file that hold something; "stories" names the 24 prompts of Eldan and Li (2023).
 
-    Raises:
-        TesseraError: no such file, not UTF-8, or no line in it.
+    Raises `TesseraError`: no such file, not UTF-8, or no line in it.
     """
     path = STORY_PROMPTS if name == STORIES else Path(name)
     try:

@@ -65,8 +65,7 @@ def prompt_tokens(
 ) -> Tensor:
     """Token ids (1, T) of a prompt that `model` can read behind `state` and continue by so many tokens.
 
-    Raises:
-        TesseraError: no tokens, tokens that the model does not know, or more than its positions hold.
+    Raises `TesseraError`: no tokens, tokens that the model does not know, or more than its positions hold.
     """
     expect_text(prompt, where)
     ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"].long()

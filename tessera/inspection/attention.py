@@ -22,8 +22,7 @@ _ACTIVE = threading.local()
 def intercepted_attention(model: PreTrainedModel, interceptor: AttentionInterceptor) -> Iterator[None]:
     """While it lasts, every attention of `model` hands its call and its answers to `interceptor`.
 
-    Raises:
-        TesseraError: the model's attention cannot be exchanged (BLOOM, for one, computes its own).
+    Raises `TesseraError`: the model's attention cannot be exchanged (BLOOM, for one, computes its own).
     """
     if not is_exchangeable(model):
         raise TesseraError(
@@ -50,8 +49,7 @@ def is_exchangeable(model: PreTrainedModel) -> bool:
 def returned_weights(modules: Sequence[nn.Module], receive: Callable[[nn.Module, Tensor], None]) -> Iterator[None]:
     """While it lasts, `receive` is given the weights (B, H, T, N) that each of `modules` returns beside its answers.
 
-    Raises:
-        TesseraError: a module that returns none.
+    Raises `TesseraError`: a module that returns none.
     """
 
     def hook(module: nn.Module, arguments: tuple, output: object) -> None:

@@ -22,9 +22,7 @@ def recency_profile(memory: MemoryTrace, axes: "Axes | None" = None) -> "Axes":
 
     Memory Mosaics, figures 14 and 15, show the same of the last query; here all traced queries are averaged, in bins of
     doubling age.
-
-    Raises:
-        TesseraError: the memory recalls no pair of the text (a persistent one, a feed-forward network).
+    Raises `TesseraError`: the memory recalls no pair of the text (a persistent one, a feed-forward network).
     """
     expect(memory.ages is not None, "recency_profile", "memory", "recall pairs of the text", memory.name)
     assert memory.ages is not None
@@ -52,9 +50,7 @@ def recall_map(trace: Trace, memory: MemoryTrace, head: int, axes: "Axes | None"
 
     The darkest colour stands for the weight that a fiftieth of the pairs exceeds, as the bar beside it says: the first
     queries see few pairs, and give them weights beside which those of a long text would be blank.
-
-    Raises:
-        TesseraError: the memory has no such head.
+    Raises `TesseraError`: the memory has no such head.
     """
     has_head = 0 <= head < memory.num_heads
     expect(has_head, "recall_map", "head", f"lie in 0..{memory.num_heads - 1} of {memory.name}", head)
@@ -88,8 +84,8 @@ def recalled_text(
     expect(has_head, where, "head", f"lie in 0..{memory.num_heads - 1} of {memory.name}", head)
     heads = range(memory.num_heads) if head is None else [head]
     weights = torch.zeros(len(trace.tokens))
-    for one in heads:
-        pairs, values = memory.recalled(trace.queries.tolist().index(query), one)
+    for number in heads:
+        pairs, values = memory.recalled(trace.queries.tolist().index(query), number)
         in_text = pairs >= 0
         weights[pairs[in_text].long()] += values[in_text] / len(heads)
     return _draw_text(

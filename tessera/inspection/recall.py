@@ -9,12 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tessera.base.errors import expect
-from tessera.inspection.attention import (
-    attention_weights,
-    intercepted_attention,
-    is_exchangeable,
-    returned_weights,
-)
+from tessera.inspection.attention import attention_weights, intercepted_attention, is_exchangeable, returned_weights
 from tessera.inspection.reading import Reading
 from tessera.inspection.sites import Site, find_sites
 from tessera.models.recurrence import MemoryState
@@ -86,22 +81,26 @@ def recall_weights(
     reading = Reading(model, input_ids, memory, **inputs)
     positions = [input_ids.shape[1] - 1] if queries is None else [int(query) for query in queries]
     parts: dict[str, dict[int, QueryRecall]] = {}
-    observe_recalls(reading, positions, lambda one: parts.setdefault(one.site.name, {}).update({one.query: one}))
+
+    def keep(recall: QueryRecall) -> None:
+        parts.setdefault(recall.site.name, {})[recall.query] = recall
+
+    observe_recalls(reading, positions, keep)
     return [_stacked([group[position] for position in positions]) for group in parts.values()]
 
 
 def _stacked(group: list[QueryRecall]) -> Recall:
-    pairs = torch.cat([one.pairs for one in group]).unique()
+    pairs = torch.cat([recall.pairs for recall in group]).unique()
     weights = group[0].weights.new_zeros(len(group[0].weights), len(group), len(pairs))
-    for number, one in enumerate(group):
-        weights[:, number, torch.searchsorted(pairs, one.pairs)] = one.weights
-    bandwidths = [one.bandwidth for one in group if one.bandwidth is not None]
+    for number, recall in enumerate(group):
+        weights[:, number, torch.searchsorted(pairs, recall.pairs)] = recall.weights
+    bandwidths = [recall.bandwidth for recall in group if recall.bandwidth is not None]
     return Recall(
         group[0].site,
-        torch.tensor([one.query for one in group]),
+        torch.tensor([recall.query for recall in group]),
         weights,
         pairs,
-        torch.tensor([one.num_pairs for one in group]),
+        torch.tensor([recall.num_pairs for recall in group]),
         torch.stack(bandwidths, 1) if bandwidths else None,
     )
 
@@ -116,9 +115,7 @@ def observe_recalls(
 
     O(H N) memory whatever the number of queries, as far as `receive` keeps nothing. `after_part`: see
     `Reading.losses`.
-
-    Raises:
-        TesseraError: a position outside the text, a model without memories.
+    Raises `TesseraError`: a position outside the text, a model without memories.
     """
     steps = reading.input_ids.shape[1]
     inside = all(0 <= position < steps for position in positions)
@@ -177,11 +174,7 @@ class _Recorder:
     """Hands on what the memories recall; a memory of several banks is one, with the mean of their weights."""
 
     def __init__(
-        self,
-        current: CurrentSite,
-        reading: Reading,
-        positions: Sequence[int],
-        receive: Callable[[QueryRecall], None],
+        self, current: CurrentSite, reading: Reading, positions: Sequence[int], receive: Callable[[QueryRecall], None]
     ) -> None:
         self.current, self.reading, self.positions, self.receive = current, reading, positions, receive
         self.calls: list[Call] = []

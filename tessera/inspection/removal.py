@@ -40,9 +40,7 @@ def loss_of(
     With `removal` the model runs without that part: a memory adds 0 to the residual stream, a head answers 0, a pair
     is not stored. What later layers make of that is in the loss, so the values of two parts do not add up to the value
     of both. `memory`: what was read before, see `recall_weights`.
-
-    Raises:
-        TesseraError: a head or pair that is not there.
+    Raises `TesseraError`: a head or pair that is not there.
     """
     reading = Reading(model, input_ids, memory, **inputs)
     with without(reading, removal):
@@ -69,8 +67,8 @@ def without(reading: Reading, removal: Removal | None) -> Iterator[None]:
             else:
                 stack.enter_context(intercepted(remover.regression))
             yield
-            place = f"be stored by {removal.site.kind} of layer {removal.site.layer}"
-            expect(remover.is_present, "loss_of", "pair", place, removal.pair)
+            requirement = f"be stored by {removal.site.kind} of layer {removal.site.layer}"
+            expect(remover.is_present, "loss_of", "pair", requirement, removal.pair)
 
 
 def _add_nothing(module: nn.Module, arguments: tuple, output: Tensor | tuple) -> Tensor | tuple:

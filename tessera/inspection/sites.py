@@ -45,9 +45,7 @@ def find_sites(model: PreTrainedModel) -> list[Site]:
     A memory is a module with a `kernel` (those of this library, and of anybody who builds on `kernel_regression`); in
     a transformer its attention; each feed-forward network; and in ARMT each association matrix, which is read before
     its layer runs.
-
-    Raises:
-        TesseraError: none was recognised.
+    Raises `TesseraError`: none was recognised.
     """
     sites = [site for name, module in model.named_modules() if (site := _site(name, module)) is not None]
     if not sites:

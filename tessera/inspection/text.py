@@ -60,8 +60,7 @@ def _shown(text: str) -> str:
 def read_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, count: int) -> Tensor:
     """The first `count` tokens (1, T) of the text in `path`, fewer where it ends.
 
-    Raises:
-        TesseraError: no such file, not UTF-8, fewer than two tokens, or more than the model has positions for.
+    Raises `TesseraError`: no such file, not UTF-8, fewer than two tokens, or more than the model has positions for.
     """
     ids = list(islice(token_stream(text_of_file(path, PIECE), tokenizer, str(path)), count))
     if len(ids) < 2:

@@ -78,16 +78,15 @@ class MemoryTrace:
     def recalled(self, query: int, head: int) -> tuple[Tensor, Tensor]:
         """Pairs and weights of the query with this number (in `Trace.queries`) and head, heaviest first."""
         rows, pairs, weights = self.all_recalled
-        place = query * self.num_heads + head
-        here = slice(int(rows[place]), int(rows[place + 1]))
+        row = query * self.num_heads + head
+        here = slice(int(rows[row]), int(rows[row + 1]))
         return pairs[here], weights[here]
 
     @property
     def all_recalled(self) -> tuple[Tensor, Tensor, Tensor]:
         """`rows`, `pairs` and `weights`.
 
-        Raises:
-            TesseraError: the memory recalls nothing.
+        Raises `TesseraError`: the memory recalls nothing.
         """
         if self.rows is None or self.pairs is None or self.weights is None:
             raise TesseraError(f"trace: memory must have weights over stored pairs; got {self.name}.")
@@ -166,8 +165,7 @@ class Trace:
     def memory(self, layer: int, kind: str) -> MemoryTrace:
         """The memory of this layer and kind.
 
-        Raises:
-            TesseraError: there is none.
+        Raises `TesseraError`: there is none.
         """
         for memory in self.memories:
             if (memory.layer, memory.kind) == (layer, kind):
@@ -184,12 +182,12 @@ class Trace:
             if memory.recalls:
                 rows, pairs, weights = memory.all_recalled
                 counts = rows.diff()
-                place = torch.arange(len(counts)).repeat_interleave(counts)
+                row = torch.arange(len(counts)).repeat_interleave(counts)
                 columns = {
                     "layer": memory.layer,
                     "memory": memory.kind,
-                    "head": (place % memory.num_heads).numpy(),
-                    "query": self.queries[place // memory.num_heads].numpy(),
+                    "head": (row % memory.num_heads).numpy(),
+                    "query": self.queries[row // memory.num_heads].numpy(),
                     "pair": pairs.numpy(),
                     "weight": weights.numpy(),
                 }
@@ -199,14 +197,13 @@ class Trace:
     def save(self, path: str | Path) -> None:
         """Write to a safetensors file: tensors by name (`memories/3/weights`), the rest as JSON in its metadata.
 
-        Raises:
-            TesseraError: the file cannot be written.
+        Raises `TesseraError`: the file cannot be written.
         """
         tensors = {name: getattr(self, name) for name in (*TENSORS, *BEFORE) if getattr(self, name) is not None}
         memories: list[dict[str, Any]] = []
         plain = {"model": self.model, "tokens": self.tokens, "vocabulary": self.vocabulary, "memories": memories}
         for index, memory in enumerate(self.memories):
-            values = {one.name: getattr(memory, one.name) for one in fields(memory)}
+            values = {item.name: getattr(memory, item.name) for item in fields(memory)}
             present = {name: value for name, value in values.items() if torch.is_tensor(value)}
             tensors |= {f"memories/{index}/{name}": value.contiguous() for name, value in present.items()}
             memories.append({k: v for k, v in values.items() if v is not None and k not in present})
@@ -233,8 +230,7 @@ class Trace:
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote.
 
-        Raises:
-            TesseraError: the file is missing or no trace.
+        Raises `TesseraError`: the file is missing or no trace.
         """
         if Path(path).exists():
             expect_plain_file(Path(path), "Trace.load", "path")

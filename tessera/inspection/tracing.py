@@ -11,18 +11,16 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tessera.base.errors import expect
-from tessera.inspection.lens import Lens
 from tessera.inspection.reading import Reading
 from tessera.inspection.recall import QueryRecall, observe_recalls
 from tessera.inspection.removal import Removal, without
 from tessera.inspection.segments import SegmentObserver
 from tessera.inspection.sites import LAYER, Site, find_sites, own_residual
-from tessera.inspection.stored import describe_memory
+from tessera.inspection.stored import Lens, describe_memory
 from tessera.inspection.text import TokenTexts
 from tessera.inspection.trace import MemoryTrace, Trace
 from tessera.kernels import Gaussian
-from tessera.layers.gated_key_extractor import GatedKeyExtractor
-from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
+from tessera.layers.key_extractors import GatedKeyExtractor, LeakyKeyExtractor
 from tessera.models.recurrence import MemoryState
 from tessera.models.stack_state import StackState
 
@@ -122,26 +120,22 @@ def trace(
 
 
 def trace_memory(
-    model: PreTrainedModel,
-    memory: MemoryState,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    predictions: int = 5,
+    model: PreTrainedModel, memory: MemoryState, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Trace:
     """What a stored memory of ARMT, RMT or PRMT holds, without any text: a trace whose `stored` says so.
 
-    Raises:
-        TesseraError: a model that does not read in segments, or a memory that is not one of its own.
+    Raises `TesseraError`: a model that does not read in segments, or a memory that is not one of its own.
     """
-    stored, nothing = describe_memory(model, memory, predictions), torch.empty(0, dtype=torch.long)
+    stored, nothing = describe_memory(model, memory), torch.empty(0, dtype=torch.long)
     vocabulary = TokenTexts(tokenizer).of_words(_distinct([stored.tokens]))
     return Trace(_about(model), (), nothing, torch.empty(0), nothing, (), vocabulary, stored=stored)
 
 
-def _take(recalls: dict[str, _Recalls], one: QueryRecall, share: float, most_pairs: int) -> None:
+def _take(recalls: dict[str, _Recalls], recall: QueryRecall, share: float, most_pairs: int) -> None:
     """Add what one memory recalled for one query."""
-    kept = recalls.setdefault(one.site.name, _Recalls())
-    everywhere = one.site.kind == "attention" or isinstance(one.site.module.kernel, Gaussian)
-    for weights in one.weights:
+    kept = recalls.setdefault(recall.site.name, _Recalls())
+    everywhere = recall.site.kind == "attention" or isinstance(recall.site.module.kernel, Gaussian)
+    for weights in recall.weights:
         if everywhere:  # no sort of all pairs: behind a million it would take more memory than the weights
             values, columns = weights.topk(min(most_pairs, len(weights)))
             count = int((values.cumsum(0) < share * weights.sum()).sum()) + 1
@@ -149,15 +143,15 @@ def _take(recalls: dict[str, _Recalls], one: QueryRecall, share: float, most_pai
             values, columns = weights.sort(descending=True)
             count = len(values)
         count = min(count, int((values > 0).sum()))
-        kept.pairs += _bytes(one.pairs[columns[:count]], torch.int32)
+        kept.pairs += _bytes(recall.pairs[columns[:count]], torch.int32)
         kept.weights += _bytes(values[:count], torch.float32)
         kept.rows.append(kept.rows[-1] + count)
         kept.share += _bytes(values[:count].sum(), torch.float32)
-    kept.num_pairs.append(one.num_pairs)
-    missing = torch.full((len(one.weights),), torch.nan)
-    kept.bandwidth += _bytes(missing if one.bandwidth is None else one.bandwidth, torch.float32)
-    if one.site.kind != "persistent":
-        _add_ages(kept, one)
+    kept.num_pairs.append(recall.num_pairs)
+    missing = torch.full((len(recall.weights),), torch.nan)
+    kept.bandwidth += _bytes(missing if recall.bandwidth is None else recall.bandwidth, torch.float32)
+    if recall.site.kind != "persistent":
+        _add_ages(kept, recall)
 
 
 def _bytes(values: Tensor, dtype: torch.dtype) -> bytes:
@@ -168,16 +162,16 @@ def _tensor(values: bytearray, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(values, dtype=dtype) if values else torch.empty(0, dtype=dtype)
 
 
-def _add_ages(kept: _Recalls, one: QueryRecall) -> None:
+def _add_ages(kept: _Recalls, recall: QueryRecall) -> None:
     """Sum the weights by age: bin a holds the pairs of age 2^a to 2^(a+1) - 1. Age 1 is the newest that can be seen."""
-    newest = one.query + (one.site.kind == "attention")  # attention sees its own position
+    newest = recall.query + (recall.site.kind == "attention")  # attention sees its own position
     if kept.age_sums is None or kept.age_counts is None:
-        kept.age_sums, kept.age_counts = torch.zeros(len(one.weights), AGE_BINS), torch.zeros(AGE_BINS)
-    columns = (one.pairs < newest) & (one.pairs >= one.oldest)
-    bins = (newest - one.pairs[columns]).double().log2().floor().long()
-    kept.age_sums.index_add_(1, bins, one.weights[:, columns].float())
+        kept.age_sums, kept.age_counts = torch.zeros(len(recall.weights), AGE_BINS), torch.zeros(AGE_BINS)
+    columns = (recall.pairs < newest) & (recall.pairs >= recall.oldest)
+    bins = (newest - recall.pairs[columns]).double().log2().floor().long()
+    kept.age_sums.index_add_(1, bins, recall.weights[:, columns].float())
     first = 2 ** torch.arange(AGE_BINS)  # a bin's lowest age; all pairs count, also those that the memory does not see
-    kept.age_counts += ((2 * first - 1).clamp(max=newest - one.oldest) - first + 1).clamp(min=0)
+    kept.age_counts += ((2 * first - 1).clamp(max=newest - recall.oldest) - first + 1).clamp(min=0)
 
 
 def _recalled_fields(kept: _Recalls) -> dict[str, Tensor]:

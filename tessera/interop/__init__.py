@@ -5,7 +5,7 @@ from transformers import PreTrainedModel
 
 from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import TesseraError, first_line
-from tessera.interop import armt, memory_mosaics, memory_mosaics_eft, nano_mosaics  # noqa: F401 (they register themselves)
+from tessera.interop import armt, memory_mosaics, nano_mosaics  # noqa: F401 (they register themselves)
 from tessera.interop.layouts import REFERENCES, check_layout, recognised_source
 
 

@@ -33,8 +33,7 @@ def three_moons(
 ) -> LinearContextualMemory:
     """`ContextMemory` of facebookresearch/MemoryMosaics, ThreeMoons, computing in `dtype`; in eval mode.
 
-    Raises:
-        TesseraError: an unknown argument or one that our memory does not express, a missing or unexpected tensor.
+    Raises `TesseraError`: an unknown argument or one that our memory does not express, a missing or unexpected tensor.
     """
     arguments = check_arguments(SOURCE, arguments, ARGUMENTS)
     _check(arguments)

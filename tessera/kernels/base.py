@@ -17,6 +17,11 @@ from tessera.base.plugins import ADVICE
 from tessera.base.registry import Registry
 from tessera.base.shapes import Bool, Float, Int
 
+# What the methods of a kernel take and give.
+Rows = Float[Tensor, "*rows N"]  # scores or weights over N pairs
+PerRow = Float[Tensor, "*rows"]
+Visible = Bool[Tensor, "*#rows #N"] | None  # which pairs there are; None: all
+Statistics = tuple[Tensor, ...]  # of each row, what `backward` needs of `forward`
 KERNELS: Registry[type["Kernel"]] = Registry("kernel", "tessera.kernels")
 # Names that the papers' tables use for kernels of the registry.
 KERNEL_ALIASES: dict[str, dict[str, str]] = {
@@ -56,9 +61,7 @@ class Kernel(ABC):
         return inverse_bandwidth, None
 
     @abstractmethod
-    def weights(
-        self, scores: Float[Tensor, "*rows N"], visible: Bool[Tensor, "*#rows #N"] | None = None
-    ) -> Float[Tensor, "*rows N"]:
+    def weights(self, scores: Rows, visible: Visible = None) -> Rows:
         """Weights over the last dimension of `scores` (..., N), differentiable, in the dtype of `scores`.
 
         `visible` (bool, broadcastable to `scores`) says which pairs exist for the query; the others get weight 0
@@ -71,7 +74,7 @@ class Kernel(ABC):
 
     def subset_floor(
         self, scores: Float[Tensor, "*rows n"], visible: Bool[Tensor, "*#rows #n"] | None = None
-    ) -> Float[Tensor, "*rows"]:
+    ) -> PerRow:
         """A score at and below which no pair has weight, given the scores of some pairs of the row, (..., n) -> (...).
 
         It must hold whatever the others score: more pairs can only raise it.
@@ -79,12 +82,7 @@ class Kernel(ABC):
         masked = self.masked(scores, visible)
         return self.score_floor(masked.amax(-1)) if masked.shape[-1] else masked.new_full(masked.shape[:-1], -torch.inf)
 
-    def bandwidth(
-        self,
-        scores: Float[Tensor, "*rows N"],
-        inverse_bandwidth: Float[Tensor, "*#rows"],
-        visible: Bool[Tensor, "*#rows #N"] | None = None,
-    ) -> Float[Tensor, "*rows"]:
+    def bandwidth(self, scores: Rows, inverse_bandwidth: Float[Tensor, "*#rows"], visible: Visible = None) -> PerRow:
         """The bandwidth h of each query, in units of the distance |k - k_i|: (..., N) -> (...), for inspection.
 
         `1 / sqrt(beta)` here; kernels whose support follows the data return the bandwidth that their weights imply.
@@ -94,20 +92,18 @@ class Kernel(ABC):
         masked = self.masked(scores, visible)
         return self.where_visible(inverse_bandwidth.rsqrt().expand(masked.shape[:-1]), masked)
 
-    def support_size(
-        self, scores: Float[Tensor, "*rows N"], visible: Bool[Tensor, "*#rows #N"] | None = None
-    ) -> Int[Tensor, "*rows"]:
+    def support_size(self, scores: Rows, visible: Visible = None) -> Int[Tensor, "*rows"]:
         """How many pairs have weight, for each query: (..., N) -> integers (...), for inspection."""
         return (self.weights(scores, visible) > 0).sum(-1)
 
     @staticmethod
-    def masked(scores: Float[Tensor, "*rows N"], visible: Bool[Tensor, "*#rows #N"] | None) -> Float[Tensor, "*rows N"]:
+    def masked(scores: Rows, visible: Visible) -> Rows:
         """`scores`, in float32 at least, with -inf where a pair is not visible."""
         scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
         return scores if visible is None else scores.masked_fill(~visible, -torch.inf)
 
     @staticmethod
-    def where_visible(per_query: Float[Tensor, "*rows"], masked: Float[Tensor, "*rows N"]) -> Float[Tensor, "*rows"]:
+    def where_visible(per_query: PerRow, masked: Rows) -> PerRow:
         """`per_query` (...), NaN where the row of `masked` (..., N) holds nothing but -inf."""
         return per_query.masked_fill((masked == -torch.inf).all(-1), torch.nan)
 

@@ -7,8 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tessera.base.shapes import Bool, Float
-from tessera.kernels.base import KERNELS
+from tessera.kernels.base import KERNELS, Rows, Statistics, Visible
 from tessera.kernels.rows import RowKernel, row_maximum
 from tessera.kernels.workspace import Workspace
 
@@ -25,9 +24,7 @@ class Gaussian(RowKernel):
 
     name: ClassVar[str] = "gaussian"
 
-    def weights(
-        self, scores: Float[Tensor, "*rows N"], visible: Bool[Tensor, "*#rows #N"] | None = None
-    ) -> Float[Tensor, "*rows N"]:
+    def weights(self, scores: Rows, visible: Visible = None) -> Rows:
         """`softmax(scores)`, 0 in rows without visible pair."""
         if visible is None:
             return torch.softmax(scores, dim=-1)
@@ -35,22 +32,14 @@ class Gaussian(RowKernel):
         weights = torch.softmax(scores.masked_fill(~visible, -torch.inf).masked_fill(empty, 0.0), dim=-1)
         return weights.masked_fill(~visible, 0.0)
 
-    def forward(
-        self, scaled: Float[Tensor, "*rows N"], workspace: Workspace
-    ) -> tuple[Float[Tensor, "*rows N"], tuple[Tensor, ...]]:
+    def forward(self, scaled: Rows, workspace: Workspace) -> tuple[Rows, Statistics]:
         """`softmax(scaled)`; statistics: the maximum and one over the sum."""
         largest = row_maximum(scaled)
         weights = _exp(scaled.sub_(largest))
         scale = weights.sum(-1, keepdim=True).reciprocal_().nan_to_num_(posinf=0.0)
         return weights.mul_(scale), (largest, scale)
 
-    def backward(
-        self,
-        scaled: Float[Tensor, "*rows N"],
-        statistics: tuple[Tensor, ...],
-        grad: Float[Tensor, "*rows N"],
-        workspace: Workspace,
-    ) -> tuple[Float[Tensor, "*rows N"], Float[Tensor, "*rows N"]]:
+    def backward(self, scaled: Rows, statistics: Statistics, grad: Rows, workspace: Workspace) -> tuple[Rows, Rows]:
         """`w_i (g_i - sum_j w_j g_j)`."""
         largest, scale = statistics
         weights = _exp(scaled.sub_(largest)).mul_(scale)

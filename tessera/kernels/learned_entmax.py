@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.base.shapes import Float
-from tessera.kernels.base import KERNELS
+from tessera.kernels.base import KERNELS, Rows, Statistics
 from tessera.kernels.rectified_polynomial import AdaptivePolynomial
 from tessera.kernels.workspace import Workspace
 
@@ -63,13 +63,7 @@ class EntmaxOfRows(AdaptivePolynomial):
         """The same with other alphas."""
         return EntmaxOfRows(parameter)
 
-    def backward(
-        self,
-        scaled: Float[Tensor, "*rows N"],
-        statistics: tuple[Tensor, ...],
-        grad: Float[Tensor, "*rows N"],
-        workspace: Workspace,
-    ) -> tuple[Tensor, ...]:
+    def backward(self, scaled: Rows, statistics: Statistics, grad: Rows, workspace: Workspace) -> tuple[Tensor, ...]:
         """Weights, the scores' gradient as in `AdaptivePolynomial`, and alpha's."""
         weights, slopes = self.weights_and_slopes(scaled, statistics, workspace)
         spare = workspace.empty_like(scaled)

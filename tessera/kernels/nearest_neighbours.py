@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from tessera.base.devices import is_imagined
 from tessera.base.errors import expect
 from tessera.base.shapes import Bool, Float, Int
-from tessera.kernels.base import KERNELS
+from tessera.kernels.base import KERNELS, PerRow, Rows, Statistics, Visible
 from tessera.kernels.rows import RowKernel, row_maximum
 from tessera.kernels.workspace import Workspace
 
@@ -38,9 +38,7 @@ class NearestNeighbours(RowKernel):
         expect(self.base in BASES, where, "base", f"be one of {', '.join(BASES)}", repr(self.base))
         expect(isinstance(self.k, int) and self.k >= 1, where, "k", "be an integer of at least 1", self.k)
 
-    def forward(
-        self, scaled: Float[Tensor, "*rows N"], workspace: Workspace
-    ) -> tuple[Float[Tensor, "*rows N"], tuple[Tensor, ...]]:
+    def forward(self, scaled: Rows, workspace: Workspace) -> tuple[Rows, Statistics]:
         """The base's weights on the k largest scores; statistics: their indices and weights."""
         values, indices = nearest(scaled, self.k)
         if self.base == "gaussian":
@@ -52,7 +50,7 @@ class NearestNeighbours(RowKernel):
 
     def subset_floor(
         self, scores: Float[Tensor, "*rows n"], visible: Bool[Tensor, "*#rows #n"] | None = None
-    ) -> Float[Tensor, "*rows"]:
+    ) -> PerRow:
         """Just below the k-th largest of these scores, -inf while there are fewer: others can only raise it."""
         masked = self.masked(scores, visible)
         if masked.shape[-1] < self.k:
@@ -60,13 +58,7 @@ class NearestNeighbours(RowKernel):
         kth = masked.topk(self.k, dim=-1)[0][..., -1]
         return torch.nextafter(kth, torch.full_like(kth, -torch.inf))
 
-    def backward(
-        self,
-        scaled: Float[Tensor, "*rows N"],
-        statistics: tuple[Tensor, ...],
-        grad: Float[Tensor, "*rows N"],
-        workspace: Workspace,
-    ) -> tuple[Float[Tensor, "*rows N"], Float[Tensor, "*rows N"]]:
+    def backward(self, scaled: Rows, statistics: Statistics, grad: Rows, workspace: Workspace) -> tuple[Rows, Rows]:
         """The base's gradient among the k neighbours; 0 for the uniform base."""
         indices, values = statistics
         weights = _scattered(indices, values, scaled)
@@ -76,12 +68,7 @@ class NearestNeighbours(RowKernel):
         near = (near - (near * values).sum(-1, keepdim=True)) * values
         return weights, _scattered(indices, near, grad)
 
-    def bandwidth(
-        self,
-        scores: Float[Tensor, "*rows N"],
-        inverse_bandwidth: Float[Tensor, "*#rows"],
-        visible: Bool[Tensor, "*#rows #N"] | None = None,
-    ) -> Float[Tensor, "*rows"]:
+    def bandwidth(self, scores: Rows, inverse_bandwidth: Float[Tensor, "*#rows"], visible: Visible = None) -> PerRow:
         """`sqrt(2 - 2 s_(k))`: the distance of the farthest neighbour (equation 7's delta_max)."""
         masked = self.masked(scores, visible)
         values = nearest(masked, self.k)[0]
@@ -94,7 +81,7 @@ def _scattered(indices: Tensor, values: Tensor, out: Tensor) -> Tensor:
     return out.copy_(0 * values.sum(-1, keepdim=True)).scatter_add_(-1, indices, values)
 
 
-def nearest(scores: Float[Tensor, "*rows N"], k: int) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
+def nearest(scores: Rows, k: int) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
     """The k largest scores of each row and their indices; of ties the largest index first.
 
     Of fewer than k scores: all of them. In a compiled or exported program, entries of -inf fill up to k.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.base.shapes import Float
-from tessera.kernels.base import KERNELS
+from tessera.kernels.base import KERNELS, Rows, Statistics
 from tessera.kernels.rows import RowKernel
 from tessera.kernels.workspace import Workspace
 
@@ -42,9 +42,7 @@ class NormalizedReLU(RowKernel):
         """Slope `2 beta`, intercept `1 - 2 beta`: the response `1 - |u|^2 / h^2` of unit keys, before rectification."""
         return 2 * inverse_bandwidth, 1 - 2 * inverse_bandwidth
 
-    def forward(
-        self, scaled: Float[Tensor, "*rows N"], workspace: Workspace
-    ) -> tuple[Float[Tensor, "*rows N"], tuple[Tensor, ...]]:
+    def forward(self, scaled: Rows, workspace: Workspace) -> tuple[Rows, Statistics]:
         """Rectified scores over their sum, uniform where none is positive; statistics: the sum."""
         lacking = _is_nothing(scaled.amax(-1))
         pairs = _pairs(scaled, lacking)
@@ -52,13 +50,7 @@ class NormalizedReLU(RowKernel):
         total = weights.sum(-1, keepdim=True)
         return self._normalized(weights, total, lacking, pairs), (total,)
 
-    def backward(
-        self,
-        scaled: Float[Tensor, "*rows N"],
-        statistics: tuple[Tensor, ...],
-        grad: Float[Tensor, "*rows N"],
-        workspace: Workspace,
-    ) -> tuple[Float[Tensor, "*rows N"], Float[Tensor, "*rows N"]]:
+    def backward(self, scaled: Rows, statistics: Statistics, grad: Rows, workspace: Workspace) -> tuple[Rows, Rows]:
         """`(g_i - sum_j w_j g_j) / sum` on the support; 0 in uniform rows."""
         (total,) = statistics
         lacking = _is_nothing(total).squeeze(-1)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.base.shapes import Bool, Float
-from tessera.kernels.base import KERNELS
+from tessera.kernels.base import KERNELS, PerRow, Rows, Statistics, Visible
 from tessera.kernels.rows import RowKernel, row_maximum
 from tessera.kernels.threshold import raise_to, threshold
 from tessera.kernels.workspace import Workspace
@@ -36,9 +36,7 @@ class AdaptivePolynomial(RowKernel):
         """`alpha - 1 = 1 / r`."""
         return 1.0 / self.order
 
-    def weights(
-        self, scores: Float[Tensor, "*rows N"], visible: Bool[Tensor, "*#rows #N"] | None = None
-    ) -> Float[Tensor, "*rows N"]:
+    def weights(self, scores: Rows, visible: Visible = None) -> Rows:
         """alpha-entmax of `scores`; see `Kernel.weights`."""
         if scores.shape[-1] == 0:
             return scores
@@ -46,29 +44,19 @@ class AdaptivePolynomial(RowKernel):
         masked = self.masked(scores, visible)
         return super().weights(masked - row_maximum(masked).detach()).to(scores.dtype)
 
-    def forward(
-        self, scaled: Float[Tensor, "*rows N"], workspace: Workspace
-    ) -> tuple[Float[Tensor, "*rows N"], tuple[Tensor, ...]]:
+    def forward(self, scaled: Rows, workspace: Workspace) -> tuple[Rows, Statistics]:
         """`[u - tau]_+^r`; statistics: the maximum, tau, and the sum of the slopes."""
         largest = row_maximum(scaled)
         tau, responses, slope = threshold(scaled.sub_(largest), self.order, workspace)
         return raise_to(responses, self.order, out=scaled), (largest, tau, slope)
 
-    def backward(
-        self,
-        scaled: Float[Tensor, "*rows N"],
-        statistics: tuple[Tensor, ...],
-        grad: Float[Tensor, "*rows N"],
-        workspace: Workspace,
-    ) -> tuple[Tensor, ...]:
+    def backward(self, scaled: Rows, statistics: Statistics, grad: Rows, workspace: Workspace) -> tuple[Tensor, ...]:
         """`s_i (g_i - sum_j s_j g_j / sum_j s_j)` with the slopes `s_i = u_i^(r-1)`; see the class."""
         weights, slopes = self.weights_and_slopes(scaled, statistics, workspace)
         grad.mul_(slopes)
         return weights, grad.addcmul_(slopes, self.mean_of(grad, statistics), value=-1)
 
-    def weights_and_slopes(
-        self, scaled: Float[Tensor, "*rows N"], statistics: tuple[Tensor, ...], workspace: Workspace
-    ) -> tuple[Float[Tensor, "*rows N"], Float[Tensor, "*rows N"]]:
+    def weights_and_slopes(self, scaled: Rows, statistics: Statistics, workspace: Workspace) -> tuple[Rows, Rows]:
         """`w_i` and `s_i = u_i^(r-1)`; `scaled` is overwritten."""
         largest, tau, _ = statistics
         responses = scaled.sub_(largest).sub_(tau).clamp_(min=0)
@@ -77,7 +65,7 @@ class AdaptivePolynomial(RowKernel):
         return responses if is_linear else responses.mul_(slopes), slopes
 
     @staticmethod
-    def mean_of(sloped: Float[Tensor, "*rows N"], statistics: tuple[Tensor, ...]) -> Float[Tensor, "*rows 1"]:
+    def mean_of(sloped: Rows, statistics: Statistics) -> Float[Tensor, "*rows 1"]:
         """`sum_j s_j g_j / sum_j s_j` of `sloped`, the `s_j g_j`."""
         _, tau, slope = statistics
         mean = sloped.sum(-1, keepdim=True).div_(slope.clamp_min(torch.finfo(slope.dtype).tiny))
@@ -89,7 +77,7 @@ class AdaptivePolynomial(RowKernel):
 
     def subset_floor(
         self, scores: Float[Tensor, "*rows n"], visible: Bool[Tensor, "*#rows #n"] | None = None
-    ) -> Float[Tensor, "*rows"]:
+    ) -> PerRow:
         """`r tau` of these pairs: each further pair adds to the sum of the weights, so that tau rises."""
         scaled = self.masked(scores, visible) / self.order
         if scaled.shape[-1] == 0:
@@ -100,12 +88,7 @@ class AdaptivePolynomial(RowKernel):
         floor = (self.order * (tau - rounding)).squeeze(-1)
         return floor.masked_fill((scaled == -torch.inf).all(-1), -torch.inf)
 
-    def bandwidth(
-        self,
-        scores: Float[Tensor, "*rows N"],
-        inverse_bandwidth: Float[Tensor, "*#rows"],
-        visible: Bool[Tensor, "*#rows #N"] | None = None,
-    ) -> Float[Tensor, "*rows"]:
+    def bandwidth(self, scores: Rows, inverse_bandwidth: Float[Tensor, "*#rows"], visible: Visible = None) -> PerRow:
         """`h = sqrt(2 - 2 r tau / beta)` (equation 27): the distance from the query at which the weight reaches 0."""
         scaled = self.masked(scores, visible) / self.order
         largest = row_maximum(scaled)

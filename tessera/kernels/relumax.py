@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tessera.base.errors import expect
-from tessera.base.shapes import Bool, Float
-from tessera.kernels.base import KERNELS
+from tessera.base.shapes import Float
+from tessera.kernels.base import KERNELS, PerRow, Rows, Statistics, Visible
 from tessera.kernels.rows import RowKernel, row_maximum
 from tessera.kernels.workspace import Workspace
 
@@ -29,9 +29,7 @@ class ReLUmax(RowKernel):
         right = isinstance(self.margin, int | float) and 0 < self.margin < float("inf")
         expect(right, "kernel 'relumax'", "margin", "be a finite positive number", self.margin)
 
-    def forward(
-        self, scaled: Float[Tensor, "*rows N"], workspace: Workspace
-    ) -> tuple[Float[Tensor, "*rows N"], tuple[Tensor, ...]]:
+    def forward(self, scaled: Rows, workspace: Workspace) -> tuple[Rows, Statistics]:
         """`[b + s - max s]_+` over its sum; statistics: the maximum, its place, and one over the sum."""
         largest, where = scaled.max(-1, keepdim=True)
         largest.masked_fill_(largest == -torch.inf, 0.0)
@@ -39,13 +37,7 @@ class ReLUmax(RowKernel):
         scale = weights.sum(-1, keepdim=True).reciprocal_().nan_to_num_(posinf=0.0)
         return weights.mul_(scale), (largest, where, scale)
 
-    def backward(
-        self,
-        scaled: Float[Tensor, "*rows N"],
-        statistics: tuple[Tensor, ...],
-        grad: Float[Tensor, "*rows N"],
-        workspace: Workspace,
-    ) -> tuple[Float[Tensor, "*rows N"], Float[Tensor, "*rows N"]]:
+    def backward(self, scaled: Rows, statistics: Statistics, grad: Rows, workspace: Workspace) -> tuple[Rows, Rows]:
         """That of normalised ReLU on the support; minus its sum is added at the maximum."""
         largest, where, scale = statistics
         weights = scaled.sub_(largest).add_(self.margin).clamp_(min=0)
@@ -59,12 +51,7 @@ class ReLUmax(RowKernel):
         """`largest - b`."""
         return largest - self.margin
 
-    def bandwidth(
-        self,
-        scores: Float[Tensor, "*rows N"],
-        inverse_bandwidth: Float[Tensor, "*#rows"],
-        visible: Bool[Tensor, "*#rows #N"] | None = None,
-    ) -> Float[Tensor, "*rows"]:
+    def bandwidth(self, scores: Rows, inverse_bandwidth: Float[Tensor, "*#rows"], visible: Visible = None) -> PerRow:
         """`sqrt(2 - 2 m + 2 b / beta)`, m the largest similarity: where the weight reaches 0 (equation 22)."""
         masked = self.masked(scores, visible)
         h = (2 + 2 * (self.margin - row_maximum(masked).squeeze(-1)) / inverse_bandwidth).sqrt()

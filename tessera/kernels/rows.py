@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from tessera.base.first_derivative import fresh_result, only_first_derivative
-from tessera.base.shapes import Bool, Float
-from tessera.kernels.base import Kernel
+from tessera.base.shapes import Float
+from tessera.kernels.base import Kernel, Rows, Statistics, Visible
 from tessera.kernels.workspace import Workspace
 
 
@@ -34,9 +34,7 @@ class RowKernel(Kernel):
         return self
 
     @abstractmethod
-    def forward(
-        self, scaled: Float[Tensor, "*rows N"], workspace: Workspace
-    ) -> tuple[Float[Tensor, "*rows N"], tuple[Tensor, ...]]:
+    def forward(self, scaled: Rows, workspace: Workspace) -> tuple[Rows, Statistics]:
         """Weights (..., N), zero in rows without finite entry, and the row statistics `backward` needs.
 
         The statistics have few entries per row, (..., 1) in most kernels: they are all that is kept for the
@@ -45,22 +43,14 @@ class RowKernel(Kernel):
         """
 
     @abstractmethod
-    def backward(
-        self,
-        scaled: Float[Tensor, "*rows N"],
-        statistics: tuple[Tensor, ...],
-        grad: Float[Tensor, "*rows N"],
-        workspace: Workspace,
-    ) -> tuple[Tensor, ...]:
+    def backward(self, scaled: Rows, statistics: Statistics, grad: Rows, workspace: Workspace) -> tuple[Tensor, ...]:
         """The weights again, and the gradient of `sum(weights * grad)` with respect to the *unscaled* scores.
 
         Both are (..., N); behind them, that of the row parameter (..., 1) where there is one. `scaled` holds the same
         numbers as in `forward`. `scaled` and `grad` may be overwritten, and hold the results.
         """
 
-    def weights(
-        self, scores: Float[Tensor, "*rows N"], visible: Bool[Tensor, "*#rows #N"] | None = None
-    ) -> Float[Tensor, "*rows N"]:
+    def weights(self, scores: Rows, visible: Visible = None) -> Rows:
         """`forward` with `backward` as its derivative; see `Kernel.weights`."""
         if scores.shape[-1] == 0:
             return scores
@@ -92,7 +82,7 @@ class _RowWeights(torch.autograd.Function):
         return d_scores, rest[0].sum_to_size(parameter.shape) if rest else None, None
 
 
-def row_maximum(scores: Float[Tensor, "*rows N"]) -> Float[Tensor, "*rows 1"]:
+def row_maximum(scores: Rows) -> Float[Tensor, "*rows 1"]:
     """Largest entry of each row (..., 1); 0 for rows that hold nothing but -inf, so that differences stay defined."""
     largest = scores.amax(dim=-1, keepdim=True)
     return largest.masked_fill_(largest == -torch.inf, 0.0)

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch._higher_order_ops import while_loop
 
 from tessera.base.shapes import Float
+from tessera.kernels.base import Rows
 from tessera.kernels.workspace import Workspace
 
 # Columns are split into groups of this many; the group maxima give the starting point of the full iteration.
@@ -13,8 +14,8 @@ MAX_STEPS = 100
 
 
 def threshold(
-    shifted: Float[Tensor, "*rows N"], order: int | float | Float[Tensor, "*#rows 1"], workspace: Workspace
-) -> tuple[Float[Tensor, "*rows 1"], Float[Tensor, "*rows N"], Float[Tensor, "*rows 1"]]:
+    shifted: Rows, order: int | float | Float[Tensor, "*#rows 1"], workspace: Workspace
+) -> tuple[Float[Tensor, "*rows 1"], Rows, Float[Tensor, "*rows 1"]]:
     """Solve `sum_i [x_i - tau]_+^r = 1` for each row of x = `shifted` (..., N), whose largest entry must be 0.
 
     Newton's method on the r-norm, `|[x - tau]_+|_r = 1`: the norm is convex and decreasing in tau, so that the steps
@@ -86,11 +87,7 @@ def _moments(responses: Tensor, order: float | Tensor, powers: Tensor) -> tuple[
     return total.sum(-1, keepdim=True), slope
 
 
-def raise_to(
-    responses: Float[Tensor, "*rows N"],
-    exponent: int | float | Float[Tensor, "*#rows 1"],
-    out: Float[Tensor, "*rows N"],
-) -> Float[Tensor, "*rows N"]:
+def raise_to(responses: Rows, exponent: int | float | Float[Tensor, "*#rows 1"], out: Rows) -> Rows:
     """`u^exponent`, 0 where u = 0 (also for the exponent 0: entries at the threshold are outside).
 
     The result lies in `out`; in a compiled or exported program, whose operations make new tensors, somewhere.

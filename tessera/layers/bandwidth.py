@@ -1,4 +1,4 @@
-"""The learned bandwidth of each head's kernel."""
+"""The learned bandwidth of each head's kernel, and one that shrinks as a memory fills."""
 
 import math
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.base.arguments import explains_mistakes
-from tessera.base.shapes import Float, Int
+from tessera.base.shapes import Documents, Float, Int
 from tessera.kernels import Kernel
 
 
@@ -38,8 +38,55 @@ class Bandwidth(nn.Module):
 
     @explains_mistakes
     def forward(
-        self, kernel: Kernel, num_pairs: Int[Tensor, "B T"] | None = None
+        self, kernel: Kernel, num_pairs: Documents = None
     ) -> tuple[Float[Tensor, "H 1"], Float[Tensor, "H 1"] | None]:
         """Slope and intercept (H, 1) of the scores, for every step alike, whatever the number of pairs."""
         slope, intercept = kernel.affine(self.log_inverse_bandwidth.exp()[:, None])
         return slope, intercept if self.intercept is None else self.intercept[:, None]
+
+
+# In units of the kernel's own start, e^2 = 7.4 for the Gaussian: its beta(1) is 3.7, beta(256) 10.4, beta(4096) 24.
+INITIAL_LOG_OFFSET = -1.0
+INITIAL_LOG_SLOPE = -2.0
+INITIAL_EXPONENT_RATE = 1.0
+
+
+class AdaptiveBandwidth(nn.Module):
+    """`beta(n) = beta_1 n^a + beta_0` per head, n the number of pairs the memory holds for a query (v2, equation 6).
+
+    `beta_0 = exp(t_0) > 0`, `beta_1 = exp(t_1) > 0`, `a = exp(-|t_a|)` in (0, 1]. An empty memory has
+    `beta(0) = beta_0`.
+    """
+
+    scalar_parameters = ("log_offset", "log_slope", "exponent_rate")
+    counts_pairs = True
+
+    def __init__(self, num_heads: int, kernel: Kernel):
+        super().__init__()
+        self.initial_log = math.log(kernel.initial_inverse_bandwidth)
+        self.log_offset = nn.Parameter(torch.empty(num_heads))
+        self.log_slope = nn.Parameter(torch.empty(num_heads))
+        self.exponent_rate = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """All heads alike; training tells them apart."""
+        with torch.no_grad():
+            self.log_offset.fill_(INITIAL_LOG_OFFSET + self.initial_log)
+            self.log_slope.fill_(INITIAL_LOG_SLOPE + self.initial_log)
+            self.exponent_rate.fill_(INITIAL_EXPONENT_RATE)
+
+    def inverse_bandwidth(self, num_pairs: Int[Tensor, "B T"]) -> Float[Tensor, "B H T"]:
+        """beta (B, H, T) for counts (B, T) of at least 0."""
+        exponent = torch.exp(-self.exponent_rate.abs())[:, None]
+        filled = num_pairs.unsqueeze(1)
+        # log 0 never enters the graph, so that beta(0) and its gradient are finite.
+        grown = torch.exp(self.log_slope[:, None] + exponent * filled.clamp(min=1).to(exponent.dtype).log())
+        return torch.where(filled > 0, grown, 0.0) + self.log_offset.exp()[:, None]
+
+    @explains_mistakes
+    def forward(
+        self, kernel: Kernel, num_pairs: Int[Tensor, "B T"]
+    ) -> tuple[Float[Tensor, "B H T"], Float[Tensor, "B H T"] | None]:
+        """Slope and intercept (B, H, T) of the scores of queries over `num_pairs` (B, T) pairs each."""
+        return kernel.affine(self.inverse_bandwidth(num_pairs))

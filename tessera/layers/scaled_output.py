@@ -6,7 +6,7 @@ from torch.nn.functional import dropout, linear
 
 from tessera.base.arguments import explains_mistakes
 from tessera.base.devices import is_exporting
-from tessera.base.shapes import Float
+from tessera.base.shapes import Float, Hidden
 from tessera.layers.plain_linear import is_plain_linear
 
 INITIAL_LOG_SCALE = -0.5
@@ -30,7 +30,7 @@ class ScaledOutput(nn.Module):
             self.log_scale.fill_(INITIAL_LOG_SCALE)
 
     @explains_mistakes
-    def forward(self, recalled: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T hidden"]:
+    def forward(self, recalled: Float[Tensor, "B H T V"]) -> Hidden:
         """(B, H, T, V) -> (B, T, hidden)."""
         scale = self.log_scale.exp()
         fold = self._can_fold(recalled.shape[0] * recalled.shape[2])

@@ -1,10 +1,10 @@
 """Persistent memory of Memory Mosaics v2: a dense network of two layers."""
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import silu
 
 from tessera.base.arguments import explains_mistakes
-from tessera.base.shapes import Float
+from tessera.base.shapes import Hidden
 
 
 class SwiGLU(nn.Module):
@@ -20,6 +20,6 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     @explains_mistakes
-    def forward(self, x: Float[Tensor, "B T hidden"]) -> Float[Tensor, "B T hidden"]:
+    def forward(self, x: Hidden) -> Hidden:
         """(B, T, hidden) -> (B, T, hidden)."""
         return self.down(silu(self.gate(x)) * self.up(x))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tessera.base.arguments import explains_mistakes
 from tessera.base.registry import Registry
-from tessera.base.shapes import Float
+from tessera.base.shapes import Float, Hidden
 
 VALUE_EXTRACTORS: Registry[type[nn.Module]] = Registry("value extractor")
 
@@ -33,7 +33,7 @@ class MixedValueExtractor(nn.Module):
             self.mix.uniform_(0.0, 1.0)
 
     @explains_mistakes
-    def forward(self, x: Float[Tensor, "B T hidden"]) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T V"]]:
+    def forward(self, x: Hidden) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T V"]]:
         """`now` and `next`, each (B, H, T, V)."""
         values = self.projection(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         mix = self.mix.to(values.dtype)[:, None, None]
@@ -54,7 +54,7 @@ class ConvolutionValueExtractor(nn.Module):
         self.projection.fan_in = self.next_projection.fan_in = 2 * hidden_size  # type: ignore[assignment]
 
     @explains_mistakes
-    def forward(self, x: Float[Tensor, "B T hidden"]) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T V"]]:
+    def forward(self, x: Hidden) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T V"]]:
         """`now` and `next`, each (B, H, T, V)."""
         heads = (self.num_heads, -1)
         now = self.projection(x).unflatten(-1, heads).transpose(1, 2)

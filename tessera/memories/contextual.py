@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from tessera.base.shapes import Float
+from tessera.base.shapes import Float, Hidden
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.layers.bandwidth import Bandwidth
-from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
+from tessera.layers.key_extractors import LeakyKeyExtractor
 from tessera.layers.scaled_output import ScaledOutput
 from tessera.layers.value_extractors import VALUE_EXTRACTORS
 from tessera.memories.pair_memory import PairMemory
@@ -46,6 +46,6 @@ class ContextualMemory(PairMemory):
             weight_dropout=weight_dropout,
         )
 
-    def combine(self, recalled: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T hidden"]:
+    def combine(self, recalled: Float[Tensor, "B H T V"]) -> Hidden:
         """See `PairMemory.combine`; the heads are scaled first."""
         return self.output(recalled)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tessera.base.shapes import Float, Int
+from tessera.base.shapes import Documents, Float, Int
 from tessera.ops.gated_average import GatedAverageState
 
 
@@ -34,9 +34,7 @@ def last_document(state: InDocument, documents: Int[Tensor, "B T"]) -> Int[Tenso
     return torch.zeros_like(documents[:, :1]) if state.document is None else state.document
 
 
-def continued_documents(
-    x: Float[Tensor, "B T ..."], state: Continues | None, documents: Int[Tensor, "B T"] | None
-) -> Int[Tensor, "B T"] | None:
+def continued_documents(x: Float[Tensor, "B T ..."], state: Continues | None, documents: Documents) -> Documents:
     """The documents of the steps of `x` (B, T, ...); steps without given documents continue the last one."""
     if documents is None and state is not None and state.document is not None:
         return state.document.expand(-1, x.shape[1])
@@ -44,7 +42,7 @@ def continued_documents(
 
 
 def continued_carry(
-    state: Continues | None, documents: Int[Tensor, "B T"] | None
+    state: Continues | None, documents: Documents
 ) -> Float[Tensor, "B H carried"] | GatedAverageState | None:
     """The average to continue from: empty where a new document begins, None without a state."""
     if state is None or documents is None:

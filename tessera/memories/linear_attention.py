@@ -9,7 +9,7 @@ from torch.nn.functional import elu, layer_norm, logsigmoid, silu
 
 from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
-from tessera.base.shapes import Float, Int
+from tessera.base.shapes import Documents, Hidden, Int
 from tessera.base.state import State
 from tessera.ops.float16_autocast import widened
 from tessera.ops.gated_linear_attention import LinearAttentionState, gated_linear_attention
@@ -55,12 +55,8 @@ class LinearAttentionMemory(nn.Module):
 
     @explains_mistakes
     def forward(
-        self,
-        x: Float[Tensor, "B T hidden"],
-        state: RecurrentState | None = None,
-        documents: Int[Tensor, "B T"] | None = None,
-        keep_state: bool = False,
-    ) -> tuple[Float[Tensor, "B T hidden"], RecurrentState | None]:
+        self, x: Hidden, state: RecurrentState | None = None, documents: Documents = None, keep_state: bool = False
+    ) -> tuple[Hidden, RecurrentState | None]:
         """Answers (B, T, hidden) at each step of `x` (B, T, hidden), and the state after the last if it is kept."""
         expect(x.dim() == 3 and x.shape[1] > 0, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
         query, key, value = (widened(projected) for projected in (self.query(x), self.key(x), self.value(x)))

@@ -1,7 +1,7 @@
 """The memory of pairs that contextual, short-term and long-term memories are: one algorithm, one state."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +9,11 @@ from torch.nn.functional import pad
 
 from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
-from tessera.base.shapes import Float, Int
+from tessera.base.shapes import Documents, Float, Hidden, Int
 from tessera.base.state import State
 from tessera.kernels import Entmax, Kernel
 from tessera.layers.learned_alpha import LearnedAlpha
-from tessera.memories.documents import continued_carry, continued_documents, last_document
-from tessera.memories.pending import completed_pairs
+from tessera.memories.documents import InDocument, continued_carry, continued_documents, last_document, stored_documents
 from tessera.ops.gated_average import GatedAverageState
 from tessera.ops.kernel_regression import Window, kernel_regression
 from tessera.ops.unit_norm import unit_norm
@@ -72,18 +71,14 @@ class PairMemory(nn.Module):
         self.output = output
         self.learned_alpha = LearnedAlpha(self._sizes()[0], kernel) if isinstance(kernel, Entmax) else None
 
-    def combine(self, recalled: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T hidden"]:
+    def combine(self, recalled: Float[Tensor, "B H T V"]) -> Hidden:
         """(B, T, hidden) of the heads' answers (B, H, T, V)."""
         return self.output(recalled.transpose(1, 2).flatten(2))
 
     @explains_mistakes
     def forward(
-        self,
-        x: Float[Tensor, "B T hidden"],
-        state: PairMemoryState | None = None,
-        documents: Int[Tensor, "B T"] | None = None,
-        keep_state: bool = False,
-    ) -> tuple[Float[Tensor, "B T hidden"], PairMemoryState | None]:
+        self, x: Hidden, state: PairMemoryState | None = None, documents: Documents = None, keep_state: bool = False
+    ) -> tuple[Hidden, PairMemoryState | None]:
         """What the memory recalls at each step of `x` (B, T, hidden): (B, T, hidden), and the state after the last.
 
         `state` continues an earlier call. `documents` (B, T): pairs are recalled within their document only, and
@@ -114,13 +109,8 @@ class PairMemory(nn.Module):
         return extractor.num_heads, extractor.projection.out_features
 
     def recall(
-        self,
-        x: Float[Tensor, "B T hidden"],
-        state: PairMemoryState | None,
-        documents: Int[Tensor, "B T"] | None,
-        keep_state: bool,
-        window: Window,
-    ) -> tuple[Float[Tensor, "B T hidden"], PairMemoryState | None]:
+        self, x: Hidden, state: PairMemoryState | None, documents: Documents, keep_state: bool, window: Window
+    ) -> tuple[Hidden, PairMemoryState | None]:
         """`forward` with `window` in place of the memory's own."""
         if x.dim() != 3 or x.shape[1] == 0:
             expect(False, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
@@ -156,9 +146,7 @@ class PairMemory(nn.Module):
         return output, PairMemoryState(kept, carry, keys[:, :, -1:], now[:, :, -1:], document, position)
 
 
-def steps_in_document(
-    x: Float[Tensor, "B T hidden"], state: PairMemoryState | None, documents: Int[Tensor, "B T"] | None
-) -> Int[Tensor, "#B T"]:
+def steps_in_document(x: Hidden, state: PairMemoryState | None, documents: Documents) -> Int[Tensor, "#B T"]:
     """Steps counted from 1 within their document: (B, T), or (1, T) when all sequences agree."""
     steps = torch.arange(1, x.shape[1] + 1, device=x.device)[None]
     before: int | Tensor = 0
@@ -172,3 +160,46 @@ def steps_in_document(
         before = before * (documents[:, :1] == last_document(state, documents))
     start = pad(changes * steps[:, :-1], (1, 0)).cummax(dim=1).values
     return steps - start + before * (start == 0)
+
+
+class Pending(InDocument, Protocol):
+    """What such a memory's state holds after step T."""
+
+    @property
+    def pairs(self) -> PairStore:
+        """1..T-1"""
+
+    @property
+    def pending_key(self) -> Float[Tensor, "B H 1 K"]:
+        """k_T"""
+
+    @property
+    def pending_value(self) -> Float[Tensor, "B H 1 V"]:
+        """now_T: what v_T owes to x_T"""
+
+
+def completed_pairs(
+    keys: Float[Tensor, "B H T K"],
+    now: Float[Tensor, "B H T V"],
+    next_: Float[Tensor, "B H T V"],
+    state: Pending | None,
+    documents: Documents,
+    norm_eps: float = 0.0,
+) -> PairStore:
+    """The pairs known at the last step: those of `state`, its pending pair, and all but the last of this call.
+
+    `v_T = Norm(now_T + next_{T+1})`; keys (B, H, T, K), now and next (B, H, T, V), documents (B, T). A pair whose
+    next step belongs to another document has no value and is stored as absent.
+    """
+    if state is None:
+        keys, now, next_, steps = keys[:, :, :-1], now[:, :, :-1], next_[:, :, 1:], documents
+    else:
+        keys, now = _delayed(state.pending_key, keys), _delayed(state.pending_value, now)
+        steps = None if documents is None else torch.cat([last_document(state, documents), documents], dim=1)
+    pairs = (keys, unit_norm(now + next_, norm_eps), None if steps is None else stored_documents(steps))
+    return PairStore.of(*pairs) if state is None else state.pairs.append(*pairs)
+
+
+def _delayed(pending: Tensor, steps: Tensor) -> Tensor:
+    """`steps` (B, H, T, ...) moved by one: what was pending before, and all but the last."""
+    return pending if steps.shape[2] == 1 else torch.cat([pending, steps[:, :, :-1]], dim=2)

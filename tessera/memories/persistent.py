@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
-from tessera.base.shapes import Float, Int
+from tessera.base.shapes import Documents, Float, Hidden, Int
 from tessera.base.state import State
 from tessera.kernels import Entmax, Kernel, kernel_from_config
 from tessera.layers.bandwidth import Bandwidth
-from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
+from tessera.layers.key_extractors import LeakyKeyExtractor
 from tessera.layers.learned_alpha import LearnedAlpha
 from tessera.layers.scaled_output import ScaledOutput
 from tessera.memories.documents import continued_carry, continued_documents
@@ -67,12 +67,8 @@ class PersistentMemory(nn.Module):
 
     @explains_mistakes
     def forward(
-        self,
-        x: Float[Tensor, "B T hidden"],
-        state: PersistentState | None = None,
-        documents: Int[Tensor, "B T"] | None = None,
-        keep_state: bool = False,
-    ) -> tuple[Float[Tensor, "B T hidden"], PersistentState | None]:
+        self, x: Hidden, state: PersistentState | None = None, documents: Documents = None, keep_state: bool = False
+    ) -> tuple[Hidden, PersistentState | None]:
         """What the slots answer at each step of `x` (B, T, hidden): (B, T, hidden); arguments as `ContextualMemory`."""
         if x.dim() != 3 or x.shape[1] == 0:
             expect(False, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))

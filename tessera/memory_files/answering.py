@@ -81,13 +81,13 @@ def answers_questions(tokenizer: "PreTrainedTokenizerFast") -> bool:
     return getattr(tokenizer, "answer_token", None) is not None
 
 
-def require_known_words(tokenizer: "PreTrainedTokenizerFast", text: str, what: str, where: str = "ask") -> None:
+def require_known_words(tokenizer: "PreTrainedTokenizerFast", text: str, what: str) -> None:
     """Raise `TesseraError` for words that the tokenizer has no token for: the model cannot tell them apart."""
     read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     pairs = zip(read["input_ids"], read["offset_mapping"])
     unknown = [text[first:last] for token, (first, last) in pairs if token == tokenizer.unk_token_id]
     listed = ", ".join(dict.fromkeys(unknown))
-    expect(not unknown, where, what, "be of words that the model knows", f"{text!r}: it does not know {listed}")
+    expect(not unknown, "ask", what, "be of words that the model knows", f"{text!r}: it does not know {listed}")
 
 
 @torch.no_grad()
@@ -104,9 +104,8 @@ def answer(
 
     A model that was trained on questions says its likeliest word, others continue the text. `write` gets the answer
     piece by piece as it comes.
-
-    Raises:
-        TesseraError: a question without tokens, more than the model has positions for, or logits that are not finite.
+    Raises `TesseraError`: a question without tokens, more than the model has positions for, or logits that are not
+    finite.
     """
     is_trained = answers_questions(tokenizer)
     most = (model.generation_config.max_new_tokens or 1) if is_trained else sampling.max_new_tokens

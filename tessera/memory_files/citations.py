@@ -47,9 +47,7 @@ def citations(memory: "Memory", state: Any, answer: Answer, count: int) -> tuple
 
     A pair belongs to the token that its value holds: the one after its key. Every passage is left out by running again
     without its pairs.
-
-    Raises:
-        TesseraError: an answer by beam search.
+    Raises `TesseraError`: an answer by beam search.
     """
     expect(len(answer.tokens) > 0, "cite", "the answer", "hold tokens that were chosen one by one", "none")
     if state is None:

@@ -49,8 +49,7 @@ def read_document_text(
 ) -> Document:
     """The tokens of a file (a `Path`) or of a text, which may come in pieces; without state.
 
-    Raises:
-        TesseraError: no text, a file that cannot be read, or one that needs a package that is not installed.
+    Raises `TesseraError`: no text, a file that cannot be read, or one that needs a package that is not installed.
     """
     if isinstance(source, Path) and source.suffix.lower() in CONVERTED:
         source = text_of_document(source)
@@ -88,8 +87,7 @@ def _sized(texts: Iterable[str], where: str) -> Iterator[tuple[str, np.ndarray]]
 def text_of_document(path: Path, piece_bytes: int = PIECE) -> Iterator[str]:
     """The text of a file in pieces; of one that is no text file (`CONVERTED`) as markitdown makes it.
 
-    Raises:
-        TesseraError: see `read_document_text`.
+    Raises `TesseraError`: see `read_document_text`.
     """
     if path.suffix.lower() not in CONVERTED:
         yield from text_of_file(path, piece_bytes)

@@ -92,9 +92,7 @@ class Memory:
         """Read a document behind the others: a file, a text (a string that names no file), or pieces of a text.
 
         `name`: to forget it by; default the file's. `options`: progress and precision of `read_streams`.
-
-        Raises:
-            TesseraError: no text, a name that is taken, more than the model has positions for.
+        Raises `TesseraError`: no text, a name that is taken, more than the model has positions for.
         """
         self._expect_model("read")
         if isinstance(source, str) and _is_file_name(source):
@@ -145,8 +143,7 @@ class Memory:
     def forget(self, name: str) -> Self:
         """Take out a document: the memory is then that of a model that never read it, bit for bit.
 
-        Raises:
-            TesseraError: no such document, or one whose tokens a file of an earlier release does not have.
+        Raises `TesseraError`: no such document, or one whose tokens a file of an earlier release does not have.
         """
         known = ", ".join(map(repr, self.names)) or "none"
         expect(name in self.names, "forget", "the document", f"be one of {known}", repr(name))
@@ -170,8 +167,7 @@ class Memory:
     def merge(self, other: "Memory") -> Self:
         """Also remember what `other`, of the same model, has read, behind the own documents.
 
-        Raises:
-            TesseraError: a document that both have.
+        Raises `TesseraError`: a document that both have.
         """
         both = [name for name in other.names if name in self.names]
         expect(not both, "merge", "documents", "have different names", f"two of {', '.join(map(repr, both))}")
@@ -189,8 +185,7 @@ class Memory:
     def save(self, path: str | Path) -> Self:
         """Write the file, complete or not at all.
 
-        Raises:
-            TesseraError: a memory that is not finite, or a file that cannot be written.
+        Raises `TesseraError`: a memory that is not finite, or a file that cannot be written.
         """
         self.verify()  # what was changed must not be written again with a right checksum
         documents = [vars(document) for document in self.documents]
@@ -201,8 +196,7 @@ class Memory:
     def load(self, path: str | Path, where: str = "load", argument: str = "path") -> Self:
         """The memory in a file, in place of this one. Its tensors are read when they are needed.
 
-        Raises:
-            TesseraError: no memory, one of another model, tokenizer or version, or one that was changed.
+        Raises `TesseraError`: no memory, one of another model, tokenizer or version, or one that was changed.
         """
         expect_plain_file(Path(path), where, argument)
         file = StateFile.open(path, where)

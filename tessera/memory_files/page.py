@@ -33,8 +33,7 @@ def is_page(path: Path) -> bool:
 def write_page(path: Path, memory: "Memory", answers: Sequence[tuple[str, Answer]]) -> None:
     """Write questions and answers with links to their passages, and the documents below. The page runs no code.
 
-    Raises:
-        TesseraError: the file cannot be written.
+    Raises `TesseraError`: the file cannot be written.
     """
     cited = {(c.document, c.first, c.end) for _, answer in answers for c in answer.citations or ()}
     numbers = {passage: number for number, passage in enumerate(sorted(cited), 1)}

@@ -44,8 +44,9 @@ def without(state: StackState, first: int, end: int) -> StackState:
     newest = state.length - 2  # the last step's pair waits for its value
 
     def cut(memory: Any) -> Any:
+        """A memory, or the memories of a layer, in which the pairs of these steps count as padding."""
         if isinstance(memory, tuple):
-            return tuple(cut(part) for part in memory)
+            return tuple(cut(inner) for inner in memory)
         if isinstance(memory, PairMemoryState):
             pairs = memory.pairs
             offset = newest + 1 - pairs.length  # the step of the oldest pair

@@ -11,8 +11,7 @@ from tessera.models.strict_config import StrictConfig
 def adjusted_config(config: Any, values: Mapping[str, Any], where: str = "adjust_model") -> Any:
     """A copy of `config` with other `values`, checked.
 
-    Raises:
-        TesseraError: a field that a built model of this type cannot change, or an impossible value; one line each.
+    Raises `TesseraError`: a field that a built model of this type cannot change, or an impossible value; one line each.
     """
     known: frozenset[str] = getattr(config, "adjustable", frozenset())
     of_type = f"a built {config.model_type} can change"

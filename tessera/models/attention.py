@@ -12,7 +12,7 @@ Options of a kernel are attributes of the model's configuration: `entmax_alpha` 
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -152,6 +152,8 @@ def attention_mask(*arguments: Any, local_size: int | None = None, **options: An
 
 
 def _attention_of(name: str, kernel_of: Callable[[PreTrainedConfig], Kernel]) -> Callable[..., Any]:
+    """The attention function, as transformers calls it, of the kernel for a model's configuration."""
+
     def attention(
         module: nn.Module,
         query: Float[Tensor, "B H T K"],
@@ -163,6 +165,7 @@ def _attention_of(name: str, kernel_of: Callable[[PreTrainedConfig], Kernel]) ->
         is_causal: bool | None = None,
         **options: Any,
     ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H T N"] | None]:
+        """(output, weights where the model is asked for them); G heads of keys serve H heads of queries."""
         for option, meaning in REFUSED.items():
             if options.get(option) is not None:
                 raise TesseraError(f'{name}: {meaning} must be absent; {type(module).__name__} has it. Use "eager".')
@@ -173,64 +176,60 @@ def _attention_of(name: str, kernel_of: Callable[[PreTrainedConfig], Kernel]) ->
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         slope = query.shape[-1] ** -0.5 if scaling is None else scaling
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        weights = None
+        call = _Call(query, key, value, attention_mask, kernel, slope, dropout, causal and query.shape[2] > 1)
         if options.get("output_attentions", getattr(config, "output_attentions", False)):
-            output, weights = _all_weights(query, key, value, attention_mask, kernel, slope, dropout, causal)
+            output, weights = _all_weights(call)
         else:
-            output = _attend(query, key, value, attention_mask, kernel, slope, dropout, causal)
+            output, weights = _attend(call), None
         return output.transpose(1, 2).contiguous(), weights
 
     attention.__name__ = name
     return attention
 
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    kernel: Kernel,
-    slope: float,
-    dropout: float,
-    causal: bool,
-) -> Tensor:
-    structure = getattr(mask, STRUCTURE, None)
-    if mask is not None and structure is None:
-        return _all_weights(query, key, value, mask, kernel, slope, dropout, causal)[0]
-    window, documents = structure or (_causal_window(None) if causal and query.shape[2] > 1 else None, None)
+class _Call(NamedTuple):
+    """One call of an attention, with as many heads of keys as of queries; `causal`: where there is no mask."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    kernel: Kernel
+    slope: float
+    dropout: float
+    causal: bool
+
+
+def _attend(call: _Call) -> Tensor:
+    structure = getattr(call.mask, STRUCTURE, None)
+    if call.mask is not None and structure is None:
+        return _all_weights(call)[0]
+    window, documents = structure or (_causal_window(None) if call.causal else None, None)
     return kernel_regression(
-        query,
-        key,
-        value,
-        kernel=kernel,
-        slope=query.new_tensor(slope),
+        call.query,
+        call.key,
+        call.value,
+        kernel=call.kernel,
+        slope=call.query.new_tensor(call.slope),
         window=window,
         # A window ends one pair before its query: a query that sees its own key stands one position further on.
-        query_offset=key.shape[2] - query.shape[2] + 1,
+        query_offset=call.key.shape[2] - call.query.shape[2] + 1,
         query_documents=documents,
         pair_documents=documents,
-        dropout=dropout,
+        dropout=call.dropout,
     )
 
 
-def _all_weights(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    kernel: Kernel,
-    slope: float,
-    dropout: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor]:
+def _all_weights(call: _Call) -> tuple[Tensor, Tensor]:
     """(output, weights), with the scores of all pairs in memory."""
-    if mask is None and causal and query.shape[2] > 1:
+    query, key, value, mask, *_ = call
+    if mask is None and call.causal:
         rows = torch.arange(query.shape[2], device=query.device) + key.shape[2] - query.shape[2]
         mask = rows[:, None] >= torch.arange(key.shape[2], device=query.device)
     elif mask is not None and mask.dtype != torch.bool:
         mask = mask >= 0  # a mask of the user's own, to be added to scores: 0 where a key is seen
-    weights = kernel.weights(slope * (query @ key.mT), mask)
-    kept = nn.functional.dropout(weights, dropout) if dropout else weights
+    weights = call.kernel.weights(call.slope * (query @ key.mT), mask)
+    kept = nn.functional.dropout(weights, call.dropout) if call.dropout else weights
     return kept.to(value.dtype) @ value, weights
 
 

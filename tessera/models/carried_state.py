@@ -63,9 +63,7 @@ def read_document(
     """The state after all of `tokens` (T,) behind `state`, read in blocks from the first token on.
 
     A segmented model ends its last segment, however short. `progress`, `precision`: see `read_streams`.
-
-    Raises:
-        TesseraError: more tokens than the model has learned positions for.
+    Raises `TesseraError`: more tokens than the model has learned positions for.
     """
     if isinstance(model, SegmentedForCausalLM):
         stream = (token for block in tokens.split(1 << 16) for token in block.tolist())

@@ -1,9 +1,12 @@
 """The library's own models and the baselines beside them, by name."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from transformers import LlamaConfig, MambaConfig
 
+from tessera.models import small_models as sized
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, LinearAttentionModel
 from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
@@ -13,17 +16,20 @@ from tessera.models.presets import llama_fields
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
 from tessera.models.registry import MODELS, ModelEntry, register_model
 from tessera.models.rmt import RMTConfig, RMTForCausalLM
-from tessera.models.small_models import language_models as sized
-from tessera.models.small_models import segmented_models as segmented
 from tessera.models.transformer import transformer_config
 
 register_model(MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicModel)
 register_model(MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, MemoryMosaicV2Model)
 register_model(LinearAttentionConfig, LinearAttentionForCausalLM, LinearAttentionModel)
 register_model(LSTMConfig, LSTMForCausalLM, of_size=sized.lstm)
-register_model(ARMTConfig, ARMTForCausalLM, of_size=segmented.armt)
-register_model(RMTConfig, RMTForCausalLM, of_size=segmented.rmt)
-register_model(PRMTConfig, PRMTForCausalLM, of_size=segmented.prmt)
+register_model(ARMTConfig, ARMTForCausalLM, of_size=sized.armt)
+register_model(RMTConfig, RMTForCausalLM, of_size=sized.rmt)
+register_model(PRMTConfig, PRMTForCausalLM, of_size=sized.prmt)
+
+
+def _variant(config: Callable, of_size: Callable, **chosen: Any) -> ModelEntry:
+    return ModelEntry(partial(config, **chosen), partial(of_size, **chosen))
+
 
 _V2_LARGE = {"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "intermediate_size": 14336}
 _ENTRIES = {
@@ -32,12 +38,12 @@ _ENTRIES = {
     "llama": ModelEntry(LlamaConfig, sized.llama),
     "mamba": ModelEntry(MambaConfig, sized.mamba),
     "transformer": ModelEntry(transformer_config, sized.transformer),
-    "transformer_rope": ModelEntry(partial(transformer_config, positions="rope"), sized.transformer_rope),
-    "transformer_alibi": ModelEntry(partial(transformer_config, positions="alibi"), sized.transformer_alibi),
-    "linear_transformer": ModelEntry(LinearAttentionConfig, sized.linear_transformer),
-    "retnet": ModelEntry(partial(LinearAttentionConfig, variant="retnet"), sized.retnet),
-    "gla": ModelEntry(partial(LinearAttentionConfig, variant="gla"), sized.gla),
-    "armt_no_correction": ModelEntry(partial(ARMTConfig, correction=False), segmented.armt_no_correction),
+    "transformer_rope": _variant(transformer_config, sized.transformer, positions="rope"),
+    "transformer_alibi": _variant(transformer_config, sized.transformer, positions="alibi"),
+    "linear_transformer": _variant(LinearAttentionConfig, sized.linear_attention, variant="linear_transformer"),
+    "retnet": _variant(LinearAttentionConfig, sized.linear_attention, variant="retnet"),
+    "gla": _variant(LinearAttentionConfig, sized.linear_attention, variant="gla"),
+    "armt_no_correction": _variant(ARMTConfig, sized.armt, correction=False),
     # Memory Mosaics, section 6: the shape of GPT-2 small.
     "mosaic-gpt2-small": ModelEntry(MemoryMosaicConfig, is_preset=True),
     # Memory Mosaics v2, section 4, and the transformers beside them. Large: 9.9 B parameters, 8.3 B without long-term

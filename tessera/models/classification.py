@@ -23,13 +23,10 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
-from tessera.models.linear_attention import LinearAttentionConfig
-from tessera.models.linear_attention.modeling import LinearAttentionPreTrainedModel
+from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionPreTrainedModel
 from tessera.models.lstm import LSTMConfig, LSTMModel, LSTMPreTrainedModel
-from tessera.models.memory_mosaic import MemoryMosaicConfig
-from tessera.models.memory_mosaic.modeling import MemoryMosaicPreTrainedModel
-from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
-from tessera.models.memory_mosaic_v2.modeling import MemoryMosaicV2PreTrainedModel
+from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicPreTrainedModel
+from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2PreTrainedModel
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
 from tessera.models.recurrence.modeling import SegmentedPreTrainedModel
 from tessera.models.rmt import RMTConfig, RMTForCausalLM
@@ -82,9 +79,18 @@ class SegmentedClassifier(SegmentedPreTrainedModel):
         """None: labels are no tokens."""
 
 
+# Task -> transformers' head, the Auto class, and the names that it goes by.
 HEADS = {
-    "SequenceClassification": GenericForSequenceClassification,
-    "TokenClassification": GenericForTokenClassification,
+    "SequenceClassification": (
+        GenericForSequenceClassification,
+        AutoModelForSequenceClassification,
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    ),
+    "TokenClassification": (
+        GenericForTokenClassification,
+        AutoModelForTokenClassification,
+        MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+    ),
 }
 
 
@@ -93,7 +99,7 @@ def _classifiers(
 ) -> dict[str, type[PreTrainedModel]]:
     """One class for each head, which this module offers by its name."""
     made = {}
-    for task, head in HEADS.items():
+    for task, (head, *_) in HEADS.items():
         described = f"transformers' head for {task} on {name}."
         body: dict[str, Any] = {"__module__": __name__, "__doc__": described, "base_model_prefix": "model"}
         body["config_class"] = config or plumbing.config_class
@@ -111,10 +117,6 @@ CLASSIFIERS: dict[type[PreTrainedConfig], tuple[type[PreTrainedModel] | None, di
     RMTConfig: (RMTModel, _classifiers("RMT", SegmentedClassifier, RMTConfig)),
     PRMTConfig: (PRMTModel, _classifiers("PRMT", SegmentedClassifier, PRMTConfig)),
 }
-AUTO_CLASSES = {
-    "SequenceClassification": (AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
-    "TokenClassification": (AutoModelForTokenClassification, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
-}
 
 
 def register() -> None:
@@ -124,6 +126,6 @@ def register() -> None:
             AutoModel.register(config, base, exist_ok=True)
             MODEL_MAPPING_NAMES[config.model_type] = base.__name__
         for task, classifier in classifiers.items():
-            auto_class, names = AUTO_CLASSES[task]
+            _, auto_class, names = HEADS[task]
             auto_class.register(config, classifier, exist_ok=True)
             names[config.model_type] = classifier.__name__

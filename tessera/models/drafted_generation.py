@@ -8,7 +8,7 @@ random numbers the text is the same.
 """
 
 import copy
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,17 +23,11 @@ MOST_GAINED = 16.0  # steps: what drafts have gained is remembered up to here
 WHERE = "generate"
 
 
-class Drafter(Protocol):
-    """Who guesses; a token of a draft costs `steps` of the model's."""
-
-    steps: float
-
-    def draft(self, tokens: list[int], most: int, careful: bool) -> list[int]:
-        """At most `most` tokens that may follow `tokens`; `careful`: none that are doubtful."""
-
-
 class PromptLookup:
-    """Guesses what followed the last n tokens where they stood before, n as large as possible, or careful: largest."""
+    """Guesses what followed the last n tokens where they stood before, n as large as possible, or careful: largest.
+
+    A token of a draft costs `steps` of the model's.
+    """
 
     steps = 0.0
 
@@ -43,7 +37,7 @@ class PromptLookup:
         self.seen = 0
 
     def draft(self, tokens: list[int], most: int, careful: bool) -> list[int]:
-        """See `Drafter`."""
+        """At most `most` tokens that may follow `tokens`; `careful`: none that are doubtful."""
         for end in range(self.seen, len(tokens)):
             for size in self.sizes:
                 if end >= size:
@@ -63,7 +57,7 @@ class AssistantModel:
         self.model, self.steps, self.state, self.read = model, steps, None, 0
 
     def draft(self, tokens: list[int], most: int, careful: bool) -> list[int]:
-        """See `Drafter`."""
+        """As `PromptLookup.draft`."""
         unread = torch.tensor([tokens[self.read :]], device=self.model.device)
         if unread.shape[1] > 1:
             output = self.model(unread[:, :-1], past_key_values=self.state, use_cache=True)
@@ -113,6 +107,14 @@ class DraftedGeneration:
     """
 
     steps_per_block = 2.0  # with a few tokens, where products of a vector and a matrix become products of matrices
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *arguments):
+        if model_kwargs.get("past_key_values") is None:  # transformers would mark one, but a state is a value
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)  # type: ignore[misc]
+
+    def _reorder_cache(self, past_key_values: Any, beam_idx: Tensor) -> Any:
+        """For beams; a cache that is a base's too is used up."""
+        return getattr(past_key_values, "reorder", past_key_values.select_batch)(beam_idx)
 
     def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_arguments: Any) -> None:
         if generation_mode != GenerationMode.ASSISTED_GENERATION:
@@ -178,7 +180,7 @@ class DraftedGeneration:
         return input_ids
 
 
-def _drafter(model: Any, settings: Any, assistant: Any) -> tuple[Drafter, int]:
+def _drafter(model: Any, settings: Any, assistant: Any) -> tuple[PromptLookup | AssistantModel, int]:
     """Who guesses, and how many tokens at most."""
     is_given = [each is not None for each in (settings.prompt_lookup_num_tokens, assistant)]
     names, got = "prompt_lookup_num_tokens and assistant_model", "both" if all(is_given) else "neither"

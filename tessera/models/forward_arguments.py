@@ -146,13 +146,15 @@ def check_labels(where: str, labels: Tensor, shape: tuple[int, int], vocab_size:
         expect(not wrong.numel(), where, "labels", f"lie in 0..{vocab_size - 1} (vocab_size) or be {IGNORED}", value)
 
 
-def kept_steps(where: str, logits_to_keep: int | Tensor) -> slice | Tensor:
-    """The index of the steps whose logits are computed: the last so many (0: all), or those of a 1-d tensor."""
+def kept_steps(where: str, logits_to_keep: int | Tensor, steps: int = 0) -> slice | Tensor:
+    """The index of the `steps` whose logits are computed: the last so many (0: all), or those of a 1-d tensor."""
     if isinstance(logits_to_keep, Tensor):
         is_index = logits_to_keep.dim() == 1
         expect(is_index, where, "logits_to_keep", "be a number or a 1-d tensor", tuple(logits_to_keep.shape))
         is_integer = logits_to_keep.dtype in (torch.int32, torch.int64)
         expect(is_integer, where, "logits_to_keep", "hold integers", logits_to_keep.dtype)
+        inside = ((logits_to_keep >= -steps) & (logits_to_keep < steps)).all()
+        demand(inside, where, "logits_to_keep", f"lie in 0..{steps - 1}", lambda: logits_to_keep.tolist())
         return logits_to_keep
     is_count = isinstance(logits_to_keep, int) and logits_to_keep >= 0
     expect(is_count, where, "logits_to_keep", "be 0 (all) or positive", logits_to_keep)

@@ -179,9 +179,6 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
             state = LSTMState(hidden.transpose(0, 1), cell.transpose(0, 1), length, model)
         return self.norm(read), state
 
-    def _reorder_cache(self, past_key_values: LSTMState, beam_idx: Tensor) -> LSTMState:
-        return past_key_values.select_batch(beam_idx)
-
 
 class LSTMModel(LSTMForCausalLM):
     """The LSTM down to the hidden states: what classifiers stand on. It has the weights of the causal model."""

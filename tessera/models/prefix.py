@@ -33,14 +33,8 @@ class Prefix(State):
         """What a stack of these layers goes on from. Raises `TesseraError` where it has no pairs, or of other sizes."""
         advice = "Its memories are matrices, which hold no pairs."
         layers = list(layers)
-        expect(
-            all(hasattr(layer, "begun_with") for layer in layers),
-            where,
-            "past_key_values",
-            "be left out",
-            "pairs",
-            advice,
-        )
+        have_pairs = all(hasattr(layer, "begun_with") for layer in layers)
+        expect(have_pairs, where, "past_key_values", "be left out", "pairs", advice)
         got, needed = len(self.layers), len(layers)
         expect(got == needed, where, "past_key_values", f"hold pairs for {needed} layers", got)
         states = tuple(layer.begun_with(*pairs) for layer, pairs in zip(layers, self.layers))
@@ -53,7 +47,7 @@ def stored_pairs(state: StackState) -> list[tuple[Tensor, Tensor]]:
     """The finished (keys, values) of every layer, of its memory that forgets none: what a prefix can begin as."""
     memories = []
     for layer in state.layers:
-        found = [memory for memory in layer if isinstance(memory, PairMemoryState)] if isinstance(layer, tuple) else []
-        expect(bool(found), "StackState", "the model", "have memories of pairs", "matrices")
-        memories.append((found[-1].pairs.keys, found[-1].pairs.values))
+        stores = [memory for memory in layer if isinstance(memory, PairMemoryState)] if isinstance(layer, tuple) else []
+        expect(bool(stores), "StackState", "the model", "have memories of pairs", "matrices")
+        memories.append((stores[-1].pairs.keys, stores[-1].pairs.values))
     return memories

@@ -13,7 +13,7 @@ from tessera.base.registry import Registry
 from tessera.models.strict_config import StrictConfig
 
 if TYPE_CHECKING:
-    from tessera.models.small_models.size import ModelSize
+    from tessera.models.small_models import ModelSize
 
 
 @dataclass(frozen=True)

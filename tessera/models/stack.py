@@ -1,9 +1,9 @@
 """What all of the library's language models share: a stack of layers with memories, as Hugging Face models."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from tessera.models.forward_arguments import (
     REASONS,
     check_labels,
     checks_types,
-    demand,
     kept_steps,
     refuse_keywords,
     without_packing,
@@ -56,14 +55,6 @@ class StackPreTrainedModel(SavesWithCode, PreTrainedModel):
         return counts
 
 
-@runtime_checkable
-class HasBranchEnds(Protocol):
-    """A layer whose residual branches end in matrices of its own."""
-
-    def branch_ends(self) -> Sequence[nn.Module]:
-        """These matrices."""
-
-
 class NormalInitialization(StackPreTrainedModel):
     """Matrices from N(0, initializer_range^2), those at the end of a residual branch divided by sqrt(2 num_layers).
 
@@ -78,21 +69,29 @@ class NormalInitialization(StackPreTrainedModel):
                 init.zeros_(module.bias)
         elif isinstance(module, nn.RMSNorm):
             init.ones_(module.weight)
-        elif isinstance(module, HasBranchEnds):
-            for linear in module.branch_ends():
+        elif callable(branch_ends := getattr(module, "branch_ends", None)):
+            for linear in branch_ends():
                 init.normal_(linear.weight, 0.0, std / math.sqrt(2 * self.config.num_layers))
 
 
-class StackModel(StackPreTrainedModel):
-    """Embedding, layers, final norm. Subclasses provide `make_layer(config)` and `make_norm(config)`.
+def rms_norm(config) -> nn.RMSNorm:
+    """Of the width and with the epsilon of a configuration."""
+    return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    A layer is called as `layer(hidden, state=..., documents=..., keep_state=...)` and returns hidden and its state.
+
+class StackModel(StackPreTrainedModel):
+    """Embedding, layers, final norm. Subclasses name their `layer_class`, and `make_norm` unless it is an RMS norm.
+
+    Both are called with the configuration. A layer is called as `layer(hidden, state=..., documents=...,
+    keep_state=...)` and returns hidden and its state.
     """
+
+    make_norm: Callable[[Any], nn.Module] = staticmethod(rms_norm)
 
     def __init__(self, config):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(self.make_layer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(self.layer_class(config) for _ in range(config.num_layers))
         self.norm = self.make_norm(config)
         self.gradient_checkpointing = False
         self._fingerprint = Fingerprint()
@@ -241,8 +240,9 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
         arguments as in the stack's `forward`.
         """
         where = type(self).__name__
-        kept = kept_steps(where, logits_to_keep)
         tokens = inputs_embeds if input_ids is None else input_ids
+        steps = 0 if tokens is None or tokens.dim() < 2 else tokens.shape[1]
+        kept = kept_steps(where, logits_to_keep, steps)
         targets = labels if shift_labels is None else shift_labels
         if targets is not None and tokens is not None:
             shape = (tokens.shape[0], tokens.shape[1])
@@ -266,10 +266,6 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
             **keywords,
         )
         hidden = outputs.last_hidden_state
-        if isinstance(kept, Tensor):
-            steps = hidden.shape[1]
-            inside = ((kept >= -steps) & (kept < steps)).all()
-            demand(inside, where, "logits_to_keep", f"lie in 0..{steps - 1}", lambda: kept.tolist())
         loss = None
         if targets is not None:
             loss = self._loss(hidden, targets, shift_labels is not None, document_ids, num_items_in_batch)
@@ -310,10 +306,3 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
             logits = logits if logits.dtype == torch.float64 else logits.float()
             total = cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
         return total / count
-
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *arguments):
-        if model_kwargs.get("past_key_values") is None:  # transformers would mark one, but a state is a value
-            super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)
-
-    def _reorder_cache(self, past_key_values: StackState, beam_idx: Tensor) -> StackState:
-        return past_key_values.select_batch(beam_idx)

@@ -36,15 +36,9 @@ class StackState(State):
 
     def expect_model(self, where: str, model: str | None) -> None:
         """Raise `TesseraError` where it is known to be the state of another model."""
-        found = difference(self.model, model)
-        expect(
-            found is None,
-            where,
-            "past_key_values",
-            "be a state of this model",
-            f"one of {found}",
-            "Read the text again.",
-        )
+        other_model = difference(self.model, model)
+        needed, got = "be a state of this model", f"one of {other_model}"
+        expect(other_model is None, where, "past_key_values", needed, got, "Read the text again.")
 
     def to_legacy_cache(self) -> list[tuple[Tensor, Tensor]]:
         """The stored (keys, values) of each layer (the name PEFT asks for), to begin a prefix or a Cartridge with."""

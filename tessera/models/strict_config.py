@@ -1,14 +1,16 @@
 """Configurations that refuse what they do not know."""
 
 import inspect
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import fields
 from typing import Any, ClassVar, Self, get_origin
 
 from transformers import GenerationConfig, PreTrainedConfig
 
-from tessera.base.dataclass_io import describe, fits, shown
+from tessera.base.dataclass_io import broken, describe, fits, is_count, shown
 from tessera.base.errors import TesseraError, did_you_mean
+from tessera.kernels import kernel_from_config
 
 # What transformers and its companions write into a configuration, or pass with it, beyond its dataclass fields.
 _TRANSFORMERS_KEYS = {
@@ -124,20 +126,38 @@ class StrictConfig(PreTrainedConfig):
         """What is wrong with this configuration, one sentence each: `{argument} must {rule}; got {value}.`"""
         return []
 
+    def broken(self, *rules: tuple[bool, str, str]) -> list[str]:
+        """A problem for each rule (whether it holds, argument, requirement) that does not hold."""
+        return [" ".join(problem) for problem in broken(self, *rules)]
+
+    def divided_by_heads(self) -> list[str]:
+        """A problem where the heads cannot share the width."""
+        divides = self.hidden_size % self.num_heads == 0
+        return self.broken((divides, "num_heads", f"divide hidden_size ({self.hidden_size})"))
+
+    def kernels(self, *names: str) -> list[str]:
+        """A problem for each of these arguments that is no kernel."""
+        problems = []
+        for name in names:
+            try:
+                kernel_from_config(getattr(self, name))
+            except TesseraError as error:
+                problems.append(f"{name}: {error}")
+        return problems
+
+    def one_of(self, **choices: Iterable[str]) -> list[str]:
+        """A problem for each argument that is not among its choices."""
+        rules = (
+            (getattr(self, name) in known, name, f"be one of {', '.join(known)}") for name, known in choices.items()
+        )
+        return self.broken(*rules)
+
     def positive(self, *names: str) -> list[str]:
         """A problem for each of these arguments that is not a positive integer."""
-        return [
-            f"{name} must be a positive integer; got {getattr(self, name)!r}."
-            for name in names
-            if not isinstance(getattr(self, name), int)
-            or isinstance(getattr(self, name), bool)
-            or getattr(self, name) < 1
-        ]
+        return self.broken(*((is_count(getattr(self, name)), name, "be a positive integer") for name in names))
 
     def probabilities(self, *names: str) -> list[str]:
         """A problem for each of these arguments that does not lie in [0, 1)."""
-        return [
-            f"{name} must lie in [0, 1); got {getattr(self, name)!r}."
-            for name in names
-            if not isinstance(getattr(self, name), (int, float)) or not 0 <= getattr(self, name) < 1
-        ]
+        values = {name: getattr(self, name) for name in names}
+        are_inside = {name: isinstance(value, (int, float)) and 0 <= value < 1 for name, value in values.items()}
+        return self.broken(*((holds, name, "lie in [0, 1)") for name, holds in are_inside.items()))

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from transformers import BloomConfig, GPT2Config, GPTNeoXConfig, PreTrainedConfig
 
+from tessera.base.dataclass_io import is_count
 from tessera.base.errors import TesseraError, expect
 from tessera.models.learned_positions import learned_positions
 from tessera.models.sizes import meta_model
@@ -46,8 +47,7 @@ def transformer_config(
     where = "transformer"
     expect(positions in POSITIONS, where, "positions", "be one of " + ", ".join(POSITIONS), repr(positions))
     for name, value in (("hidden_size", hidden_size), ("num_layers", num_layers), ("num_heads", num_heads)):
-        is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        expect(is_count, where, name, "be a positive integer", repr(value))
+        expect(is_count(value), where, name, "be a positive integer", repr(value))
     expect(hidden_size % num_heads == 0, where, "num_heads", f"divide hidden_size ({hidden_size})", num_heads)
     even = positions != "rope" or hidden_size // num_heads % 2 == 0
     expect(even, where, "hidden_size / num_heads", "be even for rope", hidden_size // num_heads)

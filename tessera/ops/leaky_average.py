@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.arguments import explains_mistakes
-from tessera.base.shapes import Float, Int
+from tessera.base.shapes import Documents, Float
 from tessera.ops.linear_recurrence import linear_recurrence
 from tessera.ops.linear_recurrence.call import document_starts, expect_sequence, expect_shape
 
@@ -14,7 +14,7 @@ def leaky_average(
     x: Float[Tensor, "B H T K"],
     decay: Float[Tensor, " H"],
     initial_state: Float[Tensor, "B H K"] | None = None,
-    documents: Int[Tensor, "B T"] | None = None,
+    documents: Documents = None,
     backend: str | None = None,
 ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H K"]]:
     """`y_T = x_T + lambda y_{T-1}` per head (Memory Mosaics, equation 6, without the constant that Norm removes).

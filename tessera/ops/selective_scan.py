@@ -86,7 +86,7 @@ class _SelectiveScan(torch.autograd.Function):
             grad_step = torch.einsum("tbdn,dn->tbd", grads, rate) + grad_written * x[block]
             grad_rate += grads.mul_(step[block, ..., None]).sum((0, 1))
             parts.append((grad_written * step[block], grad_step, grad_write, grad_read))
-        grad_x, grad_step, grad_write, grad_read = (torch.cat(one[::-1]).transpose(0, 1) for one in zip(*parts))
+        grad_x, grad_step, grad_write, grad_read = (torch.cat(blocks[::-1]).transpose(0, 1) for blocks in zip(*parts))
         return grad_x, grad_step, grad_rate, grad_write, grad_read
 
 

@@ -19,8 +19,8 @@ COLORS = [*(f"C{place}" for place in range(10)), "black", "gold", "navy", "lime"
 def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """A color and a marker for each name, the same in every panel."""
     return {
-        name: {"color": COLORS[place % len(COLORS)], "marker": MARKERS[place % len(MARKERS)]}
-        for place, name in enumerate(names)
+        name: {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
+        for index, name in enumerate(names)
     }
 
 

@@ -110,8 +110,7 @@ class Experiment:
     def runs(self, selection: RunSelection) -> list[Run]:
         """The runs of a selection, whose names are checked first.
 
-        Raises:
-            TesseraError: an unknown budget, model or kernel, or an option that this experiment does not have.
+        Raises `TesseraError`: an unknown budget, model or kernel, or an option that this experiment does not have.
         """
         advice = self.published if selection.budget == "full" else ""
         budgets = (*BUDGETS, "long") if self.long else BUDGETS

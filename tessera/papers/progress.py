@@ -53,8 +53,10 @@ class Bar:
         self.done = self.total - sum(run.cost for run in pending)
         self.moves = sys.stderr.isatty()
         form = "{desc} {percentage:3.0f}%|{bar:20}| {elapsed}<{remaining} {postfix}"
-        place = {"file": sys.stderr} if self.moves else {"file": io.StringIO(), "mininterval": math.inf, "ascii": False}
-        self.bar = tqdm(total=self.total, initial=self.done, bar_format=form, leave=False, **place)
+        target = (
+            {"file": sys.stderr} if self.moves else {"file": io.StringIO(), "mininterval": math.inf, "ascii": False}
+        )
+        self.bar = tqdm(total=self.total, initial=self.done, bar_format=form, leave=False, **target)
         self.said = time.monotonic()
 
     def show(self, under_way: Sequence[tuple[Run, float, str]]) -> None:

@@ -71,8 +71,7 @@ def _machines(records: dict[str, Record]) -> tuple[str, str]:
 def with_tables(page: str, results: Path) -> str:
     """A page with what stands between its markers made anew from `results`.
 
-    Raises:
-        TesseraError: a marker names a table that there is not, or an experiment without results.
+    Raises `TesseraError`: a marker names a table that there is not, or an experiment without results.
     """
 
     known: dict[tuple[str, str], dict[str, str]] = {}

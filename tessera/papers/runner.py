@@ -42,9 +42,8 @@ def reproduce(
     processes share the cores; None is one per core (with a GPU: one), 1 works in this process. `only` is a pattern for
     the keys of runs, as in "biweight/1000/*". `imports` are plugins that the worker processes import too, as this
     process has.
-
-    Raises:
-        TesseraError: an unknown experiment, budget, model or kernel; results of another version; a training that fails.
+    Raises `TesseraError`: an unknown experiment, budget, model or kernel; results of another version; a training that
+    fails.
     """
     experiment = EXPERIMENTS[name]
     for option, value in (("--seeds", selection.seeds), ("--workers", workers)):

@@ -96,5 +96,5 @@ def _loss(model: PreTrainedModel, stage: TaskStage, step: int) -> torch.Tensor:
     return model(input_ids=examples.tokens.to(model.device), labels=examples.labels.to(model.device)).loss
 
 
-def _report_part(context: RunContext, before: float, part: float, share: float, note: str) -> None:
-    context.report(before + part * share, note)
+def _report_part(context: RunContext, before: float, share_of_stage: float, share: float, note: str) -> None:
+    context.report(before + share_of_stage * share, note)

@@ -168,8 +168,7 @@ def build(
 ) -> PairIndex:
     """An index of N pairs per head; `documents` (N,) says of which each pair is.
 
-    Raises:
-        TesseraError: shapes or dtypes that do not agree.
+    Raises `TesseraError`: shapes or dtypes that do not agree.
     """
     _check(keys, values, documents)
     store = PairStore.of(keys[None], values[None], None if documents is None else documents[None])

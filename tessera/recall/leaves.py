@@ -65,8 +65,8 @@ class Leaves:
 
     def of_head(self, head: int) -> Self:
         """The leaves of one head."""
-        part = slice(head, head + 1)
-        return type(self)(self.keys[part], self.places[part], self.directions[part], self.bounds[part], self.size[part])
+        own = slice(head, head + 1)
+        return type(self)(self.keys[own], self.places[own], self.directions[own], self.bounds[own], self.size[own])
 
     def joined(self, later: Self) -> Self:
         """These leaves and later ones."""

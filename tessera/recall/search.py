@@ -57,8 +57,8 @@ class Support:
     def of(self, head: int, query: int) -> tuple[Int[Tensor, " s"], Float[Tensor, " s"]]:
         """(places, weights) of one query."""
         row = head * self.num_queries + query
-        part = slice(int(self.starts[row]), int(self.starts[row + 1]))
-        return self.places[part], self.weights[part]
+        span = slice(int(self.starts[row]), int(self.starts[row + 1]))
+        return self.places[span], self.weights[span]
 
     @classmethod
     def joined(cls, supports: Sequence[Self], heads: int) -> Self:

@@ -20,8 +20,7 @@ class Curriculum:
     def from_dict(cls, mapping: Any, where: str = "curriculum") -> "Curriculum":
         """Read plain data.
 
-        Raises:
-            TesseraError: one line per problem: unknown or missing keys, wrong types, impossible values.
+        Raises `TesseraError`: one line per problem: unknown or missing keys, wrong types, impossible values.
         """
         has_stages = isinstance(mapping, dict) and list(mapping) == ["stages"] and isinstance(mapping["stages"], list)
         expect(has_stages and mapping["stages"], where, "file", "hold `stages:` and a list of them", repr(mapping)[:60])

@@ -37,17 +37,17 @@ def apply_overrides(mapping: dict[str, Any], overrides: Sequence[str], problems:
     for override in overrides:
         key, equals, text = override.partition("=")
         *parents, last = key.split(".")
-        place: Any = mapping
+        section: Any = mapping
         for parent in parents:
-            place = place.setdefault(parent, {}) if isinstance(place, dict) else None
+            section = section.setdefault(parent, {}) if isinstance(section, dict) else None
         try:
             value = parse_yaml(text, COMMAND_LINE, key)
         except TesseraError:
             value = text
-        if not (key and equals and isinstance(place, dict)):
+        if not (key and equals and isinstance(section, dict)):
             problems.append(f"{COMMAND_LINE}: {override!r} must be an override key=value, such as training.steps=100.")
             continue
-        place[last] = value
+        section[last] = value
         keys.append(key)
     return keys
 

@@ -65,7 +65,10 @@ def _model_types() -> dict[str, list[str]]:
             shown[list(defaults).index("base_config")] = BASE
         result[config.model_type] = [*_indented(config), *shown]
     parameters = inspect.signature(transformer_config).parameters.values()
-    shown = [f"  model.{one.name}: {describe(one.annotation)}; default {_shown(one.default)}" for one in parameters]
+    shown = [
+        f"  model.{parameter.name}: {describe(parameter.annotation)}; default {_shown(parameter.default)}"
+        for parameter in parameters
+    ]
     return {**result, "transformer": [*_indented(transformer_config), *shown]}
 
 

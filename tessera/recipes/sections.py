@@ -5,15 +5,13 @@ from typing import Any
 
 import torch
 
-from tessera.base.dataclass_io import MEANING, option, shown
+from tessera.base.dataclass_io import MEANING, Problems, broken, option, shown
 from tessera.data.tokenizers import TokenizerSpec
 
 FORMATS = ("text", "json_lines")
 PRECISIONS = ("auto", "bf16", "fp32")
 ON_NONFINITE = ("stop", "skip")
 REPORTERS = ("tensorboard", "wandb")
-
-Problems = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -63,25 +61,20 @@ class DataSection:
 
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule this section breaks."""
-        problems = []
-        if self.early_questions < 0:
-            problems.append(("early_questions", f"must not be negative; got {self.early_questions}."))
-        if self.questions < 1:
-            problems.append(("questions", f"must be a positive integer; got {self.questions}."))
-        if self.task is not None and not isinstance(self.task.get("name"), str):
-            problems.append(("task.name", f"must name a task, such as babilong; got {self.task.get('name')!r}."))
-        if self.context < 2:
-            problems.append(("context", f"must be at least 2 (one token to read, one to predict); got {self.context}."))
-        if not 0 < self.validation_fraction < 1:
-            problems.append(("validation_fraction", f"must lie in (0, 1); got {self.validation_fraction}."))
-        if self.format not in FORMATS:
-            problems.append(("format", f"must be one of {', '.join(FORMATS)}; got {self.format!r}."))
-        if self.separator is not None and self.format != "text":
-            problems.append(("separator", f"must be left out for format {self.format}; got {self.separator!r}."))
+        problems = broken(
+            self,
+            (self.early_questions >= 0, "early_questions", "not be negative"),
+            (self.questions >= 1, "questions", "be a positive integer"),
+            (self.context >= 2, "context", "be at least 2 (one token to read, one to predict)"),
+            (0 < self.validation_fraction < 1, "validation_fraction", "lie in (0, 1)"),
+            (self.format in FORMATS, "format", f"be one of {', '.join(FORMATS)}"),
+            (self.separator is None or self.format == "text", "separator", f"be left out for format {self.format}"),
+            (bool(self.source), "source", "name text"),
+        )
         if self.separator == "":
             problems.append(("separator", "must not be empty; got ''. Leave it out for one document per file."))
-        if not self.source:
-            problems.append(("source", f"must name text; got {self.source!r}."))
+        if self.task is not None and not isinstance(self.task.get("name"), str):
+            problems.append(("task.name", f"must name a task, such as babilong; got {self.task.get('name')!r}."))
         return problems
 
 
@@ -106,16 +99,12 @@ class Stage:
 
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule this stage breaks."""
-        invalid = []
-        for name in ("length", "steps", "min_length"):
-            if getattr(self, name) < 1:
-                invalid.append((name, f"must be at least 1; got {getattr(self, name)}."))
-        if self.min_length > self.length:
-            invalid.append(("min_length", f"must be at most length ({self.length}); got {self.min_length}."))
-        for name in ("target", "learning_rate"):
-            if not getattr(self, name) > 0:
-                invalid.append((name, f"must be positive; got {getattr(self, name)}."))
-        return invalid
+        return broken(
+            self,
+            *((getattr(self, name) >= 1, name, "be at least 1") for name in ("length", "steps", "min_length")),
+            (self.min_length <= self.length, "min_length", f"be at most length ({self.length})"),
+            *((getattr(self, name) > 0, name, "be positive") for name in ("target", "learning_rate")),
+        )
 
     @property
     def mean_length(self) -> float:
@@ -174,8 +163,7 @@ class TrainingSection:
     checkpoint_every: int = option(500, "write a checkpoint after so many steps")
     keep_checkpoints: int = option(2, "how many checkpoints stay; older ones are deleted")
     report_to: list[str] = option(
-        [],
-        "also send metrics to tensorboard (event files in the run's folder) or wandb, which must be installed",
+        [], "also send metrics to tensorboard (event files in the run's folder) or wandb, which must be installed"
     )
     initialize_from: str | None = option(None, "folder of a run or model whose weights the training starts from")
     curriculum: list[Stage] = option(
@@ -198,47 +186,37 @@ class TrainingSection:
 
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule this section breaks."""
-        counts = (
-            "steps batch_size checkpoint_layers_every log_every evaluate_every evaluate_sequences checkpoint_every "
-            "keep_checkpoints"
+        counts = "steps batch_size checkpoint_layers_every log_every evaluate_every evaluate_sequences checkpoint_every"
+        micro, rate, report_to = self.micro_batch_size, self.learning_rate, self.report_to
+        is_split = micro is None or (micro >= 1 and self.batch_size % micro == 0)
+        names_each_once = set(report_to) <= set(REPORTERS) and len(set(report_to)) == len(report_to)
+        is_rate = 0 < rate <= 1e6
+        problems = broken(
+            self,
+            *(
+                (getattr(self, name) >= 1, name, "be a positive integer")
+                for name in (*counts.split(), "keep_checkpoints")
+            ),
+            (self.warmup_steps >= 0, "warmup_steps", "not be negative"),
+            (is_split, "micro_batch_size", f"divide batch_size ({self.batch_size})"),
+            (is_rate, "learning_rate", "lie in (0, 1e6]"),
+            (
+                not is_rate or 0 <= self.min_learning_rate <= rate,
+                "min_learning_rate",
+                f"lie in 0..learning_rate ({rate})",
+            ),
+            (all(0 <= beta < 1 for beta in self.betas), "betas", "lie in [0, 1)"),
+            (self.weight_decay >= 0, "weight_decay", "not be negative"),
+            (self.clip >= 0, "clip", "not be negative"),
+            (self.scalar_learning_rate_scale >= 0, "scalar_learning_rate_scale", "not be negative"),
+            (self.patience is None or self.patience >= 1, "patience", "be a positive integer"),
+            (self.precision in PRECISIONS, "precision", f"be one of {', '.join(PRECISIONS)}"),
+            (self.on_nonfinite in ON_NONFINITE, "on_nonfinite", f"be one of {', '.join(ON_NONFINITE)}"),
+            (names_each_once, "report_to", f"list {', '.join(REPORTERS)}, or some of them"),
         )
-        problems = [
-            (name, f"must be a positive integer; got {getattr(self, name)}.")
-            for name in counts.split()
-            if getattr(self, name) < 1
-        ]
-        if self.warmup_steps < 0:
-            problems.append(("warmup_steps", f"must not be negative; got {self.warmup_steps}."))
-        if self.micro_batch_size is not None and (self.micro_batch_size < 1 or self.batch_size % self.micro_batch_size):
-            problems.append(
-                ("micro_batch_size", f"must divide batch_size ({self.batch_size}); got {self.micro_batch_size}.")
-            )
-        if not 0 < self.learning_rate <= 1e6:
-            problems.append(("learning_rate", f"must lie in (0, 1e6]; got {self.learning_rate}."))
-        elif not 0 <= self.min_learning_rate <= self.learning_rate:
-            problems.append(
-                (
-                    "min_learning_rate",
-                    f"must lie in 0..learning_rate ({self.learning_rate}); got {self.min_learning_rate}.",
-                )
-            )
-        if not all(0 <= beta < 1 for beta in self.betas):
-            problems.append(("betas", f"must lie in [0, 1); got {list(self.betas)}."))
-        for name in ("weight_decay", "clip", "scalar_learning_rate_scale"):
-            if not getattr(self, name) >= 0:
-                problems.append((name, f"must not be negative; got {getattr(self, name)}."))
         for name, scale in self.scalar_learning_rate_scales.items():
             if not scale >= 0:
                 problems.append((f"scalar_learning_rate_scales.{name}", f"must not be negative; got {scale}."))
-        if self.patience is not None and self.patience < 1:
-            problems.append(("patience", f"must be a positive integer; got {self.patience}."))
-        for name, allowed in (("precision", PRECISIONS), ("on_nonfinite", ON_NONFINITE)):
-            if getattr(self, name) not in allowed:
-                problems.append((name, f"must be one of {', '.join(allowed)}; got {getattr(self, name)!r}."))
-        if set(self.report_to) - set(REPORTERS) or len(set(self.report_to)) < len(self.report_to):
-            problems.append(
-                ("report_to", f"must list {', '.join(REPORTERS)}, or some of them; got {self.report_to!r}.")
-            )
         return problems + self._curriculum_problems()
 
     @property

@@ -75,10 +75,10 @@ class Subject:
         if mask is not None and self.takes_positions:  # padding takes no position, as in `generate`
             options["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         output = self.model(input_ids=ids, **options)
-        found = [(name, output[name]) for name in STATES if output.get(name) is not None]
-        if not found:
+        states = [(name, output[name]) for name in STATES if output.get(name) is not None]
+        if not states:
             raise LookupError("the model returns no state")
-        return output.logits, found[0]
+        return output.logits, states[0]
 
     def fork(self, state: tuple[str, Any]) -> tuple[str, Any]:
         """A copy that reading does not change; a state of this library is a value already."""
@@ -148,8 +148,8 @@ def _fork(subject: Subject) -> float:
     _, state = subject.read(subject.ids[:, : subject.cut])
     subject.read(first, subject.fork(state))
     forked, _ = subject.read(second, subject.fork(state))
-    whole, _ = subject.read(torch.cat([subject.ids[:, : subject.cut], second], 1))
-    return _difference(forked, whole[:, subject.cut :])
+    at_once, _ = subject.read(torch.cat([subject.ids[:, : subject.cut], second], 1))
+    return _difference(forked, at_once[:, subject.cut :])
 
 
 def _reorder(subject: Subject) -> float:
@@ -174,8 +174,8 @@ def _gradient(subject: Subject) -> float:
         _, state = subject.read(subject.ids[:, : subject.cut])
         second, _ = subject.read(subject.ids[:, subject.cut :], state)
         through = torch.autograd.grad(second.square().mean(), embeddings)[0]
-        whole = subject.read(subject.ids)[0][:, subject.cut :]
-        expected = torch.autograd.grad(whole.square().mean(), embeddings)[0]
+        at_once = subject.read(subject.ids)[0][:, subject.cut :]
+        expected = torch.autograd.grad(at_once.square().mean(), embeddings)[0]
     return _difference(through, expected)
 
 

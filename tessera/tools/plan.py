@@ -1,7 +1,7 @@
 """What a recipe will need on given devices: memory, arithmetic, time and disk, before anything is bought or started."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -38,9 +38,7 @@ def plan(
     What comes back is what `tessera plan --json` prints: memory in bytes per device (see `step_memory`),
     FLOPs with a multiply-add counted as 2, and those of recomputation left out; the days of all steps and validations;
     and where `device_memory` is too small, `changes` of the recipe that take less, each with those before it.
-
-    Raises:
-        TesseraError: a recipe that cannot be trained so, or one with a curriculum.
+    Raises `TesseraError`: a recipe that cannot be trained so, or one with a curriculum.
     """
     section, context = recipe.training, recipe.data.context
     stages = f"{len(section.curriculum)} stages"
@@ -65,14 +63,11 @@ def plan(
     freeze_base(model, recipe)
     model_bytes = sum({id(tensor): tensor.nbytes for tensor in model.state_dict(keep_vars=True).values()}.values())
     moments = 2 * sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    fits = None if device_memory is None else memory["peak"] <= device_memory
+    has_room = None if device_memory is None else memory["peak"] <= device_memory
     changes = []
-    if device_memory is not None and not fits:
-        for overrides, changed in _savings(recipe, devices, micro, model.supports_gradient_checkpointing):
-            peak = memory_of(changed)["peak"]
-            changes.append({"overrides": overrides, "peak": peak, "fits": peak <= device_memory})
-            if peak <= device_memory:
-                break
+    if device_memory is not None and not has_room:
+        changed = _savings(recipe, devices, micro, model.supports_gradient_checkpointing)
+        changes = list(_until_it_fits(changed, memory_of, device_memory))
     return {
         "recipe": recipe.name,
         "model_type": counted.model_type,
@@ -99,9 +94,20 @@ def plan(
         "checkpoint_bytes": model_bytes + moments,
         "keep_checkpoints": section.keep_checkpoints,
         "model_bytes": model_bytes,
-        "fits": fits,
+        "fits": has_room,
         "changes": changes,
     }
+
+
+def _until_it_fits(
+    changed: Iterable[tuple[list[str], Recipe]], memory_of: Callable[[Recipe], dict[str, int]], device_memory: int
+) -> Iterator[dict[str, Any]]:
+    """What each changed recipe takes at its peak, up to the first that fits."""
+    for overrides, recipe in changed:
+        peak = memory_of(recipe)["peak"]
+        yield {"overrides": overrides, "peak": peak, "fits": peak <= device_memory}
+        if peak <= device_memory:
+            return
 
 
 def _savings(recipe: Recipe, devices: int, micro: int, checkpoints: bool) -> Iterator[tuple[list[str], Recipe]]:

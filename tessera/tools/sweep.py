@@ -73,8 +73,7 @@ class Sweep:
     def read(cls, recipe: str, overrides: Sequence[str], output: Path | None = None) -> "Sweep":
         """The sweep of a recipe (a file, or the name of a shipped one); `output` is runs/sweeps/NAME by default.
 
-        Raises:
-            TesseraError: a mistake in the recipe or in an override, in any of the runs.
+        Raises `TesseraError`: a mistake in the recipe or in an override, in any of the runs.
         """
         points = tuple(grid(overrides))
         recipes = tuple(read_recipe(recipe, point.overrides) for point in points)
@@ -85,9 +84,7 @@ class Sweep:
 
         `sweep.json` in the output folder is written anew after each. `begin(number, point)` is called before a
         training. One whose loss is not finite is noted as such, and the next begins.
-
-        Raises:
-            TesseraError: data that cannot be used, or a folder that holds other things.
+        Raises `TesseraError`: data that cannot be used, or a folder that holds other things.
         """
         outcomes: list[Outcome] = []
         for number, (point, recipe) in enumerate(zip(self.points, self.recipes)):
@@ -130,17 +127,18 @@ def is_done(folder: Path, recipe: Recipe) -> bool:
 
 def best(outcomes: Sequence[Outcome]) -> int | None:
     """The place of the lowest validation loss; None when no run has one."""
-    losses = {place: one.validation_loss for place, one in enumerate(outcomes) if one.validation_loss is not None}
-    return min(losses, key=lambda place: losses[place], default=None)
+    losses = {index: outcome.validation_loss for index, outcome in enumerate(outcomes)}
+    known = {index: loss for index, loss in losses.items() if loss is not None}
+    return min(known, key=lambda index: known[index], default=None)
 
 
 def over_seeds(outcomes: Sequence[Outcome]) -> list[tuple[dict[str, str], list[float]]]:
     """The validation losses of each combination of the values other than the seed, in the order of the runs."""
     groups: dict[tuple[tuple[str, str], ...], list[float]] = {}
-    for one in outcomes:
-        key = tuple((name, value) for name, value in one.values.items() if name != "seed")
-        if one.validation_loss is not None:
-            groups.setdefault(key, []).append(one.validation_loss)
+    for outcome in outcomes:
+        key = tuple((name, value) for name, value in outcome.values.items() if name != "seed")
+        if outcome.validation_loss is not None:
+            groups.setdefault(key, []).append(outcome.validation_loss)
     return [(dict(key), losses) for key, losses in groups.items()]
 
 
@@ -159,8 +157,7 @@ def _outcome(point: Point, folder: Path, problem: str) -> Outcome:
 def grid(overrides: Sequence[str]) -> list[Point]:
     """Every combination of `key=value,value,...`; the last key varies fastest. Commas in brackets or quotes stay.
 
-    Raises:
-        TesseraError: what is no override, a key that occurs twice, or an empty or repeated value.
+    Raises `TesseraError`: what is no override, a key that occurs twice, or an empty or repeated value.
 
     >>> [point.overrides for point in grid(["training.steps=10", "seed=0,1"])]
     [('training.steps=10', 'seed=0'), ('training.steps=10', 'seed=1')]
@@ -194,7 +191,7 @@ def split(text: str) -> list[str]:
     >>> split("a,{name: knn, k: 32},'x,y'")
     ['a', '{name: knn, k: 32}', "'x,y'"]
     """
-    parts, closing, quote = [""], [], ""
+    values, closing, quote = [""], [], ""
     for character in text:
         if quote:
             quote = "" if character == quote else quote
@@ -205,7 +202,7 @@ def split(text: str) -> list[str]:
         elif closing and character == closing[-1]:
             closing.pop()
         elif character == "," and not closing:
-            parts.append("")
+            values.append("")
             continue
-        parts[-1] += character
-    return [part.strip() for part in parts]
+        values[-1] += character
+    return [value.strip() for value in values]

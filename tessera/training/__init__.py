@@ -1,1 +1,1 @@
-"""Recipes, the Trainer, run folders that survive a kill; `fit` and curricula for experiments."""
+"""The training loop, run folders that survive a kill; `fit` and curricula for experiments."""

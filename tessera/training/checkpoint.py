@@ -190,8 +190,7 @@ class Checkpoints:
     def save(self, optimizer: Optimizer, progress: TrainingProgress, best: dict[str, Tensor] | None) -> None:
         """Write a checkpoint: the first process, or where the model is sharded, all of them in the background.
 
-        Raises:
-            TesseraError: it cannot be written.
+        Raises `TesseraError`: it cannot be written.
         """
         self.finish()
         is_sharded = isinstance(self.model, FSDPModule)

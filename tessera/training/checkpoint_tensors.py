@@ -138,8 +138,7 @@ def restore_weights(checkpoint: Path, model: nn.Module) -> None:
 def read_tensors(checkpoint: Path, tensors: dict[str, Tensor], alone: bool = False) -> None:
     """Fill `tensors`, or this process's shard of each, from whatever processes wrote the checkpoint.
 
-    Raises:
-        TesseraError: a tensor that is missing or of another shape.
+    Raises `TesseraError`: a tensor that is missing or of another shape.
     """
     reader = HuggingFaceStorageReader(str(checkpoint / SHARDS if is_sharded(checkpoint) else checkpoint))
     try:
@@ -156,9 +155,7 @@ def merged_model(folder: Path, output: Path, dtype: str) -> tuple[Path, int]:
     """Make a model folder `output` of a sharded checkpoint, or of the latest complete one of a run in `folder`.
 
     Returns the checkpoint and the number of files of weights. `dtype` is a name such as "float32".
-
-    Raises:
-        TesseraError: no such checkpoint, a damaged one, or an output that is in use.
+    Raises `TesseraError`: no such checkpoint, a damaged one, or an output that is in use.
     """
     expect_new_folder(output, "convert", "OUTPUT")
     checkpoint = folder

@@ -28,9 +28,8 @@ def starting_model(
 ) -> "PreTrainedModel":
     """The model of the recipe, for sequences of `context` tokens (default: the recipe's).
 
-    Raises:
-        TesseraError: a model that cannot be built or loaded, weights that were trained with other tokens, or a stage
-            that changes what a built model cannot.
+    Raises `TesseraError`: a model that cannot be built or loaded, weights that were trained with other tokens, or a
+    stage that changes what a built model cannot.
     """
     config = config_for(recipe.model, tokenizer, context or recipe.data.context, largest_token)
     start, base = recipe.training.initialize_from, base_folder(recipe.model)

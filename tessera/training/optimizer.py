@@ -1,10 +1,8 @@
 """AdamW groups and the learning-rate schedule."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -76,56 +74,24 @@ def stage_options(section: TrainingSection, stage: Stage) -> FitOptions:
     return FitOptions(section.steps, section.learning_rate, section.min_learning_rate, warmup_steps=warmup, **shared)
 
 
-# How fast the published code's scalars move: it learns b and uses 10 b (leak rates, scales), exp(20 b) (inverse
-# bandwidths) and c itself (mixing weights).
-PUBLISHED_SCALAR_SCALES = {"decay_rate": 10.0, "log_scale": 10.0, "log_inverse_bandwidth": 20.0, "mix": 1.0}
-
-
-class Rates(Protocol):
-    """What the optimizer needs to know; `FitOptions` and `TrainingSection` say it."""
-
-    @property
-    def learning_rate(self) -> float:
-        """The peak."""
-
-    @property
-    def weight_decay(self) -> float:
-        """On matrices alone."""
-
-    @property
-    def scalar_learning_rate_scale(self) -> float:
-        """Factor of the rate for the per-head scalars."""
-
-    @property
-    def scalar_learning_rate_scales(self) -> Mapping[str, float]:
-        """The same for scalars of some names."""
-
-    @property
-    def betas(self) -> tuple[float, float]:
-        """Of AdamW."""
-
-
-def parameter_groups(
-    model: nn.Module, section: Rates, scales: Mapping[str, float] = MappingProxyType({})
-) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, options: FitOptions | TrainingSection) -> list[dict[str, Any]]:
     """Matrices with weight decay, vectors without, and per-head scalars with their own learning rate.
 
     A matrix is a parameter of two or more dimensions; norms and biases have one. Per-head scalars: see
-    `scalar_parameters`. `scales` maps last parts of their names, such as "mix", to factors of the learning rate in
-    place of the section's. Raises `TesseraError` for a name in `scales` that none of the model's scalars has.
+    `scalar_parameters`. Raises `TesseraError` for a name in `scalar_learning_rate_scales` that none of them has.
     """
-    scalars = scalar_parameters(model)
+    scalars, scales = scalar_parameters(model), options.scalar_learning_rate_scales
     unused, last_parts = set(scales), set()
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {(section.weight_decay, 1.0): [], (0.0, 1.0): []}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {(options.weight_decay, 1.0): [], (0.0, 1.0): []}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         scale, last = 1.0, name.rpartition(".")[2]
         if name in scalars:
-            scale = scales.get(last, section.scalar_learning_rate_scale)
+            scale = scales.get(last, options.scalar_learning_rate_scale)
             unused.discard(last)
             last_parts.add(last)
-        decay = section.weight_decay if parameter.dim() >= 2 else 0.0
+        decay = options.weight_decay if parameter.dim() >= 2 else 0.0
         groups.setdefault((decay, scale), []).append(parameter)
     for name in sorted(unused) if last_parts else ():  # a transformer has no scalars
         raise TesseraError(
@@ -133,7 +99,7 @@ def parameter_groups(
             f"{did_you_mean(name, last_parts)}"
         )
     return [
-        {"params": parameters, "weight_decay": decay, "lr": section.learning_rate * scale}
+        {"params": parameters, "weight_decay": decay, "lr": options.learning_rate * scale}
         for (decay, scale), parameters in groups.items()
         if parameters
     ]
@@ -150,10 +116,9 @@ def scalar_parameters(model: nn.Module) -> set[str]:
     }
 
 
-def make_optimizer(model: nn.Module, options: Rates) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, options: FitOptions | TrainingSection) -> torch.optim.AdamW:
     """AdamW over `parameter_groups`."""
-    groups = parameter_groups(model, options, options.scalar_learning_rate_scales)
-    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas)
+    return torch.optim.AdamW(parameter_groups(model, options), lr=options.learning_rate, betas=options.betas)
 
 
 def learning_rate_factor(step: int, *, warmup: int, steps: int, floor: float, decay: str = "cosine") -> float:

@@ -14,7 +14,7 @@ from tessera.training.checkpoint import Checkpoints
 from tessera.training.corpus import open_corpus
 from tessera.training.curriculum import stage_plans
 from tessera.training.distributed import Processes, batch_shape, init_processes, shard
-from tessera.training.folder import claimed
+from tessera.training.folder import Claim, claimed
 from tessera.training.initial_model import enable_checkpointing, require_document_ids, require_start, starting_model
 from tessera.training.loop import Report, train_stages, unreported
 from tessera.training.metrics import MetricsFile, RunSummary
@@ -66,29 +66,14 @@ def train(
         saved_tokenizer = not (overwrite and processes.is_first)
         data = open_data(recipe, run, saved_tokenizer=saved_tokenizer, processes=processes)
         model = _model(recipe, data)
-        checkpoints = Checkpoints(
-            run,
-            model,
-            resume=resume,
-            processes=processes,
-            keep=recipe.training.keep_checkpoints,
-            describe=lambda folder: write_model_files(model, data.tokenizer, folder),
-            published=lambda: discard_replaced(run),
-        )
-        metrics = MetricsFile(run / METRICS)
-        run_log = RunLog(recipe, data, metrics, progress, report)
+        checkpoints = _checkpoints(recipe, run, model, data, resume)
+        run_log = RunLog(recipe, data, MetricsFile(run / METRICS), progress, report)
         if claim is not None:
-            for line in [*checkpoints.passed, *_extension(recipe, run, checkpoints.step)]:
-                log.warning(line)
-            claim.begin(data)
-            metrics.cut_after(checkpoints.step)
-            run_log.trackers = trackers(recipe, run, checkpoints.step)
+            _begin(claim, checkpoints, run_log)
             processes.wait()
         _prepare(model, recipe, processes)
         stack.callback(run_log.close)
         run_log.open(model, checkpoints.step)
-        torch.manual_seed(recipe.seed)  # dropout and random delays draw from it
-        torch.empty((), dtype=torch.int64).random_()  # earlier releases drew a number here: models stay the same
         interruption = Interruption()
         with interruption.listening():
             plans = stage_plans(recipe, model, data, run_log.validation, str(run))
@@ -114,8 +99,30 @@ def _model(recipe: Recipe, data: TrainingData) -> "PreTrainedModel":
     return model
 
 
+def _checkpoints(recipe: Recipe, run: Path, model: "PreTrainedModel", data: TrainingData, resume: bool) -> Checkpoints:
+    """Those in the run's folder, each of which is a model's folder too."""
+    return Checkpoints(
+        run,
+        model,
+        resume=resume,
+        processes=data.processes,
+        keep=recipe.training.keep_checkpoints,
+        describe=lambda folder: write_model_files(model, data.tokenizer, folder),
+        published=lambda: discard_replaced(run),
+    )
+
+
+def _begin(claim: Claim, checkpoints: Checkpoints, run_log: RunLog) -> None:
+    """What the first process does when nothing can be refused any more: the folder is the run's from here on."""
+    for line in [*checkpoints.passed, *_extension(claim.recipe, claim.run, checkpoints.step)]:
+        log.warning(line)
+    claim.begin(run_log.data)
+    run_log.metrics.cut_after(checkpoints.step)
+    run_log.trackers = trackers(claim.recipe, claim.run, checkpoints.step)
+
+
 def _prepare(model: "PreTrainedModel", recipe: Recipe, processes: Processes) -> None:
-    """Where and how it will compute."""
+    """Where and how it will compute, and from which random state."""
     section = recipe.training
     enable_checkpointing(model, section)
     model.to(processes.device)
@@ -123,6 +130,8 @@ def _prepare(model: "PreTrainedModel", recipe: Recipe, processes: Processes) -> 
         shard(model)
     if section.compile:
         model.compile()
+    torch.manual_seed(recipe.seed)  # dropout and random delays draw from it
+    torch.empty((), dtype=torch.int64).random_()  # earlier releases drew a number here: models stay the same
 
 
 def _extension(recipe: Recipe, run: Path, step: int) -> list[str]:

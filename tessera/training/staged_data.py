@@ -23,9 +23,9 @@ from tessera.memory_files.certainty import measured
 from tessera.models.adjusting import adjust_model
 from tessera.recipes.sections import Recipe, Stage
 from tessera.tasks.question_answering import QuestionBatch, QuestionTask, question_task
-from tessera.training.corpus import Corpus, open_corpus
+from tessera.training.corpus import open_corpus
 from tessera.training.distributed import SINGLE_PROCESS, Processes, micro_batches
-from tessera.training.training_data import TrainingData, shared_loss
+from tessera.training.training_data import CorpusData, TrainingData, shared_loss
 
 LOSS_SHARE = 1e-3  # of a score: between equal shares of right answers the loss decides
 CHECKED = 4  # contexts of each split that the checksum of a task covers
@@ -102,8 +102,7 @@ def open_staged_data(
 ) -> StagedData:
     """The task of the recipe, else its text; `saved_tokenizer`: see `open_corpus`.
 
-    Raises:
-        TesseraError: an unknown task, a setting that it does not have, text that is missing or too short.
+    Raises `TesseraError`: an unknown task, a setting that it does not have, text that is missing or too short.
     """
     segment = recipe.model.get("segment_size", recipe.data.context)
     if recipe.data.task is None:
@@ -117,19 +116,8 @@ def open_staged_data(
 
 
 @dataclass(frozen=True)
-class StagedText(StagedData):
+class StagedText(CorpusData, StagedData):
     """Windows of a corpus, from random places; the score is exp(-loss), the geometric mean of the probabilities."""
-
-    corpus: Corpus
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The tokenizer of the corpus."""
-        return self.corpus.tokenizer
-
-    def checksums(self) -> dict[str, dict[str, Any]]:
-        """The checksums of the corpus."""
-        return self.corpus.checksums()
 
     def require(self, stage: Stage) -> None:
         """Both texts must hold a window."""

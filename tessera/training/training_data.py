@@ -82,8 +82,8 @@ class TrainingData(ABC):
 
 
 @dataclass(frozen=True)
-class TextData(TrainingData):
-    """All windows of a corpus in a random order, pass after pass: what a recipe without a curriculum trains on."""
+class CorpusData(TrainingData):
+    """What is cut from a corpus."""
 
     corpus: Corpus
 
@@ -100,6 +100,11 @@ class TextData(TrainingData):
     def largest_token(self) -> int:
         """The corpus's."""
         return self.corpus.largest_token
+
+
+@dataclass(frozen=True)
+class TextData(CorpusData):
+    """All windows of a corpus in a random order, pass after pass: what a recipe without a curriculum trains on."""
 
     @cached_property
     def training(self) -> TrainingWindows:

@@ -3,7 +3,7 @@
 import torch
 
 from tessera.kernels import kernel_from_config
-from tessera.layers.adaptive_bandwidth import AdaptiveBandwidth
+from tessera.layers.bandwidth import AdaptiveBandwidth
 
 GAUSSIAN = kernel_from_config("gaussian")
 

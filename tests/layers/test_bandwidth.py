@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from tessera.kernels import KERNELS, NormalizedReLU, kernel_from_config
-from tessera.layers.adaptive_bandwidth import AdaptiveBandwidth
-from tessera.layers.bandwidth import Bandwidth
+from tessera.layers.bandwidth import AdaptiveBandwidth, Bandwidth
 
 
 def similarities(rows: int = 64, pairs: int = 32, width: int = 16) -> torch.Tensor:

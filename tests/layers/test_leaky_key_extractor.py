@@ -2,7 +2,7 @@
 
 import torch
 
-from tessera.layers.leaky_key_extractor import LeakyKeyExtractor
+from tessera.layers.key_extractors import LeakyKeyExtractor
 from tests.tolerances import REORDERED_FLOAT64
 
 HEADS, WIDTH, STEPS, EPS = 2, 3, 7, 0.2

@@ -8,9 +8,8 @@ from torch import nn
 from tessera.memories.contextual import ContextualMemory
 from tessera.memories.linear_attention import VARIANTS, LinearAttentionMemory
 from tessera.memories.linear_contextual import LinearContextualMemory
-from tessera.memories.long_term import LongTermMemory
 from tessera.memories.persistent import PersistentMemory
-from tessera.memories.short_term import ShortTermMemory
+from tessera.memories.short_and_long_term import LongTermMemory, ShortTermMemory
 from tessera.testing.memories import MemoryCase
 
 HIDDEN, HEADS = 12, 2

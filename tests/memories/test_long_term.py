@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tessera.kernels import kernel_from_config
-from tessera.memories.long_term import LongTermMemory
+from tessera.memories.short_and_long_term import LongTermMemory
 from tessera.ops.kernel_regression import Window
 from tests.memories.whole_mask import expect_the_whole_mask
 from tests.tolerances import REORDERED_FLOAT64

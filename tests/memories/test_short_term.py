@@ -5,7 +5,7 @@ import torch
 
 from tessera import TesseraError
 from tessera.kernels import kernel_from_config
-from tessera.memories.short_term import ShortTermMemory
+from tessera.memories.short_and_long_term import ShortTermMemory
 from tessera.ops.kernel_regression import Window
 from tests.memories.whole_mask import expect_the_whole_mask
 from tests.tolerances import REORDERED_FLOAT64

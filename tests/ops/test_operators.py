@@ -8,7 +8,7 @@ from torch.library import opcheck
 from tessera.base.errors import TesseraError
 from tessera.kernels import Biweight, Gaussian, NearestNeighbours, NormalizedReLU, ReLUmax
 from tessera.ops.association_matrix import read_association, write_association
-from tessera.ops.association_matrix.triton_op import read_op, write_op
+from tessera.ops.association_matrix.triton import read_op, write_op
 from tessera.ops.gated_average import gated_average
 from tessera.ops.gated_average.triton import gate_shares
 from tessera.ops.kernel_regression import Call, Window, chunked_op, kernel_regression

@@ -82,7 +82,7 @@ def test_a_base_is_trained_on_with_each_segment_alone(model, tmp_path, monkeypat
     trained = []
     monkeypatch.setattr(module, "train_stages_of", lambda model, *rest: trained.append((model, rest[1])) or [])
     settings = BUDGETS["smoke"].run(model, "transformer", BASES["smoke"]["transformer"], 0).configuration
-    module.train_and_measure(Run("a run", settings), RunContext(tmp_path / "run"))
+    module.execute(Run("a run", settings), RunContext(tmp_path / "run"))
     ((reader, data),) = trained
     assert isinstance(reader, SegmentsAlone) == (model == CONTINUED)
     assert data.segment == settings.segment

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tessera.memories.contextual import ContextualMemory
-from tessera.memories.long_term import LongTermMemory
 from tessera.memories.pair_memory import PairMemory
+from tessera.memories.short_and_long_term import LongTermMemory
 from tessera.ops.kernel_regression.interception import intercepted
 from tessera.recall import index as index_module
 from tessera.recall import reading

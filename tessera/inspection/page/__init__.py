@@ -32,9 +32,7 @@ def write_page(path: str | Path, traces: Sequence[Trace], titles: Sequence[str])
 
     The page's own script and style are named in its content security policy by their hashes: nothing else can run,
     and no connection can be opened. Strings of the traces are data in it, never markup.
-
-    Raises:
-        TesseraError: no trace, or the file cannot be written.
+    Raises `TesseraError`: no trace, or the file cannot be written.
     """
     expect(bool(traces) and len(traces) == len(titles), "write_page", "traces", "come with one title each", len(titles))
     text = page_of(traces, titles)

@@ -1,7 +1,5 @@
 """ARMT: layerwise association matrices (Associative Recurrent Memory Transformer)."""
 
-from tessera.models.armt.configuration import ARMTConfig
-from tessera.models.armt.modeling import ARMTForCausalLM
-from tessera.models.armt.state import ARMTState
+from tessera.models.armt.modeling import ARMTConfig, ARMTForCausalLM, ARMTState
 
 __all__ = ["ARMTConfig", "ARMTForCausalLM", "ARMTState"]

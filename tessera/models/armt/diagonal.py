@@ -19,13 +19,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tessera.base.errors import TesseraError, expect, first_line
 from tessera.memories.association import AssociationMemory, AssociationState
-from tessera.models.armt.modeling import ARMTForCausalLM
-from tessera.models.armt.state import ARMTState
+from tessera.models.armt.modeling import ARMTForCausalLM, ARMTState
 from tessera.models.recurrence.base_model import layer_list
 from tessera.models.recurrence.layer_hooks import LayerHooks, MemoryLayer
 from tessera.models.recurrence.segment_runner import Segment
 from tessera.models.recurrence.state import MemoryState
-from tessera.models.recurrence.stream import parts_of, progress_bar, read_stream
+from tessera.models.recurrence.stream import parts_of, read_stream
 
 
 class _Capture(LayerHooks):
@@ -94,36 +93,28 @@ def read_diagonally(
     is_complete = input_ids.shape[1] > 0 and input_ids.shape[1] % size == 0
     expect(is_complete, "read_diagonally", "input_ids", f"hold whole segments of {size} tokens", input_ids.shape[1])
     hidden, new, like = _read(model, input_ids, state)
-    logits = [_logits(model, part, one, like)[:, :size] for part, one in zip(input_ids.split(size, 1), hidden)]
-    return torch.cat(logits, 1), new
+    pairs = zip(input_ids.split(size, 1), hidden)
+    return torch.cat([_logits(model, tokens, states, like)[:, :size] for tokens, states in pairs], 1), new
 
 
 @torch.no_grad()
 def read_stream_diagonally(
-    model: ARMTForCausalLM,
-    tokens: Iterable[int],
-    memory_state: ARMTState | None = None,
-    segments: int = 64,
-    progress: bool = False,
-    total: int | None = None,
+    model: ARMTForCausalLM, tokens: Iterable[int], memory_state: ARMTState | None = None, segments: int = 64
 ) -> ARMTState:
     """What `read_stream` returns, computed along diagonals, `segments` segments at a time.
 
-    With L layers these take `segments + L - 1` steps; memory O(segments), constant in the number of tokens. The other
-    arguments are those of `read_stream`.
+    With L layers these take `segments + L - 1` steps; memory O(segments), constant in the number of tokens.
     """
     expect(isinstance(model, ARMTForCausalLM), "read_stream_diagonally", "model", "be ARMT", type(model).__name__)
     expect(segments >= 1, "read_stream_diagonally", "segments", "be at least 1", segments)
     state, size = memory_state, model.config.segment_size
     device = model.get_input_embeddings().weight.device
-    with progress_bar(progress, total) as bar:
-        for part in parts_of(tokens, segments * size):
-            end = len(part) // size * size
-            if end:
-                state = _read(model, torch.tensor([part[:end]], device=device), state)[1]
-            if end < len(part):
-                state = _armt_state(read_stream(model, part[end:], state))
-            bar.update(len(part))
+    for piece in parts_of(tokens, segments * size):
+        end = len(piece) // size * size
+        if end:
+            state = _read(model, torch.tensor([piece[:end]], device=device), state)[1]
+        if end < len(piece):
+            state = _armt_state(read_stream(model, piece[end:], state))
     return _armt_state(model.empty_memory(1)) if state is None else state
 
 
@@ -169,9 +160,9 @@ def _run_diagonals(model: ARMTForCausalLM, hidden: list[Tensor], arguments: tupl
         inputs = [torch.stack([hidden[step - l] for l in active])]
         inputs += [torch.stack([memory[l][i] for l in active]) for i in range(3)]
         outputs, *written = _batched(cell, weights, held, *inputs)
-        for place, l in enumerate(active):
-            hidden[step - l] = outputs[place]
-            memory[l] = tuple(tensors[place] for tensors in written)
+        for row, l in enumerate(active):
+            hidden[step - l] = outputs[row]
+            memory[l] = tuple(tensors[row] for tensors in written)
     return hidden, [AssociationState(*tensors) for tensors in memory]
 
 
@@ -193,9 +184,9 @@ def _batchable_attention(device: torch.device):
 
 
 def _stacked(named: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    same = all({k: v.shape for k, v in one.items()} == {k: v.shape for k, v in named[0].items()} for one in named)
+    same = all({k: v.shape for k, v in cell.items()} == {k: v.shape for k, v in named[0].items()} for cell in named)
     expect(same, "read_diagonally", "model", "have layers of one structure", "different ones")
-    return {name: torch.stack([one[name] for one in named]) for name in named[0]}
+    return {name: torch.stack([cell[name] for cell in named]) for name in named[0]}
 
 
 def _cells(model: ARMTForCausalLM) -> list[_Cell]:

@@ -156,8 +156,8 @@ def _packed_product(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
     """`x` (..., C) with the rows of `_packed`: (..., R). A byte in its place is a whole number, exact in float32."""
     integers, total = packed.view(torch.int32), x.sum(-1)[..., None, None]
     x, sums = x[..., None, None, :], []
-    for place, mask in enumerate(MASKS):
-        bytes_sum = ((integers & mask).to(x.dtype) * x).sum(-1) * 2.0 ** (-8 * place)
+    for byte, mask in enumerate(MASKS):
+        bytes_sum = ((integers & mask).to(x.dtype) * x).sum(-1) * 2.0 ** (-8 * byte)
         sums.append(bytes_sum if mask < 0 else bytes_sum - 128 * total)
     return torch.stack(sums, -2).flatten(-3)[..., : scale.shape[-1]] * scale
 
@@ -165,7 +165,7 @@ def _packed_product(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
 def _unpacked(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """(..., R, C)."""
     integers = packed.view(torch.int32)
-    planes = [(integers & mask).to(dtype) * 2.0 ** (-8 * place) for place, mask in enumerate(MASKS)]
+    planes = [(integers & mask).to(dtype) * 2.0 ** (-8 * byte) for byte, mask in enumerate(MASKS)]
     planes = [plane if mask < 0 else plane - 128 for plane, mask in zip(planes, MASKS, strict=True)]
     return torch.stack(planes, -3).flatten(-4, -2)[..., : scale.shape[-1], :] * scale[..., None]
 

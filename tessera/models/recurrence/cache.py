@@ -36,8 +36,7 @@ class OpenSegment:
     def again(self) -> Any:
         """The base's cache of the segment, as it was when this was made: one may go on from here twice.
 
-        Raises:
-            TesseraError: it was gone on from before, and this base's cache cannot be cut back.
+        Raises `TesseraError`: it was gone on from before, and this base's cache cannot be cut back.
         """
         attention = self.attention
         if attention is None or hasattr(attention, "select_batch"):  # nothing, or a value

@@ -84,14 +84,18 @@ class Collector:
         """What the head makes logits of; None: it is not known at every position."""
         return None if self.inputs is None else self.inputs.value()
 
-    def hidden_states_of_layers(self) -> tuple[Tensor, ...]:
-        """Those before each layer, and the input of the head."""
+    def hidden_states_of_layers(self) -> tuple[Tensor, ...] | None:
+        """Those before each layer, and the input of the head; None where they are not collected."""
+        if not self.hidden_states:
+            return None
         pairs = [(writer.value(), followed) for writer, followed in self.hidden]
-        return tuple(followed.whole(whole) for whole, followed in pairs if whole is not None)
+        return tuple(followed.whole(states) for states, followed in pairs if states is not None)
 
-    def attentions_of_layers(self) -> tuple[Tensor, ...]:
-        """(B, H, T, before the text + T) of each layer."""
-        return tuple(followed.whole(whole) for whole, followed in self.attentions or ())
+    def attentions_of_layers(self) -> tuple[Tensor, ...] | None:
+        """(B, H, T, before the text + T) of each layer; None where they are not collected."""
+        if self.attentions is None:
+            return None
+        return tuple(followed.whole(weights) for weights, followed in self.attentions)
 
     def _add_attentions(self, span: Span, layers: tuple[Seen, ...], before: int) -> None:
         """Weights (B, H, T, before the text + T) of each layer: blocks on the diagonal, elsewhere 0."""
@@ -102,24 +106,24 @@ class Collector:
             if len(self.attentions) == layer:
                 shape = (batch, seen.source.shape[1], steps, self.before + steps)
                 self.attentions.append((seen.source.new_zeros(shape), Followed()))
-            whole, followed = self.attentions[layer]
-            add(whole, followed.part(seen, add))
+            weights, followed = self.attentions[layer]
+            add(weights, followed.part(seen, add))
 
     def _keeps(self, span: Span) -> bool:
         return self.logits.steps > 0 and span.end > self.first_kept
 
 
-def _add_steps(span: Span, whole: Tensor, values: Tensor) -> None:
-    source, places = (index.to(values.device) for index in scattered(span, 0, whole.shape[1]))
-    whole.view(-1, whole.shape[-1]).index_add_(0, places, values.flatten(0, 1).index_select(0, source))
+def _add_steps(span: Span, states: Tensor, values: Tensor) -> None:
+    source, targets = (index.to(values.device) for index in scattered(span, 0, states.shape[1]))
+    states.view(-1, states.shape[-1]).index_add_(0, targets, values.flatten(0, 1).index_select(0, source))
 
 
-def _add_blocks(span: Span, read: int, before: int, whole: Tensor, values: Tensor) -> None:
+def _add_blocks(span: Span, read: int, before: int, weights: Tensor, values: Tensor) -> None:
     """`read`: columns before the text; `before`: how many tokens of the segment were read already."""
-    for place, (row, start, length) in enumerate(zip(span.rows, span.starts, span.lengths)):
+    for row_values, row, start, length in zip(values, span.rows, span.starts, span.lengths):
         first = read + start - before
-        block = values[place, :, :length, : before + length]
-        whole[row, :, start : start + length, first : first + before + length] += block
+        block = row_values[:, :length, : before + length]
+        weights[row, :, start : start + length, first : first + before + length] += block
 
 
 class StepWriter:
@@ -131,7 +135,7 @@ class StepWriter:
 
     def __init__(self, text: SegmentedInput, steps: int):
         self.text, self.steps, self.first = text, steps, text.shape[1] - steps
-        self.place: Tensor | None = None
+        self.buffer: Tensor | None = None
         self.columns: list[tuple[int, Tensor]] = []  # of all rows, from a position on
         self.entries: list[tuple[Tensor, Tensor]] = []  # places in flat (B, steps), and what belongs there
 
@@ -166,19 +170,19 @@ class StepWriter:
         if not self.entries:
             if len(self.columns) == 1:
                 return self.columns[0][1]
-            return torch.cat([values for _, values in self.columns], 1) if self.columns else self.place
+            return torch.cat([values for _, values in self.columns], 1) if self.columns else self.buffer
         places, values = map(torch.cat, zip(*self.entries))
         flat = values.new_zeros(self.text.shape[0] * self.steps, values.shape[-1]).index_copy(0, places, values)
-        whole = flat.unflatten(0, (self.text.shape[0], self.steps))
-        for start, part in self.columns:
-            whole[:, start : start + part.shape[1]] = part
-        return whole
+        rows = flat.unflatten(0, (self.text.shape[0], self.steps))
+        for start, values in self.columns:
+            rows[:, start : start + values.shape[1]] = values
+        return rows
 
     def _room(self, output: Tensor, width: int) -> Tensor:
-        if self.place is None:
+        if self.buffer is None:
             make = output.new_zeros if self.text.has_padding else output.new_empty
-            self.place = make(self.text.shape[0], self.steps, width)
-        return self.place
+            self.buffer = make(self.text.shape[0], self.steps, width)
+        return self.buffer
 
     def _scatter(self, values: Tensor, span: Span) -> None:
         source, places = (index.to(values.device) for index in scattered(span, self.first, self.text.shape[1]))

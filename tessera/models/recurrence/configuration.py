@@ -68,10 +68,7 @@ class SegmentedConfig(StrictConfig):
         problems = self.positive("segment_size", "num_memory_tokens")
         if self.base_config is not None and not isinstance(self.base_config, PreTrainedConfig):
             problems.append(f"base_config must be a configuration or a mapping; got {type(self.base_config).__name__}.")
-        if self.segment_alignment not in ALIGNMENTS:
-            problems.append(
-                f"segment_alignment must be one of {', '.join(ALIGNMENTS)}; got {self.segment_alignment!r}."
-            )
+        problems += self.one_of(segment_alignment=ALIGNMENTS)
         if self.backprop_segments is not None:
             problems += self.positive("backprop_segments")
         return problems

@@ -39,10 +39,10 @@ class Followed:
 
     def whole(self, whole: Tensor) -> Tensor:
         """`whole`, whose retained gradient will have what reaches its parts through the model."""
-        whole = whole.view_as(whole) if any(whole is part for _, part, _ in self.parts) else whole
-        for seen, part, add in self.parts:
+        whole = whole.view_as(whole) if any(whole is slice_of_whole for _, slice_of_whole, _ in self.parts) else whole
+        for seen, slice_of_whole, add in self.parts:
             direct: dict[str, Tensor] = {}  # what reaches the part through the whole, which autograd adds by itself
-            part.register_hook(partial(direct.__setitem__, "gradient"))
+            slice_of_whole.register_hook(partial(direct.__setitem__, "gradient"))
             seen.source.register_hook(partial(_pass_on, weakref.ref(whole), direct, seen, add))
         return whole
 

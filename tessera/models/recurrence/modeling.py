@@ -117,13 +117,6 @@ class SegmentedPreTrainedModel(SavesWithCode, PreTrainedModel):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *arguments):
-        if model_kwargs.get("past_key_values") is None:  # transformers would mark one, but a state is a value
-            super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)
-
-    def _reorder_cache(self, past_key_values: SegmentCache, beam_idx: Tensor):
-        return past_key_values.reorder(beam_idx)
-
 
 class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
     """A base model read segment by segment.
@@ -273,45 +266,37 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         refuse_keywords(where, without_packing(keywords, None, position_ids), REFUSED, self.forward)
         _check_arguments(where, cache, logits_to_keep)
         self._expect_learning_memory()
-        text = self._text(input_ids, inputs_embeds, attention_mask, cache)
-        if position_ids is not None:
-            _check_positions(where, position_ids, text)
+        text = self._text(input_ids, inputs_embeds, attention_mask, position_ids, cache)
         state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
         loss = self._loss(labels, shift_labels, loss_mask, text)
-        returns_dict = self.config.return_dict if return_dict is None else return_dict
-        skip = (self.training and loss is not None and returns_dict) if skip_logits is None else skip_logits
-        hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        is_lazy = skip and skip_logits is None and not torch.compiler.is_compiling()
-        kept = None if skip and not is_lazy else logits_to_keep
-        attentions = bool(self.config.output_attentions if output_attentions is None else output_attentions)
-        before = 0 if cache is None else cache.total
-        head = plain_lm_head(self.base)
-        collector = Collector(text, head, loss, kept, bool(hidden_states), attentions, before, is_lazy)
-        runner = self.segment_runner(cache is None)
-        reading = read(
-            runner,
+        config = self.config
+        returns_dict = config.return_dict if return_dict is None else return_dict
+        is_deferred = skip_logits is None and self.training and loss is not None and returns_dict
+        is_lazy = is_deferred and not torch.compiler.is_compiling()
+        collector = Collector(
             text,
-            collector,
-            state,
-            cache,
-            use_cache=use_cache,
-            extend_segment=extend_segment,
-            keep_states=output_segment_states,
+            plain_lm_head(self.base),
+            loss,
+            None if skip_logits or (is_deferred and not is_lazy) else logits_to_keep,
+            config.output_hidden_states if output_hidden_states is None else output_hidden_states,
+            config.output_attentions if output_attentions is None else output_attentions,
+            0 if cache is None else cache.total,
+            is_lazy,
         )
+        runner = self.segment_runner(cache is None)
+        options = {"use_cache": use_cache, "extend_segment": extend_segment, "keep_states": output_segment_states}
+        reading = read(runner, text, collector, state, cache, **options)
         penalty = runner.memory.penalty()
         value = None if loss is None else loss.value(num_items_in_batch)
-        logits: Tensor | LazyLogits | None = collector.logits.value()
-        if is_lazy:
-            output_head = self.get_output_embeddings()
-            logits = LazyLogits(output_head, collector.head_input(), output_head)
+        head = self.get_output_embeddings()
         output = SegmentedOutput(
             loss=value if value is None or penalty is None or not self.training else value + penalty,
-            logits=logits,
+            logits=LazyLogits(head, collector.head_input(), head) if is_lazy else collector.logits.value(),
             past_key_values=reading.cache,
             memory_state=reading.memory,
             segment_states=reading.states if output_segment_states else None,
-            hidden_states=collector.hidden_states_of_layers() if hidden_states else None,
-            attentions=collector.attentions_of_layers() if attentions else None,
+            hidden_states=collector.hidden_states_of_layers(),
+            attentions=collector.attentions_of_layers(),
             penalty=penalty,
         )
         return output if returns_dict else output.to_tuple()
@@ -335,18 +320,20 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         """0: the memory does not grow with the text."""
         return 0.0
 
-    def _text(self, input_ids, inputs_embeds, attention_mask, cache) -> SegmentedInput:
+    def _text(self, input_ids, inputs_embeds, attention_mask, position_ids, cache) -> SegmentedInput:
         """The arguments of `forward` that are text, checked; after a cache a mask must not hide anything new."""
-        mask = attention_mask if cache is None else None
+        where, mask = type(self).__name__, attention_mask if cache is None else None
         text = SegmentedInput.of(self.get_input_embeddings(), input_ids, inputs_embeds, mask)
         if cache is not None:
             rows = cache.batch_size
             mismatch = difference(cache.model, self._fingerprint.of(self, False))
-            where, name, advice = type(self).__name__, "past_key_values", "Read the text again."
+            name, advice = "past_key_values", "Read the text again."
             expect(mismatch is None, where, name, "be of this model", f"one of {mismatch}", advice)
             expect(rows == text.shape[0], where, name, f"have {text.shape[0]} rows", rows)
             if attention_mask is not None:
-                _check_continued_mask(type(self).__name__, attention_mask, cache.total, text.shape)
+                _check_continued_mask(where, attention_mask, cache.total, text.shape)
+        if position_ids is not None:
+            _check_positions(where, position_ids, text)
         return text
 
     def _loss(
@@ -376,8 +363,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
 def _check_arguments(where: str, cache: object, logits_to_keep: int | Tensor) -> None:
     is_cache = cache is None or isinstance(cache, SegmentCache)
     expect(is_cache, where, "past_key_values", "be what an earlier call returned", type(cache).__name__)
-    is_number = kept_steps(where, logits_to_keep) is not logits_to_keep
-    expect(is_number, where, "logits_to_keep", "be a number", "a tensor")
+    expect(not isinstance(logits_to_keep, Tensor), where, "logits_to_keep", "be a number", "a tensor")
+    kept_steps(where, logits_to_keep)
 
 
 def _check_positions(where: str, position_ids: Tensor, text: SegmentedInput) -> None:

@@ -19,8 +19,7 @@ MANY = 1 << 18  # logits from which a loss without holding them is faster too
 def balancing_weight(base: PreTrainedModel) -> float:
     """What the base multiplies its balancing loss with (mixtures of experts), 0 where it has none.
 
-    Raises:
-        TesseraError: a base that computes one without saying how much it counts.
+    Raises `TesseraError`: a base that computes one without saying how much it counts.
     """
     config = base.config.get_text_config()
     if not getattr(config, "output_router_logits", False):

@@ -206,8 +206,8 @@ class SegmentRunner:
         total = first + seen + (self.config.num_memory_tokens if segment.close else 0)
         is_attention = all(layer is not None and layer.shape[-1] == total for layer in weights)
         advice = 'Load it with attn_implementation="eager"; weights of memories are in tessera.inspection.'
-        rule = f"be False where {type(self.base).__name__} gives none"
-        expect(is_attention, "forward", "output_attentions", rule, True, advice)
+        requirement = f"be False where {type(self.base).__name__} gives none"
+        expect(is_attention, "forward", "output_attentions", requirement, True, advice)
         return tuple(Seen(layer, (ordinary, slice(first, first + seen))) for layer in weights)
 
     def call_base(self, embeddings: Tensor, segment: Segment, hooks: LayerHooks) -> Any:

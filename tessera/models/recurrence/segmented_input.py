@@ -143,14 +143,14 @@ class SegmentedInput:
         expect(len(sizes) == dims, "forward", "input_ids", "be (B, T) (inputs_embeds (B, T, hidden))", sizes)
         batch, steps = sizes[:2]
         expect(batch > 0 and steps > 0, "forward", "input_ids", "hold at least one token per row", (batch, steps))
-        whole = cls(tokens, embed, (0,) * batch, (steps,) * batch)
+        unpadded = cls(tokens, embed, (0,) * batch, (steps,) * batch)
         if attention_mask is None:
-            return whole
+            return unpadded
         shape = tuple(attention_mask.shape)
         expect(shape == (batch, steps), "forward", "attention_mask", f"be {(batch, steps)} of zeros and ones", shape)
         real = attention_mask.bool()
         if bool(real.all()):
-            return whole
+            return unpadded
         expect(bool(real.any(1).all()), "forward", "attention_mask", "show a token in every row", "a row of zeros")
         starts = real.int().argmax(1)
         lengths = steps - real.flip(1).int().argmax(1) - starts

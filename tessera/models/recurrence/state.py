@@ -132,9 +132,9 @@ class MemoryState(State):
 
     def expect_model(self, model: str | None, where: str) -> None:
         """Raise `TesseraError` where this is known to be the memory of another model than of fingerprint `model`."""
-        found = difference(self.model, model)
-        this = "be of this model"
-        expect(found is None, where, "memory_state", this, f"one of {found}", "Read the text again.")
+        other_model = difference(self.model, model)
+        requirement = "be of this model"
+        expect(other_model is None, where, "memory_state", requirement, f"one of {other_model}", "Read the text again.")
 
 
 @dataclass(frozen=True)
@@ -161,14 +161,14 @@ class RowMemories:
     def take(self, rows: tuple[int, ...]) -> MemoryState | None:
         """Take out the state of these rows, in their order."""
         parts, self.parts = self.parts, []
-        taken, wanted = [], set(rows)
-        for held, state in parts:
-            chosen = [row for row in held if row in wanted]
-            others = [row for row in held if row not in wanted]
+        taken, of_interest = [], set(rows)
+        for together, state in parts:
+            chosen = [row for row in together if row in of_interest]
+            others = [row for row in together if row not in of_interest]
             if chosen:
-                taken.append((tuple(chosen), _of_rows(state, held, chosen)))
+                taken.append((tuple(chosen), _of_rows(state, together, chosen)))
             if others:
-                self.parts.append((tuple(others), _of_rows(state, held, others)))
+                self.parts.append((tuple(others), _of_rows(state, together, others)))
         return _together(taken, rows)
 
     def all(self, empty: Callable[[int], MemoryState]) -> MemoryState | None:
@@ -182,14 +182,14 @@ class RowMemories:
 def _of_rows(state: MemoryState | None, held: Sequence[int], rows: list[int]) -> MemoryState | None:
     if state is None or len(rows) == len(held):
         return state
-    places = {row: place for place, row in enumerate(held)}
-    return state.for_batch(len(held)).select_batch(torch.tensor([places[row] for row in rows]))
+    index_of = {row: index for index, row in enumerate(held)}
+    return state.for_batch(len(held)).select_batch(torch.tensor([index_of[row] for row in rows]))
 
 
 def _together(parts: Sequence[tuple[tuple[int, ...], MemoryState | None]], rows: tuple[int, ...]) -> MemoryState | None:
     if parts[0][1] is None or (len(parts) == 1 and parts[0][0] == rows):
         return parts[0][1]
-    places = {row: place for place, row in enumerate(row for held, _ in parts for row in held)}
+    index_of = {row: index for index, row in enumerate(row for held, _ in parts for row in held)}
     states = [state.for_batch(len(held)) for held, state in parts if state is not None]
     stacked = states[0] if len(states) == 1 else type(states[0]).stack(states)
-    return stacked.select_batch(torch.tensor([places[row] for row in rows]))
+    return stacked.select_batch(torch.tensor([index_of[row] for row in rows]))

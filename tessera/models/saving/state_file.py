@@ -32,8 +32,7 @@ _CACHE_LAYERS = {name: getattr(cache_utils, name) for name in _LAYERS if hasattr
 def save_values(path: Path, kind: str, values: Mapping[str, Any], finite: bool = False) -> None:
     """Write `values` as a memory of `kind`, complete or not at all.
 
-    Raises:
-        TesseraError: a value that cannot be stored; with `finite`, a state that holds NaN or infinity.
+    Raises `TesseraError`: a value that cannot be stored; with `finite`, a state that holds NaN or infinity.
     """
     tensors: dict[str, Tensor] = {}
     content = _encoded(dict(values), "", tensors)
@@ -68,8 +67,7 @@ class StateFile:
     def open(cls, path: str | Path, where: str) -> "StateFile":
         """Look at the description of a file, not at its tensors.
 
-        Raises:
-            TesseraError: no memory, one of a later version, or one whose description was changed.
+        Raises `TesseraError`: no memory, one of a later version, or one whose description was changed.
         """
         if Path(path).exists():
             expect_plain_file(Path(path), where, "path")
@@ -175,11 +173,11 @@ def _encoded_layer(index: int, layer: Any, name: str, tensors: dict[str, Tensor]
 
 def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, list):
-        return [_decoded(part, tensors) for part in value]
+        return [_decoded(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if value.keys() != {"is", "of"}:
-        return {key: _decoded(part, tensors) for key, part in value.items()}
+        return {key: _decoded(item, tensors) for key, item in value.items()}
     kind = value["is"]
     if kind == "tensor":
         return tensors[value["of"]]
@@ -189,7 +187,7 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind == "tuple":
         return tuple(parts)
     if kind == "numbered":
-        return {int(key): part for key, part in parts.items()}
+        return {int(key): item for key, item in parts.items()}
     if kind == "cache":
         cache = DynamicCache()
         cache.layers = parts

@@ -1,9 +1,11 @@
 """Triton kernels of the association matrix: each reads A once per use and keeps everything between in registers."""
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from tessera.ops.triton_product import product
+from tessera.ops.triton_product import dot_precision, product
 
 
 @triton.jit
@@ -88,3 +90,33 @@ def write(
             z = z.to(tl.float32) + tl.sum(k.to(tl.float32) * gamma[:, None], 0)
             z = z.to(new_normaliser.dtype.element_ty)
             tl.store(new_normaliser + batch * num_features + features, z, mask=features < num_features)
+
+
+def launch_read(matrix: Tensor, normaliser: Tensor, query: Tensor, out: Tensor, eps: float) -> Tensor:
+    """Fill `out` (B, queries, width) with the reading of `query` (B, queries, features)."""
+    batch, queries, features = query.shape
+    width = matrix.shape[2]
+    rows, columns = 64, min(128, max(16, triton.next_power_of_2(width)))
+    grid = (triton.cdiv(queries, rows), triton.cdiv(width, columns), batch)
+    read[grid](
+        matrix.contiguous(), normaliser.contiguous(), query.contiguous(), out, queries, features, width,
+        eps, ROWS=rows, FEATURES=32, COLUMNS=columns, PRECISION=dot_precision()
+    )  # fmt: skip
+    return out
+
+
+def launch_write(
+    matrix: Tensor, normaliser: Tensor, key: Tensor, value: Tensor, strength: Tensor, empty: Tensor,
+    new_matrix: Tensor, new_normaliser: Tensor, correction: bool, eps: float, gated: bool
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Fill `new_matrix` (B, features, width) and `new_normaliser` (B, features) with the memory after all pairs."""
+    batch, features, width = matrix.shape
+    pairs = key.shape[1]
+    columns = min(64, max(16, triton.next_power_of_2(width)))
+    write[(triton.cdiv(width, columns), batch)](
+        matrix.contiguous(), normaliser.contiguous(), key.contiguous(), value.contiguous(), strength.contiguous(),
+        empty.to(torch.int32).contiguous(), new_matrix, new_normaliser, pairs, features, width, eps,
+        CORRECTION=correction, GATED=gated, PAIRS=max(16, triton.next_power_of_2(pairs)), FEATURES=32, COLUMNS=columns,
+        PRECISION=dot_precision()
+    )  # fmt: skip
+    return new_matrix, new_normaliser

@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 
 from tessera.base.arguments import explains_mistakes
-from tessera.base.shapes import Float, Int
+from tessera.base.shapes import Documents, Float
 from tessera.ops.backends import Backends
 from tessera.ops.gated_average import chunked, reference, triton
-from tessera.ops.gated_average.call import GatedAverageCall
-from tessera.ops.gated_average.state import GatedAverageState
+from tessera.ops.gated_average.call import GatedAverageCall, GatedAverageState
 from tessera.ops.linear_recurrence.call import document_starts, expect_sequence
 
 # In order of preference: the first that supports the call runs it.
@@ -24,7 +23,7 @@ def gated_average(
     log_gate: Float[Tensor, "B H T"],
     log_decay: Float[Tensor, "B H T"],
     initial_state: GatedAverageState | None = None,
-    documents: Int[Tensor, "B T"] | None = None,
+    documents: Documents = None,
     backend: str | None = None,
 ) -> tuple[Float[Tensor, "B H T K"], GatedAverageState]:
     """The direction of `kbar_T = exp(log_gate_T) x_T + exp(log_decay_T) kbar_{T-1}` (Memory Mosaics v2, equation 8).

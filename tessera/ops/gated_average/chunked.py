@@ -8,8 +8,7 @@ from torch.nn.functional import logsigmoid
 
 from tessera.base.devices import is_exporting
 from tessera.base.first_derivative import fresh_result, only_first_derivative
-from tessera.ops.gated_average.call import GatedAverageCall
-from tessera.ops.gated_average.state import GatedAverageState
+from tessera.ops.gated_average.call import GatedAverageCall, GatedAverageState
 from tessera.ops.linear_recurrence import RecurrenceCall
 from tessera.ops.linear_recurrence import chunked as recurrence
 

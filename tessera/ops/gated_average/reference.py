@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from tessera.ops.gated_average.call import GatedAverageCall
-from tessera.ops.gated_average.state import GatedAverageState
+from tessera.ops.gated_average.call import GatedAverageCall, GatedAverageState
 
 
 def unsupported_reason(call: GatedAverageCall) -> str | None:

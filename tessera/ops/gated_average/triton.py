@@ -5,8 +5,7 @@ from torch import Tensor
 
 from tessera.base.first_derivative import only_first_derivative
 from tessera.ops.gated_average import chunked
-from tessera.ops.gated_average.call import GatedAverageCall
-from tessera.ops.gated_average.state import GatedAverageState
+from tessera.ops.gated_average.call import GatedAverageCall, GatedAverageState
 from tessera.ops.linear_recurrence import RecurrenceCall
 from tessera.ops.linear_recurrence import triton as recurrence
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
-from tessera.base.shapes import Float, Int
+from tessera.base.shapes import Documents, Float
 from tessera.ops import float16_autocast
 from tessera.ops.gated_linear_attention.chunked import chunked
 from tessera.ops.gated_linear_attention.state import LinearAttentionState
@@ -20,7 +20,7 @@ def gated_linear_attention(
     value: Float[Tensor, "B H T V"],
     log_decay: Float[Tensor, "..."] | None = None,
     state: LinearAttentionState | None = None,
-    documents: Int[Tensor, "B T"] | None = None,
+    documents: Documents = None,
 ) -> tuple[Float[Tensor, "B H T V"], LinearAttentionState]:
     """`S_t = diag(exp g_t) S_{t-1} + k_t v_t^T`, `y_t = S_t^T q_t` (Yang et al. 2024, equation 3), and the last S.
 

@@ -156,11 +156,11 @@ class _Work:
                 yield block, group, weights
 
     @staticmethod
-    def scatter(output: Tensor, block: QueryBlock, group: slice, part: Tensor) -> None:
+    def scatter(output: Tensor, block: QueryBlock, group: slice, answers: Tensor) -> None:
         """Write the rows of one group of flattened (batch, head) into `output` (B, H, T, V)."""
         heads = output.shape[1]
         for row, index in enumerate(range(group.start, group.stop)):
-            output[index // heads, index % heads, block.queries] = part[row]
+            output[index // heads, index % heads, block.queries] = answers[row]
 
 
 def _empty_rows(block: QueryBlock) -> Tensor | None:

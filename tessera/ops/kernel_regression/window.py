@@ -18,9 +18,7 @@ class Window:
 
     Contextual memory: delay 1, no span (the pair (k_T, v_T) exists only once x_{T+1} is known). Short-term memory:
     delay 1, span h. Long-term memory: delay m, no span. `delay` may be a tensor (B,), one delay per sequence.
-
-    Raises:
-        TesseraError: a delay below 1, a span that holds no pair, or either of another type.
+    Raises `TesseraError`: a delay below 1, a span that holds no pair, or either of another type.
     """
 
     delay: int | Int[Tensor, " B"] = 1

@@ -36,7 +36,7 @@ TESTED_SHARE = 0.5  # of the held-out book; the rest of it chooses the weights
 DIGITS = 4
 
 
-def train_and_measure(run: Run, context: RunContext) -> dict[str, Any]:
+def execute(run: Run, context: RunContext) -> dict[str, Any]:
     """Sizes, stages of the training, and for each text and reading one row per text of bits per byte by segment."""
     settings = run.configuration
     base = _trained_base(settings, context)
@@ -92,9 +92,9 @@ def bits_by_segment(model: nn.Module, windows: ValidationWindows, segment: int) 
     rows = []
     for number in range(len(windows)):
         losses = loss_by_position(model, [windows[number]], 1)
-        total, count = (_by_segment(one, segment) for one in (losses.total, losses.count))
+        total, count = (_by_segment(sums, segment) for sums in (losses.total, losses.count))
         bits = [bits_per_byte(nats, windows.split.tokens_per_byte) for nats in (total / count).tolist()]
-        rows.append([round(one, DIGITS) for one in bits])
+        rows.append([round(sums, DIGITS) for sums in bits])
     return rows
 
 
@@ -132,13 +132,7 @@ def _trained_from(
     return model, train_stages_of(trained, recipe, data, context.folder, context.report)
 
 
+PUBLISHED = "The published trainings are recipes: `tessera train gpt2-wikitext-103`, then `armt-wikitext-103`."
 EXPERIMENT = Experiment(
-    LIBRARY["armt_language"],
-    settings=SegmentSettings,
-    plan=plan,
-    execute=train_and_measure,
-    tables=report.tables,
-    plot=report.plot,
-    models=MODELS,
-    published="The published trainings are recipes: `tessera train gpt2-wikitext-103`, then `armt-wikitext-103`.",
+    LIBRARY["armt_language"], SegmentSettings, plan, execute, report.tables, report.plot, MODELS, (), PUBLISHED
 )

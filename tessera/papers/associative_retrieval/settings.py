@@ -99,9 +99,7 @@ _SMOKE = replace(
 )  # fmt: skip
 BUDGETS: dict[str, dict[str, RetrievalSettings]] = {
     "smoke": _by_rule(
-        _SMOKE,
-        [(stage(1, 4, 0.9, 1e-3), stage(2, 4, 0.99, 1e-3, key_size)) for key_size in (2, 1)],
-        [(1, 4), (1, 4)],
+        _SMOKE, [(stage(1, 4, 0.9, 1e-3), stage(2, 4, 0.99, 1e-3, key_size)) for key_size in (2, 1)], [(1, 4), (1, 4)]
     ),
     "cpu": _by_rule(
         _CPU,

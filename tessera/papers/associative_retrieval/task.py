@@ -86,9 +86,9 @@ class AssociativeRetrieval(Task):
         queried = keys.gather(1, self._pick_distinct(keys, questions, generator))
         latest = self.num_pairs - 1 - (keys[:, None] == queried[:, :, None]).flip(-1).int().argmax(-1)
         answers = values.gather(1, latest)[..., None]
-        asked = torch.cat([self._digits(queried), torch.full_like(queried[..., None], self.num_symbols + 2)], -1)
-        labels = torch.cat([torch.full_like(asked, IGNORED), answers], -1)
-        return QuestionBatch(contexts, torch.cat([asked, answers], -1), labels)
+        prompts = torch.cat([self._digits(queried), torch.full_like(queried[..., None], self.num_symbols + 2)], -1)
+        labels = torch.cat([torch.full_like(prompts, IGNORED), answers], -1)
+        return QuestionBatch(contexts, torch.cat([prompts, answers], -1), labels)
 
     def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
         """`exact_match` (B,): whether the largest logit before the answer is the answer's."""

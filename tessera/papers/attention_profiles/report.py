@@ -51,9 +51,9 @@ def heads(records: Mapping[str, Record]) -> list[Head]:
     return sorted(rows, key=lambda row: row.leak)
 
 
-def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's: the correlation of ranks, ties sharing their mean rank. NaN for fewer than two or equal values."""
-    ranks = torch.tensor([_ranks(one), _ranks(other)], dtype=torch.float64)
+    ranks = torch.tensor([_ranks(first), _ranks(second)], dtype=torch.float64)
     if ranks.shape[1] < 2 or (ranks.std(1) == 0).any():
         return float("nan")
     return float(torch.corrcoef(ranks)[0, 1])
@@ -75,7 +75,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 
 def _profiles(records: Mapping[str, Record]) -> str:
     rows = {
-        (MODELS[name], length): [one.outcome["lengths"][length] for one in seeds]
+        (MODELS[name], length): [measured.outcome["lengths"][length] for measured in seeds]
         for name, seeds in by_model(records).items()
         for length in sorted(seeds[0].outcome["lengths"], key=int)
     }
@@ -91,7 +91,7 @@ def _profiles(records: Mapping[str, Record]) -> str:
     def cell(row: tuple[str, str], column: tuple[str, str]) -> str:
         quantity, form = column
         seeds = rows[row][:1] if quantity == "even" else rows[row]  # which is the same for all seeds
-        values = [{"loss": one["loss"], **one["mean"]}[quantity] for one in seeds]
+        values = [{"loss": measured["loss"], **measured["mean"]}[quantity] for measured in seeds]
         numbers = [value for value in values if value is not None]
         return with_error(mean_of(numbers), form) if numbers else ""
 

@@ -30,8 +30,7 @@ class TextSample:
 def read_samples(path: Path, names: Sequence[str] = FIELDS) -> list[TextSample]:
     """The samples of a file: a JSON list of rows, or JSON lines, with three texts, called `names`.
 
-    Raises:
-        TesseraError: the file is missing or no JSON, a row lacks one of the texts, or there is no row.
+    Raises `TesseraError`: the file is missing or no JSON, a row lacks one of the texts, or there is no row.
     """
     text = "".join(text_of_file(path))
     try:
@@ -85,8 +84,7 @@ def benchmark_labels(path: Path, targets: Iterable[str]) -> tuple[str, Collectio
 def results_file(folder: Path, path: Path, kind: str, has_examples: bool) -> Path:
     """Where the benchmark's evaluation keeps the answers to the samples in `path`: task, length and prompt in its name.
 
-    Raises:
-        TesseraError: a path that does not name task and length.
+    Raises `TesseraError`: a path that does not name task and length.
     """
     length = re.search(r"(?<![\w.])\d+[kM](?![a-zA-Z])", str(path).replace("_", "/"))
     if not kind or length is None:
@@ -125,6 +123,6 @@ def published_match(output: str, question: str, target: str, answers: Collection
     first = re.split(r"\.|<context>|<example>", output.lower(), maxsplit=1)[0]
 
     def named(text: str) -> set[str]:
-        return {label for label in (one.strip().lower() for one in answers) if label in text.lower()}
+        return {label for label in (answer.strip().lower() for answer in answers) if label in text.lower()}
 
     return named(first) - named(question) == set(subtargets(target))

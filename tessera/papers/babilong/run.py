@@ -111,12 +111,4 @@ def _measure(model: torch.nn.Module, data: StagedQuestions, settings: BabilongSe
 
 
 # ARMT around several bases, its relatives, and models that read the whole text or the last segment alone.
-EXPERIMENT = Experiment(
-    LIBRARY["babilong"],
-    settings=BabilongSettings,
-    plan=plan,
-    execute=execute,
-    tables=report.tables,
-    plot=report.plot,
-    models=tuple(MODELS),
-)
+EXPERIMENT = Experiment(LIBRARY["babilong"], BabilongSettings, plan, execute, report.tables, report.plot, tuple(MODELS))

@@ -68,17 +68,11 @@ LONG = {"qa1": SHIPPED / "armt-babilong-qa1-long.yaml"} | {
 MODELS = {
     # Seeds and books of its tests are those of no design.
     SHUT: Model(
-        "ARMT around a Memory Mosaic, shut gates write nothing (unseen books)",
-        contexts=8,
-        recipes=LONG,
-        first_seed=11,
+        "ARMT around a Memory Mosaic, shut gates write nothing (unseen books)", contexts=8, recipes=LONG, first_seed=11
     ),
     "armt_mosaic": Model("ARMT around a Memory Mosaic"),
     THRESHOLD: Model(
-        "ARMT around a Memory Mosaic, cost of writes, then a threshold",
-        contexts=16,
-        recipes=LONG,
-        on_one_book=True,
+        "ARMT around a Memory Mosaic, cost of writes, then a threshold", contexts=16, recipes=LONG, on_one_book=True
     ),
     "armt": Model("ARMT around GPT-NeoX", cost=1.3, recipes={"qa1": RECIPES / "qa1-neox.yaml"}),
     "armt_mosaic_v2": Model(

@@ -47,8 +47,8 @@ class World:
             self.gifts.append((match[1], receiver, thing))
             self._hand(receiver, thing)
         elif match := SIDE.match(fact):
-            one, side, other = match.groups()
-            self.sides[side, other], self.sides[OPPOSITE[side], one] = one, other
+            first, side, other = match.groups()
+            self.sides[side, other], self.sides[OPPOSITE[side], first] = first, other
 
     def _hand(self, person: str, thing: str) -> None:
         self.holder[thing] = person
@@ -86,10 +86,7 @@ QUESTIONS = (
     (re.compile(r"where is (?:the )?(\w+)$"), _where_is),
     (re.compile(r"where was the (\w+) before the (\w+)$"), _where_before),
     (re.compile(r"what is (\w+) of the (\w+)$"), lambda world, side, place: world.sides.get((side, place))),
-    (
-        re.compile(r"what is the (\w+) (\w+) of$"),
-        lambda world, place, side: world.sides.get((OPPOSITE[side], place)),
-    ),
+    (re.compile(r"what is the (\w+) (\w+) of$"), lambda world, place, side: world.sides.get((OPPOSITE[side], place))),
     (
         re.compile(r"what did (\w+) give to (\w+)$"),
         lambda world, giver, receiver: _last_gift(world, 2, giver=giver, receiver=receiver),

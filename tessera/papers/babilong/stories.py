@@ -150,8 +150,7 @@ def unanswered_after(kind: str, facts: Sequence[str]) -> tuple[str, ...]:
 def read_stories(path: Path) -> list[Story]:
     """The stories of a file of bAbI, one for each question: the facts up to it, earlier questions dropped.
 
-    Raises:
-        TesseraError: a line that is neither `ID fact` nor `ID question<tab>answer<tab>IDs`.
+    Raises `TesseraError`: a line that is neither `ID fact` nor `ID question<tab>answer<tab>IDs`.
     """
     stories: list[Story] = []
     facts: list[str] = []

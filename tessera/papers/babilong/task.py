@@ -377,7 +377,7 @@ class BABILong(Task):
     def _in_rows(self, questions_by_row: Sequence[Sequence[Question]], count: int) -> tuple[Tensor, Tensor]:
         """Tokens and labels of some questions per row."""
         rows = [
-            [(self.question_tokens(one.text), self.answer_tokens(one.answer)) for one in row]
+            [(self.question_tokens(question.text), self.answer_tokens(question.answer)) for question in row]
             for row in questions_by_row
         ]
         return question_rows(rows, count, self._special("pad_token"))

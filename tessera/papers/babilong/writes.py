@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.models.armt.modeling import ARMTForCausalLM
-from tessera.models.armt.state import ARMTState
+from tessera.models.armt.modeling import ARMTForCausalLM, ARMTState
 from tessera.papers.babilong.sample import RESERVED, Borders, hide
 from tessera.papers.babilong.task import BABILong
 
@@ -31,12 +30,12 @@ def written_noise(
     empty = memory = cast("ARMTState", model.empty_memory(texts))
     in_text = alone = 0.0
     normaliser: dict[str, float] = {}
-    for number, one in enumerate(tokens.split(segment, 1), 1):
-        before, memory = memory, model(input_ids=one, memory_state=memory, skip_logits=True).memory_state
+    for number, segment_tokens in enumerate(tokens.split(segment, 1), 1):
+        before, memory = memory, model(input_ids=segment_tokens, memory_state=memory, skip_logits=True).memory_state
         in_text += _changed(before, memory).sum().item()
         if number.bit_count() == 1:
             normaliser[str(number)] = memory.z.abs().mean().item()
-        alone += _changed(empty, model(input_ids=one, skip_logits=True).memory_state).sum().item()
+        alone += _changed(empty, model(input_ids=segment_tokens, skip_logits=True).memory_state).sum().item()
     shares = {"in_text": in_text / (texts * segments), "alone": alone / (texts * segments)}
     return {**shares, "normaliser": normaliser}
 

@@ -81,8 +81,7 @@ READERS: dict[str, Callable[[Any], QuestionFile]] = {"squad": _squad, "hotpotqa"
 def read_questions(kind: str, path: Path) -> QuestionFile:
     """A file of one of `READERS`.
 
-    Raises:
-        TesseraError: the file is missing, or not of this form.
+    Raises `TesseraError`: the file is missing, or not of this form.
     """
     try:
         file = READERS[kind](json.loads(path.read_text(encoding="utf-8")))
@@ -185,9 +184,7 @@ def document_scores(
     Prompts are as long as `length` tokens allow, the answer included. The same
     questions are asked at every length. `rows` gets one for each question: the prompt, the answers, what the model says
     and its score.
-
-    Raises:
-        TesseraError: a question whose own documents do not fit, or a length beyond the model's learned positions.
+    Raises `TesseraError`: a question whose own documents do not fit, or a length beyond the model's learned positions.
     """
     require_room(model.config, tokenizer, file, lengths, questions=questions, answer_tokens=answer_tokens, seed=seed)
     chosen = _chosen(file, questions, seed)

@@ -138,8 +138,8 @@ class DocumentQA(Task):
                 if word in people:
                     person = word
                     if column > first_question:
-                        asked = column + min(self.wording, FULL_WORDING - 1)
-                        logits[row, asked, _tokens(self.num_names)[places[person]]] = 1.0
+                        answer_place = column + min(self.wording, FULL_WORDING - 1)
+                        logits[row, answer_place, _tokens(self.num_names)[places[person]]] = 1.0
                 elif word in PLACES:
                     places[person] = word
         return logits

@@ -76,11 +76,5 @@ def scores_of(model: PreTrainedModel, task: Induction, examples: TokenExamples) 
 
 
 EXPERIMENT = Experiment(
-    LIBRARY["induction"],
-    settings=InductionSettings,
-    plan=plan,
-    execute=execute,
-    tables=report.tables,
-    plot=report.plot,
-    models=tuple(MODELS),
+    LIBRARY["induction"], InductionSettings, plan, execute, report.tables, report.plot, tuple(MODELS)
 )

@@ -66,10 +66,10 @@ def by_row(records: Mapping[str, Record], part: str = MAIN) -> dict[Row, list[Re
 
 
 def at_best_rate(records: Sequence[Record]) -> list[Record]:
-    """Of one row those of the rate with the lowest mean loss; of rates that as many seeds were trained at."""
+    """Of one row those of the rate with the lowest mean loss over the seeds that were trained at every rate."""
     by_rate = [[one for one in records if one.configuration.learning_rate == rate] for rate in _rates_of(records)]
-    most = max(map(len, by_rate))
-    return min((seeds for seeds in by_rate if len(seeds) == most), key=lambda seeds: fmean(map(loss, seeds)))
+    common = set.intersection(*({one.configuration.seed for one in seeds} for seeds in by_rate))
+    return min(by_rate, key=lambda seeds: fmean(loss(one) for one in seeds if one.configuration.seed in common))
 
 
 def _rates_of(records: Sequence[Record]) -> list[float]:

@@ -129,12 +129,14 @@ def episode_answers(
 
     `ask(query)`: a request for each of the context's labels, and one for all of the right answer.
     """
-    asked = [ask(query) for query in episode.queries]
-    answered = iter(continuation_likelihoods(model, [r for of_query in asked for r in of_query], batch_size=batch_size))
+    by_query = [ask(query) for query in episode.queries]
+    likelihoods = iter(
+        continuation_likelihoods(model, [r for of_query in by_query for r in of_query], batch_size=batch_size)
+    )
     answers = []
     for _ in episode.queries:
-        values = [next(answered).log_likelihood for _ in episode.labels]
-        answers.append(Answered(episode.labels[values.index(max(values))], next(answered).is_greedy))
+        values = [next(likelihoods).log_likelihood for _ in episode.labels]
+        answers.append(Answered(episode.labels[values.index(max(values))], next(likelihoods).is_greedy))
     return answers
 
 

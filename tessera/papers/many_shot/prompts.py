@@ -187,8 +187,8 @@ def draw_episode(
     shown = dict(zip(names, labels))
     if distinct is None:
         chosen_queries = [random.choice(queries[random.choice(names)]) for _ in range(num_queries)]
-        asked = {query.text for query in chosen_queries}
-        drawn = {name: _some(name, demonstrations[name], shots, asked, random) for name in names}
+        query_texts = {query.text for query in chosen_queries}
+        drawn = {name: _some(name, demonstrations[name], shots, query_texts, random) for name in names}
     else:
         repeated = {name: _some(name, demonstrations[name], distinct, set(), random) for name in names}
         drawn = {name: [several[shot % distinct] for shot in range(shots)] for name, several in repeated.items()}

@@ -61,8 +61,8 @@ def _columns(rows: Rows) -> dict[str, Callable[[Record], float]]:
     length = max(len(record.outcome["loss_by_position"]) for seeds in rows.values() for record in seeds)
     bins = [f"{low + 1} to {min(high, length)}" for low, high in pairwise(BORDERS) if low < length]
 
-    def in_bin(place: int) -> Callable[[Record], float]:
-        return lambda record: binned(record.outcome["loss_by_position"])[place]
+    def in_bin(index: int) -> Callable[[Record], float]:
+        return lambda record: binned(record.outcome["loss_by_position"])[index]
 
     return {"all": lambda record: record.outcome["loss"], **{name: in_bin(place) for place, name in enumerate(bins)}}
 
@@ -83,7 +83,9 @@ def _differences(heading: str, rows: Rows, pairs: Iterable[tuple[Row, Row, Row]]
     for ours, theirs, (name, depth) in pairs:
         changes = [difference(rows.get(ours, ()), rows.get(theirs, ()), value) for value in columns.values()]
         if changes[0] is not None:
-            lines.append([f"{NAMES[name]}, {depth}", changes[0].count, *(with_error(one, "+.3f") for one in changes)])
+            lines.append(
+                [f"{NAMES[name]}, {depth}", changes[0].count, *(with_error(change, "+.3f") for change in changes)]
+            )
     return markdown([heading, "seeds", *columns], lines) if lines else ""
 
 
@@ -103,11 +105,11 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
 def _draw(axis: "Axes", rows: Rows) -> None:
     depths = sorted({depth for _, depth in rows})
     lines = []
-    for place, ((name, depth), seeds) in enumerate(rows.items()):
+    for index, ((name, depth), seeds) in enumerate(rows.items()):
         curves = [np.asarray(record.outcome["loss_by_position"], dtype=float) for record in seeds]
         mean = moving_average(np.mean(curves, axis=0), DECAY)
         label = f"{NAMES[name]}, {depth}" if len(depths) > 1 else NAMES[name]
-        axis.plot(np.arange(1, len(mean) + 1), mean, lw=1.4, label=label, color=_color(name, depth, depths, place))
+        axis.plot(np.arange(1, len(mean) + 1), mean, lw=1.4, label=label, color=_color(name, depth, depths, index))
         lines.append(mean[len(mean) // 16 :])
     axis.set(xlabel="tokens of context before the predicted one", ylabel="loss, nats per token")
     if lines:

@@ -67,14 +67,6 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
 
 
 EXPERIMENT = Experiment(
-    LIBRARY["out_of_distribution"],
-    settings=TextSettings,
-    plan=plan,
-    execute=execute,
-    tables=report.tables,
-    plot=report.plot,
-    models=language.MODELS,
-    kernels=language.KERNELS,
-    published=PUBLISHED_RECIPES,
-    takes_data=True,
-)
+    LIBRARY["out_of_distribution"], TextSettings, plan, execute, report.tables, report.plot, language.MODELS,
+    language.KERNELS, PUBLISHED_RECIPES, takes_data=True,
+)  # fmt: skip

@@ -174,12 +174,12 @@ def _draw_errors(axis, records: Mapping[str, Record], name: str, triple: str) ->
 
     Black lines: the moons' periods p1, p2, p3. Red line: their common period.
     """
-    for place, (part, title) in enumerate(ROUNDS.items()):
+    for index, (part, title) in enumerate(ROUNDS.items()):
         curves = _curves(records, name, part, triple)
         for number, curve in enumerate(curves):
             label = f"{title} ({len(curves)} seed{'s' * (len(curves) > 1)})"
             style = {"alpha": 0.35, "linewidth": 0.6} if number else {"label": label, "linewidth": 1.4}
-            axis.plot(range(1, len(curve) + 1), curve, color=f"C{place}", zorder=2 if number else 3, **style)
+            axis.plot(range(1, len(curve) + 1), curve, color=f"C{index}", zorder=2 if number else 3, **style)
     for other, form in ((PANELS[name], "C2-"), ("repeat_last", "C3-")):
         for curve in _curves(records, other, "first_round", triple):
             axis.plot(range(1, len(curve) + 1), curve, form, linewidth=0.9, label=VARIANTS[other].title)

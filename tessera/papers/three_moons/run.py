@@ -37,21 +37,21 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
 
 
 def _round(
-    memory: LinearContextualMemory | None, settings: MoonSettings, part: Round, name: str, context: RunContext
+    memory: LinearContextualMemory | None, settings: MoonSettings, training: Round, name: str, context: RunContext
 ) -> dict[str, Any]:
     """Train further, and evaluate."""
     outcome: dict[str, Any] = {}
-    if part.fit:
+    if training.fit:
         assert memory is not None, "repeating the last observation is not trained"
-        loss = partial(batch_loss, memory, ThreeMoons(context=settings.length, horizon=1), settings, part)
+        loss = partial(batch_loss, memory, ThreeMoons(context=settings.length, horizon=1), settings, training)
         options: dict[str, Any] = {"report": context.report, "name": name}
         if not settings.bias_correction:
-            options["rate_factor"] = partial(uncorrected, part.fit.betas)
-        trained = fit(memory, loss, part.fit, context.folder, **options)
+            options["rate_factor"] = partial(uncorrected, training.fit.betas)
+        trained = fit(memory, loss, training.fit, context.folder, **options)
         outcome = trained.outcome()
     if memory is not None:
         outcome["weights"] = weights(memory)
-    return {**outcome, "errors": evaluate(memory, part.evaluation, context)}
+    return {**outcome, "errors": evaluate(memory, training.evaluation, context)}
 
 
 def build(settings: MoonSettings) -> LinearContextualMemory:
@@ -120,13 +120,7 @@ def evaluate(
     return errors_of
 
 
+PUBLISHED = "The first round of --budget cpu is the published training."
 EXPERIMENT = Experiment(
-    LIBRARY["three_moons"],
-    settings=MoonSettings,
-    plan=plan,
-    execute=execute,
-    tables=report.tables,
-    plot=report.plot,
-    models=tuple(VARIANTS),
-    published="The first round of --budget cpu is the published training.",
+    LIBRARY["three_moons"], MoonSettings, plan, execute, report.tables, report.plot, tuple(VARIANTS), (), PUBLISHED
 )

@@ -1,4 +1,6 @@
-"""Memory Mosaics v2 as Hugging Face models."""
+"""Memory Mosaics v2: short-term, long-term and persistent memories in every block."""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -7,15 +9,85 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.base.errors import expect
 from tessera.kernels import kernel_from_config
-from tessera.layers.adaptive_bandwidth import AdaptiveBandwidth
+from tessera.layers.bandwidth import AdaptiveBandwidth
 from tessera.layers.learned_alpha import LearnedAlpha
 from tessera.layers.swiglu import SwiGLU
 from tessera.layers.value_extractors import MixedValueExtractor
-from tessera.memories.long_term import LongTermMemory
 from tessera.memories.pair_memory import PairMemoryState
-from tessera.memories.short_term import ShortTermMemory
-from tessera.models.memory_mosaic_v2.configuration import MemoryMosaicV2Config
-from tessera.models.stack import NormalInitialization, StackForCausalLM, StackModel
+from tessera.memories.short_and_long_term import LongTermMemory, ShortTermMemory
+from tessera.models.stack import NormalInitialization, StackForCausalLM, StackModel, rms_norm
+from tessera.models.strict_config import StrictConfig
+
+
+class MemoryMosaicV2Config(StrictConfig):
+    r"""A stack of short-term, long-term and persistent memories (Memory Mosaics v2, figure 2 right).
+
+    The defaults are the published small size (Llama-3 vocabulary). There is no maximal context length.
+
+    Args:
+        vocab_size, hidden_size, num_layers, num_heads: as in Llama; `num_heads` divides `hidden_size`.
+        intermediate_size: width of the persistent memory (a SwiGLU network).
+        kernel: the kernel of the short-term and long-term memories: a name, or a mapping such as `{"name": "knn",
+            "base": "gaussian", "k": 32}` (see `tessera.kernels`).
+        short_term_span: h; at step T the short-term memory holds the pairs T - h + 1 .. T - 1.
+        long_term_memory: whether the model has long-term memories at all. To switch those of a trained model off
+            and on, use `model.disable_long_term_memory()`.
+        long_term_delay: m at inference; at step T the long-term memory holds the pairs 1 .. T - m.
+        training_long_term_delay: (lowest, highest) m in training, drawn uniformly for each sequence of a batch.
+        logit_scale: the logits are `logit_scale * W Norm(x)`.
+        rms_norm_eps: of the norms before memories and lm_head.
+        initializer_range: standard deviation of linear and embedding weights; those that write into the residual
+            stream divide it by sqrt(2 num_layers).
+    Raises:
+        TesseraError: naming every argument that is unknown or impossible.
+    """
+
+    model_type = "memory_mosaic_v2"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
+
+    vocab_size: int = 128256
+    hidden_size: int = 2048
+    num_layers: int = 24
+    num_heads: int = 16
+    intermediate_size: int = 6144
+    kernel: Any = "gaussian"
+    short_term_span: int = 256
+    long_term_memory: bool = True
+    long_term_delay: int = 64
+    training_long_term_delay: list[int] | tuple[int, int] = (64, 256)
+    logit_scale: float = 1.0
+    rms_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    use_cache: bool = True
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head's keys and values."""
+        return self.hidden_size // self.num_heads
+
+    def pairs_per_query(self, context: int) -> list[int]:
+        """Pairs that each memory of a layer compares with a query behind `context` tokens: a short term ends."""
+        short = [min(context, self.short_term_span)]
+        return [*short, context] if self.long_term_memory else short
+
+    def problems(self) -> list[str]:
+        """See `StrictConfig`."""
+        sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "long_term_delay")
+        problems = self.positive(*sizes, "short_term_span") or [
+            *self.divided_by_heads(),
+            *self.broken((self.short_term_span >= 2, "short_term_span", "be at least 2")),
+        ]
+        bounds = self.training_long_term_delay
+        are_integers = isinstance(bounds, (list, tuple)) and all(type(bound) is int for bound in bounds)
+        if not (are_integers and len(bounds) == 2 and 1 <= bounds[0] <= bounds[1]):
+            problems.append(f"training_long_term_delay must be two integers 1 <= lowest <= highest; got {bounds!r}.")
+        return problems + self.kernels("kernel")
+
 
 LayerState = tuple[PairMemoryState, PairMemoryState | None]
 
@@ -26,11 +98,11 @@ class MemoryMosaicV2Layer(GradientCheckpointingLayer):
     def __init__(self, config: MemoryMosaicV2Config):
         super().__init__()
         sizes = (config.hidden_size, config.num_heads, kernel_from_config(config.kernel))
-        self.memory_norm = _norm(config)
+        self.memory_norm = rms_norm(config)
         self.short_term = ShortTermMemory(*sizes, span=config.short_term_span)
         self.long_term = LongTermMemory(*sizes) if config.long_term_memory else None
         self.long_term_enabled = config.long_term_memory
-        self.persistent_norm = _norm(config)
+        self.persistent_norm = rms_norm(config)
         self.persistent = SwiGLU(config.hidden_size, config.intermediate_size)
 
     def forward(
@@ -68,10 +140,6 @@ class MemoryMosaicV2Layer(GradientCheckpointingLayer):
         """The layers whose output is added to the residual stream."""
         memories = (self.short_term, self.long_term)
         return [*(memory.output for memory in memories if memory is not None), self.persistent.down]
-
-
-def _norm(config: MemoryMosaicV2Config) -> nn.RMSNorm:
-    return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
 class MemoryMosaicV2PreTrainedModel(NormalInitialization):
@@ -127,13 +195,7 @@ class MemoryMosaicV2PreTrainedModel(NormalInitialization):
 class MemoryMosaicV2Model(MemoryMosaicV2PreTrainedModel, StackModel):
     """The stack of memories without an lm_head. See `MemoryMosaicV2Config`."""
 
-    def make_layer(self, config: MemoryMosaicV2Config) -> nn.Module:
-        """One block of a short-term, a long-term and a persistent memory."""
-        return MemoryMosaicV2Layer(config)
-
-    def make_norm(self, config: MemoryMosaicV2Config) -> nn.Module:
-        """The norm before the lm_head."""
-        return _norm(config)
+    layer_class = MemoryMosaicV2Layer
 
     def layer_arguments(self, hidden: Tensor) -> dict[str, object]:
         """The long-term delay: fixed at inference, in training one per sequence from PyTorch's (seeded) generator."""

@@ -1,4 +1,4 @@
-"""PRMT as a Hugging Face model around any causal language model."""
+"""PRMT: every layer passes its memory tokens' states to the next segment (parallel-memory RMT)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,10 +34,7 @@ class PRMTConfig(SegmentedConfig):
 
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
-        problems = super().problems()
-        if self.recurrence not in RECURRENCES:
-            problems.append(f"recurrence must be one of {', '.join(RECURRENCES)}; got {self.recurrence!r}.")
-        return problems
+        return super().problems() + self.one_of(recurrence=RECURRENCES)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""RMT as a Hugging Face model around any causal language model."""
+"""RMT: the memory tokens' final states become the next segment's memory tokens (Recurrent Memory Transformer)."""
 
 from dataclasses import dataclass
 

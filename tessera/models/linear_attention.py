@@ -1,14 +1,53 @@
-"""The recurrent baselines as Hugging Face models."""
+"""Recurrent baselines: linear transformer, RetNet, gated linear attention."""
 
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.layers.swiglu import SwiGLU
-from tessera.memories.linear_attention import LinearAttentionMemory, RecurrentState
-from tessera.models.linear_attention.configuration import LinearAttentionConfig
+from tessera.memories.linear_attention import VARIANTS, LinearAttentionMemory, RecurrentState
 from tessera.models.sizes import num_parameters
-from tessera.models.stack import NormalInitialization, StackForCausalLM, StackModel
+from tessera.models.stack import NormalInitialization, StackForCausalLM, StackModel, rms_norm
+from tessera.models.strict_config import StrictConfig
+
+
+class LinearAttentionConfig(StrictConfig):
+    r"""A linear transformer, RetNet or gated linear attention (GLA), with a transformer's number of parameters.
+
+    Args:
+        variant: "linear_transformer", "retnet" or "gla" (see `LinearAttentionMemory`).
+        vocab_size, hidden_size, num_layers, num_heads: sizes. A layer has 12 hidden_size^2 parameters in all variants.
+        rms_norm_eps: of the norms. initializer_range: standard deviation of the weights.
+    Raises:
+        TesseraError: naming every argument that is unknown or impossible.
+    """
+
+    model_type = "linear_attention"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
+
+    variant: str = "gla"
+    vocab_size: int = 256
+    hidden_size: int = 128
+    num_layers: int = 2
+    num_heads: int = 4
+    logit_scale: float = 1.0
+    rms_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def problems(self) -> list[str]:
+        """See `StrictConfig`."""
+        problems = self.positive("vocab_size", "hidden_size", "num_layers", "num_heads")
+        if not problems:
+            unit = 4 * self.num_heads
+            is_multiple = self.hidden_size % unit == 0
+            problems = self.broken((is_multiple, "hidden_size", f"be a multiple of 4 num_heads ({unit})"))
+        return problems + self.one_of(variant=VARIANTS)
 
 
 class LinearAttentionLayer(GradientCheckpointingLayer):
@@ -17,9 +56,9 @@ class LinearAttentionLayer(GradientCheckpointingLayer):
     def __init__(self, config: LinearAttentionConfig):
         super().__init__()
         width = config.hidden_size
-        self.memory_norm = _norm(config)
+        self.memory_norm = rms_norm(config)
         self.memory = LinearAttentionMemory(width, config.num_heads, config.variant)
-        self.feed_forward_norm = _norm(config)
+        self.feed_forward_norm = rms_norm(config)
         # What the memory leaves of 12 width^2; three matrices share it.
         memory = num_parameters(self.memory)
         self.feed_forward = SwiGLU(width, max(1, round((12 * width**2 - memory) / (3 * width))))
@@ -41,10 +80,6 @@ class LinearAttentionLayer(GradientCheckpointingLayer):
         return [self.memory.output, self.feed_forward.down]
 
 
-def _norm(config: LinearAttentionConfig) -> nn.RMSNorm:
-    return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-
 class LinearAttentionPreTrainedModel(NormalInitialization):
     """Initialisation and plumbing of the recurrent baselines."""
 
@@ -62,13 +97,7 @@ class LinearAttentionPreTrainedModel(NormalInitialization):
 class LinearAttentionModel(LinearAttentionPreTrainedModel, StackModel):
     """The stack without the output layer. See `LinearAttentionConfig`."""
 
-    def make_layer(self, config: LinearAttentionConfig) -> nn.Module:
-        """One block of a memory and a feed-forward network."""
-        return LinearAttentionLayer(config)
-
-    def make_norm(self, config: LinearAttentionConfig) -> nn.Module:
-        """The norm before the output layer."""
-        return _norm(config)
+    layer_class = LinearAttentionLayer
 
 
 class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, StackForCausalLM, GenerationMixin):

@@ -1,0 +1,71 @@
+"""The short-term and the long-term memory of Memory Mosaics v2."""
+
+from typing import TypedDict
+
+from torch import Tensor, nn
+
+from tessera.base.arguments import explains_mistakes
+from tessera.base.errors import expect
+from tessera.base.shapes import Documents, Hidden, Int
+from tessera.kernels import Kernel, kernel_from_config
+from tessera.layers.bandwidth import AdaptiveBandwidth
+from tessera.layers.key_extractors import GatedKeyExtractor
+from tessera.layers.value_extractors import MixedValueExtractor
+from tessera.memories.pair_memory import PairMemory, PairMemoryState
+from tessera.ops.kernel_regression import Window
+
+
+class GatedLayers(TypedDict):
+    """The layers of a `PairMemory`."""
+
+    key_extractor: nn.Module
+    value_extractor: nn.Module
+    bandwidth: nn.Module
+    output: nn.Module
+
+
+def gated_layers(hidden_size: int, num_heads: int, kernel: Kernel) -> GatedLayers:
+    """Gated time-variant keys, mixed values, a bandwidth that adapts to the number of pairs (v2, section 3)."""
+    head_dim = hidden_size // num_heads
+    return {
+        "key_extractor": GatedKeyExtractor(hidden_size, num_heads, head_dim),
+        "value_extractor": MixedValueExtractor(hidden_size, num_heads, head_dim),
+        "bandwidth": AdaptiveBandwidth(num_heads, kernel),
+        "output": nn.Linear(hidden_size, hidden_size, bias=False),
+    }
+
+
+class ShortTermMemory(PairMemory):
+    """Recalls the pairs `T - h < i <= T - 1` (Memory Mosaics v2, section 3.3): h - 1 pairs at most; h is `span`.
+
+    A whole sequence costs O(T h) time, one more token O(h). The state holds between h and 2h pairs, whatever T.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, kernel: Kernel | str | dict, span: int):
+        expect(span >= 2, "ShortTermMemory", "span", "be at least 2 (a window of 1 holds no pair)", span)
+        kernel = kernel_from_config(kernel)
+        super().__init__(kernel, Window(delay=1, span=span), **gated_layers(hidden_size, num_heads, kernel))
+
+
+class LongTermMemory(PairMemory):
+    """Recalls the pairs `i <= T - m` (Memory Mosaics v2, section 3.3); m is the `delay` of each call.
+
+    Pairs are stored at once and become visible when they are m steps old, so that m may change at any time. The state
+    holds one key and one value per step and head.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, kernel: Kernel | str | dict):
+        kernel = kernel_from_config(kernel)
+        super().__init__(kernel, Window(delay=1), **gated_layers(hidden_size, num_heads, kernel))
+
+    @explains_mistakes
+    def forward(
+        self,
+        x: Hidden,
+        state: PairMemoryState | None = None,
+        documents: Documents = None,
+        keep_state: bool = False,
+        delay: int | Int[Tensor, " B"] = 1,
+    ) -> tuple[Hidden, PairMemoryState | None]:
+        """See `PairMemory.forward`. `delay`: m, one for all or one per sequence (B,)."""
+        return self.recall(x, state, documents, keep_state, Window(delay=delay))
