@@ -43,6 +43,15 @@ def only_first_derivative(name: str) -> Callable[[Callable], Callable]:
     return decorate
 
 
+def fresh_result(result: Tensor) -> Tensor:
+    """`result` of the forward pass of an autograd function, in a compiled program as a tensor made just for it.
+
+    In PyTorch 2.11 a compiled function whose result was written in place, or passed through a `to` that changes
+    nothing, has a gradient of 0: the program returns that tensor once per operation, and autograd keeps the last.
+    """
+    return result.clone() if torch.compiler.is_compiling() else result
+
+
 class _Refusal(torch.autograd.Function):
     """Gives back the first `count` tensors; its derivative, by all of them, is an error."""
 

@@ -2,7 +2,7 @@
 
 Writes results/EXPERIMENT/BUDGET.json, .png and .md. Called again after an interruption it goes on where it stopped.
 Budgets: smoke (seconds; shows that it runs), cpu (reduced; minutes to a day on two cores, as its page in
-docs/experiments says).
+docs/experiments says); some have long (for a GPU).
 """
 
 import argparse

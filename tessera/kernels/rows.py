@@ -5,7 +5,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from tessera.base.first_derivative import only_first_derivative
+from tessera.base.first_derivative import fresh_result, only_first_derivative
 from tessera.base.shapes import Float
 from tessera.kernels.base import Kernel, Rows, Statistics, Visible
 from tessera.kernels.workspace import Workspace
@@ -69,7 +69,7 @@ class _RowWeights(torch.autograd.Function):
         kernel = kernel if parameter is None else kernel.with_row_parameter(parameter)
         weights, statistics = kernel.forward(scores * kernel.score_scale, Workspace())
         ctx.save_for_backward(scores, parameter, *statistics)
-        return weights
+        return fresh_result(weights)
 
     @staticmethod
     @only_first_derivative("the weights of a kernel")

@@ -6,7 +6,7 @@ from torch import Tensor
 from tessera.base.arguments import explains_mistakes
 from tessera.base.devices import is_gpu, is_readable
 from tessera.base.errors import expect
-from tessera.base.first_derivative import only_first_derivative
+from tessera.base.first_derivative import fresh_result, only_first_derivative
 from tessera.base.shapes import Float, Int
 
 IGNORED = -100  # the label that Hugging Face leaves out of the loss
@@ -79,7 +79,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad_hidden = torch.zeros_like(hidden, dtype=product).index_copy_(0, counting, grad_hidden)
         ctx.save_for_backward(grad_hidden, grad_weight, hidden, weight)
         ctx.dtypes = hidden.dtype, weight.dtype
-        return total
+        return fresh_result(total)
 
     @staticmethod
     @only_first_derivative("linear_cross_entropy")

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.arguments import explains_mistakes
-from tessera.base.first_derivative import only_first_derivative
+from tessera.base.first_derivative import fresh_result, only_first_derivative
 from tessera.base.shapes import Float
 
 
@@ -49,7 +49,7 @@ class _UnitNorm(torch.autograd.Function):
         # d|x|/dx enters with weight (|x| + eps) / |x|: 1 when eps is zero.
         share = torch.where(length > 0, length * inverse, 1.0).reciprocal().to(x.dtype) if eps else None
         ctx.save_for_backward(y, inverse.to(x.dtype), share)
-        return y
+        return fresh_result(y)
 
     @staticmethod
     @only_first_derivative("unit_norm")

@@ -107,15 +107,19 @@ class Experiment:
     long: bool = False
     version: int = 1
 
+    @property
+    def budgets(self) -> tuple[str, ...]:
+        """The names of its budgets."""
+        return (*BUDGETS, "long") if self.long else BUDGETS
+
     def runs(self, selection: RunSelection) -> list[Run]:
         """The runs of a selection, whose names are checked first.
 
         Raises `TesseraError`: an unknown budget, model or kernel, or an option that this experiment does not have.
         """
         advice = self.published if selection.budget == "full" else ""
-        budgets = (*BUDGETS, "long") if self.long else BUDGETS
-        choices = "be one of " + ", ".join(budgets)
-        expect(selection.budget in budgets, "reproduce", "--budget", choices, selection.budget, advice)
+        choices = "be one of " + ", ".join(self.budgets)
+        expect(selection.budget in self.budgets, "reproduce", "--budget", choices, selection.budget, advice)
         no_data = "be left out: it makes its own examples"
         expect(self.takes_data or not selection.data, "reproduce", "--data", no_data, selection.data)
         models = _checked("models", self.models, selection.models)

@@ -96,6 +96,16 @@ def test_differences_are_taken_seed_by_seed():
     assert difference(rows["mosaic gaussian", 1][:1], rows["transformer", 1][1:], loss) is None
 
 
+def test_a_row_of_several_rates_shows_the_best_of_the_seeds_that_all_have():
+    runs = {run.key: run for run in LANGUAGE.runs(RunSelection("long", models=("mosaic_v2",)))}
+    name = "mosaic_v2 gaussian/1 block/rate"
+    losses = {f"{name} 0.001, seed 0": 4.0, f"{name} 0.001, seed 1": 1.0, f"{name} 0.003, seed 0": 3.0}
+    records = {key: record(runs[key], value) for key, value in losses.items()}
+    assert [loss(one) for one in by_row(records)["mosaic_v2 gaussian", 1]] == [3.0]
+    row = tables(records)["Learning rates"].splitlines()[2]
+    assert row == "| Mosaic v2, Gaussian | 1 | 2,440 | 4.000 | **3.000** |"
+
+
 def test_text_of_the_users_is_named_not_located(tmp_path):
     (tmp_path / "a.txt").write_text("Once upon a time. " * 100)
     selection = RunSelection("smoke", models=("transformer",), data=(f"mine={tmp_path}",))

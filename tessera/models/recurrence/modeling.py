@@ -24,6 +24,7 @@ from tessera.models.forward_arguments import (
 )
 from tessera.models.lazy_logits import LazyLogits, LooksUpLogits
 from tessera.models.learned_positions import first_position
+from tessera.models.recurrence.adapters import adapter_names
 from tessera.models.recurrence.backbone import SegmentedBackbone
 from tessera.models.recurrence.base_model import (
     expect_base,
@@ -184,6 +185,11 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
             adapter_config.modules_to_save = list(self.memory_modules)
         super().add_adapter(adapter_config, adapter_name)
 
+    def load_adapter(self, peft_model_id: str | None = None, adapter_name: str | None = None, **options: Any) -> Any:
+        """As in transformers."""
+        names = adapter_names(self, self.memory_modules, adapter_name or "default", options.get("load_config"))
+        return super().load_adapter(peft_model_id, adapter_name, **{"weight_mapping": names, **options})
+
     def adds_nothing(self) -> bool:
         """Whether what the memory adds to the layers is 0."""
         return False
@@ -196,11 +202,9 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         trained = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
         has_adapter = any("lora_" in name or "adapter" in name for name in trained)
         is_frozen = not any(name.startswith(self.memory_modules) for name in trained)
-        names = list(self.memory_modules)
-        advice = f"Adapters need modules_to_save={names}, which model.add_adapter says by itself."
-        got = "memory frozen at its start"
+        advice = f"Adapters need modules_to_save={list(self.memory_modules)}, which model.add_adapter says by itself."
         is_right = not (has_adapter and is_frozen and self.adds_nothing())
-        expect(is_right, type(self).__name__, "the memory", "learn with the adapter", got, advice)
+        expect(is_right, type(self).__name__, "the memory", "learn with the adapter", "one frozen at its start", advice)
 
     def segment_runner(self, is_new: bool = True) -> SegmentRunner:
         """What reads segments with the present modules; `is_new`: a text begins."""

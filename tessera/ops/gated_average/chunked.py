@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from tessera.base.devices import is_exporting
-from tessera.base.first_derivative import only_first_derivative
+from tessera.base.first_derivative import fresh_result, only_first_derivative
 from tessera.ops.gated_average.call import GatedAverageCall, GatedAverageState
 from tessera.ops.linear_recurrence import RecurrenceCall
 from tessera.ops.linear_recurrence import chunked as recurrence
@@ -53,7 +53,7 @@ class _GateShares(torch.autograd.Function):
         margin = margin.contiguous()  # as logsigmoid's result is on a CPU, where torch.compile expects other strides
         new, keep = logsigmoid(margin).exp_(), logsigmoid(-margin).exp_()
         ctx.save_for_backward(new, keep)
-        return new, keep, log_weight[:, :, -1].clone()
+        return fresh_result(new), fresh_result(keep), log_weight[:, :, -1].clone()
 
     @staticmethod
     @only_first_derivative("gated_average")

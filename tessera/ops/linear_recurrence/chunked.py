@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tessera.base.devices import is_exporting
-from tessera.base.first_derivative import only_first_derivative
+from tessera.base.first_derivative import fresh_result, only_first_derivative
 from tessera.ops.linear_recurrence.call import RecurrenceCall
 
 CHUNK = 32
@@ -47,7 +47,7 @@ class _LinearRecurrence(torch.autograd.Function):
         """`y_t = new_t x_t + keep_t y_{t-1}` like x, and y_T (B, H, K) in `dtype`, in which it is summed."""
         y = scan(scaled(x, new, dtype), logarithm(keep), initial)
         last = y[:, :, -1].clone()
-        y = y.to(x.dtype)
+        y = fresh_result(y.to(x.dtype))
         ctx.dtype = dtype
         ctx.save_for_backward(None if new is None else x, new, keep, initial, y)
         ctx.set_materialize_grads(False)

@@ -67,13 +67,18 @@ def by_row(records: Mapping[str, Record], part: str = MAIN) -> dict[Row, list[Re
 
 def at_best_rate(records: Sequence[Record]) -> list[Record]:
     """Of one row those of the rate with the lowest mean loss over the seeds that were trained at every rate."""
-    by_rate = [[one for one in records if one.configuration.learning_rate == rate] for rate in _rates_of(records)]
-    common = set.intersection(*({one.configuration.seed for one in seeds} for seeds in by_rate))
-    return min(by_rate, key=lambda seeds: fmean(loss(one) for one in seeds if one.configuration.seed in common))
+    losses = loss_by_rate(records)
+    best = min(losses, key=losses.__getitem__)
+    return [record for record in records if record.configuration.learning_rate == best]
 
 
-def _rates_of(records: Sequence[Record]) -> list[float]:
-    return sorted({record.configuration.learning_rate for record in records})
+def loss_by_rate(records: Sequence[Record]) -> dict[float, float]:
+    """Mean loss at each rate over the seeds that were trained at every rate."""
+    losses: dict[float, dict[int, float]] = {}
+    for record in sorted(records, key=lambda record: record.configuration.learning_rate):
+        losses.setdefault(record.configuration.learning_rate, {})[record.configuration.seed] = loss(record)
+    common = set.intersection(*map(set, losses.values()))
+    return {rate: fmean(of_rate[seed] for seed in common) for rate, of_rate in losses.items()}
 
 
 def loss(record: Record) -> float:
@@ -166,13 +171,7 @@ def _by_kernel(rows: Rows) -> str:
 def _rates(records: Mapping[str, Record]) -> str:
     search = {key: record for key, record in records.items() if record.configuration.part == SEARCH} or records
     tried = grouped(search, lambda one: (list(NAMES).index(one.name), one.num_layers, one.recipe["training"]["steps"]))
-    losses = {
-        row: {
-            rate: fmean(loss(one) for one in tried[row] if one.configuration.learning_rate == rate)
-            for rate in _rates_of(tried[row])
-        }
-        for row in sorted(tried)
-    }
+    losses = {row: loss_by_rate(tried[row]) for row in sorted(tried)}
     if search is records and all(len(of_row) == 1 for of_row in losses.values()):
         return ""
     rates = sorted({rate for of_row in losses.values() for rate in of_row})

@@ -1,0 +1,21 @@
+"""Compiled, operations have the gradients they have alone: PyTorch 2.11 can lose them without a word."""
+
+import pytest
+import torch
+
+from tests.ops.test_second_derivatives import OPERATIONS, drawn
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # the compiler's own
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # conversions to the same type are the danger
+@pytest.mark.parametrize(
+    "name", ["unit_norm", "linear_cross_entropy", "linear_recurrence", "gated_average", "selective_scan"]
+)
+def test_gradients_are_those_of_the_operation_alone(name, dtype):
+    torch._dynamo.reset()
+    operation, shapes = OPERATIONS[name]
+    leaves = [leaf.requires_grad_() for leaf in drawn(*shapes, dtype=dtype)]
+    results = [run(*leaves) for run in (operation, torch.compile(operation, backend="aot_eager", fullgraph=True))]
+    alone, compiled = (torch.autograd.grad(result.pow(3).sum(), leaves) for result in results)
+    torch.testing.assert_close(compiled, alone)
+    assert all(bool(gradient.any()) for gradient in alone)
