@@ -148,6 +148,9 @@ BUDGETS = {
         Trainings(OTHER_KERNELS, (4,)),
         Trainings(MAIN_NAMES, (8,), first=False),
         Trainings(OTHER_KERNELS, (1, 4), first=False),
+        Trainings((V2,), (1, 4), rates=_TRIED, steps=250),
+        Trainings((V2,), (1, 4)),
+        Trainings((V2,), (1, 4), first=False),
     ),
     "long": (
         Trainings(LONG_NAMES, (1, 4), rates=_TRIED[:3], in_full=True),
