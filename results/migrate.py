@@ -211,7 +211,7 @@ DROPPED = {
     "associative_retrieval": ("ablation", "end_token"),
     "length_generalization": ("precision", "dropout", "contextual_dropout", "initialization"),
     "many_shot": ("initialization",),
-    "regbench": ("dropout", "initialization"),
+    "regbench": ("initialization",),
 }
 
 
