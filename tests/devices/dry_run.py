@@ -8,7 +8,7 @@ import json
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -112,11 +112,6 @@ def outcome(case: Callable[[PretendGPU], None]) -> dict:
     return {"error": error, "waits": gpu.waits, "operators": gpu.operators}
 
 
-def outcomes(parts: Iterable[str]) -> dict[str, dict]:
-    """Those of every case of `parts`."""
-    known = {"models": models, "experiments": experiments, "mistakes": mistakes}
-    return {name: outcome(case) for part in parts for name, case in known[part]()}
-
-
 if __name__ == "__main__":
-    print(json.dumps(outcomes(sys.argv[1:])))
+    parts = {"models": models, "experiments": experiments, "mistakes": mistakes}
+    print(json.dumps({name: outcome(case) for part in sys.argv[1:] for name, case in parts[part]()}))

@@ -1,11 +1,8 @@
 """Code for GPUs on a device without data: nothing is left on the CPU, and nothing waits for the device unasked."""
 
 import json
-import os
 import subprocess
 import sys
-import traceback
-import warnings
 from pathlib import Path
 
 import pytest
@@ -29,32 +26,18 @@ MODELS = {
 }
 
 
-@pytest.fixture
-def dry_run(tmp_path):
-    """What `tests.devices.dry_run` says of some parts, in a fork: the pretended device stays with its process."""
+def dry_run(*parts):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU: tests/ops and test_models_by_triton.py run on it")
-    from tests.devices.dry_run import outcomes
-
-    def run(*parts):
-        child = os.fork()
-        if child == 0:
-            try:
-                # safetensors asks fake tensors for storage in a way that PyTorch is about to drop.
-                warnings.filterwarnings("ignore", "TypedStorage is deprecated")
-                (tmp_path / "outcomes.json").write_text(json.dumps(outcomes(parts)))
-                os._exit(0)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        return json.loads((tmp_path / "outcomes.json").read_text())
-
-    return run
+    # safetensors asks fake tensors for storage in a way that PyTorch is about to drop.
+    warnings = ["-W", "error", "-W", "ignore:TypedStorage is deprecated"]
+    command = [sys.executable, *warnings, "-m", "tests.devices.dry_run", *parts]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_models_and_mistakes(dry_run):
+def test_models_and_mistakes():
     """Training and decoding wait for nothing but what `once` says: a look at the labels, a look at the memory.
 
     The same process shows that a tensor left on the CPU and a wait would be found.
@@ -89,7 +72,7 @@ def test_models_and_mistakes(dry_run):
 
 
 @pytest.mark.slow
-def test_experiments(dry_run):
+def test_experiments():
     actual = dry_run("experiments")
     assert not {name: case["error"] for name, case in actual.items() if case["error"]}
     trained = [case for name, case in actual.items() if "regbench: mosaic" in name]
