@@ -11,11 +11,18 @@ import yaml
 from tessera.base.errors import TesseraError, expect
 
 MOST_BYTES = 1_000_000
+DEEPEST = 100  # brackets in brackets; PyYAML's time grows with their square
 MOST_PIECES = 100_000  # of JSON: of the values with every alias written out
 
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader for mappings with different keys of text. Dates stay text; 5e-3 is a number (YAML 1.2)."""
+
+    def fetch_flow_collection_start(self, TokenClass: type) -> None:
+        """PyYAML's, at a bracket that opens."""
+        if self.flow_level == DEEPEST:
+            raise yaml.YAMLError("it is nested too deep")
+        super().fetch_flow_collection_start(TokenClass)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """PyYAML's, which would take the last of two equal keys."""
