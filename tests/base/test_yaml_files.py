@@ -68,3 +68,9 @@ def test_files(tmp_path):
         read_yaml(path, "recipe")
     path.write_text("a: ü")
     assert read_yaml(path) == {"a": "ü"}
+
+
+def test_brackets_nest_a_hundred_deep():
+    assert str(parse_yaml("[" * 100 + "]" * 100, "here")).count("[") == 100
+    with pytest.raises(TesseraError, match="nested too deep"):
+        parse_yaml("[" * 101 + "]" * 101, "here")

@@ -35,7 +35,7 @@ def arguments(call: Call) -> tuple:
         call.value,
         call.slope,
         call.intercept,
-        _text_of(call.kernel),
+        _text_of(call.kernel.to_config()),
         call.query_offset,
         None if isinstance(delay, Tensor) else delay,
         None if call.window is None else call.window.span,
@@ -46,8 +46,8 @@ def arguments(call: Call) -> tuple:
 
 
 @torch.compiler.assume_constant_result
-def _text_of(kernel: Kernel) -> str:
-    return json.dumps(kernel.to_config())
+def _text_of(config: dict[str, object]) -> str:
+    return json.dumps(config)  # of plain values: torch 2.11 cannot hand on a dataclass
 
 
 def _call(

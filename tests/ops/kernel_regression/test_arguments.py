@@ -142,3 +142,9 @@ def test_numbers_are_as_precise_as_the_call():
 
 def test_the_names_of_the_backends():
     assert list(BACKENDS) == ["cpu_bfloat16", "fused", "triton", "chunked", "reference"]
+
+
+def test_delays_may_lie_on_another_device():
+    """As a window made on the CPU beside pairs on a GPU."""
+    steps = torch.arange(4, device="meta")
+    assert Window(delay=torch.tensor([2, 3])).visible(steps, steps).shape == (2, 1, 4, 4)
