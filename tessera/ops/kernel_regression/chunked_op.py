@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.first_derivative import only_first_derivative
-from tessera.kernels.base import Kernel, kernel_from_config
+from tessera.kernels.base import kernel_from_config
 from tessera.ops.kernel_regression.block_passes import answers, gradients
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.window import Window
