@@ -27,9 +27,8 @@ NAMES = {
 }
 VOCABULARY = AssociativeRetrieval().vocab_size
 KEY_SIZE = "key_size"
-# The models whose memory is written by gradient descent (GradMem): the model around that memory, and its first rate.
-BY_GRADIENT = {"gradmem": ("rmt", 20.0), "gradmem_matrix": ("armt", 1.0)}
-WRITING_STEPS = 2
+# The models whose memory is written by gradient descent (GradMem): whose memory it is, its steps, and its first rate.
+BY_GRADIENT = {"gradmem": ("rmt", 3, 5.0), "gradmem_matrix": ("armt", 1, 30.0)}
 # Relative time of a step: what the time left is estimated from.
 COSTS = {"rmt": 0.7, "prmt": 0.7, "mosaic": 0.4, **dict.fromkeys(BY_GRADIENT, 2.0)}
 
@@ -78,10 +77,10 @@ def build(name: str, size: ModelSize, seed: int) -> PreTrainedModel | GradientWr
     that of ARMT or RMT, into which the whole text is written as one segment.
     """
     if name in BY_GRADIENT:
-        written, rate = BY_GRADIENT[name]
+        written, steps, rate = BY_GRADIENT[name]
         model = build_small_model(written, seed, **asdict(size))
         assert isinstance(model, SegmentedForCausalLM), "its memory is written"
-        return GradientWriter(model, WRITING_STEPS, rate)
+        return GradientWriter(model, steps, rate)
     if name == "mosaic":
         width = round(size.hidden_size * 9 / 8 / size.num_heads) * size.num_heads
         size = replace(size, hidden_size=width, num_layers=max(1, size.num_layers // 2))
