@@ -44,7 +44,7 @@ NEW_TOKENS = 16
 
 
 def training() -> Iterator[Case]:
-    """A step of v1 (forward, backward, AdamW) beside GPT-2; forward and backward of v2 beside Llama."""
+    """A step of v1 (forward, backward, AdamW) beside GPT-2; forward and backward of v2 beside Llama; of equal sizes."""
     steps = [language_models.training_step(language_models.build(name, 512), 512) for name in ("mosaic", "transformer")]
     yield "training: v1, T 512 / GPT-2", *steps
     config = MemoryMosaicV2Config(**V2, tie_word_embeddings=True)
@@ -56,8 +56,9 @@ def training() -> Iterator[Case]:
         loss.backward()
         model.zero_grad()
 
-    models = (MemoryMosaicV2ForCausalLM(config), AutoModelForCausalLM.from_config(matching_llama_config(config)))
-    yield "training: v2, T 2,048 / Llama", *(partial(step, model.train()) for model in models)
+    llama = AutoModelForCausalLM.from_config(matching_llama_config(config, equal_parameters=True))
+    models = (MemoryMosaicV2ForCausalLM(config), llama)
+    yield "training: v2, T 2,048 / Llama of equal size", *(partial(step, model.train()) for model in models)
 
 
 def decoding() -> Iterator[Case]:

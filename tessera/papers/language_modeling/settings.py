@@ -149,6 +149,7 @@ BUDGETS = {
         Trainings(MAIN_NAMES, (8,), first=False),
         Trainings(OTHER_KERNELS, (1, 4), first=False),
         Trainings((V2,), (1, 4), rates=_TRIED, steps=250),
+        Trainings((V2,), (1,), rates=(3e-3, 1e-2)),  # the two best of the short search, as close
         Trainings((V2,), (1, 4)),
         Trainings((V2,), (1, 4), first=False),
     ),
