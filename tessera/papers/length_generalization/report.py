@@ -28,6 +28,7 @@ NAMES = {
     "gaussian_knn_32": "Gaussian kNN, k = 32",
     "uniform_knn_16": "uniform kNN, k = 16",
     "uniform_knn_32": "uniform kNN, k = 32",
+    "learned_alpha": "alpha learned from 3/2 in each head",
     "transformer": "Transformer (rotary)",
 }
 
@@ -104,6 +105,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     others = {
         "Inverse bandwidth doubled": _sharper(records),
         "MQMTAR, second symbols": _second_symbols(records),
+        "MQMTAR, learned alphas": _alphas(records),
         "Settings": _settings(records),
     }
     return by_task | {heading: table for heading, table in others.items() if table}
@@ -172,6 +174,17 @@ def _second_symbols(records: Mapping[str, Record]) -> str:
             rows.append([NAMES[name], f"{factor}x", *(with_error(over_seeds([scores[score]])) for score in names)])
     headings = ["kernel", "length", "first symbol", "second, first occurs once", "second, first shared"]
     return markdown(headings, rows) if rows else ""
+
+
+def _alphas(records: Mapping[str, Record]) -> str:
+    """What each head's memory learned, seed by seed and block by block."""
+    rows = [
+        [record.configuration.seed, block, *(f"{alpha:.2f}" for alpha in alphas)]
+        for _, record in _every_record(records)
+        for block, alphas in enumerate(record.outcome.get("alphas", ()), 1)
+    ]
+    heads = [f"head {head}" for head in range(1, len(rows[0]) - 1)] if rows else []
+    return markdown(["seed", "block", *heads], rows) if rows else ""
 
 
 def _every_record(records: Mapping[str, Record]) -> list[tuple[tuple[str, str], Record]]:

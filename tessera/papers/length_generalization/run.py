@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ KERNELS: dict[str, Any] = {
     "gaussian_knn_16": {"name": "knn", "base": "gaussian", "k": 16},
     "uniform_knn_16": {"name": "knn", "base": "uniform", "k": 16},
     "uniform_knn_32": {"name": "knn", "base": "uniform", "k": 32},
+    "learned_alpha": {"name": "entmax", "alpha": 1.5},
 }
 MODELS = ("mosaic", "transformer")
 
@@ -113,13 +115,17 @@ SHARPER = 2.0
 
 
 def plan(selection: RunSelection) -> list[Run]:
-    """Task by task, the mosaic's kernels first; seeds outside, so that the first seed is complete first."""
+    """Task by task, the mosaic's kernels first; seeds outside, so that the first seed is complete first.
+
+    Heads that learn their alpha are trained on MQMTAR alone.
+    """
     # The mosaic is the only one that has kernels.
     models = selection.models or (MODELS if selection.kernels is None else ("mosaic",))
     kernels = selection.kernels or (("triweight",) if selection.budget == "smoke" else tuple(KERNELS))
     names = [*(kernels if "mosaic" in models else ()), *(["transformer"] if "transformer" in models else ())]
     seeds = range(selection.seeds or 1)
-    return [settings.run(name, seed) for seed in seeds for settings in SETTINGS[selection.budget] for name in names]
+    points = product(seeds, SETTINGS[selection.budget], names)
+    return [s.run(name, seed) for seed, s, name in points if s.task == "mqmtar" or name != "learned_alpha"]
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
@@ -136,6 +142,8 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     for factor in settings.factors:
         context.report(1.0, f"testing at {factor:g} x {settings.test_length}")
         outcome.setdefault("scores", {})[f"{factor:g}"] = evaluate(model, settings, factor, device)
+    memories = [module for module in model.modules() if isinstance(module, ContextualMemory)]
+    outcome["alphas"] = [memory.learned_alpha.alpha.tolist() for memory in memories if memory.learned_alpha is not None]
     return outcome | sharper(model, settings, outcome["scores"], device)
 
 
