@@ -29,6 +29,12 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+if not torch.cuda.is_available():
+    # Each seed would wait for a GPU, with a copy of the stack: two milliseconds and ever more memory, at every call.
+    for accelerator in (torch.cuda, torch.xpu):
+        accelerator.manual_seed_all = lambda seed: None
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.set_num_threads(1)

@@ -85,11 +85,12 @@ class _Check:
         self.function, self.hints = function, hints
         self.parameters = list(inspect.signature(function).parameters)
         self.passed: set[Kind] = set()
+        self.is_mapped = function.__name__ == "__init__"  # by PyTorch's pytrees, with nothing where they return nothing
 
     def __call__(self, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         values = dict(zip(self.parameters, args), **kwargs, **{"return": result})
-        if kwargs and all(value is None for value in kwargs.values()) and self.function.__name__ == "__init__":
-            return  # PyTorch's pytrees, when what they map over a state returns nothing
+        if self.is_mapped and kwargs and all(value is None for value in kwargs.values()):
+            return
         kinds = tuple((name, _kind(values[name])) for name in self.hints if name in values)
         try:
             if kinds in self.passed:

@@ -60,15 +60,27 @@ def test_choices_narrow_the_runs(name):
     assert len(fewer) < len(keys) or all("seed 0" in key for key in keys)
 
 
-# Of experiments with many models, those that pass every branch of the run; the others are trained in slow tests.
-SOME = {"babilong": "*_shut/*", "associative_retrieval": "*/remember/*", "regbench": "[nm][go]*"}
+# Of experiments with many runs, those that pass every branch of the run and of the report.
+SOME = {
+    "armt_language": "*/[bac]*",
+    "associative_retrieval": "*/remember/*",
+    "attention_profiles": "*[ec]/*",
+    "babilong": "*_shut/qa1/*",
+    "document_qa": "*[2a]/*",
+    "language_modeling": "*mosaic*",
+    "length_generalization": "[ms]*",
+    "many_shot": "*[2a]/*",
+    "out_of_distribution": "*mosaic*",
+    "regbench": "[nm][go]*",
+    "three_moons": "[tr]*[syt]/*",
+}
 
 
 @pytest.mark.usefixtures("short_books")
 @pytest.mark.parametrize(
     ("name", "only"),
     [(name, SOME.get(name, "*")) for name in NAMES]
-    + [pytest.param(name, "*", marks=pytest.mark.slow, id=f"all of {name}") for name in SOME],
+    + [pytest.param(name, "*", marks=pytest.mark.grid, id=f"all of {name}") for name in SOME],
 )
 def test_smoke_from_end_to_end(name, only, tmp_path, monkeypatch):
     folders = {"output": tmp_path, "checkpoints": tmp_path / "checkpoints"}

@@ -5,6 +5,7 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.ops.leaky_average import leaky_average
+from tests.covering import some
 from tests.tolerances import assert_within
 
 # The interpreter takes blocks of 4 steps, two segments from 16 steps on and three from 24.
@@ -27,11 +28,10 @@ def call(backend, dtype, device, steps, with_state, with_documents, width=3):
     return [y, last, *torch.autograd.grad(loss, leaves)]
 
 
-@pytest.mark.parametrize(
+@some(
     ("steps", "with_state", "with_documents"),
-    [(steps, True, True) for steps in LENGTHS]
-    # Without either, what differs by length is the same.
-    + [pytest.param(steps, False, False, marks=() if steps == 17 else pytest.mark.slow) for steps in LENGTHS],
+    [(steps, both, both) for steps in LENGTHS for both in (True, False)],
+    by_default=[(4, True, True), (17, True, True), (17, False, False)],
 )
 def test_agrees_with_the_reference(triton_device, steps, with_state, with_documents):
     arguments = (triton_device, steps, with_state, with_documents)
