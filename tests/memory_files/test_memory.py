@@ -145,7 +145,7 @@ def test_every_token_knows_its_bytes(packed, tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(gzip.compress(data) if packed else data)
     # Packed, the bytes come by another way; what is made of them is the same.
-    for tokenizer in (byte_tokenizer(), *([] if packed else [train_bpe([data.decode()] * 2, 400)])):
+    for tokenizer in (byte_tokenizer(), *([] if packed else [train_bpe([data.decode()[:4000]] * 2, 400)])):
         document = read_document_text(path, tokenizer, "text", "test")
         starts = document.starts().tolist()
         assert (starts[-1], document.size) == (len(data), len(data))
