@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -13,6 +14,9 @@ import torch
 from tests import shape_checks
 
 shape_checks.install()  # before the library is first imported
+# Processes that tests start read what this one has compiled.
+sys.dont_write_bytecode = False
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 if not torch.cuda.is_available():
     # Triton's kernels are tested in its interpreter, which must be chosen before triton is first imported. The choice

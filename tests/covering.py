@@ -1,6 +1,6 @@
 """Parametrisations of which a part stands for the whole by default: the other cases are marked `grid`."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from itertools import combinations, product
 from typing import Any
 
@@ -17,17 +17,13 @@ def each_value(indirect=False, **axes):
     return _covering(1, axes, indirect)
 
 
-def some(arguments: str | tuple[str, ...], cases: Iterable[Any], by_default: Container[Any], ids=None):
-    """`parametrize` over `cases` (tuples where `arguments` are several), of which those `by_default` stand for all."""
-    several = isinstance(arguments, tuple)
-    return pytest.mark.parametrize(
-        arguments,
-        [
-            pytest.param(*(case if several else (case,)), marks=() if case in by_default else pytest.mark.grid)
-            for case in cases
-        ],
-        ids=ids,
-    )
+def some(arguments: str | tuple[str, ...], cases: Iterable[Any], by_default: Container[Any] | Callable, ids=None):
+    """`parametrize` over `cases`: those `by_default` (values, or a predicate of them) stand for all."""
+    is_single = isinstance(arguments, str)
+    stands = by_default if callable(by_default) else lambda *case: (case[0] if is_single else case) in by_default
+    tuples = [(case,) if is_single else tuple(case) for case in cases]
+    marked = [pytest.param(*case, marks=() if stands(*case) else pytest.mark.grid) for case in tuples]
+    return pytest.mark.parametrize(arguments, marked, ids=ids)
 
 
 def _covering(size: int, axes: dict[str, Any], indirect):

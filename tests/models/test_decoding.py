@@ -120,7 +120,7 @@ def decoded(model, ids, tokens, **options):
     ("name", "form"),
     [*((name, "int8") for name in MODELS), ("v1", "bf16"), ("v2", "float32")],
     by_default=[
-        *((name, "int8") for name in ("v1 entmax", "linear transformer", "neox", "llama", "armt")),
+        *((name, "int8") for name in ("v1 entmax", "linear transformer", "llama", "armt")),
         ("v1", "bf16"), ("v2", "float32"),
     ],
 )  # fmt: skip
@@ -137,7 +137,7 @@ def test_tokens_are_those_of_plain_decoding(uncompiled, name, form):
     torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
 
 
-@some("name", ["v1", "v2", "gpt2", "armt"], by_default=["v2", "armt"])
+@some("name", ["v1", "v2", "gpt2", "armt"], by_default=["v2"])
 def test_several_rows_beams_and_padding(uncompiled, name):
     model, ids = MODELS[name]().eval(), torch.randint(1, 50, (3, 7))
     mask = torch.ones_like(ids)
@@ -149,7 +149,7 @@ def test_several_rows_beams_and_padding(uncompiled, name):
     assert all(torch.equal(decoded(plain(model), ids, 9, **o)[0], r) for o, r in zip(calls, rounded, strict=True))
 
 
-@pytest.mark.parametrize("name", ["v1", "v2"])
+@some("name", ["v1", "v2"], by_default=["v2"])
 @torch.no_grad()
 def test_a_state_stays_a_value(uncompiled, name):
     """One goes on from it twice, by programs and without them, and by several tokens at once."""
@@ -174,7 +174,7 @@ def test_a_state_stays_a_value(uncompiled, name):
     torch.testing.assert_close(rest, expected[30:], rtol=0, atol=2e-5)
 
 
-@some("name", ["v1", "v2", "gpt2", "llama", "armt"], by_default=["v1", "llama", "armt"])
+@some("name", ["v1", "v2", "gpt2", "llama", "armt"], by_default=["v1", "armt"])
 def test_other_weights_and_other_modules_are_noticed(uncompiled, name):
     """What a program was made of is compared; a hook is asked; a copy is a model of its own."""
     model, ids = tessera.compile_decoding(MODELS[name]().eval()), torch.randint(1, 50, (1, 7))

@@ -13,7 +13,8 @@ NAMES = ("unit_norm", "linear_cross_entropy", "linear_recurrence", "gated_averag
 @some(
     ("name", "dtype"),
     [(name, dtype) for name in NAMES for dtype in (torch.float32, torch.float64)],
-    by_default=[(name, torch.float32) for name in NAMES],  # conversions to the same type are the danger
+    # Conversions to the same type are the danger.
+    by_default=[("linear_cross_entropy", torch.float32), ("linear_recurrence", torch.float32)],
 )
 def test_gradients_are_those_of_the_operation_alone(name, dtype):
     torch._dynamo.reset()

@@ -60,7 +60,9 @@ def test_choices_narrow_the_runs(name):
     assert len(fewer) < len(keys) or all("seed 0" in key for key in keys)
 
 
-# Of experiments with many runs, those that pass every branch of the run and of the report.
+# Of each way to train one experiment by default: stages, the recipe of a text, functions of a task; of experiments with
+# many runs those that pass every branch of the run and of the report.
+OF_EACH_WAY = ("babilong", "language_modeling", "many_shot", "regbench", "three_moons")
 SOME = {
     "armt_language": "*/[bac]*",
     "associative_retrieval": "*/remember/*",
@@ -79,7 +81,7 @@ SOME = {
 @pytest.mark.usefixtures("short_books")
 @pytest.mark.parametrize(
     ("name", "only"),
-    [(name, SOME.get(name, "*")) for name in NAMES]
+    [pytest.param(name, SOME.get(name, "*"), marks=() if name in OF_EACH_WAY else pytest.mark.grid) for name in NAMES]
     + [pytest.param(name, "*", marks=pytest.mark.grid, id=f"all of {name}") for name in SOME],
 )
 def test_smoke_from_end_to_end(name, only, tmp_path, monkeypatch):

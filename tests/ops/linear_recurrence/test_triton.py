@@ -46,7 +46,7 @@ def test_three_segments_of_time(triton_device):
     assert_within(actual, call("reference", torch.float64, triton_device, 25, True, False, width=2), 1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@some("dtype", [torch.float16, torch.bfloat16], by_default=[torch.bfloat16], ids=str)
 def test_half_precision(triton_device, dtype):
     actual = call("triton", dtype, triton_device, 9, True, True)
     assert actual[0].dtype == dtype
