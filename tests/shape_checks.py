@@ -83,15 +83,21 @@ class _Check:
 
     def __init__(self, function: Callable, hints: dict[str, Any]) -> None:
         self.function, self.hints = function, hints
-        self.parameters = list(inspect.signature(function).parameters)
+        places = {name: place for place, name in enumerate(inspect.signature(function).parameters)}
+        self.arguments = [(name, places[name]) for name in hints if name != "return"]
         self.passed: set[Kind] = set()
         self.is_mapped = function.__name__ == "__init__"  # by PyTorch's pytrees, with nothing where they return nothing
 
     def __call__(self, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
-        values = dict(zip(self.parameters, args), **kwargs, **{"return": result})
         if self.is_mapped and kwargs and all(value is None for value in kwargs.values()):
             return
-        kinds = tuple((name, _kind(values[name])) for name in self.hints if name in values)
+        values = {"return": result} if "return" in self.hints else {}
+        for name, place in self.arguments:
+            if place < len(args):
+                values[name] = args[place]
+            elif name in kwargs:
+                values[name] = kwargs[name]
+        kinds = tuple([(name, _kind(value)) for name, value in values.items()])
         try:
             if kinds in self.passed:
                 return
@@ -114,5 +120,5 @@ def _has_shape(hint: Any) -> bool:
 def _kind(value: Any) -> Kind:
     """All that an annotation says something about."""
     if isinstance(value, torch.Tensor):
-        return value.dtype, tuple(value.shape)
+        return value.dtype, value.shape
     return tuple(map(_kind, value)) if isinstance(value, tuple) else type(value)
