@@ -36,8 +36,9 @@ def pytest_collection_finish():
 
 if not torch.cuda.is_available():
     # Each seed would wait for a GPU, with a copy of the stack: two milliseconds and ever more memory, at every call.
-    for accelerator in (torch.cuda, torch.xpu):
-        accelerator.manual_seed_all = lambda seed: None
+    for accelerator in ("cuda", "xpu", "mtia"):
+        if hasattr(torch, accelerator):
+            getattr(torch, accelerator).manual_seed_all = lambda seed: None
 
 
 class Heard(logging.Handler):

@@ -91,25 +91,28 @@ class _Check:
     def __call__(self, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         if self.is_mapped and kwargs and all(value is None for value in kwargs.values()):
             return
-        values = {"return": result} if "return" in self.hints else {}
+        values = []
         for name, place in self.arguments:
             if place < len(args):
-                values[name] = args[place]
-            elif name in kwargs:
-                values[name] = kwargs[name]
-        kinds = tuple([(name, _kind(value)) for name, value in values.items()])
+                values.append(args[place])
+            else:
+                values.append(kwargs.get(name, _ABSENT))
+        if "return" in self.hints:
+            values.append(result)
+        kinds = tuple([_kind(value) for value in values])
         try:
             if kinds in self.passed:
                 return
         except TypeError:  # symbolic sizes have no hash: a program is being traced
             return
         with jaxtyped("context"):
-            for name, hint in self.hints.items():
-                if name in values and not is_bearable(values[name], hint):
+            for (name, hint), value in zip(self.hints.items(), values, strict=True):
+                if value is not _ABSENT and not is_bearable(value, hint):
                     raise ShapeError(f"{self.function.__qualname__}: {name} is not {hint}; got {kinds}")
         self.passed.add(kinds)
 
 
+_ABSENT = object()
 _CHECKS: dict[Callable, _Check] = {}  # not in the closure of what calls them: torch.compile looks into closures
 
 

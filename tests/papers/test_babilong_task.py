@@ -21,6 +21,7 @@ from tests.covering import each_value, some
 
 BABI = Path(__file__).parent / "babilong_files"
 SMALL = {"length": 300, "vocab_size": 250}
+pytestmark = pytest.mark.usefixtures("short_books")
 
 
 @pytest.mark.parametrize("file", sorted(BABI.glob("*.txt")), ids=lambda file: file.name[:8])
