@@ -32,6 +32,7 @@ def pytest_collection_finish():
     """Keep what imports have made from the garbage collections: every training ends with one, 0.3 s over all of it."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 if not torch.cuda.is_available():

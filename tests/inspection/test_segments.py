@@ -21,8 +21,7 @@ def wrapped(make, **options):
     return model
 
 
-@pytest.mark.parametrize("order", ["parallel", "sequential"])
-@pytest.mark.parametrize("correction", [True, False])
+@each_value(order=["parallel", "sequential"], correction=[True, False])
 def test_armt(order, correction):
     model = wrapped(tessera.wrap, memory_dim=4, update_order=order, correction=correction)
     segments = trace(model, IDS).segments

@@ -69,7 +69,7 @@ def test_kernel_regression_in_blocks(kernel, window):
     opcheck(chunked_op.regress, chunked_op.arguments(call))
 
 
-@pytest.mark.parametrize("gated", [False, True])
+@some("gated", [False, True], by_default=[True])
 def test_linear_recurrence(triton_device, gated):
     x, initial = drawn(triton_device, 2, 5, 3), torch.randn(1, 2, 3, device=triton_device, requires_grad=True)
     new = torch.rand(1, 2, 5, device=triton_device)

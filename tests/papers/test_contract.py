@@ -62,7 +62,7 @@ def test_choices_narrow_the_runs(name):
 
 # Of each way to train one experiment by default: stages, the recipe of a text, functions of a task; of experiments with
 # many runs those that pass every branch of the run and of the report.
-OF_EACH_WAY = ("babilong", "language_modeling", "many_shot", "regbench", "three_moons")
+OF_EACH_WAY = ("babilong", "language_modeling", "many_shot")
 SOME = {
     "armt_language": "*/[bac]*",
     "associative_retrieval": "*/remember/*",

@@ -362,7 +362,7 @@ def test_a_stage_ends_halfway_down_a_linear_schedule(recipe_of, tmp_path):
 TEXT = {"data": {"source": "novels"}, "tokenizer": {"type": "byte"}}
 
 
-@pytest.mark.parametrize("section", [{}, TEXT], ids=["questions", "text"])
+@some("section", [{}, TEXT], by_default=[{}], ids=["questions", "text"])
 def test_accumulation_in_stages_changes_rounding_only(recipe_of, tmp_path, section):
     lines = []
     for size in ("null", "1"):

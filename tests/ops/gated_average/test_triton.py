@@ -37,7 +37,7 @@ def call(backend, dtype, device, steps, with_state, with_documents, width=3, spr
     ("steps", "with_state", "with_documents"),
     [(steps, both, both) for steps in LENGTHS for both in (True, False)],
     # The longest passes every border that the shorter ones end at; the shortest ends before the first.
-    by_default=[(2, True, True), (17, True, True), (17, False, False)],
+    by_default=[(2, False, False), (17, True, True)],
 )
 def test_agrees_with_the_reference(triton_device, steps, with_state, with_documents):
     arguments = (triton_device, steps, with_state, with_documents)
