@@ -37,6 +37,7 @@ def dry_run(*parts):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.grid
 def test_models_and_mistakes():
     """The same process shows that a tensor left on the CPU and a wait would be found."""
     actual = dry_run("models", "mistakes")

@@ -34,7 +34,12 @@ def expected(model, request):
     return float(scores.gather(1, next_tokens[:, None]).sum()), bool((scores.argmax(-1) == next_tokens).all())
 
 
-AS_OTHERS = ("v1 published", "v2 neighbours", "prmt around gpt2")  # what they read by, another kind does too
+AS_OTHERS = (
+    "v1 published",
+    "v2 neighbours",
+    "rmt around memory_mosaic",
+    "prmt around gpt2",
+)  # what they read by, another kind does too
 KINDS = (
     "v1 published, v2 gaussian, v2 neighbours, linear attention gla, armt around gpt2, rmt around memory_mosaic, "
     "prmt around gpt2, lstm, transformer"

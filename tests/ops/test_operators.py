@@ -37,7 +37,7 @@ def drawn(device, heads, steps, *width):
 @some(
     ("name", "kernel"),
     [(name, kernel) for name in WINDOWS for kernel in KERNELS],
-    by_default=[("delays", NormalizedReLU()), ("all", Biweight())],
+    by_default=[("delays", NormalizedReLU())],
 )
 def test_kernel_regression(triton_device, name, kernel):
     window = WINDOWS[name]

@@ -9,7 +9,7 @@ from tessera.memories.short_and_long_term import LongTermMemory
 from tessera.ops.kernel_regression.interception import intercepted
 from tessera.recall import index as index_module
 from tessera.recall import reading
-from tests.covering import each_value
+from tests.covering import some
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
@@ -38,9 +38,14 @@ def read(memory, x, cuts, documents=None, **options):
 CUTS = [100, 101, 102, 333, 334, 335, 336, 400]
 
 
-@each_value(
-    kernel=["sparsemax", "biweight", "relumax", "gaussian_knn", "normalized_relu"],
-    kind={kind.__name__: kind for kind in (ContextualMemory, LongTermMemory)},
+@some(
+    ("kernel", "kind"),
+    [
+        (kernel, kind)
+        for kernel in ("sparsemax", "biweight", "relumax", "gaussian_knn", "normalized_relu")
+        for kind in (ContextualMemory, LongTermMemory)
+    ],
+    by_default=[("biweight", ContextualMemory), ("gaussian_knn", LongTermMemory), ("normalized_relu", LongTermMemory)],
 )
 def test_reading_through_the_index_is_the_scan(kind, kernel, monkeypatch):
     memory = memory_of(kind, kernel)

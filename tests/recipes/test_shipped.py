@@ -16,9 +16,8 @@ from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 
 NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 # Of recipes that differ in sizes, rates and lengths alone, one.
-OF_EACH_KIND = """armt-babilong armt-babilong-qa1-long armt-tiny armt-wikitext-103 babistories-12 babistories-kernels-1
-    babistories-transformer-alibi-1 demo-mosaic gpt2-wikitext-103 llama-small-4k mosaic-v2-10m mosaic-v2-large-32k
-    own-questions rmt-babilong rmt-wikitext-103 stories-transformer tiny""".split()
+OF_EACH_KIND = """armt-babilong-qa1-long armt-wikitext-103 babistories-kernels-1 babistories-transformer-alibi-1
+    gpt2-wikitext-103 llama-small-4k mosaic-v2-10m own-questions rmt-babilong tiny""".split()
 SMALL_SEGMENTS = ("segment_size=8", "num_memory_tokens=2")
 SMALLER = {
     "memory_mosaic": ("hidden_size=16", "num_heads=2", "num_layers=1", "num_persistent_slots=8"),

@@ -40,6 +40,7 @@ def test_agrees_with_the_reference(triton_device, steps, with_state, with_docume
     assert_within(actual, call("reference", torch.float64, *arguments), 1e-5)
 
 
+@pytest.mark.grid
 def test_three_segments_of_time(triton_device):
     """Without documents, so that what enters the first segment reaches the last."""
     actual = call("triton", torch.float32, triton_device, 25, True, False, width=2)
