@@ -6,7 +6,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-browser peers lint format docs dist bench experiments-page tutorials clean
+.PHONY: help install demo test test-grid test-slow test-browser peers lint format docs dist bench experiments-page tutorials clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -33,7 +33,10 @@ demo: $(VENV)/.runtime ## train a small Memory Mosaic and an equal transformer o
 test: install ## run the test suite
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-test-slow: install ## run the slow tests as well
+test-grid: install ## run the further cases of laws of which `make test` runs some
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'grid and not slow and not gpu and not browser'
+
+test-slow: install ## run all of these and the slow tests as well
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not gpu and not browser'
 
 test-browser: install ## test the inspection page in Chromium (Debian: apt-get install chromium)

@@ -1,25 +1,49 @@
-"""Parametrisations that cover every value of every axis and every pair of values, in place of all combinations."""
+"""Parametrisations of which a part stands for the whole by default: the other cases are marked `grid`."""
 
+from collections.abc import Callable, Container, Iterable
 from itertools import combinations, product
+from typing import Any
 
 import pytest
 
 
-def pairwise(**axes):
-    """`pytest.mark.parametrize` over `axes` (argument to {name: value}); combinations without a new pair are slow."""
+def pairwise(indirect=False, **axes):
+    """`parametrize` over `axes` (argument to values, or to {name: value}): every pair of values by default."""
+    return _covering(2, axes, indirect)
+
+
+def each_value(indirect=False, **axes):
+    """`parametrize` over `axes` (argument to values, or to {name: value}): every value by default."""
+    return _covering(1, axes, indirect)
+
+
+def some(arguments: str | tuple[str, ...], cases: Iterable[Any], by_default: Container[Any] | Callable, ids=None):
+    """`parametrize` over `cases`: those `by_default` (values, or a predicate of them) stand for all."""
+    is_single = isinstance(arguments, str)
+    stands = by_default if callable(by_default) else lambda *case: (case[0] if is_single else case) in by_default
+    tuples = [(case,) if is_single else tuple(case) for case in cases]
+    marked = [pytest.param(*case, marks=() if stands(*case) else pytest.mark.grid) for case in tuples]
+    return pytest.mark.parametrize(arguments, marked, ids=ids)
+
+
+def _covering(size: int, axes: dict[str, Any], indirect):
+    axes = {
+        argument: values if isinstance(values, dict) else {str(value): value for value in values}
+        for argument, values in axes.items()
+    }
     rows = [tuple(zip(axes, names)) for names in product(*axes.values())]
-    left = {pair for row in rows for pair in combinations(row, 2)}
+    left = {values for row in rows for values in combinations(row, size)}
     default = set()
     while left:  # greedily
-        row = max(rows, key=lambda row: sum(pair in left for pair in combinations(row, 2)))
-        left -= set(combinations(row, 2))
+        row = max(rows, key=lambda row: sum(values in left for values in combinations(row, size)))
+        left -= set(combinations(row, size))
         default.add(row)
     cases = [
         pytest.param(
             *(axes[argument][name] for argument, name in row),
             id="-".join(name for _, name in row),
-            marks=() if row in default else pytest.mark.slow,
+            marks=() if row in default else pytest.mark.grid,
         )
         for row in rows
     ]
-    return pytest.mark.parametrize(tuple(axes), cases)
+    return pytest.mark.parametrize(tuple(axes), cases, indirect=indirect)

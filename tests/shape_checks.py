@@ -83,26 +83,36 @@ class _Check:
 
     def __init__(self, function: Callable, hints: dict[str, Any]) -> None:
         self.function, self.hints = function, hints
-        self.parameters = list(inspect.signature(function).parameters)
+        places = {name: place for place, name in enumerate(inspect.signature(function).parameters)}
+        self.arguments = [(name, places[name]) for name in hints if name != "return"]
         self.passed: set[Kind] = set()
+        self.is_mapped = function.__name__ == "__init__"  # by PyTorch's pytrees, with nothing where they return nothing
 
     def __call__(self, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
-        values = dict(zip(self.parameters, args), **kwargs, **{"return": result})
-        if kwargs and all(value is None for value in kwargs.values()) and self.function.__name__ == "__init__":
-            return  # PyTorch's pytrees, when what they map over a state returns nothing
-        kinds = tuple((name, _kind(values[name])) for name in self.hints if name in values)
+        if self.is_mapped and kwargs and all(value is None for value in kwargs.values()):
+            return
+        values = []
+        for name, place in self.arguments:
+            if place < len(args):
+                values.append(args[place])
+            else:
+                values.append(kwargs.get(name, _ABSENT))
+        if "return" in self.hints:
+            values.append(result)
+        kinds = tuple([_kind(value) for value in values])
         try:
             if kinds in self.passed:
                 return
         except TypeError:  # symbolic sizes have no hash: a program is being traced
             return
         with jaxtyped("context"):
-            for name, hint in self.hints.items():
-                if name in values and not is_bearable(values[name], hint):
+            for (name, hint), value in zip(self.hints.items(), values, strict=True):
+                if value is not _ABSENT and not is_bearable(value, hint):
                     raise ShapeError(f"{self.function.__qualname__}: {name} is not {hint}; got {kinds}")
         self.passed.add(kinds)
 
 
+_ABSENT = object()
 _CHECKS: dict[Callable, _Check] = {}  # not in the closure of what calls them: torch.compile looks into closures
 
 
@@ -113,5 +123,5 @@ def _has_shape(hint: Any) -> bool:
 def _kind(value: Any) -> Kind:
     """All that an annotation says something about."""
     if isinstance(value, torch.Tensor):
-        return value.dtype, tuple(value.shape)
+        return value.dtype, value.shape
     return tuple(map(_kind, value)) if isinstance(value, tuple) else type(value)

@@ -84,7 +84,8 @@ def test_models_of_the_library_and_of_another_package_are_known_to_the_auto_clas
     tessera.MemoryMosaicForCausalLM(tessera.MemoryMosaicConfig(**sizes)).save_pretrained(folder / "saved")
     code = (
         f"import importlib, os, sys; sys.path.insert(0, {str(folder)!r})\n"
-        "import torch, transformers.generation, transformers.models.auto.modeling_auto\n"  # once for both
+        # what both need, once
+        "import torch, transformers.generation, transformers.models.auto.modeling_auto, peft.auto, scipy.optimize\n"
         "assert 'tessera' not in sys.modules\n"
         "first = ['tessera.models', 'tessera_plugin_of_a_test']\n"
         "child = os.fork()\n"

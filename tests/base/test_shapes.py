@@ -16,7 +16,7 @@ def test_what_the_library_itself_lets_through_is_checked():
     """Unchecked, none of the last two is an error: a state that fits no memory, a mask that enlarges the scores."""
     with pytest.raises(TesseraError, match=r"leaky_average: documents must be a tensor of integers \(B, T\)"):
         leaky_average(torch.zeros(1, 3, 4, 5), torch.ones(3), documents=torch.zeros(1, 4))
-    with pytest.raises(ShapeError, match=r"AssociationState.__init__: normaliser is not .*'B P'.* \(2, 4\)"):
+    with pytest.raises(ShapeError, match=r"AssociationState.__init__: normaliser is not .*'B P'.*\[2, 4\]"):
         AssociationState(torch.zeros(2, 3, 5), torch.zeros(2, 4), torch.ones(2, dtype=torch.bool))
     with pytest.raises(ShapeError, match=r"Gaussian.weights: visible is not"):
         Gaussian().weights(torch.zeros(1, 3), torch.ones(2, 3, dtype=torch.bool))

@@ -28,6 +28,7 @@ def small_stories(tmp_path_factory):
 
 
 def test_the_demo_leaves_both_runs_and_their_comparison(tessera, tmp_path, small_stories, monkeypatch):
+    monkeypatch.setattr(demo, "STREAM_TOKENS", 20)
     output = tmp_path / "demo"
     arguments = ["demo", "--output", output, "--prompt", "A king", *SMALL, *SCHEDULE, small_stories]
     status, out, err = tessera(*arguments)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.covering import some
 from tests.inspection.pages import data_of
 
 TRANSFORMER = {"type": "transformer", "hidden_size": 16, "num_layers": 1, "num_heads": 2}
@@ -56,7 +57,7 @@ def run_of(tessera, folder, corpus, model):
     return folder
 
 
-@pytest.mark.parametrize("name", MODELS)
+@some("name", MODELS, by_default=("transformer", "memory_mosaic", "memory_mosaic_v2", "gpt_neox", "lstm", "armt"))
 def test_train_info_eval_generate_inspect_memorize_ask(name, tessera, corpus, tmp_path):
     run = run_of(tessera, tmp_path / "run", corpus, MODELS[name])
     config = json.loads((run / "config.json").read_text())

@@ -52,13 +52,13 @@ def test_files_folders_globs_and_lists(tmp_path):
     assert texts(text_source([str(tmp_path / "b.txt"), str(tmp_path / "a.txt")])) == ["b", "a"]
 
 
-def test_folders_are_read_with_what_lies_below_and_say_what_is_left_out(tmp_path, caplog):
+def test_folders_are_read_with_what_lies_below_and_say_what_is_left_out(tmp_path, heard):
     for name in ("one.txt", "TWO.TXT", "more/three.txt", "more/.hidden.txt", "other.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     (tmp_path / "four.txt.gz").write_bytes(gzip.compress(b"four"))
     assert texts(text_source(str(tmp_path))) == ["four", "one.txt", "TWO.TXT", "more/three.txt"]
-    assert "only its .txt, .text files are read, not other.md" in caplog.text
+    assert "only its .txt, .text files are read, not other.md" in heard.text
     (tmp_path / "more" / "rows.JSONL").write_text('"row"\n')
     assert texts(text_source(str(tmp_path), format="json_lines")) == ["row"]
 

@@ -89,13 +89,13 @@ def without_checksums(content):
         *(("store.json", damage) for damage in (of_another_text, without_checksums)),
     ],
 )
-def test_a_damaged_store_is_built_again(text, tmp_path, name, damage, caplog):
+def test_a_damaged_store_is_built_again(text, tmp_path, name, damage, heard):
     store = build(text, tmp_path)
     expected = store.tokens.tolist(), store.description
     (store.folder / name).write_bytes(damage((store.folder / name).read_bytes()))
     again = build(text, tmp_path)
     assert (again.tokens.tolist(), again.description) == expected
-    assert damage is not flipped or "its tokens were changed; it is made again" in caplog.text
+    assert damage is not flipped or "its tokens were changed; it is made again" in heard.text
 
 
 def test_a_build_that_fails_leaves_nothing(text, tmp_path):

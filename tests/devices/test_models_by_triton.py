@@ -11,6 +11,7 @@ from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicV2C
 from tessera.kernels import Biweight, Gaussian
 from tessera.models.armt.diagonal import read_diagonally
 from tessera.ops import kernel_regression
+from tests.covering import some
 from tests.models.armt.bases import make
 
 SIZES = {"vocab_size": 20, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
@@ -84,17 +85,12 @@ def results(model, ids, documents=None):
     return [x.detach().cpu() for x in (loss, *logits)], gradients
 
 
-# v2 has every operator of v1; tests/ops compares every kernel and window by itself.
-DEFAULT = ("v2 triweight", "armt")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in MODELS]
-)
+# tests/ops compares every operator, kernel and window by itself.
+@some("name", MODELS, by_default=("v1 biweight", "armt"))
 def test_equal_to_the_cpu(as_on_a_gpu, name):
     model = MODELS[name]().eval()  # training draws its delays
-    ids = torch.randint(1, 20, (1, 14))
-    documents = None if name == "armt" else torch.tensor([[0] * 5 + [1] * 9])
+    ids = torch.randint(1, 20, (1, 11))
+    documents = None if name == "armt" else torch.tensor([[0] * 5 + [1] * 6])
     outputs, gradients = results(model, ids, documents)
     model = as_on_a_gpu(model)
     with Operators() as operators:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tessera.cli.main import _parse, main
+from tests.covering import some
+from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -43,7 +45,8 @@ def test_every_command_is_one_that_is_understood(page):
             assert set(parsed.model_args) <= set(ARGUMENTS)
 
 
-@pytest.mark.parametrize("page", cases(ROOT / name for name in CHEAP))
+@pytest.mark.usefixtures("short_books")
+@some("page", [ROOT / name for name in CHEAP], by_default=[ROOT / CHEAP[0]], ids=CHEAP)
 def test_cheap_pages_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for words in commands(page):

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tessera.base.errors import TesseraError
+from tessera.papers import report
 from tessera.papers.catalogue import EXPERIMENTS
 from tessera.papers.report import END, MARKED, report_text, with_tables
 from tessera.papers.results import ResultsFile
@@ -12,6 +13,17 @@ from tests.docs.test_code_blocks import ROOT
 
 PAGES = ROOT / "docs" / "experiments"
 STORED = [name for name in EXPERIMENTS if (ROOT / "results" / name / "cpu.json").exists()]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _made_once():
+    """Pages and the files beside the results show the same tables."""
+    make, made = report.tables_of, {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            report, "tables_of", lambda results: made.get(results.path) or made.setdefault(results.path, make(results))
+        )
+        yield
 
 
 @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)

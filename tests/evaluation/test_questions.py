@@ -20,6 +20,7 @@ from tessera.papers.babilong.solver import world_after
 from tessera.papers.babilong.stories import PEOPLE
 from tessera.papers.babilong.vocabulary import decode
 from tessera.tasks.question_answering import QuestionBatch
+from tests.covering import each_value
 
 VOCABULARY, SEGMENT = 250, 32
 BASES = {
@@ -53,8 +54,7 @@ def model_around(base: str) -> ARMTForCausalLM:
     return model
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("context_tokens", [20, 3 * SEGMENT, 3 * SEGMENT - 20], ids=["open", "whole", "both"])
+@each_value(base=BASES.keys(), context_tokens={"open": 20, "whole": 3 * SEGMENT, "both": 3 * SEGMENT - 20})
 def test_sharing_a_reading_changes_nothing(base, context_tokens):
     batch = BABILong("qa1", vocab_size=VOCABULARY, facts_share=0.6).question_batch(3, 4, context_tokens, 0, "train")
     model = model_around(base)

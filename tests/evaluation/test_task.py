@@ -8,6 +8,9 @@ import torch
 from tessera.base.errors import TesseraError
 from tessera.evaluation.task import make_task, score_task, task_report
 from tessera.tasks.task import TASKS, TokenExamples
+from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
+
+pytestmark = pytest.mark.usefixtures("short_books")
 
 TOKEN_TASKS = [name for name, task in TASKS.items() if hasattr(task, "vocab_size")]
 

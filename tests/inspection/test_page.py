@@ -11,6 +11,7 @@ import pytest
 import tessera.inspection.page as page_module
 from tessera.base.errors import TesseraError
 from tessera.inspection.page import page_of, write_page
+from tests.covering import some
 from tests.inspection.pages import armt_trace, data_of, long_trace, mosaic_trace
 
 HOSTILE = "</script><img src=x onerror=alert(1)>{{DATA}}&lt;<!--\x00\u202e\ud800"
@@ -48,7 +49,11 @@ def test_own_code_is_small_and_knows_no_address():
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|fetch\(", text)
 
 
-@pytest.mark.parametrize(("steps", "pairs", "num_memories"), [(2500, 1_000_000, 1), (100_000, 100_000, 12)])
+@some(
+    ("steps", "pairs", "num_memories"),
+    [(2500, 1_000_000, 1), (100_000, 100_000, 12)],
+    by_default=[(2500, 1_000_000, 1)],
+)
 def test_long_texts_and_many_pairs_take_at_most_8_megabytes(steps, pairs, num_memories):
     size = len(page_of([long_trace(steps, pairs, num_memories)], ["long"])) / 1e6
     print(f"{steps:,} tokens, {num_memories} memories with {pairs:,} recalled pairs each: {size:.1f} MB")

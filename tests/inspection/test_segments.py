@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 import tessera
 from tessera.base.errors import TesseraError
 from tessera.inspection import Removal, find_sites, loss_of, recall_weights, trace
+from tests.covering import each_value
 
 IDS = (torch.arange(1, 30)[None] ** 2) % 30
 
@@ -20,8 +21,7 @@ def wrapped(make, **options):
     return model
 
 
-@pytest.mark.parametrize("order", ["parallel", "sequential"])
-@pytest.mark.parametrize("correction", [True, False])
+@each_value(order=["parallel", "sequential"], correction=[True, False])
 def test_armt(order, correction):
     model = wrapped(tessera.wrap, memory_dim=4, update_order=order, correction=correction)
     segments = trace(model, IDS).segments
@@ -91,10 +91,10 @@ def test_losses_are_the_models():
         torch.testing.assert_close(done.losses[1:].mean(), model(IDS, labels=IDS).loss.detach())
 
 
-@pytest.mark.parametrize(("make", "front"), [(tessera.wrap, 0), (tessera.wrap_rmt, 2), (tessera.wrap_prmt, 2)])
-@pytest.mark.parametrize("alignment", ["left", "right", "center"])
-def test_attention_inside_a_segment(make, front, alignment):
+@each_value(kind=["wrap", "wrap_rmt", "wrap_prmt"], alignment=["left", "right", "center"])
+def test_attention_inside_a_segment(kind, alignment):
     """Against the weights that eager attention returns, segment by segment."""
+    make, front = getattr(tessera, kind), 0 if kind == "wrap" else 2
     model = wrapped(make, segment_alignment=alignment)
     recalls = recall_weights(model, IDS, queries=[28, 3, 13])
     starts = trace(model, IDS, removals="none").segments.starts.tolist() + [IDS.shape[1]]

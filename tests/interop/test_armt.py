@@ -6,6 +6,7 @@ from torch.func import functional_call
 
 from tessera.base.errors import TesseraError
 from tessera.interop import armt, from_reference
+from tests.covering import some
 from tests.golden_files import cases, load, part
 from tests.interop.hostile_tensors import expect_refusals
 from tests.tolerances import GOLDEN_GRADIENT, GOLDEN_VALUE
@@ -185,7 +186,7 @@ def test_missing_and_unexpected_tensors_are_refused():
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize")
-@pytest.mark.parametrize("source", ["armt", "rmt", "prmt"])
+@some("source", ["armt", "rmt", "prmt"], by_default=["prmt"])
 def test_tensors_that_are_no_weights_are_one_line(source):
     tensors, arguments = golden(source, names(source)[0], **({"correction": True} if source == "armt" else {}))
     expect_refusals(source, part(tensors, "param/"), arguments)

@@ -18,6 +18,7 @@ from tessera.base.errors import TesseraError
 from tessera.kernels import entmax, knn_softmax, relumax, sparsemax
 from tessera.models import attention
 from tessera.models.saving.loading import load_model
+from tests.covering import each_value
 
 SIZES = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
 CONFIGURATIONS = {
@@ -81,8 +82,7 @@ def ids(batch=2, length=12):
     return torch.randint(0, 50, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", ORACLES)
-@pytest.mark.parametrize("family", CONFIGURATIONS)
+@each_value(name=ORACLES.keys(), family=CONFIGURATIONS.keys())
 def test_logits_gradients_and_steps_behind_a_cache_are_those_written_out(family, name):
     model, oracle = pair(family, name)
     tokens = ids()

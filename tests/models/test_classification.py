@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+from tests.covering import each_value
 from tests.models.contract import CASES, SEGMENT, tokens
 
 NAMES = ["v1 published", "v2 gaussian", "linear attention gla", "armt around gpt2", "rmt around gpt2"]
@@ -32,8 +33,7 @@ def loaded(name, task, folder, **options):
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers' words on the new head
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("name", NAMES)
+@each_value(name=NAMES, task=TASKS.keys())
 def test_a_classifier_of_a_language_model(name, task, tmp_path):
     causal, model = loaded(name, task, tmp_path)
     ids = tokens(2, 3 * SEGMENT)

@@ -9,25 +9,20 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from tessera.models.memory_mosaic import MemoryMosaicForCausalLM
 from tessera.models.registry import strict_configs
 from tessera.testing.models import LAWS
-from tests.models.contract import CASES, V1, V2, Case, v1
+from tests.covering import some
+from tests.models.contract import CASES, Case, v1
 
-# Laws of a class: what its kernel and windows change is in `parts_are_the_whole`, so other settings are slow tests.
-OF_CLASSES = (
-    "generation_chooses_what_the_whole_says",
-    "generation_goes_on_from_a_state",
-    "saved_is_loaded",
-    "layers_computed_twice_have_the_same_gradients",
-)
-SETTINGS = [f"v1 {name}" for name in V1 if name != "published"] + [f"v2 {name}" for name in V2 if name != "compact"]
+# Every law is tried on each class of models; what settings, variants and bases change is in `parts_are_the_whole`.
+OF_EACH_CLASS = (
+    "v1 published", "v2 compact", "linear attention gla", "armt around memory_mosaic", "rmt around gpt2",
+    "prmt around gpt2", "lstm", "transformer",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@some(
     ("name", "law"),
-    [
-        pytest.param(name, law, marks=pytest.mark.slow if name in SETTINGS and law in OF_CLASSES else ())
-        for name in CASES
-        for law in LAWS
-    ],
+    [(name, law) for name in CASES for law in LAWS],
+    by_default=lambda name, law: name in OF_EACH_CLASS or law == "parts_are_the_whole",
 )
 def test_a_model_keeps_the_laws(name, law):
     LAWS[law](CASES[name])

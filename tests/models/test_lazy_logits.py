@@ -11,6 +11,7 @@ from transformers import Trainer
 
 from tessera.base.errors import TesseraError
 from tessera.models.lazy_logits import LazyLogits
+from tests.covering import each_value
 from tests.models.contract import CASES, tokens
 from tests.models.test_companions import trainer_of
 
@@ -64,7 +65,7 @@ def _looked_at(output):
     return output
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_value(model=STACKS, way=WAYS.keys(), indirect=["model"])
 def test_logits_of_a_training_step(model, way):
     ids = tokens()
     logits = WAYS[way](model(ids, labels=ids))
@@ -116,7 +117,7 @@ class OwnLoss(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-@pytest.mark.parametrize("bf16", [False, True])
+@each_value(model=STACKS, bf16=[False, True], indirect=["model"])
 def test_a_trainer_with_a_loss_of_its_own(model, tmp_path, bf16):
     rows = [{"input_ids": row, "labels": row} for row in tokens(8)]
     weight = model.float().get_input_embeddings().weight

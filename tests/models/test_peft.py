@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tessera
+from tests.covering import each_value
 from tests.models.contract import CASES, tokens
 
 peft = pytest.importorskip("peft")
@@ -44,8 +45,7 @@ def prefixed(model, kind="PrefixTuningConfig"):
     return peft.get_peft_model(model, getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=5)).double()
 
 
-@pytest.mark.parametrize("kind", ["PrefixTuningConfig", "CartridgeConfig"])
-@pytest.mark.parametrize("name", PAIRS)
+@each_value(kind=["PrefixTuningConfig", "CartridgeConfig"], name=PAIRS)
 def test_a_prefix_acts_and_learns(name, kind, tmp_path):
     model, ids = CASES[name].build(), tokens(2, 9)
     with torch.no_grad():
@@ -53,7 +53,7 @@ def test_a_prefix_acts_and_learns(name, kind, tmp_path):
     tuned = prefixed(model, kind)
     optimizer = torch.optim.Adam([p for p in tuned.parameters() if p.requires_grad], lr=0.1)
     losses = []
-    for _ in range(8):
+    for _ in range(4):
         loss = tuned(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
         optimizer.zero_grad()
         loss.backward()

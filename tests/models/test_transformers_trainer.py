@@ -2,12 +2,12 @@
 
 import shutil
 
-import pytest
 import torch
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments, set_seed
 
 from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, wrap
+from tests.covering import some
 
 SMALL = {"vocab_size": 20, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
 
@@ -44,7 +44,7 @@ def trainer(build, folder, **options):
     return Trainer(model=build(), args=arguments, train_dataset=Counting())
 
 
-@pytest.mark.parametrize("build", [v1, v2, armt])
+@some("build", [v1, v2, armt], by_default=[armt])
 def test_it_learns_and_resumes_to_the_same_bits(build, tmp_path):
     whole = trainer(build, tmp_path / "run")
     whole.train()

@@ -7,6 +7,7 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
+from tests.covering import each_value, some
 from tests.models.test_forward_arguments import STACKS, close, make, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and its friends' own
@@ -23,7 +24,11 @@ def sft_trainer(model, folder, packing):
     return trl.SFTTrainer(model=model, args=arguments, train_dataset=texts, processing_class=tokenizer)
 
 
-@pytest.mark.parametrize(("name", "packing"), [*((name, packed) for name in STACKS for packed in (0, 1)), ("armt", 0)])
+@some(
+    ("name", "packing"),
+    [*((name, packed) for name in STACKS for packed in (0, 1)), ("armt", 0)],
+    by_default=[*zip(STACKS, (0, 1)), ("armt", 0)],
+)
 def test_supervised_fine_tuning(name, packing, tmp_path):
     model = make(name).float()
     before = {key: weight.detach().clone() for key, weight in model.named_parameters()}
@@ -36,8 +41,7 @@ def test_supervised_fine_tuning(name, packing, tmp_path):
     assert not [key for key in same if "embed" in key or "wte" in key or "value" in key or "memory" in key]
 
 
-@pytest.mark.parametrize("kind", ["SFT", "DPO", "KTO"])
-@pytest.mark.parametrize("name", ["v1", "armt"])
+@each_value(kind=["SFT", "DPO", "KTO"], name=["v1", "armt"])
 def test_trainings_from_a_folder(name, kind, tmp_path):
     """Preferences need a second copy of the model, which TRL reads from the folder too."""
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")

@@ -3,13 +3,18 @@
 import pytest
 import torch
 
+from tests.covering import some
 from tests.ops.test_second_derivatives import OPERATIONS, drawn
+
+NAMES = ("unit_norm", "linear_cross_entropy", "linear_recurrence", "gated_average", "selective_scan")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # the compiler's own
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # conversions to the same type are the danger
-@pytest.mark.parametrize(
-    "name", ["unit_norm", "linear_cross_entropy", "linear_recurrence", "gated_average", "selective_scan"]
+@some(
+    ("name", "dtype"),
+    [(name, dtype) for name in NAMES for dtype in (torch.float32, torch.float64)],
+    # Conversions to the same type are the danger.
+    by_default=[("linear_cross_entropy", torch.float32), ("linear_recurrence", torch.float32)],
 )
 def test_gradients_are_those_of_the_operation_alone(name, dtype):
     torch._dynamo.reset()

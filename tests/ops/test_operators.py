@@ -17,6 +17,7 @@ from tessera.ops.kernel_regression.triton import plan_of
 from tessera.ops.kernel_regression.triton_op import regress
 from tessera.ops.leaky_average import leaky_average
 from tessera.ops.linear_recurrence.triton import recur
+from tests.covering import some
 
 KERNELS = (Gaussian(), Biweight(), ReLUmax(), NormalizedReLU())
 WINDOWS = {
@@ -25,17 +26,6 @@ WINDOWS = {
     "span": Window(delay=2, span=5),
     "delays": Window(delay=torch.tensor([2, 4])),
 }
-# Each kernel, and each kind of window once; the other pairs are slow tests.
-PAIRS = [
-    pytest.param(
-        kernel,
-        window,
-        id=f"{name}-{kernel.name}",
-        marks=() if name == "past" or (kernel.name == "biweight" and name != "span") else pytest.mark.slow,
-    )
-    for name, window in WINDOWS.items()
-    for kernel in KERNELS
-]
 DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5])
 
 
@@ -44,8 +34,13 @@ def drawn(device, heads, steps, *width):
     return torch.randn(1, steps, heads, *width, device=device).transpose(1, 2).requires_grad_()
 
 
-@pytest.mark.parametrize(("kernel", "window"), PAIRS)
-def test_kernel_regression(triton_device, kernel, window):
+@some(
+    ("name", "kernel"),
+    [(name, kernel) for name in WINDOWS for kernel in KERNELS],
+    by_default=[("delays", NormalizedReLU())],
+)
+def test_kernel_regression(triton_device, name, kernel):
+    window = WINDOWS[name]
     query, key, value = (drawn(triton_device, 2, 9, width) for width in (4, 4, 3))
     documents = None if window is None else DOCUMENTS.to(triton_device)
     call = Call(query, key, value, kernel, torch.ones(()), None, window, 0, documents, documents)
@@ -74,10 +69,10 @@ def test_kernel_regression_in_blocks(kernel, window):
     opcheck(chunked_op.regress, chunked_op.arguments(call))
 
 
-@pytest.mark.parametrize("gated", [False, True])
+@some("gated", [False, True], by_default=[True])
 def test_linear_recurrence(triton_device, gated):
-    x, initial = drawn(triton_device, 2, 9, 3), torch.randn(1, 2, 3, device=triton_device, requires_grad=True)
-    new = torch.rand(1, 2, 9, device=triton_device)
+    x, initial = drawn(triton_device, 2, 5, 3), torch.randn(1, 2, 3, device=triton_device, requires_grad=True)
+    new = torch.rand(1, 2, 5, device=triton_device)
     if gated:
         opcheck(recur, (x, new.clone().requires_grad_(), 1 - new, initial))
     else:

@@ -18,6 +18,7 @@ from tessera.papers.armt_language.settings import BASES, BUDGETS, CONTINUED, MOD
 from tessera.papers.catalogue import EXPERIMENTS
 from tessera.papers.experiment import Run, RunContext, RunSelection
 from tessera.recipes.sections import TokenizerSpec
+from tests.covering import some
 
 RUNS = {run.key: run.configuration for run in EXPERIMENTS["armt_language"].runs(RunSelection("cpu"))}
 
@@ -77,7 +78,7 @@ def test_all_that_starts_from_a_base_sees_the_same_texts(budget, tmp_path):
 
 
 @pytest.mark.usefixtures("short_books")
-@pytest.mark.parametrize("model", MODELS[1:])
+@some("model", MODELS[1:], by_default=(CONTINUED, MODELS[-1]))
 def test_a_base_is_trained_on_with_each_segment_alone(model, tmp_path, monkeypatch):
     trained = []
     monkeypatch.setattr(module, "train_stages_of", lambda model, *rest: trained.append((model, rest[1])) or [])

@@ -20,6 +20,7 @@ from tessera.tasks.question_answering import question_task
 from tessera.training.staged_data import StagedQuestions
 
 CPU = BUDGETS["cpu"]
+pytestmark = pytest.mark.usefixtures("short_books")
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)

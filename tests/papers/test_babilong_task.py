@@ -17,10 +17,11 @@ from tessera.papers.babilong.solver import answer, world_after
 from tessera.papers.babilong.stories import FEWEST, LENGTHS, PEOPLE, THINGS, facts_of, generate, labels, read_stories
 from tessera.papers.babilong.vocabulary import NAMES, STORY_WORDS, Words, decode
 from tessera.tasks.task import estimate
-from tests.covering import pairwise
+from tests.covering import each_value, some
 
 BABI = Path(__file__).parent / "babilong_files"
 SMALL = {"length": 300, "vocab_size": 250}
+pytestmark = pytest.mark.usefixtures("short_books")
 
 
 @pytest.mark.parametrize("file", sorted(BABI.glob("*.txt")), ids=lambda file: file.name[:8])
@@ -109,7 +110,7 @@ def test_lookalikes_are_words_of_stories_in_the_noise_alone():
     assert without.story == with_words.story, "the seed of samples names the share"
 
 
-@pytest.mark.parametrize("kind", LENGTHS)
+@some("kind", LENGTHS, by_default=("qa1", "qa5"))
 def test_near_facts_are_facts_but_for_one_name(kind):
     plain = BABILong(kind, length=4000, vocab_size=250)
     task = replace(plain, near_facts=0.02)
@@ -184,9 +185,9 @@ def test_segments_begin_with_ends_of_facts_whose_beginnings_are_nowhere():
     assert torch.equal(*no_segments)
 
 
-@pairwise(
-    kind={kind: kind for kind in sorted(LENGTHS)},
-    segment={str(segment): segment for segment in (4, 7, 64)},
+@each_value(
+    kind=sorted(LENGTHS),
+    segment=(4, 7, 64),
     shares={"first": (1.0, 0.0), "last": (0.0, 1.0)},
 )
 def test_ends_of_facts_hold_one_name_and_leave_facts_as_they_are(kind, segment, shares):

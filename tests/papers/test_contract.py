@@ -15,11 +15,20 @@ from tessera.papers.experiment import RunSelection
 from tessera.papers.results import ResultsFile
 from tessera.papers.runner import reproduce
 from tessera.recipes.files import find_recipe
+from tests.covering import some
 
 NAMES = list(EXPERIMENTS)
 
 
-@pytest.mark.parametrize(("name", "budget"), [(name, budget) for name in NAMES for budget in EXPERIMENTS[name].budgets])
+# Each run of these has a recipe of its own, which is read: hundreds.
+OF_RECIPES = ("babilong", "language_modeling", "out_of_distribution")
+
+
+@some(
+    ("name", "budget"),
+    [(name, budget) for name in NAMES for budget in EXPERIMENTS[name].budgets],
+    by_default=lambda name, budget: budget == "smoke" or name not in OF_RECIPES,
+)
 def test_runs_of_every_budget(name, budget):
     experiment = EXPERIMENTS[name]
     runs = experiment.runs(RunSelection(budget))
@@ -45,7 +54,7 @@ def test_who_asks_for_the_published_setting_is_told_what_there_is(name):
         assert find_recipe(recipe)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@some("name", NAMES, by_default=lambda name: name not in OF_RECIPES)
 def test_choices_narrow_the_runs(name):
     experiment = EXPERIMENTS[name]
     keys = {run.key for run in experiment.runs(RunSelection("cpu"))}
@@ -60,15 +69,29 @@ def test_choices_narrow_the_runs(name):
     assert len(fewer) < len(keys) or all("seed 0" in key for key in keys)
 
 
-# Of experiments with many models, those that pass every branch of the run; the others are trained in slow tests.
-SOME = {"babilong": "*_shut/*", "associative_retrieval": "*/remember/*", "regbench": "[nm][go]*"}
+# Of each way to train one experiment by default: the recipe of a text, functions of a task; of experiments with many
+# runs those that pass every branch of the run and of the report.
+OF_EACH_WAY = ("language_modeling", "many_shot")
+SOME = {
+    "armt_language": "*/[bac]*",
+    "associative_retrieval": "*/remember/*",
+    "attention_profiles": "*[ec]/*",
+    "babilong": "*_shut/qa1/*",
+    "document_qa": "*[2a]/*",
+    "language_modeling": "*mosaic*",
+    "length_generalization": "[ms]*",
+    "many_shot": "*[2a]/*",
+    "out_of_distribution": "*mosaic*",
+    "regbench": "[nm][go]*",
+    "three_moons": "[tr]*[syt]/*",
+}
 
 
 @pytest.mark.usefixtures("short_books")
 @pytest.mark.parametrize(
     ("name", "only"),
-    [(name, SOME.get(name, "*")) for name in NAMES]
-    + [pytest.param(name, "*", marks=pytest.mark.slow, id=f"all of {name}") for name in SOME],
+    [pytest.param(name, SOME.get(name, "*"), marks=() if name in OF_EACH_WAY else pytest.mark.grid) for name in NAMES]
+    + [pytest.param(name, "*", marks=pytest.mark.grid, id=f"all of {name}") for name in SOME],
 )
 def test_smoke_from_end_to_end(name, only, tmp_path, monkeypatch):
     folders = {"output": tmp_path, "checkpoints": tmp_path / "checkpoints"}

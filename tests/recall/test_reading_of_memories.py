@@ -9,6 +9,7 @@ from tessera.memories.short_and_long_term import LongTermMemory
 from tessera.ops.kernel_regression.interception import intercepted
 from tessera.recall import index as index_module
 from tessera.recall import reading
+from tests.covering import some
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
@@ -37,8 +38,15 @@ def read(memory, x, cuts, documents=None, **options):
 CUTS = [100, 101, 102, 333, 334, 335, 336, 400]
 
 
-@pytest.mark.parametrize("kernel", ["sparsemax", "biweight", "relumax", "gaussian_knn", "normalized_relu"])
-@pytest.mark.parametrize("kind", [ContextualMemory, LongTermMemory])
+@some(
+    ("kernel", "kind"),
+    [
+        (kernel, kind)
+        for kernel in ("sparsemax", "biweight", "relumax", "gaussian_knn", "normalized_relu")
+        for kind in (ContextualMemory, LongTermMemory)
+    ],
+    by_default=[("biweight", ContextualMemory), ("gaussian_knn", LongTermMemory), ("normalized_relu", LongTermMemory)],
+)
 def test_reading_through_the_index_is_the_scan(kind, kernel, monkeypatch):
     memory = memory_of(kind, kernel)
     generator = torch.Generator().manual_seed(1)

@@ -79,7 +79,7 @@ def test_recall_is_the_scan_and_reads_few_pairs(kernel):
     assert (found.certificate.pairs_in_support <= found.certificate.pairs_read).all()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kernel=st.sampled_from(sorted(KERNELS)),
     count=st.integers(0, 400),

@@ -11,9 +11,13 @@ from tessera.recipes.files import SHIPPED
 from tessera.recipes.model_section import model_config
 from tessera.recipes.recipe import read_recipe
 from tessera.training.run import train
+from tests.covering import some
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 
 NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+# Of recipes that differ in sizes, rates and lengths alone, one.
+OF_EACH_KIND = """armt-babilong-qa1-long armt-wikitext-103 babistories-kernels-1 babistories-transformer-alibi-1
+    gpt2-wikitext-103 llama-small-4k mosaic-v2-10m own-questions rmt-babilong tiny""".split()
 SMALL_SEGMENTS = ("segment_size=8", "num_memory_tokens=2")
 SMALLER = {
     "memory_mosaic": ("hidden_size=16", "num_heads=2", "num_layers=1", "num_persistent_slots=8"),
@@ -31,8 +35,14 @@ SMALLER = {
 }
 
 
-@pytest.mark.usefixtures("short_books")
 @pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_can_be_read(name):
+    recipe = read_recipe(name)
+    assert recipe.model["type"] in SMALLER
+
+
+@pytest.mark.usefixtures("short_books")
+@some("name", NAMES, by_default=OF_EACH_KIND)
 def test_two_steps_made_small(name, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time there was a king. " * 100)

@@ -58,8 +58,8 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def examples(count: int):
-    """So many examples of a test, TORTURE times as many under torture."""
-    return settings(settings.get_profile("reliability"), max_examples=count * max(1, FACTOR))
+    """TORTURE times so many examples of a test; half of so many in a sample."""
+    return settings(settings.get_profile("reliability"), max_examples=count * FACTOR or max(2, count // 2))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tessera.training.initial_model import starting_model
 from tessera.training.metrics import MetricsFile
 from tessera.training.run import train
 from tessera.training.signals import Interruption
+from tests.covering import some
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 
 pytestmark = pytest.mark.usefixtures("short_books")
@@ -84,7 +85,7 @@ def test_a_run_on_questions(whole):
     assert model(input_ids=tokens).logits.shape[-1] == len(tokenizer)
 
 
-@pytest.mark.parametrize(("stage", "step"), [(0, 3), (1, 0), (1, 4)])
+@some(("stage", "step"), [(0, 3), (1, 0), (1, 4)], by_default=[(1, 4)])
 def test_a_run_that_dies_in_any_stage_goes_on_to_the_same_weights(recipe_of, tmp_path, whole, monkeypatch, stage, step):
     recipe = recipe_of(QUESTIONS)
     losses = staged_data.StagedQuestions.losses
@@ -361,7 +362,7 @@ def test_a_stage_ends_halfway_down_a_linear_schedule(recipe_of, tmp_path):
 TEXT = {"data": {"source": "novels"}, "tokenizer": {"type": "byte"}}
 
 
-@pytest.mark.parametrize("section", [{}, TEXT], ids=["questions", "text"])
+@some("section", [{}, TEXT], by_default=[{}], ids=["questions", "text"])
 def test_accumulation_in_stages_changes_rounding_only(recipe_of, tmp_path, section):
     lines = []
     for size in ("null", "1"):

@@ -1,5 +1,7 @@
 """Small models of several families, and ways to wrap them."""
 
+import copy
+
 import torch
 from transformers import (
     GPT2Config,
@@ -43,7 +45,19 @@ WRAPS = {"armt": lambda base, **o: armt.wrap(base, memory_dim=4, **o), "rmt": ar
 
 
 def make(kind="armt", family="gpt2", segment_size=8, num_memory_tokens=3, **options):
-    """A small wrapped model in float64 whose memory matters from the start."""
+    """A small wrapped model in float64 whose memory matters from the start; one that was made before is copied."""
+    made = repr((kind, family, segment_size, num_memory_tokens, options))
+    if made not in _MADE:
+        _MADE[made] = _make(kind, family, segment_size, num_memory_tokens, options), torch.get_rng_state()
+    model, state = _MADE[made]
+    torch.set_rng_state(state)
+    return copy.deepcopy(model)
+
+
+_MADE = {}
+
+
+def _make(kind, family, segment_size, num_memory_tokens, options):
     torch.manual_seed(1)
     base = BASES[family]()
     model = WRAPS[kind](base, segment_size=segment_size, num_memory_tokens=num_memory_tokens, **options)

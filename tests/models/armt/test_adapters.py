@@ -5,6 +5,7 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
+from tests.covering import each_value
 from tests.models.armt.bases import BASES, WRAPS, make, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # peft's and trl's own
@@ -90,8 +91,7 @@ def wide():
     return WRAPS["armt"](base, segment_size=8, num_memory_tokens=3)
 
 
-@pytest.mark.parametrize("with_adapter", [True, False])
-@pytest.mark.parametrize("kind", ["SFT", "DPO"])
+@each_value(kind=["SFT", "DPO"], with_adapter=[True, False])
 def test_trainings_of_trl(kind, with_adapter, tmp_path):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     tokenizer = byte_tokenizer()

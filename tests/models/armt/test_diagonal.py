@@ -6,12 +6,12 @@ import torch
 from tessera.base.errors import TesseraError
 from tessera.models.armt.diagonal import read_diagonally, read_stream_diagonally
 from tessera.models.recurrence import read_stream
+from tests.covering import each_value
 from tests.models.armt.bases import make, tokens
 from tests.tolerances import REORDERED_FLOAT64
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama", "qwen3"])
-@pytest.mark.parametrize("segments", [1, 2, 5])
+@each_value(family=["gpt2", "gpt_neox", "llama", "qwen3"], segments=[1, 2, 5])
 def test_logits_and_memory(family, segments):
     model, ids = make(family=family), tokens(2, 8 * segments)
     before = model(tokens(2, 16)).memory_state

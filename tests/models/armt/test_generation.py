@@ -1,18 +1,22 @@
 """generate() across segment borders: what reading the grown text from the start would choose."""
 
-import pytest
 import torch
 
+from tests.covering import each_value, some
 from tests.models.armt.bases import BASES, WRAPS, is_greedy, make, tokens
 from tests.tolerances import REORDERED_FLOAT64
 
 KINDS = list(WRAPS)
 PAIRS = [(kind, "gpt2") for kind in KINDS] + [("armt", family) for family in BASES if family != "gpt2"]
 PAIRS += [("rmt", "memory_mosaic"), ("prmt", "llama")]
+SOME = [("armt", "gpt2"), ("armt", "memory_mosaic"), ("rmt", "memory_mosaic"), ("prmt", "llama")]
 
 
-@pytest.mark.parametrize(("kind", "family"), PAIRS)
-@pytest.mark.parametrize("steps", [3, 8, 13])
+@some(
+    ("kind", "family", "steps"),
+    [(*pair, steps) for pair in PAIRS for steps in (3, 8, 13)],
+    by_default=[(*pair, steps) for pair, steps in zip(SOME, (3, 8, 13, 8))],
+)
 def test_generation_is_reading_the_grown_text(kind, family, steps):
     model, prompt = make(kind, family), tokens(2, steps)
     actual = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False)
@@ -21,7 +25,7 @@ def test_generation_is_reading_the_grown_text(kind, family, steps):
     assert is_greedy(model, actual, steps)
 
 
-@pytest.mark.parametrize(("kind", "family"), PAIRS)
+@some(("kind", "family"), PAIRS, by_default=SOME)
 def test_steps_with_a_cache_give_the_logits_of_the_whole(kind, family):
     model, ids = make(kind, family), tokens(2, 27)
     at_once, actual, cache = model(ids), [], None
@@ -35,8 +39,7 @@ def test_steps_with_a_cache_give_the_logits_of_the_whole(kind, family):
         torch.testing.assert_close(output.memory_state.tensors()[name], tensor)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["gpt2", "llama", "memory_mosaic"])
+@each_value(kind=KINDS, family=["gpt2", "llama", "memory_mosaic"])
 def test_prompts_of_uneven_length_are_continued_as_alone(kind, family):
     model, lengths = make(kind, family), [9, 2, 9, 16]
     prompts = [tokens(1, length) for length in lengths]
@@ -105,8 +108,7 @@ def test_hidden_positions_stay_hidden_while_generating():
     torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "memory_mosaic"])
-@pytest.mark.parametrize("steps", [5, 8, 11])
+@each_value(family=["gpt2", "llama", "memory_mosaic"], steps=[5, 8, 11])
 def test_a_cache_can_be_continued_twice(family, steps):
     """Within the open segment (5), where the segment is full (8) and in the next one (11)."""
     model, ids = make("armt", family), tokens(1, steps)

@@ -7,12 +7,14 @@ from tessera.base.errors import TesseraError
 from tessera.memories import association
 from tessera.models.recurrence import random_segments
 from tessera.models.recurrence.base_model import layer_list
+from tests.covering import each_value, some
 from tests.models.armt.bases import BASES, WRAPS, make, tokens
 from tests.tolerances import REORDERED_FLOAT64
 
 KINDS = list(WRAPS)
 PAIRS = [(kind, "gpt2") for kind in KINDS] + [("armt", family) for family in BASES if family != "gpt2"]
 PAIRS += [("rmt", "llama"), ("prmt", "qwen2"), ("rmt", "memory_mosaic"), ("prmt", "memory_mosaic")]
+SOME = [("armt", "gpt2"), ("armt", "memory_mosaic"), ("rmt", "llama"), ("prmt", "qwen2")]
 
 
 def close(actual, expected):
@@ -24,7 +26,7 @@ def same_memory(actual, expected):
         close(actual.tensors()[name], tensor)
 
 
-@pytest.mark.parametrize(("kind", "family"), PAIRS)
+@some(("kind", "family"), PAIRS, by_default=SOME)
 def test_chunks_at_segment_borders_change_nothing(kind, family):
     model, ids = make(kind, family), tokens(2, 29)
     at_once = model(ids, labels=ids)
@@ -36,7 +38,7 @@ def test_chunks_at_segment_borders_change_nothing(kind, family):
     assert (model(ids[:, 16:]).logits - second.logits).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize(("kind", "family"), PAIRS)
+@some(("kind", "family"), PAIRS, by_default=SOME)
 def test_the_future_has_no_influence(kind, family):
     model, ids = make(kind, family), tokens(1, 21)
     changed = ids.clone()
@@ -46,8 +48,11 @@ def test_the_future_has_no_influence(kind, family):
     assert (after[:, 16:] - before[:, 16:]).abs().amax(-1).min() > 1e-7  # it crosses the border at 16
 
 
-@pytest.mark.parametrize(("kind", "family"), PAIRS)
-@pytest.mark.parametrize("side", ["right", "left"])
+@some(
+    ("kind", "family", "side"),
+    [(*pair, side) for pair in PAIRS for side in ("right", "left")],
+    by_default=[(*pair, side) for pair, side in zip(SOME, ("right", "left", "right", "left"))],
+)
 def test_a_batch_of_uneven_rows_is_its_rows_alone(kind, family, side):
     model, lengths = make(kind, family), [21, 8, 3, 16, 9, 1, 20, 17]
     ids, mask = torch.zeros(8, 21, dtype=torch.long), torch.zeros(8, 21, dtype=torch.long)
@@ -80,8 +85,7 @@ def test_uneven_rows_have_the_gradients_of_the_rows_alone(kind):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10 * max(1.0, b.abs().max().item()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("alignment", ["right", "center"])
+@each_value(kind=KINDS, alignment=["right", "center"])
 def test_other_alignments_of_uneven_rows(kind, alignment):
     model, ids = make(kind, segment_alignment=alignment), tokens(2, 19)
     mask = torch.ones_like(ids)
@@ -134,8 +138,7 @@ def test_a_shared_memory_is_read_once_and_not_copied():
     assert seen == [(6, 5)]
 
 
-@pytest.mark.parametrize("steps", [6, 11])  # within the open segment; past its end, where the memory is written
-@pytest.mark.parametrize("kind", KINDS)
+@each_value(kind=KINDS, steps=[11, 6])  # past the end of the open segment, where the memory is written; within it
 def test_a_memory_that_is_shared_is_one_repeated_for_each(kind, steps):
     """Logits, memories behind, and gradients; a row of memory serves three consecutive rows of text."""
     model, questions = make(kind), tokens(6, steps)
@@ -252,8 +255,7 @@ def test_an_open_segment_under_gradient_checkpointing_is_refused(family):
     assert model(tokens(2, 20), labels=tokens(2, 20)).loss.requires_grad
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("side", ["right", "left"])
+@each_value(kind=KINDS, side=["right", "left"])
 def test_padding_does_not_count_whatever_its_labels_are(kind, side):
     model, lengths = make(kind), (21, 9)
     rows = [tokens(1, length)[0] for length in lengths]
@@ -268,8 +270,7 @@ def test_padding_does_not_count_whatever_its_labels_are(kind, side):
     assert (model(ids, mask, labels=ids, loss_mask=everything).loss - alone / 28).abs() > 1e-3
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("training", [True, False])
+@each_value(kind=KINDS, training=[True, False])
 def test_the_first_output_is_the_loss(kind, training):
     model, ids = make(kind).train(training), tokens(2, 20)
     for keywords in ({}, {"return_dict": False}, {"use_cache": True}, {"output_hidden_states": True}):
@@ -279,10 +280,12 @@ def test_the_first_output_is_the_loss(kind, training):
         assert isinstance(output, tuple) or loss is output.loss
 
 
-@pytest.mark.parametrize(("kind", "family"), [("armt", "gpt2"), ("rmt", "llama"), ("armt", "memory_mosaic")])
-@pytest.mark.parametrize("alignment", ["left", "right", "center"])
-def test_hidden_states_of_uneven_rows_are_those_of_the_rows_alone(kind, family, alignment):
-    model, ids = make(kind, family, segment_alignment=alignment), tokens(3, 19)
+@each_value(
+    kind_family={" ".join(pair): pair for pair in [("armt", "gpt2"), ("rmt", "llama"), ("armt", "memory_mosaic")]},
+    alignment=["left", "right", "center"],
+)
+def test_hidden_states_of_uneven_rows_are_those_of_the_rows_alone(kind_family, alignment):
+    model, ids = make(*kind_family, segment_alignment=alignment), tokens(3, 19)
     mask = torch.ones_like(ids)
     mask[1, 13:], mask[2, :10] = 0, 0
     with torch.no_grad():
@@ -303,8 +306,7 @@ def test_hidden_states_of_a_segment_have_gradients():
     assert all(bool((hidden.grad.abs().amax(-1) > 0).all()) for hidden in output.hidden_states)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("padding", [0, 7])
+@each_value(kind=KINDS, padding=[0, 7])
 def test_retained_gradients_of_several_segments(kind, padding):
     """The first hidden states are the embeddings; the attention of the first segment is what the base's layer gave."""
     model, ids, mask, weights = make(kind, "llama"), tokens(2, 20), torch.ones(2, 20), []

@@ -8,11 +8,12 @@ import torch
 from tessera.base.errors import TesseraError
 from tessera.models.recurrence import read_stream, read_streams
 from tessera.models.recurrence.segment_runner import SegmentRunner
+from tests.covering import some
 from tests.models.armt.bases import make, tokens
 from tests.models.armt.test_reading import KINDS, PAIRS, same_memory
 
 
-@pytest.mark.parametrize(("kind", "family"), PAIRS)
+@some(("kind", "family"), PAIRS, by_default=[("armt", "gpt2"), ("rmt", "llama"), ("prmt", "memory_mosaic")])
 def test_a_stream_is_the_text_and_may_be_interrupted(kind, family):
     model, ids = make(kind, family), tokens(1, 29)
     at_once = model(ids).memory_state

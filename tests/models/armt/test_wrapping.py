@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2LMHeadModel
 import tessera.armt as armt
 from tessera.base.errors import TesseraError
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM, ARMTState
+from tests.covering import each_value, some
 from tests.models.armt.bases import BASES, WRAPS, make, tokens
 
 KINDS = list(WRAPS)
@@ -27,8 +28,7 @@ def test_a_wrapped_model_starts_as_itself(family):
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["gpt2", "qwen3", "memory_mosaic"])
+@each_value(kind=KINDS, family=["gpt2", "qwen3", "memory_mosaic"])
 def test_saved_and_loaded(kind, family, tmp_path):
     model, ids = make(kind, family, own_memory_positions=family == "gpt2"), tokens(1, 20)
     model.save_pretrained(tmp_path)
@@ -164,7 +164,7 @@ def test_other_refusals():
         armt.wrap_prmt(BASES["gpt2"](), 8, 3, recurrence="any")
 
 
-@pytest.mark.parametrize("family", BASES)
+@some("family", BASES, by_default=["gpt2", "memory_mosaic"])
 def test_the_vocabulary_can_grow(family, tmp_path):
     model, ids = make("armt", family), tokens(1, 20)
     before = model(ids).logits

@@ -5,6 +5,7 @@ import torch
 
 from tessera.ops.gated_average import GatedAverageState, gated_average
 from tessera.ops.unit_norm import unit_norm
+from tests.covering import some
 from tests.tolerances import assert_within
 
 # The interpreter takes blocks of 4 steps, chunks of 8 log-weights, two segments from 16 steps on.
@@ -32,11 +33,11 @@ def call(backend, dtype, device, steps, with_state, with_documents, width=3, spr
     return [*outputs, *torch.autograd.grad(loss, leaves)]
 
 
-@pytest.mark.parametrize(
+@some(
     ("steps", "with_state", "with_documents"),
-    [(steps, True, True) for steps in LENGTHS]
-    # Without either, what differs by length is the same: the longest stands for all.
-    + [pytest.param(steps, False, False, marks=() if steps == 17 else pytest.mark.slow) for steps in LENGTHS],
+    [(steps, both, both) for steps in LENGTHS for both in (True, False)],
+    # The longest passes every border that the shorter ones end at; the shortest ends before the first.
+    by_default=[(2, False, False), (17, True, True)],
 )
 def test_agrees_with_the_reference(triton_device, steps, with_state, with_documents):
     arguments = (triton_device, steps, with_state, with_documents)
@@ -44,7 +45,7 @@ def test_agrees_with_the_reference(triton_device, steps, with_state, with_docume
     assert_within(call("triton", torch.float32, *arguments), call("reference", torch.float64, *arguments), 1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@some("dtype", [torch.float16, torch.bfloat16], by_default=[torch.bfloat16], ids=str)
 def test_half_precision(triton_device, dtype):
     actual = call("triton", dtype, triton_device, 9, True, True)
     assert [x.dtype for x in actual[:3]] == [dtype, torch.float32, torch.float64]  # the state is precise all the same
@@ -53,11 +54,11 @@ def test_half_precision(triton_device, dtype):
     assert_within(actual, expected, 4 * torch.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@some("dtype", [torch.float32, torch.bfloat16], by_default=[torch.bfloat16], ids=str)
 def test_gates_of_a_hundred_neither_overflow_nor_lose_the_direction(triton_device, dtype):
-    x = torch.randn(1, 1, 24, 4, device=triton_device, dtype=dtype).requires_grad_()
-    gate = (100 * torch.randn(1, 1, 24, device=triton_device).sign()).requires_grad_()
-    decay = (-30 * torch.rand(1, 1, 24, device=triton_device) ** 4).requires_grad_()
+    x = torch.randn(1, 1, 17, 4, device=triton_device, dtype=dtype).requires_grad_()
+    gate = (100 * torch.randn(1, 1, 17, device=triton_device).sign()).requires_grad_()
+    decay = (-30 * torch.rand(1, 1, 17, device=triton_device) ** 4).requires_grad_()
     keys = unit_norm(gated_average(x, gate, decay, backend="triton")[0])
     keys.square().mul(torch.arange(4, device=triton_device)).sum().backward()
     for tensor in (keys, x.grad, gate.grad, decay.grad):
@@ -77,7 +78,7 @@ def test_at_real_lengths(triton_device, steps, dtype):
     assert_within(actual, expected, 1e-4 if dtype == torch.float32 else 4e-2)
 
 
-@pytest.mark.parametrize("step", [7, 9])  # the last of a chunk of log-weights, and inside one
+@some("step", [7, 9], by_default=[7])  # the last of a chunk of log-weights, and inside one
 def test_a_nan_stays(triton_device, step):
     gate = torch.zeros(1, 1, 20, device=triton_device)
     gate[0, 0, step] = torch.nan

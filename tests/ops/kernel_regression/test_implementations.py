@@ -7,6 +7,7 @@ from tessera.base.errors import TesseraError
 from tessera.kernels import Biweight, Gaussian, NearestNeighbours, NormalizedReLU, ReLUmax, Triweight
 from tessera.ops.kernel_regression import BACKENDS, Call, Window, choose_backend, kernel_regression
 from tessera.ops.kernel_regression.query_blocks import QUERIES, query_blocks
+from tests.covering import some
 from tests.kernels.contract import all_kernels, identifier
 from tests.ops.kernel_regression.cases import CASES, Case, perturbed, regress, rounded
 from tests.tolerances import REORDERED_FLOAT64
@@ -24,8 +25,16 @@ def assert_equal(actual, expected, relative):
             assert (left.double() - right).abs().max().item() <= bound, name
 
 
-@KERNEL
-@pytest.mark.parametrize("case", CASES, ids=str)
+# Every kernel on one call, and every call with a kernel of each kind of weights.
+@some(
+    ("kernel", "case"),
+    [(kernel, case) for case in CASES for kernel in all_kernels()],
+    by_default=lambda kernel, case: (
+        (case.documents and case.queries == 300)
+        or identifier(kernel) in ("biweight", "normalized_relu-0.0", "knn-gaussian-3")
+    ),
+    ids=lambda value: str(value) if isinstance(value, Case) else identifier(value),
+)
 def test_chunked_equals_the_reference(kernel, case):
     actual = regress(case, kernel, "chunked")
     # The normalised ReLU divides by a sum that may be as small as 1e-3 here.

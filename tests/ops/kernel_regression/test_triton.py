@@ -19,10 +19,16 @@ from tessera.kernels import (
     Triweight,
 )
 from tessera.ops.kernel_regression import Call, Window, choose_backend, kernel_regression
+from tests.covering import each_value, some
 from tests.ops.kernel_regression.triton_cases import assert_equal, draw, regress
 
 FAMILIES = [Gaussian(), Biweight(), ReLUmax(), NormalizedReLU()]
-FAMILY = pytest.mark.parametrize("kernel", FAMILIES, ids=lambda kernel: kernel.name)
+
+
+def named(kernels):
+    return {kernel.name: kernel for kernel in kernels}
+
+
 DOCUMENTS = torch.tensor([[0] * 9 + [1] * 12, [0] * 20 + [3]])
 STORED = DOCUMENTS.clone()
 STORED[:, 4:6] = -1
@@ -38,32 +44,35 @@ WINDOWS = {
 }
 
 
-@FAMILY
-@pytest.mark.parametrize("masks", WINDOWS.values(), ids=WINDOWS.keys())
+@each_value(masks=WINDOWS, kernel=named(FAMILIES))
 def test_windows(triton_device, kernel, masks):
     batch = 2 if "pair_documents" in masks or masks is WINDOWS["delays"] else 1  # as many as masks are for
     tensors = draw(kernel, queries=21, pairs=21, batch=batch)
     assert_equal(regress(kernel, tensors, "triton", torch.float32, triton_device, **masks), kernel, tensors, masks)
 
 
-@pytest.mark.parametrize("kernel", [Gaussian(), Biweight()], ids=lambda kernel: kernel.name)
+@some("kernel", [Gaussian(), Biweight()], by_default=[Biweight()], ids=lambda kernel: kernel.name)
 def test_tiles_at_the_borders_of_a_window(triton_device, kernel):
     """The last query of a tile just does not see the first pair of another, nor the first query the last pair."""
     tensors, masks = draw(kernel, queries=48, pairs=48, batch=1), {"window": Window(delay=2, span=47)}
     assert_equal(regress(kernel, tensors, "triton", torch.float32, triton_device, **masks), kernel, tensors, masks)
 
 
-@pytest.mark.parametrize(
-    "kernel", [Epanechnikov(), RectifiedPolynomial(1.5), Triweight(), ReLUmax(0.3)], ids=lambda kernel: kernel.name
+@some(
+    "kernel",
+    [Epanechnikov(), RectifiedPolynomial(1.5), Triweight(), ReLUmax(0.3)],
+    by_default=[Epanechnikov(), RectifiedPolynomial(1.5)],
+    ids=lambda kernel: kernel.name,
 )
 def test_other_kernels(triton_device, kernel):
-    tensors, masks = draw(kernel, queries=33, pairs=33, heads=1), {"window": Window()}
+    tensors, masks = draw(kernel, queries=18, pairs=18, heads=1), {"window": Window()}
     assert_equal(regress(kernel, tensors, "triton", torch.float32, triton_device, **masks), kernel, tensors, masks)
 
 
-@pytest.mark.parametrize(
+@some(
     ("queries", "pairs", "offset"),
     [(1, 1, 0), (2, 2, 0), (15, 15, 0), (16, 15, 0), (17, 17, 0), (3, 20, 17), (2, 1, 40)],
+    by_default=[(1, 1, 0), (16, 15, 0), (3, 20, 17), (2, 1, 40)],
 )
 def test_awkward_sizes(triton_device, queries, pairs, offset):
     kernel, masks = Biweight(), {"window": Window(), "query_offset": offset}
@@ -71,8 +80,12 @@ def test_awkward_sizes(triton_device, queries, pairs, offset):
     assert_equal(regress(kernel, tensors, "triton", torch.float32, triton_device, **masks), kernel, tensors, masks)
 
 
-@FAMILY
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@some(
+    ("kernel", "dtype"),
+    [(kernel, dtype) for kernel in FAMILIES for dtype in (torch.float16, torch.bfloat16)],
+    by_default=[(Biweight(), torch.float16), (NormalizedReLU(), torch.bfloat16)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 def test_half_precision(triton_device, kernel, dtype):
     tensors, masks = draw(kernel, queries=18, pairs=18, dtype=dtype), {"window": Window()}
     actual = regress(kernel, tensors, "triton", dtype, triton_device, **masks)
@@ -81,8 +94,7 @@ def test_half_precision(triton_device, kernel, dtype):
     assert_equal(actual, kernel, tensors, masks, relative=4 * torch.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("kernel", [Biweight(), Epanechnikov(), ReLUmax()], ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("scale", [1e-8, 1e4])
+@each_value(kernel=named([Biweight(), Epanechnikov(), ReLUmax()]), scale=(1e4, 1e-8))
 def test_extreme_scores(triton_device, kernel, scale):
     tensors, masks = draw(kernel, queries=17, pairs=17), {"window": Window()}
     tensors["slope"] = torch.full_like(tensors["slope"], scale)
@@ -91,7 +103,7 @@ def test_extreme_scores(triton_device, kernel, scale):
     assert_equal(regress(kernel, tensors, "triton", torch.float32, triton_device, **masks), kernel, tensors, masks)
 
 
-@pytest.mark.parametrize("kernel", [Gaussian(), Triweight(), ReLUmax()], ids=lambda kernel: kernel.name)
+@some("kernel", [Gaussian(), Triweight(), ReLUmax()], by_default=[Triweight()], ids=lambda kernel: kernel.name)
 def test_equal_keys_average_the_values(triton_device, kernel):
     tensors = draw(kernel, queries=20, pairs=20)
     tensors["key"] = tensors["key"][:, :, :1].expand(-1, -1, 20, -1)
@@ -135,8 +147,7 @@ def test_strided_inputs_and_unequal_widths(triton_device):
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # the interpreter's
-@pytest.mark.parametrize("name", ["query", "key"])
-@pytest.mark.parametrize("kernel", [*FAMILIES, Epanechnikov(), Triweight()], ids=lambda kernel: kernel.name)
+@each_value(kernel=named([*FAMILIES, Epanechnikov(), Triweight()]), name=("query", "key"))
 def test_a_nan_is_not_hidden(triton_device, kernel, name):
     tensors = draw(kernel, queries=20, pairs=20, batch=1)
     tensors[name][0, 0, 3, 1] = torch.nan

@@ -5,6 +5,7 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.ops.leaky_average import leaky_average
+from tests.covering import some
 from tests.tolerances import assert_within
 
 # The interpreter takes blocks of 4 steps, two segments from 16 steps on and three from 24.
@@ -27,11 +28,10 @@ def call(backend, dtype, device, steps, with_state, with_documents, width=3):
     return [y, last, *torch.autograd.grad(loss, leaves)]
 
 
-@pytest.mark.parametrize(
+@some(
     ("steps", "with_state", "with_documents"),
-    [(steps, True, True) for steps in LENGTHS]
-    # Without either, what differs by length is the same.
-    + [pytest.param(steps, False, False, marks=() if steps == 17 else pytest.mark.slow) for steps in LENGTHS],
+    [(steps, both, both) for steps in LENGTHS for both in (True, False)],
+    by_default=[(5, False, False), (17, True, True)],
 )
 def test_agrees_with_the_reference(triton_device, steps, with_state, with_documents):
     arguments = (triton_device, steps, with_state, with_documents)
@@ -40,13 +40,14 @@ def test_agrees_with_the_reference(triton_device, steps, with_state, with_docume
     assert_within(actual, call("reference", torch.float64, *arguments), 1e-5)
 
 
+@pytest.mark.grid
 def test_three_segments_of_time(triton_device):
     """Without documents, so that what enters the first segment reaches the last."""
     actual = call("triton", torch.float32, triton_device, 25, True, False, width=2)
     assert_within(actual, call("reference", torch.float64, triton_device, 25, True, False, width=2), 1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@some("dtype", [torch.float16, torch.bfloat16], by_default=[torch.bfloat16], ids=str)
 def test_half_precision(triton_device, dtype):
     actual = call("triton", dtype, triton_device, 9, True, True)
     assert actual[0].dtype == dtype
