@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import expect_output
-from tessera.cli.arguments import OUTPUT_HELP, standard_texts, write_json_lines
+from tessera.cli.arguments import OUTPUT_HELP, of_each, standard_texts, write_json_lines
 from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
 
 if TYPE_CHECKING:
@@ -180,13 +180,17 @@ def _score(arguments: argparse.Namespace, memory: "Memory") -> int:
     """Answer the questions of files of samples, and print how many answers are right."""
     from tessera.papers.babilong.asking import score_samples
 
-    sampling, rows = sampling_of(arguments), []
-    for name in arguments.samples:
-        of_file, summary = score_samples(
-            memory.model, memory.tokenizer, Path(name), sampling, arguments.shots, arguments.results
-        )
-        print(summary)
-        rows += of_file
+    rows: list[dict] = []
+
+    def score(name: str) -> None:
+        """Score a file and print how many are right."""
+        path, sampling = Path(name), sampling_of(arguments)
+        options = (sampling, arguments.shots, arguments.results)
+        of_file, summary = score_samples(memory.model, memory.tokenizer, path, *options)
+        print(summary, flush=True)
+        rows.extend(of_file)
+
+    _, status = of_each(arguments.samples, score)
     if arguments.output is not None:
         write_json_lines(arguments.output, rows)
-    return 0
+    return status

@@ -26,13 +26,17 @@ class Certainty:
 
     Attributes:
         weights: w. tokens: of the texts that it was measured on. questions: that it was tested on, other ones than w
-            was fitted to. told: the share of these where the probability is on the right side of a half.
+            was fitted to. told: the share of these where "not in this text" is said rightly, or rightly not.
+            missed: of those that the texts answer, the share of which it is said. false_answers: of the others, the
+            share that get an answer. Both are None where they were not counted.
     """
 
     weights: tuple[float, ...]
     tokens: int
     questions: int
     told: float
+    missed: float | None = None
+    false_answers: float | None = None
 
     @classmethod
     def of(cls, model: Any) -> "Certainty | None":
@@ -53,9 +57,12 @@ class Certainty:
 
     def described(self) -> str:
         """How it was measured, in words."""
+        measured = f"measured on {self.questions:,} questions about texts of {self.tokens:,} tokens"
+        if self.missed is None or self.false_answers is None:
+            return f"{measured}, of which {100 * self.told:.0f} % were told apart"
         return (
-            f"measured on {self.questions:,} questions about texts of {self.tokens:,} tokens, of which "
-            f"{100 * self.told:.0f} % were told apart"
+            f"{measured}: of those that the texts answer {100 * self.missed:.0f} % were called not in the text, of the "
+            f"others {100 * self.false_answers:.0f} % were answered"
         )
 
 
@@ -111,5 +118,8 @@ def fitted(rows: list[Tensor], answered: list[Tensor], tokens: int) -> Certainty
         curvature = (inputs.T * (chances * (1 - chances))) @ inputs + ridge
         weights = weights - torch.linalg.solve(curvature, gradient).clamp(-1, 1)
     others, right = torch.cat(rows[1::2]), torch.cat(answered[1::2])
-    share_right = ((torch.sigmoid(others @ weights) >= 0.5) == right).double().mean()
-    return Certainty(tuple(weights.tolist()), tokens, len(right), float(share_right))
+    # A model that says "not in this text" by itself is believed.
+    is_said = (torch.sigmoid(others @ weights) < 0.5) | (others[:, 1] <= others[:, 3])
+    is_wrong = (is_said == right).double()
+    shares = (float(is_wrong[of].mean()) if of.any() else None for of in (right, ~right))
+    return Certainty(tuple(weights.tolist()), tokens, len(right), 1 - float(is_wrong.mean()), *shares)

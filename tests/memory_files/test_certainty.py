@@ -37,6 +37,17 @@ def test_probabilities_are_those_with_which_the_text_answers():
         assert abs(float(is_there[chosen].mean() - chances[chosen].mean())) < 0.05
     assert found.questions == 20 * 64
     assert found.told == pytest.approx(float(((chances >= 0.5) == is_there.bool()).double().mean()), abs=0.03)
+    right, told = torch.cat(answered[1::2]), torch.sigmoid(torch.cat(rows[1::2]) @ torch.tensor(found.weights).double())
+    missed, false_answers = (told[right] < 0.5).double().mean(), (told[~right] >= 0.5).double().mean()
+    assert (found.missed, found.false_answers) == pytest.approx((float(missed), float(false_answers)), abs=1e-3)
+    assert 0.05 < found.missed < 0.5 > found.false_answers > 0.02
+    share = f"of those that the texts answer {100 * found.missed:.0f} % were called not in the text, of the others "
+    assert f"{share}{100 * found.false_answers:.0f} % were answered" in found.described()
+    of_nothing = [part.clone() for part in rows]
+    for part in of_nothing:
+        part[:, 3] = part[:, 1]  # the model says "not in this text" itself, of everything
+    own = fitted(of_nothing, answered, tokens=100)
+    assert (own.missed, own.false_answers) == (1.0, 0.0)
     spoiled = [~part if index % 2 else part for index, part in enumerate(answered)]  # of the half that tests
     other = fitted(rows, spoiled, tokens=100)
     assert other.weights == found.weights
@@ -124,5 +135,7 @@ def test_what_is_said():
         return Answer("garden", 0.983, nothing, nothing, **known).said()
 
     assert said() == "garden (98.3 %)"
+    unsaid = Answer("not in this text", 0.9, nothing, nothing, certainty=0.9)
+    assert (unsaid.said(), unsaid.is_in_text) == ("not in this text (90.0 %)", False)
     assert said(certainty=0.96) == "garden (98.3 %; that the text says so: 96 %)"
     assert said(certainty=0.12) == "not in this text (88 %; its guess is garden (98.3 %))"
