@@ -22,7 +22,7 @@ import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import expect_output
@@ -129,7 +129,7 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
     from tessera.memory_files.answering import answers_questions, require_known_words
 
     is_trained = answers_questions(memory.tokenizer)
-    task = _introduced(arguments.model, memory) if is_trained else None
+    task = introduced(arguments.model, memory) if is_trained else None
     if is_trained:
         for option, texts in (("--plant", arguments.plant), ("QUESTION", arguments.questions)):
             for text in texts:
@@ -141,8 +141,8 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
 
     def ask(question: str) -> dict:
         """Answer, print answer and citations, and draw the page anew; the answer as a row of JSON."""
-        if task is not None and not task.is_known(question):
-            print("ask: the model was trained on no such question; its answer is a guess", file=sys.stderr)
+        if task is not None:
+            say_guess(task, question)
         answer = memory.ask(question, sampling_of(arguments), cite=cite)
         print(answer.said() if is_trained else answer.text, flush=True)
         described: dict = {"answer": answer.text}
@@ -162,7 +162,13 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
     return ask
 
 
-def _introduced(folder: str, memory: "Memory"):
+def say_guess(task: Any, question: str) -> None:
+    """Warn of a question of which nothing was learned."""
+    if not task.is_known(question):
+        print("ask: the model was trained on no such question; its answer is a guess", file=sys.stderr)
+
+
+def introduced(folder: str, memory: "Memory"):
     """The task that the run in `folder` was trained on, if it is there; says on standard error what it can be asked."""
     from tessera.memory_files.certainty import Certainty
     from tessera.training.run_data import asked_task

@@ -54,6 +54,21 @@ def test_probabilities_are_those_with_which_the_text_answers():
     assert other.told == pytest.approx(1 - found.told)
 
 
+def test_answers_that_lie_apart_are_told_apart():
+    """As those of a trained model do: log odds, distance, log odds of "not in this text", which say much the same."""
+    generator, rows, answered = torch.Generator().manual_seed(0), [], []
+    means = torch.tensor([[-0.95, 0.29, -11.1], [3.7, 0.8, -13.5]], dtype=torch.double)
+    spreads = torch.tensor([[0.15, 0.05, 0.3], [0.8, 0.1, 0.6]], dtype=torch.double)
+    for _ in range(6):
+        answered.append(torch.rand(25, generator=generator) < 0.5)
+        of = answered[-1].int()
+        noise = torch.randn(25, 3, generator=generator, dtype=torch.double)
+        rows.append(torch.cat([torch.ones(25, 1).double(), means[of] + spreads[of] * noise], 1))
+    found = fitted(rows, answered, tokens=1024)
+    assert found.told > 0.97
+    assert found.missed < 0.05 > found.false_answers
+
+
 @pytest.mark.parametrize(
     ("with_text", "without_text", "told"),
     [
@@ -100,7 +115,7 @@ def test_a_model_that_knows_is_told_from_one_that_does_not(monkeypatch, with_tex
     counted = [batch.labels.flatten(0, 1)[batch.counts.flatten()] for batch in asked]
     assert found.questions == sum(map(len, counted[1::2]))
     nothing = [float((labels == unknown).any(-1).double().mean()) for labels in counted]
-    assert 0.5 < sum(nothing) / len(nothing) < 0.9, "half of the contexts, and half of the others' questions"
+    assert 0.4 < sum(nothing) / len(nothing) < 0.65, "half of the questions"
     chances = [
         float(found.probabilities(*(torch.tensor([[0.0] * 30 + [high] + [0.0] * 219]) for high in both), unknown))
         for both in zip(with_text, without_text)
