@@ -87,8 +87,8 @@ def features(logits: Tensor, without: Tensor, unknown: int) -> Tensor:
 def measured(model: Any, task: "QuestionTask", tokens: int, segment: int) -> Certainty | None:
     """How well answers tell whether texts of so many tokens hold them, on validation texts; None: not of this task.
 
-    They hold about half of the answers. Weights are fitted to every second batch of contexts, by logistic regression, and
-    tested on the others.
+    They hold about half of the answers. Weights are fitted to every second batch of contexts, by logistic regression,
+    and tested on the others.
     """
     token = task.vocabulary.token_to_id(task.special_tokens.get("unk_token", ""))
     if token is None or not hasattr(task, "absent"):
