@@ -153,6 +153,21 @@ def add_measured_models(parser: argparse.ArgumentParser, rows: str) -> None:
     add("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
 
 
+def of_each(names: Iterable[str], result_of: Callable[[str], Any]) -> tuple[list[Any], int]:
+    """What `result_of` gives for each name, and the exit status. Of several names one that is refused does not stop the
+    others: it is said, and the status is 2."""
+    names, results, status = list(names), [], 0
+    for name in names:
+        try:
+            results.append(result_of(name))
+        except TesseraError as error:
+            if len(names) == 1:
+                raise
+            print(error if name in str(error) else f"{name}: {error}", file=sys.stderr)
+            status = 2
+    return results, status
+
+
 def refuse_options(arguments: argparse.Namespace, where: str, names: Iterable[str], unless: str) -> None:
     """Raise `TesseraError` for an option among `names` that is given where it would say nothing."""
     for name in names:

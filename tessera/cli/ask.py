@@ -22,11 +22,11 @@ import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import expect_output
-from tessera.cli.arguments import OUTPUT_HELP, standard_texts, write_json_lines
+from tessera.cli.arguments import OUTPUT_HELP, of_each, standard_texts, write_json_lines
 from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
     from tessera.memory_files.answering import answers_questions, require_known_words
 
     is_trained = answers_questions(memory.tokenizer)
-    task = _introduced(arguments.model, memory) if is_trained else None
+    task = introduced(arguments.model, memory) if is_trained else None
     if is_trained:
         for option, texts in (("--plant", arguments.plant), ("QUESTION", arguments.questions)):
             for text in texts:
@@ -141,8 +141,8 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
 
     def ask(question: str) -> dict:
         """Answer, print answer and citations, and draw the page anew; the answer as a row of JSON."""
-        if task is not None and not task.is_known(question):
-            print("ask: the model was trained on no such question; its answer is a guess", file=sys.stderr)
+        if task is not None:
+            say_guess(task, question)
         answer = memory.ask(question, sampling_of(arguments), cite=cite)
         print(answer.said() if is_trained else answer.text, flush=True)
         described: dict = {"answer": answer.text}
@@ -162,7 +162,13 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
     return ask
 
 
-def _introduced(folder: str, memory: "Memory"):
+def say_guess(task: Any, question: str) -> None:
+    """Warn of a question of which nothing was learned."""
+    if not task.is_known(question):
+        print("ask: the model was trained on no such question; its answer is a guess", file=sys.stderr)
+
+
+def introduced(folder: str, memory: "Memory"):
     """The task that the run in `folder` was trained on, if it is there; says on standard error what it can be asked."""
     from tessera.memory_files.certainty import Certainty
     from tessera.training.run_data import asked_task
@@ -180,13 +186,17 @@ def _score(arguments: argparse.Namespace, memory: "Memory") -> int:
     """Answer the questions of files of samples, and print how many answers are right."""
     from tessera.papers.babilong.asking import score_samples
 
-    sampling, rows = sampling_of(arguments), []
-    for name in arguments.samples:
-        of_file, summary = score_samples(
-            memory.model, memory.tokenizer, Path(name), sampling, arguments.shots, arguments.results
-        )
-        print(summary)
-        rows += of_file
+    rows: list[dict] = []
+
+    def score(name: str) -> None:
+        """Score a file and print how many are right."""
+        path, sampling = Path(name), sampling_of(arguments)
+        options = (sampling, arguments.shots, arguments.results)
+        of_file, summary = score_samples(memory.model, memory.tokenizer, path, *options)
+        print(summary, flush=True)
+        rows.extend(of_file)
+
+    _, status = of_each(arguments.samples, score)
     if arguments.output is not None:
         write_json_lines(arguments.output, rows)
-    return 0
+    return status

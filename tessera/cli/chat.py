@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from tessera.base.errors import TesseraError, expect
 from tessera.cli.arguments import standard_texts
-from tessera.cli.generate import add_sampling, sampling_of
+from tessera.cli.ask import introduced, say_guess
+from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
 
 if TYPE_CHECKING:
     from tessera.memory_files.memory import Memory
@@ -34,15 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, answer, until the end of the input."""
+    from tessera.memory_files.answering import answers_questions
     from tessera.memory_files.memory import Memory
     from tessera.models.saving.loading import load_model, load_tokenizer
 
     memory = Memory(load_model(arguments.model), load_tokenizer(arguments.model))
     if arguments.memory is not None:
         memory.load(arguments.memory, "chat", "--memory")
+    task = None
+    if answers_questions(memory.tokenizer):
+        refuse_sampling(arguments, "chat", "this model answers questions, with its likeliest word")
+        task = introduced(arguments.model, memory)
     if sys.stdin is not None and sys.stdin.isatty():
         import readline  # noqa: F401 (lines can be edited and called back)
-    chat = _Chat(arguments, memory)
+    chat = _Chat(arguments, memory, task)
     for message in _messages():
         if message.strip() == "/quit":
             break
@@ -56,8 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Chat:
-    def __init__(self, arguments: argparse.Namespace, memory: "Memory") -> None:
+    def __init__(self, arguments: argparse.Namespace, memory: "Memory", task: Any) -> None:
         self.memory, self.sampling, self.file = memory, sampling_of(arguments), arguments.memory
+        self.task = task  # what the model was trained to answer
         self.said = ""  # the conversation
         self.last: Any = None  # its last answer
 
@@ -75,6 +82,8 @@ class _Chat:
         knows_words = answers_questions(self.memory.tokenizer)  # such a model is asked one question at a time
         prompt = message if knows_words else self.said + message
         stream = None if knows_words else lambda text: print(text, end="", flush=True)
+        if self.task is not None:
+            say_guess(self.task, message)
         answer = self.memory.ask(prompt, self.sampling, write=stream)
         print(answer.said() if knows_words else "", flush=True)
         self.said, self.last = f"{prompt}{answer.text}\n", answer
@@ -97,6 +106,8 @@ class _Chat:
     def _documents(self, _: str) -> None:
         for document in self.memory.documents:
             print(f"{document.name}: {document.size:,} bytes, {len(document.tokens):,} tokens")
+        if not self.memory.documents:
+            print("no documents")
 
     def _save(self, name: str) -> None:
         from tessera.memory_files.memory import require_place
@@ -105,6 +116,7 @@ class _Chat:
         expect(bool(name), "chat", "/save", "name a file", "none")
         require_place(Path(name), overwrite=name == self.file, verb="chat")
         self.memory.save(name)
+        print(f"{name}: {len(self.memory.documents)} documents are stored")
 
     def _new(self, _: str) -> None:
         self.said, self.last = "", None

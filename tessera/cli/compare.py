@@ -10,13 +10,13 @@ from pathlib import Path
 
 from tessera.base.dataclass_io import to_json
 from tessera.base.files import expect_output
-from tessera.cli.arguments import image_file
+from tessera.cli.arguments import image_file, of_each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera compare`."""
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run that tessera train began")
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run that tessera train began, or of a sweep")
     meaning = "draw training and validation losses over the tokens read into this image file"
     add("--plot", type=image_file, metavar="FILE", help=meaning)
     add("--json", action="store_true", help="print JSON")
@@ -27,14 +27,18 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.evaluation.figures import is_figure
     from tessera.evaluation.report import print_table, short_names
     from tessera.tools.comparison import COLUMNS, draw_runs, run_state
+    from tessera.tools.sweep import runs_of_sweep
 
     if arguments.plot:
         expect_output(Path(arguments.plot), "compare", "--plot", is_figure, "a figure")
-    states = [run_state(folder) for folder in arguments.runs]
+    folders = [run for folder in arguments.runs for run in runs_of_sweep(folder) or [folder]]
+    states, status = of_each(map(str, folders), lambda folder: run_state(Path(folder)))
+    if not states:
+        return status
     if arguments.plot:
-        draw_runs(Path(arguments.plot), arguments.runs)
+        draw_runs(Path(arguments.plot), [Path(state.folder) for state in states])
     if arguments.json:
         print(json.dumps([to_json(state) for state in states], indent=1))
     else:
         print_table(COLUMNS, short_names([state.folder for state in states]), [state.cells() for state in states])
-    return 0
+    return status

@@ -24,6 +24,7 @@ from tessera.cli.arguments import (
     context_length,
     decay,
     image_file,
+    of_each,
     positive_int,
     refuse_options,
     seed,
@@ -99,14 +100,15 @@ def run(arguments: argparse.Namespace) -> int:
         expect_output(arguments.output, "eval", "--output")
     rows: list[dict] = []
     measure = {"text": _on_text, "--task": _on_task, "--tasks": _on_harness}[chosen]
-    reports = [measure(model, arguments, rows) for model in arguments.models]
-    if arguments.plot:
+    reports, status = of_each(arguments.models, lambda model: measure(model, arguments, rows))
+    if arguments.plot and reports:
         draw_text_reports(reports, Path(arguments.plot), arguments.average)
     if arguments.output is not None:
         write_json_lines(arguments.output, rows)
     show = {"text": print_text_reports, "--task": print_task_reports, "--tasks": print_harness_reports}[chosen]
-    show(reports, arguments.json)
-    return 0
+    if reports:
+        show(reports, arguments.json)
+    return status
 
 
 def _own_task(folders: list[str]) -> str | None:
@@ -114,10 +116,11 @@ def _own_task(folders: list[str]) -> str | None:
     from tessera.training.run_data import trained_task
 
     trained = [trained_task(folder) for folder in folders]
-    names = {None if questions is None else str(questions.settings["name"]) for questions in trained}
+    names = [None if questions is None else str(questions.settings["name"]) for questions in trained]
     alike = "one kind, or --data or --task be given"
-    expect(len(names) == 1, "eval", "models", f"be trained on {alike}", ", ".join(sorted(map(str, names))))
-    return names.pop()
+    kinds = ", ".join(sorted({name or "text" for name in names}))
+    expect(len(set(names)) == 1, "eval", "models", f"be trained on {alike}", kinds)
+    return names[0]
 
 
 def _refuse_others(arguments: argparse.Namespace, chosen: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tessera.base.errors import expect
 from tessera.base.files import expect_output, write_text_atomically, writing
-from tessera.cli.arguments import positive_int, probability, seed, temperature, whole_number
+from tessera.cli.arguments import of_each, positive_int, probability, seed, temperature, whole_number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,9 +94,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.prompts is None and len(models) == 1 and arguments.out is None:
         continuation(*next(iter(models.values())), arguments.prompt, sampling_of(arguments), stream=True, **drafts)
         return 0
-    table = markdown_table(prompts, continuations(models, prompts, sampling_of(arguments), **drafts))
+
+    def written(folder: str) -> dict[str, list[str]]:
+        return continuations({folder: models[folder]}, prompts, sampling_of(arguments), **drafts)
+
+    columns, status = of_each(models, written)
+    if not columns:
+        return status
+    table = markdown_table(prompts, {folder: texts for column in columns for folder, texts in column.items()})
     print(table)
     if arguments.out is not None:
         with writing(arguments.out):
             write_text_atomically(arguments.out, table + "\n")
-    return 0
+    return status

@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tessera.cli.arguments import standard_texts
+from tessera.cli.arguments import of_each, standard_texts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +43,12 @@ def run(arguments: argparse.Namespace) -> int:
     if before is not None:
         memory.load(before, "memorize", "--memory")
     options = {"progress": sys.stderr.isatty(), "precision": arguments.precision}
-    for path in paths:
-        memory.read(path, **options)
+    sources: dict[str, tuple] = {str(path): (path,) for path in paths}
     if typed is not None:
-        memory.read(typed, "standard input", **options)
+        sources["-"] = (typed, "standard input")
+    _, status = of_each(sources, lambda name: memory.read(*sources[name], **options))
+    if status and not memory.documents:
+        return status
     memory.save(out)
     print(f"{out}: {memory.described()}, {out.stat().st_size / 1e6:.2f} MB")
-    return 0
+    return status

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.base.files import expect_output, expect_plain_file
-from tessera.cli.arguments import add_measured_models, positive_int, refuse_options, seed, write_json_lines
+from tessera.cli.arguments import add_measured_models, of_each, positive_int, refuse_options, seed, write_json_lines
 
 # Of each kind of prompt. They are filled in late, so that an option of the other kind is noticed.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -68,24 +68,27 @@ def run(arguments: argparse.Namespace) -> int:
     for path in arguments.files or ():
         expect_plain_file(path, "prompts", "--files")
     measurement = (_many_shot if arguments.many_shot else _documents)(arguments)
-    for folder in arguments.models:
-        measurement.check(load_config(folder), load_tokenizer(folder), **measurement.options)
-    reports, failed = [], 0
+    _, status = of_each(
+        arguments.models,
+        lambda folder: measurement.check(load_config(folder), load_tokenizer(folder), **measurement.options),
+    )
+    if status:
+        return status
     rows: list[dict[str, Any]] = []
-    for folder in arguments.models:
-        try:
-            reports.append(_report(folder, arguments, measurement, rows))
-        except TesseraError as error:  # the others' results are not lost
-            print(error, file=sys.stderr)
-            failed += 1
-        else:
-            if not arguments.json:
-                print_prompt_report(reports[-1])
+
+    def report(folder: str) -> dict[str, Any]:
+        """Ask the model, print and store."""
+        report = _report(folder, arguments, measurement, rows)
+        if not arguments.json:
+            print_prompt_report(report)
         if arguments.output is not None:
             write_json_lines(arguments.output, rows)
+        return report
+
+    reports, status = of_each(arguments.models, report)
     if arguments.json:
         print(json.dumps(to_json(reports), indent=1, allow_nan=False))
-    return 2 if failed else 0
+    return status
 
 
 class _Measurement(NamedTuple):

@@ -16,6 +16,7 @@ from tessera.base.yaml_files import parse_yaml
 from tessera.evaluation.provenance import provenance
 from tessera.models.transformer import context_limit
 from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.tasks.question_answering import NOT_IN_TEXT
 from tessera.tasks.task import TASKS, Estimate, Task, TokenExamples, estimate
 
 if TYPE_CHECKING:
@@ -83,12 +84,23 @@ def score_task(
 def _add_rows(
     rows: list[dict[str, Any]], task: Task, batch: TokenExamples, logits: Tensor, scores: dict[str, Tensor]
 ) -> None:
-    words = getattr(task, "vocabulary", None)
+    words, special = getattr(task, "vocabulary", None), getattr(task, "special_tokens", {})
+    end = words.token_to_id(special["eos_token"]) if special else IGNORED  # type: ignore[union-attr]
     for number, (tokens, labels, predicted) in enumerate(zip(batch.tokens, batch.labels, logits.argmax(-1))):
-        places = (labels != IGNORED).nonzero()[:, 0]
+        places = ((labels != IGNORED) & (labels != end)).nonzero()[:, 0]
         parts = {"prompt": tokens[: places[0]], "target": labels[places], "answer": predicted[places - 1]}
-        shown = {name: part.tolist() if words is None else words.decode(part.tolist()) for name, part in parts.items()}
+        shown = {name: _shown(words, part.tolist(), special.get("unk_token")) for name, part in parts.items()}
         rows.append({**shown, **{name: float(values[number]) for name, values in scores.items()}})
+
+
+def _shown(words: Any, tokens: list[int], unknown: str | None) -> list[int] | str:
+    """The tokens as text, of a task that has words; nothing that was read is left out."""
+    if words is None:
+        return tokens
+    if isinstance(words, tuple):
+        return " ".join(words[token] for token in tokens)
+    text = words.decode(tokens, skip_special_tokens=False)
+    return NOT_IN_TEXT if text == unknown else text
 
 
 def score_batches(

@@ -53,7 +53,12 @@ class Answer:
 
     @property
     def is_in_text(self) -> bool:
-        """Whether the text answers, by `certainty`; where that was not measured, whether `carried` is enough."""
+        """Whether the text answers, by `certainty`; where that was not measured, whether `carried` is enough.
+
+        It does not where the answer says so itself.
+        """
+        if self.text == NOT_IN_TEXT:
+            return False
         return self.carried >= CARRIED if self.certainty is None else self.certainty >= 0.5
 
     def said(self) -> str:
@@ -144,6 +149,8 @@ def _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write) -
             processors.append(TopKLogitsWarper(sampling.top_k))
         if sampling.top_p < 1:
             processors.append(TopPLogitsWarper(sampling.top_p))
+    if answers_questions(tokenizer):
+        ends.add(tokenizer.unk_token_id)  # "not in this text" is the whole answer
     tokens: list[int] = []
     new, state, total, written = ids, apart(state), 0.0, ""
     while len(tokens) < most:

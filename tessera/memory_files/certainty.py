@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from tessera.base.dataclass_io import from_json
 from tessera.evaluation.questions import question_logits
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
     from tessera.tasks.question_answering import QuestionTask
 
 NAME = "certainty"  # of the field of a model's generation_config
-CONTEXTS, AT_ONCE, QUESTIONS = 64, 8, 4  # of the measurement
+CONTEXTS, AT_ONCE, QUESTIONS = 128, 8, 4  # of the measurement
+ABSENT = 0.3  # of the contexts hold nothing, and of the questions about the others are not answered: half of all
 LARGEST_LOG_ODDS = 15.0
-RIDGE = 0.1
+RIDGE = 1.0  # of features whose standard deviation is 1
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,17 @@ class Certainty:
 
     Attributes:
         weights: w. tokens: of the texts that it was measured on. questions: that it was tested on, other ones than w
-            was fitted to. told: the share of these where the probability is on the right side of a half.
+            was fitted to. told: the share of these where "not in this text" is said rightly, or rightly not.
+            missed: of those that the texts answer, the share of which it is said. false_answers: of the others, the
+            share that get an answer. Both are None where they were not counted.
     """
 
     weights: tuple[float, ...]
     tokens: int
     questions: int
     told: float
+    missed: float | None = None
+    false_answers: float | None = None
 
     @classmethod
     def of(cls, model: Any) -> "Certainty | None":
@@ -53,9 +59,12 @@ class Certainty:
 
     def described(self) -> str:
         """How it was measured, in words."""
+        measured = f"measured on {self.questions:,} questions about texts of {self.tokens:,} tokens"
+        if self.missed is None or self.false_answers is None:
+            return f"{measured}, of which {100 * self.told:.0f} % were told apart"
         return (
-            f"measured on {self.questions:,} questions about texts of {self.tokens:,} tokens, of which "
-            f"{100 * self.told:.0f} % were told apart"
+            f"{measured}: of those that the texts answer {100 * self.missed:.0f} % were called not in the text, of the "
+            f"others {100 * self.false_answers:.0f} % were answered"
         )
 
 
@@ -78,13 +87,13 @@ def features(logits: Tensor, without: Tensor, unknown: int) -> Tensor:
 def measured(model: Any, task: "QuestionTask", tokens: int, segment: int) -> Certainty | None:
     """How well answers tell whether texts of so many tokens hold them, on validation texts; None: not of this task.
 
-    Half of the contexts hold nothing, and half of the questions about the others are not answered by them. Weights are
-    fitted to every second context, by logistic regression, and tested on the others.
+    They hold about half of the answers. Weights are fitted to every second batch of contexts, by logistic regression,
+    and tested on the others.
     """
     token = task.vocabulary.token_to_id(task.special_tokens.get("unk_token", ""))
     if token is None or not hasattr(task, "absent"):
         return None
-    half: Any = replace(task, absent=0.5)  # type: ignore[type-var]
+    half: Any = replace(task, absent=ABSENT)  # type: ignore[type-var]
     rows, answered = [], []
     for first in range(0, CONTEXTS, AT_ONCE):
         batch = half.question_batch(AT_ONCE, QUESTIONS, tokens, first, "validation", 0, segment)
@@ -102,14 +111,28 @@ def measured(model: Any, task: "QuestionTask", tokens: int, segment: int) -> Cer
 def fitted(rows: list[Tensor], answered: list[Tensor], tokens: int) -> Certainty:
     """Weights by every second part of `rows` (features) and `answered` (booleans), tested on the others."""
     inputs, targets = torch.cat(rows[::2]), torch.cat(answered[::2]).double()
+    means, deviations = inputs[:, 1:].mean(0), inputs[:, 1:].std(0).clamp_min(1e-6)
+    inputs = torch.cat([inputs[:, :1], (inputs[:, 1:] - means) / deviations], 1)
     weights = torch.zeros(inputs.shape[1], dtype=torch.double)
     ridge = RIDGE * torch.eye(len(weights), dtype=torch.double)
     ridge[0, 0] = 1e-6
-    for _ in range(100):  # Newton's method
+
+    def loss(at: Tensor) -> float:
+        return float(binary_cross_entropy_with_logits(inputs @ at, targets, reduction="sum") + at @ ridge @ at / 2)
+
+    for _ in range(100):  # Newton's method; a step that does not lower the loss is halved until it does
         chances = torch.sigmoid(inputs @ weights)
         gradient = inputs.T @ (chances - targets) + ridge @ weights
         curvature = (inputs.T * (chances * (1 - chances))) @ inputs + ridge
-        weights = weights - torch.linalg.solve(curvature, gradient).clamp(-1, 1)
+        step, before = torch.linalg.solve(curvature, gradient), loss(weights)
+        while loss(weights - step) > before and float(step.abs().max()) > 1e-9:
+            step = step / 2
+        weights = weights - step
+    weights[1:] /= deviations
+    weights[0] -= weights[1:] @ means
     others, right = torch.cat(rows[1::2]), torch.cat(answered[1::2])
-    share_right = ((torch.sigmoid(others @ weights) >= 0.5) == right).double().mean()
-    return Certainty(tuple(weights.tolist()), tokens, len(right), float(share_right))
+    # A model that says "not in this text" by itself is believed.
+    is_said = (torch.sigmoid(others @ weights) < 0.5) | (others[:, 1] <= others[:, 3])
+    is_wrong = (is_said == right).double()
+    shares = (float(is_wrong[of].mean()) if of.any() else None for of in (right, ~right))
+    return Certainty(tuple(weights.tolist()), tokens, len(right), 1 - float(is_wrong.mean()), *shares)

@@ -137,8 +137,10 @@ class Memory:
         last = self.documents[-1].state
         tokens = sum(len(document.tokens) for document in self.documents)
         if hasattr(last, "segments_read"):
-            return f"{int(last.tokens_read):,} tokens in {int(last.segments_read):,} segments"
-        return f"{tokens:,} tokens in {len(self.documents)} documents"
+            tokens, count, kind = int(last.tokens_read), int(last.segments_read), "segment"
+        else:
+            count, kind = len(self.documents), "document"
+        return f"{tokens:,} tokens in {count:,} {kind}{'s' * (count != 1)}"
 
     def forget(self, name: str) -> Self:
         """Take out a document: the memory is then that of a model that never read it, bit for bit.

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
 
 from tessera.base.errors import TesseraError, expect, first_line
@@ -41,7 +42,7 @@ def expect_causal(model: PreTrainedModel, where: str) -> None:
 
 def can_be_tried(model: PreTrainedModel) -> bool:
     """Whether all parameters hold numbers."""
-    return not any(parameter.is_meta for parameter in model.parameters())
+    return not any(parameter.is_meta or isinstance(parameter, FakeTensor) for parameter in model.parameters())
 
 
 def trial_tokens(model: PreTrainedModel) -> Tensor:

@@ -41,8 +41,11 @@ def plan(
     Raises `TesseraError`: a recipe that cannot be trained so, or one with a curriculum.
     """
     section, context = recipe.training, recipe.data.context
-    stages = f"{len(section.curriculum)} stages"
-    expect(not section.curriculum, "plan", "training.curriculum", "be empty", stages, "Plan its longest stage alone.")
+    if section.curriculum:
+        stages, longest = f"{len(section.curriculum)} stages", max(stage.length for stage in section.curriculum)
+        context = longest * recipe.model.get("segment_size", recipe.data.context)
+        advice = f"Plan its longest stage, as a text: data.task=null training.curriculum=[] data.context={context}"
+        expect(False, "plan", "training.curriculum", "be empty", stages, advice)
     on_gpu = section.precision == "auto" and device_type == "cuda"
     precision = "bf16" if on_gpu else resolve_precision(section.precision)
 

@@ -13,6 +13,7 @@ from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import write_text_atomically, writing
 from tessera.recipes.recipe import read_recipe
 from tessera.recipes.sections import Recipe
+from tessera.training.folder import is_run
 from tessera.training.loop import NotFinite
 from tessera.training.overwrite import RESULT
 from tessera.training.run import train
@@ -123,6 +124,11 @@ class Sweep:
 def is_done(folder: Path, recipe: Recipe) -> bool:
     """Has a run of this very recipe ended in `folder`?"""
     return (folder / RESULT).is_file() and equals_saved(folder / RECIPE, recipe)
+
+
+def runs_of_sweep(folder: Path) -> list[Path]:
+    """The runs in the folder of a sweep; none where `folder` is another."""
+    return sorted(filter(is_run, folder.iterdir())) if (folder / TABLE).is_file() else []
 
 
 def best(outcomes: Sequence[Outcome]) -> int | None:

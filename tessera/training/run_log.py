@@ -45,7 +45,7 @@ class RunLog:
         left = (
             "{remaining} left at most"
             if self.recipe.training.curriculum
-            else "step {n_fmt}/{total_fmt}, {remaining} left"
+            else "step {n:,.0f}/{total:,.0f}, {remaining} left"
         )
         self._bar = tqdm(
             total=self.total_cost,

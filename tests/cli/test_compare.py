@@ -56,12 +56,21 @@ def test_the_figure_names_every_run(tessera, runs, tmp_path):
         assert f"<!-- {folder.name}, validation" in figure.read_text()
 
 
+def test_a_sweep_is_its_runs(tessera, runs, tmp_path):
+    for name in ("b", "a"):
+        shutil.copytree(runs[0], tmp_path / "sweep" / name)
+    (tmp_path / "sweep" / "stores").mkdir()
+    (tmp_path / "sweep" / "sweep.json").write_text("{}")
+    status, out, _ = tessera("compare", tmp_path / "sweep", runs[1])
+    assert (status, [line.split()[0] for line in out.splitlines()[1:]]) == (0, ["a", "b", "stopped"])
+
+
 def test_what_is_no_run_is_one_line(tessera, runs, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "recipe.yaml").write_text("name: mine\n")
     for folder, what in ((tmp_path / "missing", "no such folder"), (tmp_path / "other", "other files")):
         status, out, err = tessera("compare", runs[0], folder)
-        assert (status, out) == (2, "")
+        assert (status, len(out.splitlines())) == (2, 2), "the heading, and the run that is one"
         assert err == f"compare: {folder} must be the folder of a run, as tessera train writes it; got {what}.\n"
     status, _, err = tessera("compare", runs[2], "--plot", tmp_path / "none.png")
     assert (status, "--plot must have a run with losses" in err) == (2, True)

@@ -87,6 +87,21 @@ def test_a_context_beyond_the_positions_says_what_works(tessera, transformer, co
     assert "2 sequences of 32" in out
 
 
+def test_a_model_that_is_refused_does_not_lose_the_others(tessera, run_folder, transformer, corpus):
+    """Nothing that was measured is lost: neither what comes before it nor what comes behind."""
+    options = ("--data", corpus, "--context", 64, "--sequences", 2)
+    status, out, err = tessera("eval", run_folder, transformer, "nowhere", run_folder, *options)
+    assert (status, [line.split()[0] for line in out.splitlines()[1:]]) == (2, ["tiny", "tiny"])
+    first, second = err.splitlines()
+    assert first.startswith(f"{transformer}: eval: --context must be at most 32")
+    assert second.startswith("model nowhere: no such folder")
+    task = ("--task", "associative_retrieval", "--lengths", 2, "--examples", 2)
+    status, out, err = tessera("eval", "nowhere", run_folder, *task)
+    assert (status, out.count("num_pairs 2"), err.count("\n")) == (2, 1, 1)
+    status, out, err = tessera("eval", "nowhere", "neither", *options)
+    assert (status, out, err.count("\n")) == (2, "", 2)
+
+
 def test_bits_per_byte_are_of_the_bytes_that_were_scored(tessera, transformer, tmp_path, monkeypatch):
     """Of a part whose tokens are longer than those of the rest, with letters of several bytes cut at its borders."""
     text = "Зима. " * 30 + "aaaa bbbb " * 200

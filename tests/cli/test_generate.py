@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from tessera.generation.prompts import markdown_table, read_prompts
 from tessera.models.drafted_generation import PromptLookup
-from tessera.models.saving.loading import load_model
+from tessera.models.saving.loading import load_model, load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,12 @@ def test_a_table_of_models_and_prompts(tessera, refused, two_models, tmp_path):
     assert columns[str(two_models[0])] != columns[str(two_models[1])]
     assert out == markdown_table(prompts, columns) + "\n"
     assert (tmp_path / "table.md").read_text() == out
+    short = tmp_path / "short"  # has too few positions for the prompts
+    sizes = {"vocab_size": 258, "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 4}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(short)
+    load_tokenizer(two_models[0]).save_pretrained(short)
+    status, others, err = tessera("generate", two_models[0], short, two_models[1], *options)
+    assert (status, others, err.startswith(f"{short}: ")) == (2, out, True), err
     refused("--out must be a new file", "generate", *two_models, *options, "--out", tmp_path / "table.md")
 
 

@@ -105,6 +105,23 @@ def test_mistakes_are_one_line(tessera, refused, wrapped, run_folder, tmp_path):
     assert memory.read_bytes() != stored
 
 
+def test_a_file_that_is_refused_does_not_lose_the_others(tessera, wrapped, tmp_path):
+    """What was read is kept, and what comes behind is read: a file may be the last of hours."""
+    for name, text in (("a", b"a king"), ("b", b"\xe4 q\xfceen"), ("c", b"a queen")):
+        (tmp_path / name).write_bytes(text)
+    status, out, err = tessera("memorize", wrapped, *(tmp_path / name for name in "abc"), "--out", tmp_path / "some")
+    assert (status, "13 tokens" in out) == (2, True)
+    assert (err.count("\n"), "b: text must be UTF-8" in err) == (1, True)
+    described = tessera("memories", "info", tmp_path / "some")[1]
+    assert [line.split()[0] for line in described.splitlines()[-2:]] == ["a:", "c:"]
+    rows = [{"input": "a king", "question": "Who?", "target": "king"}] * 2
+    (tmp_path / "two.json").write_text(json.dumps(rows))
+    stored, files = tmp_path / "rows.jsonl", (tmp_path / "two.json", tmp_path / "a", tmp_path / "two.json")
+    status, out, err = tessera("ask", wrapped, "--samples", *files, "--output", stored, "--max-new-tokens", 1)
+    assert (status, out.count("2 samples of two.json"), len(stored.read_text().splitlines())) == (2, 2, 4)
+    assert "a: must be a JSON list or JSON lines of samples; got in line 1: Expecting value." in err
+
+
 def test_the_same_file_has_the_same_tokens_in_every_verb(tessera, wrapped, tmp_path):
     """Marks of other systems at its beginning and its line ends: in training, in memorize, in ask and in inspect."""
     text = tmp_path / "text.txt"

@@ -131,8 +131,22 @@ def test_questions_of_ones_own_from_a_file_to_an_answer(tessera, refused, tmp_pa
     assert (status, "dark red" in out) == (0, True), out
     assert 'knows questions such as "What is box 0?"' in err
     assert "whether a text answers at all: measured on" in err
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stdin", io.StringIO("/documents\nWho is box 3?\n"))
+        status, out, err = tessera("chat", run)
+    assert (status, out.splitlines()[0], len(out.splitlines())) == (0, "no documents", 2)
+    assert 'knows questions such as "What is box 0?"' in err
+    assert "its answer is a guess" in err
     status, out, err = tessera("eval", run, "--examples", 4)
     assert (status, "run: questions, 4 examples per length" in out) == (0, True), err
+    nothing = ("--set", "absent=0.9", "--output", tmp_path / "rows.jsonl")
+    status, out, err = tessera("eval", run, "--task", "questions", "--examples", 8, *nothing)
+    assert status == 0, err
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert {row["target"] for row in rows} == {"dark red", "not in this text"}
+    for row in rows:
+        assert row["prompt"].endswith("? <generate>")
+        assert (row["answer"] == row["target"]) == (row["exact_match"] == 1), row
     status, out, _ = tessera("info", run)
     assert (status, "it knows questions such as" in out) == (0, True)
     (tmp_path / "book.pdf").write_bytes(b"%PDF-1.7")

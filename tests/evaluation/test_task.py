@@ -41,10 +41,17 @@ def test_an_oracle_scores_one(name, monkeypatch):
         return model.examples
 
     monkeypatch.setattr(type(task), "sample", remember)
-    scores = score_task(model, task, examples=5, batch_size=2)
+    rows = []
+    scores = score_task(model, task, examples=5, batch_size=2, rows=rows)
     assert scores[task.main_score].mean == 1
     assert scores[task.main_score].count == 5
     assert [len(tokens) for tokens in model.calls] == [2, 2, 1]
+    assert len(rows) == 5
+    for row in rows:
+        assert row["prompt"]
+        assert row["target"]
+        assert isinstance(row["target"], str) == hasattr(task, "vocabulary")
+        assert not hasattr(task, "vocabulary") or row["answer"] == row["target"]
     assert not torch.equal(model.calls[0], model.calls[1])
 
 

@@ -33,12 +33,15 @@ def read_samples(path: Path, names: Sequence[str] = FIELDS) -> list[TextSample]:
     Raises `TesseraError`: the file is missing or no JSON, a row lacks one of the texts, or there is no row.
     """
     text = "".join(text_of_file(path))
-    try:
-        # Not splitlines: a string may hold other separators of lines, such as U+2028.
-        is_list = text.lstrip().startswith("[")
-        rows = json.loads(text) if is_list else [json.loads(line) for line in text.split("\n") if line.strip()]
-    except (ValueError, RecursionError) as error:
-        raise TesseraError(f"{path}: must be a JSON list or JSON lines of samples; got {error}.") from None
+    # Not splitlines: a string may hold other separators of lines, such as U+2028.
+    is_list, rows = text.lstrip().startswith("["), []
+    for number, part in enumerate([text] if is_list else text.split("\n"), 1):
+        try:
+            rows += [json.loads(part)] if part.strip() else []
+        except (ValueError, RecursionError) as error:
+            got = str(error) if is_list else f"in line {number}: {str(error).split(': line 1 ')[0]}"
+            raise TesseraError(f"{path}: must be a JSON list or JSON lines of samples; got {got}.") from None
+    rows = rows[0] if is_list else rows
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or not all(_is_text(row.get(name)) for name in names):
             raise TesseraError(f"{path}: row {number} must hold the texts {', '.join(names)}; got {repr(row)[:80]}.")
