@@ -149,7 +149,7 @@ def _outcome(point: Point, folder: Path, problem: str) -> Outcome:
     try:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))["result"]
         numbers = {name: result[name] for name in Outcome.__dataclass_fields__ if name in result and name != "folder"}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TesseraError(f"{folder / RESULT}: cannot be read as a run's result ({error!r}). Delete it.") from None
     return Outcome(values, str(folder), **numbers)
 

@@ -1,5 +1,7 @@
 """Slope and intercept of the scores, from whichever way a caller says how sharp a kernel is."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -43,5 +45,6 @@ def _tensor(where: str, query: Tensor, name: str, scale: Scale) -> Tensor:
         return scale
     is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
     expect(is_number, where, name, "be a number or a tensor", type(scale).__name__)
+    expect(abs(scale) < math.inf, where, name, "be finite", scale)
     precise = torch.float64 if query.dtype == torch.float64 else torch.float32
     return torch.tensor(scale, dtype=precise, device=query.device)
