@@ -20,11 +20,11 @@ from pathlib import Path
 from tessera.base.errors import expect
 from tessera.base.files import expect_output
 from tessera.cli.arguments import (
-    integer,
     add_measured_models,
     context_length,
     decay,
     image_file,
+    integer,
     positive_int,
     refuse_options,
     seed,

@@ -71,7 +71,7 @@ def test_signs_of_a_glob_in_names_and_folders_beside_files(tmp_path):
     assert texts(text_source(str(tmp_path / "[as]*"))) == ["a.txt"]
 
 
-@pytest.mark.parametrize("name", ["", " ", "nowhere.txt", "./no/such/*.txt", "data/corpas.jsonl", "data/corpas.JSON.gz"])
+@pytest.mark.parametrize("name", ["", "nowhere.txt", "./no/such/*.txt", "data/corpas.jsonl", "data/corpas.JSON.gz"])
 def test_text_that_does_not_exist_is_named(name):
     with pytest.raises(TesseraError, match=re.escape(repr(name))):
         text_source(name)
