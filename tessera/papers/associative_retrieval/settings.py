@@ -5,6 +5,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from tessera.models.gradient_writing import GradientWriter
+from tessera.models.recurrence.modeling import SegmentedForCausalLM
 from tessera.models.small_models import ModelSize, build_small_model
 from tessera.papers.associative_retrieval.task import RULES, AssociativeRetrieval
 from tessera.papers.experiment import Run
@@ -18,13 +20,17 @@ NAMES = {
     "armt_no_correction": "ARMT, no correction",
     "rmt": "RMT",
     "prmt": "PRMT",
+    "gradmem": "RMT, written by gradient",
+    "gradmem_matrix": "ARMT, written by gradient",
     "mamba": "Mamba",
     "mosaic": "Memory Mosaic",
 }
 VOCABULARY = AssociativeRetrieval().vocab_size
 KEY_SIZE = "key_size"
+# The models whose memory is written by gradient descent (GradMem): whose memory it is, its steps, and its first rate.
+BY_GRADIENT = {"gradmem": ("rmt", 3, 5.0), "gradmem_matrix": ("armt", 1, 30.0)}
 # Relative time of a step: what the time left is estimated from.
-COSTS = {"rmt": 0.7, "prmt": 0.7, "mosaic": 0.4}
+COSTS = {"rmt": 0.7, "prmt": 0.7, "mosaic": 0.4, **dict.fromkeys(BY_GRADIENT, 2.0)}
 
 
 @dataclass(frozen=True)
@@ -63,12 +69,18 @@ class RetrievalSettings:
         return Run(f"{model}/{self.rule}/seed {seed}", replace(self, model=model, seed=seed, sizes=sizes), cost)
 
 
-def build(name: str, size: ModelSize, seed: int) -> PreTrainedModel:
+def build(name: str, size: ModelSize, seed: int) -> PreTrainedModel | GradientWriter:
     """The model called `name`, initialised from `seed`, all of about as many parameters.
 
     `size` is that of the segmented models and of Mamba. The mosaic has half the layers, of 9/8 the width; it stores
-    every pair that it reads, the upper bound of any memory of fixed size.
+    every pair that it reads, the upper bound of any memory of fixed size. A memory written by gradient descent is
+    that of ARMT or RMT, into which the whole text is written as one segment.
     """
+    if name in BY_GRADIENT:
+        written, steps, rate = BY_GRADIENT[name]
+        model = build_small_model(written, seed, **asdict(size))
+        assert isinstance(model, SegmentedForCausalLM), "its memory is written"
+        return GradientWriter(model, steps, rate)
     if name == "mosaic":
         width = round(size.hidden_size * 9 / 8 / size.num_heads) * size.num_heads
         size = replace(size, hidden_size=width, num_layers=max(1, size.num_layers // 2))

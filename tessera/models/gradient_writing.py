@@ -1,0 +1,133 @@
+"""A memory that is written by gradient descent while reading: GradMem, for memory tokens and association matrices."""
+
+import math
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy
+
+from tessera.base.arguments import explains_mistakes
+from tessera.base.errors import expect
+from tessera.base.state import State
+from tessera.memories.association import AssociationState
+from tessera.models.learned_positions import learned_positions
+from tessera.models.recurrence.modeling import SegmentedForCausalLM, SegmentedOutput
+from tessera.models.recurrence.segment_runner import Segment, SegmentRunner
+from tessera.models.recurrence.state import CarriedTokens, MemoryState
+
+WRITTEN = {CarriedTokens: "tokens", AssociationState: "matrix"}  # what of a layer's state the gradient changes
+
+
+class GradientWriter(nn.Module):
+    """Writes a text into the memory of `model` by gradient descent on how well `model` tells it again.
+
+    `S_k = S_{k-1} - r_k dL(S_{k-1}) / dS`, k = 1..`steps`, with
+    `L(S) = - sum_{t>1} log p(x_t | S, x_1 .. x_{t-1}) / (T - 1)`, the text as one segment (GradMem, Kuratov et al.
+    2026, arXiv:2603.13875). The weights stay as they are. In training, gradients flow through
+    the steps to the model and to the rates r_k > 0 (second derivatives).
+
+    S is what the model carries from segment to segment: memory tokens, which start as the learned ones (RMT, as
+    published; PRMT), or the association matrix of each layer, which starts at 0, with a normaliser z of ones (ARMT).
+    What comes out is an ordinary memory of `model`: to be given as its `memory_state`, saved, repeated.
+
+    Args:
+        model: ARMT, RMT or PRMT whose base can be differentiated twice: the families of transformers can.
+        steps: K. learning_rate: r_k of each step at the start.
+    Raises:
+        TesseraError: another model, a text of one token, or one that is longer than the base's learned positions.
+
+    >>> from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+    >>> from tessera import wrap_rmt
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    >>> writer = GradientWriter(wrap_rmt(GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=20, **sizes))), steps=3)
+    >>> memory = writer.write(torch.tensor([[3, 4, 5, 6]]))
+    >>> writer.model(input_ids=torch.tensor([[3]]), memory_state=memory, use_cache=True).logits.shape
+    torch.Size([1, 1, 20])
+    """
+
+    @explains_mistakes
+    def __init__(self, model: SegmentedForCausalLM, steps: int = 5, learning_rate: float = 1.0):
+        super().__init__()
+        where = type(self).__name__
+        expect(isinstance(model, SegmentedForCausalLM), where, "model", "be ARMT, RMT or PRMT", type(model).__name__)
+        expect(type(steps) is int and steps >= 1, where, "steps", "be a positive integer", steps)
+        expect(learning_rate > 0, where, "learning_rate", "be positive", learning_rate)
+        self.model = model
+        layers = model.empty_memory(1).layers
+        first = model.get_input_embeddings().weight
+        self.log_rates = nn.Parameter(first.new_full((steps, len(layers)), math.log(learning_rate)))
+
+    @property
+    def config(self) -> Any:
+        """The model's."""
+        return self.model.config
+
+    def empty_memory(self, batch: int) -> MemoryState:
+        """S_0: the memory of `batch` rows before anything was read."""
+        state = self.model.empty_memory(batch)
+        return replace(state, layers=tuple(_readable(layer) for layer in state.layers))
+
+    def forward(self, input_ids: Tensor, memory_state: MemoryState | None = None, **options: Any) -> SegmentedOutput:
+        """A text without a memory is written; behind a memory it is read by the model, with its other `options`."""
+        if memory_state is None:
+            return SegmentedOutput(memory_state=self.write(input_ids))
+        return self.model(input_ids=input_ids, memory_state=memory_state, **options)
+
+    @explains_mistakes
+    def write(self, input_ids: Tensor, memory_state: MemoryState | None = None) -> MemoryState:
+        """The memory after `input_ids` (B, T), T > 1, were written into `memory_state` (None: S_0).
+
+        With gradients enabled, these flow through all steps. Costs K forward and backward passes over B T tokens.
+        """
+        self._expect_text(input_ids)
+        is_training = torch.is_grad_enabled()
+        state = self.empty_memory(len(input_ids)) if memory_state is None else memory_state
+        attention = sdpa_kernel(SDPBackend.MATH) if is_training else nullcontext()  # others have one derivative
+        runner = self.model.segment_runner()
+        with torch.enable_grad(), attention:
+            for rates in self.log_rates.exp():
+                state = self._step(runner, input_ids, state, rates, is_training)
+        return state.after(state.layers, input_ids.shape[1])
+
+    def _step(
+        self, runner: SegmentRunner, input_ids: Tensor, state: MemoryState, rates: Tensor, is_training: bool
+    ) -> MemoryState:
+        names = [WRITTEN[type(layer)] for layer in state.layers]
+        held = [getattr(layer, name) for layer, name in zip(state.layers, names)]
+        held = [t if is_training and t.requires_grad else t.detach().requires_grad_() for t in held]
+        changed = [replace(layer, **{name: tensor}) for layer, name, tensor in zip(state.layers, names, held)]
+        loss = self._told_again(runner, input_ids, replace(state, layers=tuple(changed)))
+        gradients = torch.autograd.grad(loss, held, create_graph=is_training)
+        stepped = [tensor - rate * gradient for tensor, rate, gradient in zip(held, rates, gradients)]
+        if not is_training:
+            stepped = [tensor.detach() for tensor in stepped]
+        layers = [replace(layer, **{name: tensor}) for layer, name, tensor in zip(state.layers, names, stepped)]
+        return replace(state, layers=tuple(layers))
+
+    def _told_again(self, runner: SegmentRunner, input_ids: Tensor, state: MemoryState) -> Tensor:
+        """L(S), summed over the rows, none of which depends on another's memory."""
+        embeddings = self.model.get_input_embeddings()(input_ids)
+        logits = runner.run(Segment(embeddings, close=False), state).output
+        assert logits is not None, "the segment asks for them"
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        total = cross_entropy(logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten(), reduction="sum")
+        return total / (input_ids.shape[1] - 1)
+
+    def _expect_text(self, input_ids: Tensor) -> None:
+        where, shape = "GradientWriter.write", tuple(input_ids.shape)
+        expect(len(shape) == 2 and shape[1] > 1, where, "input_ids", "be (B, T) with T > 1", shape)
+        rows = learned_positions(self.model.base)
+        front = self.config.num_memory_tokens
+        fits = rows is None or shape[1] + front <= rows
+        expect(fits, where, "input_ids", f"hold at most {(rows or 0) - front} tokens (learned positions)", shape[1])
+
+
+def _readable(layer: State) -> State:
+    """The same memory before anything was read; of an association matrix one that is read although it is 0."""
+    if not isinstance(layer, AssociationState):
+        return layer
+    return AssociationState(layer.matrix, torch.ones_like(layer.normaliser), torch.zeros_like(layer.empty))

@@ -1,0 +1,115 @@
+"""A memory written by gradient descent: what it minimises, what depends on what, and its second derivatives."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
+
+from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, TesseraError, wrap, wrap_prmt, wrap_rmt
+from tessera.models.gradient_writing import GradientWriter
+
+WRAPS = {"rmt": wrap_rmt, "prmt": wrap_prmt, "armt": lambda base, **sizes: wrap(base, memory_dim=4, **sizes)}
+TEXTS = torch.tensor([[3, 4, 5, 6, 7], [8, 3, 9, 4, 2]])
+
+
+def writer(kind: str = "rmt", steps: int = 3, rate: float = 0.5) -> GradientWriter:
+    """Around a GPT-NeoX in float64."""
+    torch.manual_seed(0)
+    config = GPTNeoXConfig(
+        vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12,
+        max_position_embeddings=32, initializer_range=0.5, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model = WRAPS[kind](GPTNeoXForCausalLM(config).double(), segment_size=8, num_memory_tokens=2)
+    return GradientWriter(model, steps, rate).eval()
+
+
+def told_again(model, memory, texts):
+    """The mean loss of each text's later tokens behind its memory, by the model's public call."""
+    logits = model(input_ids=texts, memory_state=memory, use_cache=True).logits
+    return cross_entropy(logits[:, :-1].transpose(1, 2), texts[:, 1:], reduction="none").mean(1)
+
+
+@pytest.mark.parametrize("kind", WRAPS)
+def test_every_step_goes_down_the_gradient_of_the_loss(kind):
+    """One step equals `S - r dL/dS` computed from the model's own public call, and more steps tell the text better."""
+    written = writer(kind, steps=1)
+    start = written.empty_memory(2).map(lambda tensor: tensor.detach().clone())
+    name = "matrix" if kind == "armt" else "tokens"
+    tensors = [getattr(layer, name).requires_grad_() for layer in start.layers]
+    loss = told_again(written.model, start, TEXTS).sum()
+    expected = [t - 0.5 * g for t, g in zip(tensors, torch.autograd.grad(loss, tensors))]
+    memory = written.write(TEXTS)
+    for layer, tensor in zip(memory.layers, expected, strict=True):
+        torch.testing.assert_close(getattr(layer, name), tensor, rtol=1e-10, atol=1e-12)
+    with torch.no_grad():
+        many = writer(kind, steps=20).write(TEXTS)
+        assert (told_again(written.model, many, TEXTS) < told_again(written.model, start, TEXTS) - 0.05).all()
+    assert memory.tokens_read.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("kind", WRAPS)
+def test_gradients_flow_through_the_steps(kind):
+    """The derivative of an answer's loss by the rates and by what S_0 or the reading is made of, beside differences."""
+    written = writer(kind)
+    memory = written.model.memories[0].query if kind == "armt" else written.model.memory_tokens
+    first = next(memory.parameters())
+
+    def answer() -> torch.Tensor:
+        memory = written.write(TEXTS)
+        return written(input_ids=TEXTS[:, :2], labels=TEXTS[:, :2], memory_state=memory, use_cache=True).loss
+
+    answer().backward()
+    for parameter in (written.log_rates, first):
+        direction = torch.randn_like(parameter)
+        slopes = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                parameter.add_(direction, alpha=sign * 1e-5)
+                slopes.append(sign * answer().item() / 2e-5)
+                parameter.sub_(direction, alpha=sign * 1e-5)
+        slope = (parameter.grad * direction).sum().item()
+        assert slope == pytest.approx(sum(slopes), rel=1e-5, abs=1e-9)
+        assert slope != 0.0
+
+
+@pytest.mark.parametrize("kind", WRAPS)
+def test_rows_are_written_apart_and_without_gradients_the_same(kind):
+    """Batch = alone; without gradients the same numbers, no graph, and no gradient left at a weight."""
+    written = writer(kind)
+    together = written.write(TEXTS)
+    with torch.no_grad():
+        alone = [written.write(text[None]) for text in TEXTS]
+    for name, tensor in type(together).stack(alone).tensors().items():
+        assert not tensor.requires_grad
+        torch.testing.assert_close(tensor, together.tensors()[name], rtol=1e-10, atol=1e-12)
+    assert all(parameter.grad is None for parameter in written.parameters())
+
+
+def test_goes_on_from_a_memory_that_was_stored(tmp_path):
+    """What is written is an ordinary memory: stored, loaded, and written on."""
+    with torch.no_grad():
+        written = writer("armt")
+        memory = written.write(TEXTS[:1])
+        memory.save(tmp_path / "memory.safetensors")
+        loaded = type(memory).load(tmp_path / "memory.safetensors")
+        first, second = (written.write(TEXTS[1:], state) for state in (memory, loaded))
+    for name, tensor in first.tensors().items():
+        assert torch.equal(tensor, second.tensors()[name])
+    assert first.tokens_read.tolist() == [10]
+
+
+def test_refuses_what_it_cannot_write():
+    """A model without such a memory, one with first derivatives alone, texts that are too short or too long."""
+    with pytest.raises(TesseraError, match="model must be ARMT, RMT or PRMT; got GPT2LMHeadModel"):
+        GradientWriter(GPT2LMHeadModel(GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2)))
+    with pytest.raises(TesseraError, match="T > 1"):
+        writer().write(TEXTS[:, :1])
+    base = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2, n_positions=12))
+    narrow = GradientWriter(wrap_rmt(base, segment_size=8, num_memory_tokens=2))
+    with pytest.raises(TesseraError, match="at most 10 tokens"):
+        narrow.write(torch.ones(1, 11, dtype=torch.long))
+    config = MemoryMosaicConfig(vocab_size=11, hidden_size=8, num_layers=1, num_heads=2, num_persistent_slots=4)
+    mosaic = GradientWriter(wrap_rmt(MemoryMosaicForCausalLM(config), segment_size=8, num_memory_tokens=2))
+    tokens = mosaic.write(TEXTS).memory_tokens
+    with pytest.raises(TesseraError, match="second derivative"):
+        tokens.sum().backward()
