@@ -77,7 +77,8 @@ def _print(outcomes) -> None:
         finest = (max if are_questions else min)(mean.mean for mean in means)
         lines = [(with_error(mean, ".4f"), str(mean.count), "best" * (mean.mean == finest)) for mean in means]
         print("\nmean over seeds")
-        print_table(("right" if are_questions else "nats/token", "seeds", ""), [_name(values) for values, _ in groups], lines)
+        columns = ("right" if are_questions else "nats/token", "seeds", "")
+        print_table(columns, [_name(values) for values, _ in groups], lines)
 
 
 def _name(values: dict[str, str]) -> str:
@@ -89,4 +90,5 @@ def _cells(outcome, is_best: bool) -> tuple[str, ...]:
         return "-", "-", "-", "-", "not finite"
     numbers = (outcome.validation_bits_per_byte, outcome.validation_exact_match)
     second = next((f"{number:.4f}" for number in numbers if number is not None), "-")
-    return f"{outcome.validation_loss:.4f}", second, f"{outcome.parameters:,}", f"{outcome.tokens:,}", "best" if is_best else ""
+    sizes = f"{outcome.parameters:,}", f"{outcome.tokens:,}"
+    return f"{outcome.validation_loss:.4f}", second, *sizes, "best" if is_best else ""

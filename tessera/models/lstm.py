@@ -176,7 +176,10 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
             expect(held == rows, where, "past_key_values", f"have {rows} rows, as the text", held)
             parts = (past.hidden.to(self.norm.weight.dtype), past.cell.to(self.norm.weight.dtype))
             start = tuple(part.transpose(0, 1).contiguous() for part in parts)
-        read, (hidden, cell) = self.layers(self.embed_tokens(input_ids), start)
+        embedded = self.embed_tokens(input_ids)
+        # A processor without products in bfloat16 has no such LSTM under autocast.
+        with torch.autocast("cpu", enabled=False):
+            read, (hidden, cell) = self.layers(embedded, start)
         state = None
         if use_cache:
             length = input_ids.shape[1] + (0 if past is None else past.length)

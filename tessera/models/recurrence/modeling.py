@@ -147,6 +147,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
             for module in base.modules():  # post_init must not draw a trained base anew
                 module._is_hf_initialized = True
         self.base = base
+        config._attn_implementation = base.config._attn_implementation  # who loads a second copy asks for this one
         if config.own_memory_positions:
             widen_positions(base, front, back)
         wrap_layers(layers)
