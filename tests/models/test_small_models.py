@@ -6,6 +6,7 @@ import torch
 from tessera.base.errors import TesseraError
 from tessera.kernels import kernel_from_config, kernel_names
 from tessera.models import MODELS
+from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
 from tessera.models.small_models import ModelSize, build_small_model
 
 SIZES = {"vocab_size": 20, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_positions": 32}
