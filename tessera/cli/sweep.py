@@ -77,8 +77,8 @@ def _print(outcomes) -> None:
         finest = (max if are_questions else min)(mean.mean for mean in means)
         lines = [(with_error(mean, ".4f"), str(mean.count), "best" * (mean.mean == finest)) for mean in means]
         print("\nmean over seeds")
-        columns = ("right" if are_questions else "nats/token", "seeds", "")
-        print_table(columns, [_name(values) for values, _ in groups], lines)
+        header = ("right" if are_questions else "nats/token", "seeds", "")
+        print_table(header, [_name(values) for values, _ in groups], lines)
 
 
 def _name(values: dict[str, str]) -> str:
