@@ -25,6 +25,13 @@ def require_no_code(folder: Path, where: str) -> None:
 
 
 def _names_code(content: Any) -> bool:
-    if isinstance(content, dict):
-        return any(content.get(key) for key in KEYS) or any(map(_names_code, content.values()))
-    return isinstance(content, list) and any(map(_names_code, content))
+    waiting = [content]  # no recursion: what `json` can still read may be nested deeper than Python calls
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if any(value.get(key) for key in KEYS):
+                return True
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return False

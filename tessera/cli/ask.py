@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import expect_output
-from tessera.cli.arguments import OUTPUT_HELP, of_each, standard_texts, write_json_lines
+from tessera.cli.arguments import OUTPUT_HELP, integer, of_each, standard_texts, write_json_lines
 from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     meaning = "count right answers to these files: JSON (lines) with the texts input, question and target in each row"
     add("--samples", nargs="+", metavar="FILE", help=meaning)
     meaning = "with --samples, show so many short stories with question and answer before each"
-    add("--shots", type=int, metavar="N", help=meaning)
+    add("--shots", type=integer(0), metavar="N", help=meaning)
     meaning = "with --samples, write the answers into this folder as the benchmark's own evaluation does"
     add("--results", type=Path, metavar="FOLDER", help=meaning)
     add("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
@@ -110,7 +110,6 @@ def _require_one_way(arguments: argparse.Namespace) -> None:
         others = ("memory", "text", "questions", "plant", "interactive", "cite", "page")
         others_given = " and ".join(name for name in others if getattr(arguments, name))
         expect(not others_given, "ask", "--samples", "come without questions, texts and memories", others_given)
-        expect(arguments.shots is None or arguments.shots >= 0, "ask", "--shots", "be at least 0", arguments.shots)
         for name in arguments.samples:
             expect_plain_file(Path(name), "ask", "--samples")
         return

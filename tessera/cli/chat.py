@@ -56,6 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
             chat.take(message)
         except TesseraError as error:
             print(error, file=sys.stderr)
+        except OSError as error:  # of a file that a message names; what was said stays
+            if error.filename is None:
+                raise
+            print(f"chat: {error.strerror}: {error.filename}"[:400], file=sys.stderr)
         except KeyboardInterrupt:
             print("\n(stopped)", file=sys.stderr)
     return 0

@@ -7,13 +7,15 @@ import argparse
 import json
 from dataclasses import asdict
 
+from tessera.cli.arguments import real
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera check`."""
     add = parser.add_argument
     add("model", help="folder of a model or a run")
     meaning = "the largest difference that still counts as equal, as a share of the largest logit (default: 1e-4)"
-    add("--allowed", type=float, help=meaning)
+    add("--allowed", type=real(0.0), help=meaning)
     add("--json", action="store_true", help="print JSON")
 
 

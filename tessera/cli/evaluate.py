@@ -24,6 +24,7 @@ from tessera.cli.arguments import (
     context_length,
     decay,
     image_file,
+    integer,
     of_each,
     positive_int,
     refuse_options,
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_argument("--tasks", metavar="NAMES", help=meaning)
     harness.add_argument("--include-path", metavar="DIR", help="also look for tasks in the YAML files of this folder")
     meaning = "put so many solved examples into each prompt (default: as the task does)"
-    harness.add_argument("--num-fewshot", type=int, help=meaning)
+    harness.add_argument("--num-fewshot", type=integer(0), help=meaning)
     harness.add_argument("--limit", type=positive_int, help="ask at most so many questions of each task (default: all)")
     meaning = "cut prompts to so many tokens (default: what the model can read)"
     harness.add_argument("--max-length", type=positive_int, help=meaning)

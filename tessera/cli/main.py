@@ -143,7 +143,7 @@ def _require_text(arguments: Sequence[str]) -> None:
         if "\0" in argument:
             raise TesseraError(f"tessera: arguments must not contain NUL; got {argument[:60]!r}.")
         if not argument.isascii() and any("\ud800" <= character <= "\udfff" for character in argument):
-            raise TesseraError(f"tessera: arguments must be text in UTF-8; got {os.fsencode(argument)[:60]!r}.")
+            raise TesseraError(f"tessera: arguments must be text in UTF-8; got {argument[:60]!r}.")
 
 
 @contextmanager

@@ -66,17 +66,19 @@ def _print(outcomes) -> None:
     from tessera.tools.sweep import best, over_seeds
 
     keys = list(outcomes[0].values)
-    columns = ("nats/token", "bits/byte", "parameters", "tokens", "")
+    are_questions = any(outcome.validation_exact_match is not None for outcome in outcomes)
+    columns = ("nats/token", "right" if are_questions else "bits/byte", "parameters", "tokens", "")
     winner = best(outcomes)
     rows = [_cells(outcome, place == winner) for place, outcome in enumerate(outcomes)]
     print_table(columns, [_name(one.values) for one in outcomes], rows)
     groups = over_seeds(outcomes)
     if "seed" in keys and len(groups) > 1:
-        means = [mean_of(losses) for _, losses in groups]
-        lowest = min(mean.mean for mean in means)
-        lines = [(with_error(mean, ".4f"), str(mean.count), "best" * (mean.mean == lowest)) for mean in means]
+        means = [mean_of(numbers) for _, numbers in groups]
+        finest = (max if are_questions else min)(mean.mean for mean in means)
+        lines = [(with_error(mean, ".4f"), str(mean.count), "best" * (mean.mean == finest)) for mean in means]
         print("\nmean over seeds")
-        print_table(("nats/token", "seeds", ""), [_name(values) for values, _ in groups], lines)
+        header = ("right" if are_questions else "nats/token", "seeds", "")
+        print_table(header, [_name(values) for values, _ in groups], lines)
 
 
 def _name(values: dict[str, str]) -> str:
@@ -86,5 +88,7 @@ def _name(values: dict[str, str]) -> str:
 def _cells(outcome, is_best: bool) -> tuple[str, ...]:
     if outcome.problem:
         return "-", "-", "-", "-", "not finite"
-    loss, bits = outcome.validation_loss, outcome.validation_bits_per_byte
-    return f"{loss:.4f}", f"{bits:.4f}", f"{outcome.parameters:,}", f"{outcome.tokens:,}", "best" if is_best else ""
+    numbers = (outcome.validation_bits_per_byte, outcome.validation_exact_match)
+    second = next((f"{number:.4f}" for number in numbers if number is not None), "-")
+    sizes = f"{outcome.parameters:,}", f"{outcome.tokens:,}"
+    return f"{outcome.validation_loss:.4f}", second, *sizes, "best" if is_best else ""

@@ -118,10 +118,11 @@ def _file_source(name: str, files: list[Path], separator: str | None, json_colum
 
 def _files(name: str, endings: tuple[str, ...]) -> list[Path]:
     path = Path(os.path.expanduser(name))
-    if path.is_dir():
+    if path.is_dir() and name.strip():  # an empty name is no folder
         files = _below(path, endings)
-    elif glob.has_magic(name):
-        files = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
+    elif glob.has_magic(name) and not path.exists():  # a file may be called "notes [1].txt"
+        found = (Path(match) for match in glob.glob(str(path), recursive=True))
+        files = sorted(match for match in found if not match.is_dir())
     else:
         files = [path]
     if not files or not all(file.is_file() for file in files):

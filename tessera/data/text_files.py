@@ -19,8 +19,12 @@ GZIP = b"\x1f\x8b"
 OTHER_KINDS = {
     b"%PDF": "a PDF; pdftotext makes text of it",
     b"PK\x03\x04": "a zip archive, such as docx, odt or epub; pandoc makes text of these",
+    b"\xff\xfe\0\0": "UTF-32; run iconv -f UTF-32 -t UTF-8",
     b"\xff\xfe": "UTF-16; run iconv -f UTF-16 -t UTF-8",
     b"\xfe\xff": "UTF-16; run iconv -f UTF-16 -t UTF-8",
+    b"BZh": "packed by bzip2; bunzip2 unpacks it",
+    b"\xfd7zXZ": "packed by xz; unxz unpacks it",
+    b"\x28\xb5\x2f\xfd": "packed by zstd; unzstd unpacks it",
 }
 
 

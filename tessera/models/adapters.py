@@ -7,7 +7,9 @@ from tessera.models.prefix import Prefix
 # Those of keys and values, as in PEFT's own tables for transformers.
 MOSAIC = ["key_extractor.projection", "value_extractor.projection"]
 LINEAR = ["memory.key", "memory.value"]
-WRAPPED = ["c_attn", "q_proj", "v_proj", "query_key_value", *MOSAIC, *LINEAR]  # around a base of any of these families
+# Around a base of any family: names of attention, then of RWKV and Mamba. The memory's own are not among them.
+WRAPPED = ["c_attn", "q_proj", "v_proj", "query_key_value", "qkv_proj", "Wqkv", "kv_proj", "self.query", "self.value"]
+WRAPPED += ["attention.key", "attention.value", "in_proj", "x_proj", *MOSAIC, *LINEAR]
 ADAPTED = {
     "memory_mosaic": MOSAIC,
     "memory_mosaic_v2": MOSAIC,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tessera.base.devices import is_readable
 from tessera.base.errors import TesseraError, did_you_mean, expect
-from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.ops.linear_cross_entropy import expect_labels
 
 # Arguments that describe packed documents to attention kernels; `position_ids` contain the same information.
 PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
@@ -88,6 +88,9 @@ def _check_tensor(where: str, name: str, value: Tensor) -> None:
         expect(kind.is_floating_point, where, name, "hold floating-point numbers", kind)
     else:
         expect(not kind.is_complex, where, name, "hold zeros and ones", kind)
+        if kind != torch.bool and is_readable(value):  # -1e9 for padding, or numbers of documents, would be tokens
+            wrong = value[(value != 0) & (value != 1)]
+            expect(not wrong.numel(), where, name, "hold zeros and ones", wrong.flatten()[:1].tolist())
     if name in _DIMENSIONS:
         shape = {2: "(B, T)", 3: "(B, T, hidden)"}[_DIMENSIONS[name]]
         expect(value.dim() == _DIMENSIONS[name], where, name, f"be {shape}", tuple(value.shape))
@@ -140,10 +143,7 @@ def check_labels(where: str, labels: Tensor, shape: tuple[int, int], vocab_size:
     expect(tuple(labels.shape) == tuple(shape), where, "labels", f"be {tuple(shape)}", tuple(labels.shape))
     is_integer = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     expect(is_integer, where, "labels", "be integers", labels.dtype)
-    if is_readable(labels):
-        wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= vocab_size))]
-        value = int(wrong[0]) if wrong.numel() else 0
-        expect(not wrong.numel(), where, "labels", f"lie in 0..{vocab_size - 1} (vocab_size) or be {IGNORED}", value)
+    expect_labels(where, labels, vocab_size)
 
 
 def kept_steps(where: str, logits_to_keep: int | Tensor, steps: int = 0) -> slice | Tensor:

@@ -149,7 +149,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
             check_labels(type(self).__name__, labels, (input_ids.shape[0], input_ids.shape[1]), self.config.vocab_size)
             if attention_mask is not None:
                 labels = labels.masked_fill(~attention_mask[:, -input_ids.shape[1] :].bool(), IGNORED)
-            loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+            loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten().long())
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=state)
         return output if return_dict is not False else output.to_tuple()
 
@@ -159,6 +159,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
         """What the head reads (B, T, hidden), and the state after it where one is kept."""
         where = type(self).__name__
         use_cache = self.config.use_cache if use_cache is None else use_cache
+        expect(input_ids.shape[1] > 0, where, "the prompt", "hold at least one token", "none")
         if mask is not None:
             new = mask[:, -input_ids.shape[1] :]
             falls = bool((new[:, 1:] <= new[:, :-1]).all())
@@ -171,8 +172,14 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
             is_state, advice = isinstance(past, LSTMState), "Read the text again."
             mismatch = difference(past.model, model) if is_state else type(past).__name__
             expect(mismatch is None, where, "past_key_values", "be a state of this model", mismatch, advice)
-            start = tuple(part.transpose(0, 1).contiguous() for part in (past.hidden, past.cell))
-        read, (hidden, cell) = self.layers(self.embed_tokens(input_ids), start)
+            held, rows = len(past.hidden), len(input_ids)
+            expect(held == rows, where, "past_key_values", f"have {rows} rows, as the text", held)
+            parts = (past.hidden.to(self.norm.weight.dtype), past.cell.to(self.norm.weight.dtype))
+            start = tuple(part.transpose(0, 1).contiguous() for part in parts)
+        embedded = self.embed_tokens(input_ids)
+        # A processor without products in bfloat16 has no such LSTM under autocast.
+        with torch.autocast("cpu", enabled=False):
+            read, (hidden, cell) = self.layers(embedded, start)
         state = None
         if use_cache:
             length = input_ids.shape[1] + (0 if past is None else past.length)

@@ -146,7 +146,7 @@ class StackModel(StackPreTrainedModel):
             output_hidden_states = self.config.output_hidden_states
         model = self._fingerprint.of(self, past is None) if use_cache or past is not None else None
         if past is not None:
-            past.expect_model(where, model)
+            past.expect_fits(where, model, hidden.shape[0])
         extra = self.layer_arguments(hidden)
         states, inputs, weights = [], [], None
         with ExitStack() as recording:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from tessera.base.errors import expect
 from tessera.base.state import State
@@ -34,11 +35,13 @@ class StackState(State):
         del parts["model"]
         return parts
 
-    def expect_model(self, where: str, model: str | None) -> None:
-        """Raise `TesseraError` where it is known to be the state of another model."""
+    def expect_fits(self, where: str, model: str | None, rows: int) -> None:
+        """Raise `TesseraError` where it is known to be the state of another model, or has another number of rows."""
         other_model = difference(self.model, model)
         needed, got = "be a state of this model", f"one of {other_model}"
         expect(other_model is None, where, "past_key_values", needed, got, "Read the text again.")
+        held = next((leaf.shape[0] for leaf in tree_leaves(self.layers) if isinstance(leaf, Tensor)), rows)
+        expect(held == rows, where, "past_key_values", f"have {rows} rows, as the text", held)
 
     def to_legacy_cache(self) -> list[tuple[Tensor, Tensor]]:
         """The stored (keys, values) of each layer (the name PEFT asks for), to begin a prefix or a Cartridge with."""

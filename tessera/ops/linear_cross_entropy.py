@@ -25,7 +25,7 @@ def linear_cross_entropy(
 
     Args:
         hidden: (N, D). weight: (V, D). labels: integers (N,) in 0..V - 1 or -100;
-            others are an error of the device (`gather`), which is not waited for.
+            others are refused, on a GPU by the device (`gather`), which is not waited for.
     Returns:
         A scalar in float32 (float64 for float64 inputs). Under autocast the products run in its dtype.
     Cost: O(N V) time; beyond inputs and their gradients, the logits of 256 rows at a time (on a GPU of as many as
@@ -36,7 +36,16 @@ def linear_cross_entropy(
     if not are_matrices or labels.shape != hidden.shape[:1]:
         shapes = [tuple(tensor.shape) for tensor in (hidden, weight, labels)]
         expect(False, "linear_cross_entropy", "hidden, weight and labels", "be (N, D), (V, D) and (N)", shapes)
+    expect_labels("linear_cross_entropy", labels, weight.shape[0])
     return _LinearCrossEntropy.apply(hidden, weight, labels, scale)
+
+
+def expect_labels(where: str, labels: Tensor, count: int) -> None:
+    """Raise `TesseraError` for labels that are neither -100 nor among `count` tokens; on a GPU nothing is looked at."""
+    if is_readable(labels):
+        wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= count))]
+        got = int(wrong[0]) if wrong.numel() else None
+        expect(got is None, where, "labels", f"lie in 0..{count - 1} (vocab_size) or be {IGNORED}", got)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -38,7 +38,7 @@ class Progress:
         """What the run left there last; nothing if it left nothing."""
         try:
             return cls(**json.loads((folder / NAME).read_text()))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return cls()
 
 

@@ -50,7 +50,7 @@ class ResultsFile:
         try:
             stored = json.loads(self.path.read_text(encoding="utf-8"))
             header, runs = stored["header"], {key: Record(**record) for key, record in stored["runs"].items()}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise TesseraError(f"{self.path}: must be a results file of Tessera; got {error!r}. {advice}") from None
         if header != self.header():
             raise TesseraError(f"{self.path}: must be of {self.header()}; got {header}. {advice}")

@@ -48,7 +48,8 @@ class Point:
 class Outcome:
     """One run of a sweep. `problem`: why it did not end, else ""; then the numbers are None.
 
-    validation_loss: at the end, nats per token. validation_bits_per_byte: the same loss, comparable between tokenizers.
+    validation_loss: at the end, nats per token. validation_bits_per_byte: the same loss, comparable between tokenizers;
+    None for questions. validation_exact_match: the share of right answers; None for text.
     """
 
     values: dict[str, str]
@@ -57,8 +58,14 @@ class Outcome:
     tokens: int | None = None
     validation_loss: float | None = None
     validation_bits_per_byte: float | None = None
+    validation_exact_match: float | None = None
     tokens_per_second: float | None = None
     problem: str = ""
+
+    @property
+    def decides(self) -> float | None:
+        """What is compared: the share of right answers, or of text the loss."""
+        return self.validation_loss if self.validation_exact_match is None else self.validation_exact_match
 
 
 @dataclass(frozen=True)
@@ -132,20 +139,23 @@ def runs_of_sweep(folder: Path) -> list[Path]:
 
 
 def best(outcomes: Sequence[Outcome]) -> int | None:
-    """The place of the lowest validation loss; None when no run has one."""
-    losses = {index: outcome.validation_loss for index, outcome in enumerate(outcomes)}
-    known = {index: loss for index, loss in losses.items() if loss is not None}
+    """The place of the most right answers, then of the lowest validation loss; None when no run has one."""
+    known = {
+        index: (-(outcome.validation_exact_match or 0.0), outcome.validation_loss)
+        for index, outcome in enumerate(outcomes)
+        if outcome.validation_loss is not None
+    }
     return min(known, key=lambda index: known[index], default=None)
 
 
 def over_seeds(outcomes: Sequence[Outcome]) -> list[tuple[dict[str, str], list[float]]]:
-    """The validation losses of each combination of the values other than the seed, in the order of the runs."""
+    """What `decides` in each combination of the values other than the seed, in the order of the runs."""
     groups: dict[tuple[tuple[str, str], ...], list[float]] = {}
     for outcome in outcomes:
         key = tuple((name, value) for name, value in outcome.values.items() if name != "seed")
-        if outcome.validation_loss is not None:
-            groups.setdefault(key, []).append(outcome.validation_loss)
-    return [(dict(key), losses) for key, losses in groups.items()]
+        if outcome.decides is not None:
+            groups.setdefault(key, []).append(outcome.decides)
+    return [(dict(key), numbers) for key, numbers in groups.items()]
 
 
 def _outcome(point: Point, folder: Path, problem: str) -> Outcome:
@@ -155,7 +165,7 @@ def _outcome(point: Point, folder: Path, problem: str) -> Outcome:
     try:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))["result"]
         numbers = {name: result[name] for name in Outcome.__dataclass_fields__ if name in result and name != "folder"}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TesseraError(f"{folder / RESULT}: cannot be read as a run's result ({error!r}). Delete it.") from None
     return Outcome(values, str(folder), **numbers)
 

@@ -53,6 +53,12 @@ def test_every_verb_refuses_it(refused, infected, corpus, tmp_path, monkeypatch,
     assert not (tmp_path / "proof").exists()
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_configuration_that_is_nested_deep_is_one_line(refused, infected, name):
+    (infected / name).write_text("[" * 700 + "]" * 700)
+    refused("cannot be loaded", "generate", infected, "--prompt", "Once")
+
+
 @pytest.mark.parametrize("key", ["training.initialize_from={}", "tokenizer={{type: pretrained, path: {}}}"])
 def test_recipes_refuse_it(refused, infected, corpus, tmp_path, key):
     add(infected / "config.json", **MAPS["model"][1])

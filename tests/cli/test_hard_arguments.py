@@ -44,6 +44,11 @@ def test_sampling(refused, option, value, message):
     refused(f"{option} {message}", "generate", "what", "--prompt", "a", option, value)
 
 
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "x"])
+def test_what_check_allows_is_a_number(refused, value):
+    refused("--allowed must be ", "check", "what", "--allowed", value)
+
+
 @pytest.mark.parametrize("verb", ["train", "info", "eval", "memorize", "demo"])
 @pytest.mark.parametrize(
     ("argument", "message"),

@@ -51,6 +51,27 @@ def test_a_run_that_diverges_is_a_row(tessera, corpus, tmp_path):
     assert json.loads((tmp_path / "runs" / "sweep.json").read_text())["runs"][1]["validation_loss"] is None
 
 
+def test_questions_have_right_answers_and_no_bits(tessera, tmp_path, monkeypatch):
+    def train(recipe, folder, resume):
+        right = 0.25 if recipe.model["memory_dim"] == 8 else 0.5
+        numbers = {"validation_loss": right, "validation_bits_per_byte": None, "validation_exact_match": right}
+        folder.mkdir(parents=True)
+        content = json.dumps({"result": {**numbers, "parameters": 5, "tokens": 7}})
+        (folder / "run.json").write_text(content if recipe.seed == 0 else "[" * 100_000)
+
+    monkeypatch.setattr("tessera.tools.sweep.train", train)
+    command = ("sweep", "armt-babilong-qa1", "--output", tmp_path / "runs")
+    status, out, _ = tessera(*command, "model.memory_dim=8,16", "seed=0")
+    assert status == 0
+    header, worse, better = (line.split() for line in out.splitlines()[:3])
+    assert header == ["nats/token", "right", "parameters", "tokens"]
+    assert worse[-4:] == ["0.2500", "0.2500", "5", "7"]
+    assert better[-5:] == ["0.5000", "0.5000", "5", "7", "best"]
+    status, _, err = tessera(*command, "seed=1")
+    assert status == 2
+    assert "cannot be read as a run's result (RecursionError" in err.splitlines()[-1]
+
+
 def test_another_sweep_in_the_same_folder_is_refused(tessera, corpus, tmp_path):
     command = ("sweep", "--output", tmp_path / "runs", "tiny", f"data.source={corpus}", *OPTIONS)
     assert tessera(*command, "seed=0")[0] == 0

@@ -63,7 +63,15 @@ def test_folders_are_read_with_what_lies_below_and_say_what_is_left_out(tmp_path
     assert texts(text_source(str(tmp_path), format="json_lines")) == ["row"]
 
 
-@pytest.mark.parametrize("name", ["nowhere.txt", "./no/such/*.txt", "data/corpas.jsonl", "data/corpas.JSON.gz"])
+def test_signs_of_a_glob_in_names_and_folders_beside_files(tmp_path):
+    for name in ("notes [1].txt", "a.txt", "sub.txt/b.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert texts(text_source(str(tmp_path / "notes [1].txt"))) == ["notes [1].txt"]
+    assert texts(text_source(str(tmp_path / "[as]*"))) == ["a.txt"]
+
+
+@pytest.mark.parametrize("name", ["", "nowhere.txt", "./no/such/*.txt", "data/corpas.jsonl", "data/corpas.JSON.gz"])
 def test_text_that_does_not_exist_is_named(name):
     with pytest.raises(TesseraError, match=re.escape(repr(name))):
         text_source(name)

@@ -1,7 +1,9 @@
 """Text comes out as it went in, in pieces that tokenise as the whole does."""
 
+import bz2
 import gzip
 import json
+import lzma
 import time
 
 import pytest
@@ -78,6 +80,9 @@ def test_marks_of_other_systems_are_no_text(tmp_path, piece):
         (b"%PDF-1.7\n", "this is a PDF; pdftotext makes text of it"),
         (b"PK\x03\x04...", "this is a zip archive, such as docx"),
         ("a king".encode("utf-16"), "this is UTF-16; run iconv -f UTF-16"),
+        ("a king".encode("utf-32"), "this is UTF-32; run iconv -f UTF-32"),
+        (bz2.compress(b"a king"), "this is packed by bzip2; bunzip2 unpacks it"),
+        (lzma.compress(b"a king"), "this is packed by xz; unxz unpacks it"),
         ("né".encode("latin-1"), "byte 1 is not. Convert it, such as by iconv -f LATIN1"),
         (gzip.compress(b"a king" * 1000, mtime=0)[:-20], "this gzip file is damaged"),
     ],

@@ -138,7 +138,8 @@ def test_a_conversation(call, folder, tmp_path, monkeypatch):
     (tmp_path / "book.txt").write_text(BOOK)
     call("memorize", folder, tmp_path / "book.txt", "--out", tmp_path / "m")
     lines = ["Who", "/cite", "and \\", "then", "/new", "Who", "/forget none", f"/save {tmp_path / 'n'}", "/read none"]
-    lines += ["/forget book.txt", "/what", "/quit", "never"]
+    monkeypatch.chdir(tmp_path)  # which "/read" without a name does not read
+    lines += ["/read", f"/read {'x' * 300}", f"/save {'x' * 300}", "/forget book.txt", "/what", "/quit", "never"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     status, out, err = call("chat", folder, "--memory", tmp_path / "m", "--max-new-tokens", 3)
     assert status == 0
@@ -146,7 +147,7 @@ def test_a_conversation(call, folder, tmp_path, monkeypatch):
     assert out.startswith(answer)
     assert out.count("book.txt, bytes") == 3
     assert (tmp_path / "n").read_bytes() == (tmp_path / "m").read_bytes()
-    assert [line.split(":")[0] for line in err.splitlines()] == ["forget", "chat", "chat"]
+    assert [line.split(":")[0] for line in err.splitlines()] == ["forget", *["chat"] * 5]
 
 
 def test_ctrl_c_stops_an_answer_and_nothing_else(call, folder, monkeypatch):

@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 import torch
@@ -172,6 +173,36 @@ def test_a_state_stays_a_value(uncompiled, name):
         torch.testing.assert_close(again.logits[0, 0], expected[step], rtol=0, atol=2e-5)
     rest = compiled(input_ids=ids[:, 30:], past_key_values=state, use_cache=True).logits[0]
     torch.testing.assert_close(rest, expected[30:], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["v1", "v2", "linear transformer"])
+@torch.no_grad()
+def test_a_program_is_given_no_state_that_it_was_not_made_for(uncompiled, monkeypatch, name):
+    """Machine code reads whatever lies there: numbers of another format, and rows that do not exist."""
+    model, ids, made = MODELS[name]().eval(), torch.randint(1, 50, (3, 6)), []
+    load = stack_steps.load
+    monkeypatch.setattr(stack_steps, "load", lambda *arguments: made.append(arguments) or load(*arguments))
+    tessera.compile_decoding(model)
+    state = model(ids, use_cache=True).past_key_values
+    expected = model(input_ids=ids[:, :1], past_key_values=state).logits
+    assert len(made) == 2
+    with pytest.raises(TesseraError, match="past_key_values must have 3 rows, as the text; got 1"):
+        model(input_ids=ids[:, :1], past_key_values=state.select_batch(torch.tensor([0])))
+    with suppress(TesseraError):  # linear attention takes it
+        taken = model(input_ids=ids[:, :1], past_key_values=state.to(torch.float64)).logits
+        torch.testing.assert_close(taken, expected)
+    assert len(made) == 4
+
+
+@torch.no_grad()
+def test_blocks_of_a_base_are_given_no_cache_of_other_rows(uncompiled):
+    model, ids = tessera.compile_decoding(gpt2().eval()), torch.randint(1, 50, (3, 6))
+    one, many = (model(rows, use_cache=True).past_key_values for rows in (ids[:1], ids))
+    model(ids[:, :1], past_key_values=many)
+    before = len(uncompiled)
+    with pytest.raises(RuntimeError):
+        model(ids[:, :1], past_key_values=one)
+    assert len(uncompiled) == before
 
 
 @some("name", ["v1", "v2", "gpt2", "llama", "armt"], by_default=["v1", "armt"])

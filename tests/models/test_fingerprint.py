@@ -75,6 +75,17 @@ def test_a_state_of_this_model_goes_on(build, tmp_path):
     torch.testing.assert_close(loaded.lm_head(hidden), expected)
 
 
+@pytest.mark.parametrize("name", [*BUILD, "lstm"])
+def test_a_state_of_other_rows_is_refused(name):
+    model = BUILD[name]().double().eval() if name in BUILD else CASES[name].build()
+    state = read(model)
+    for rows, ids in ((2, tokens(3, 1)), (1, tokens(2, 1))):
+        other = state if rows == 2 else state.select_batch(torch.tensor([0]))
+        message = f"past_key_values must have {len(ids)} rows, as the text; got {rows}"
+        with torch.no_grad(), pytest.raises(TesseraError, match=message):
+            model(ids, past_key_values=other)
+
+
 def test_training_may_change_weights_between_two_parts(build):
     model = build().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -114,3 +125,5 @@ def test_the_state_of_an_lstm_too():
         go_on(with_other_weights(model), state)
     with pytest.raises(TesseraError, match="got list"):
         go_on(model, [state])
+    rounded = copy.deepcopy(model).float()
+    torch.testing.assert_close(go_on(rounded, state), go_on(rounded, state.to(torch.float32)))

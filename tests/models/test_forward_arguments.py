@@ -136,6 +136,8 @@ def test_a_changed_head_is_asked_itself(model, change):
         ({"logits_to_keep": -1}, "logits_to_keep must be 0 \\(all\\) or positive; got -1"),
         ({"attention_mask": torch.ones(2, 13)}, r"attention_mask must be \(2, 12\) of zeros and ones.*; got \(2, 13\)"),
         ({"attention_mask": torch.ones(2, 1, 12, 12)}, "attention_mask must be"),
+        ({"attention_mask": torch.full((2, 12), -1e9)}, r"attention_mask must hold zeros and ones; got \[-1"),
+        ({"attention_mask": torch.full((2, 12), 2)}, r"attention_mask must hold zeros and ones; got \[2\]"),
         ({"labels": torch.full((2, 12), -1)}, r"labels must lie in 0\.\.269 \(vocab_size\) or be -100; got -1"),
         ({"labels": torch.full((2, 12), 270)}, "labels must lie in .*; got 270"),
         ({"labels": torch.ones(2, 11, dtype=torch.long)}, r"labels must be \(2, 12\); got \(2, 11\)"),
@@ -146,6 +148,11 @@ def test_a_changed_head_is_asked_itself(model, change):
 def test_what_cannot_be_honoured_is_refused_by_name(model, keywords, message):
     with pytest.raises(TesseraError, match=message):
         model(tokens(), **keywords)
+
+
+def test_labels_of_fewer_bits_are_the_same_labels(model):
+    ids = tokens()
+    close(model(ids, labels=ids.int()).loss, model(ids, labels=ids).loss)
 
 
 def test_keywords_that_ask_for_nothing_pass(model):

@@ -6,6 +6,7 @@ import torch
 from tessera.base.errors import TesseraError
 from tessera.kernels import kernel_from_config, kernel_names
 from tessera.models import MODELS
+from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
 from tessera.models.small_models import ModelSize, build_small_model
 
 SIZES = {"vocab_size": 20, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_positions": 32}
@@ -133,3 +134,15 @@ def test_the_twin_of_v2_is_llama_with_its_parameters_and_rates():
     count, other = (sum(parameter.numel() for parameter in model.parameters()) for model in (v2, llama))
     assert abs(count - other) <= 2 * 3 * 32  # one unit of the feed-forward width per layer
     assert build_small_model("llama", **SIZES).config.initializer_range == 0.02
+
+
+def test_an_lstm_trains_in_bfloat16_and_needs_a_token():
+    """Also on a processor without products in bfloat16."""
+    torch.manual_seed(0)
+    model, ids = LSTMForCausalLM(LSTMConfig(vocab_size=20, hidden_size=16)), torch.randint(20, (2, 7))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(ids, labels=ids).loss
+    loss.backward()
+    torch.testing.assert_close(loss, model(ids, labels=ids).loss, rtol=1e-2, atol=0)
+    with pytest.raises(TesseraError, match="the prompt must hold at least one token; got none"):
+        model(ids[:, :0])

@@ -4,7 +4,9 @@ import importlib
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
 
+import tessera
 from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
 from tests.covering import each_value, some
@@ -63,6 +65,17 @@ def test_trainings_from_a_folder(name, kind, tmp_path):
     trainer.train()
     first = next(record["loss"] for record in trainer.state.log_history if "loss" in record)
     assert 4 < first < 8 if kind == "SFT" else first == pytest.approx({"DPO": 0.6931, "KTO": 0.5}[kind], abs=1e-3)
+
+
+def test_a_second_copy_is_loaded_with_the_attention_of_the_first(tmp_path):
+    """DPO and KTO ask for it by name; a Mamba has none but its own."""
+    sizes = {"vocab_size": 60, "hidden_size": 24, "num_hidden_layers": 2, "state_size": 4}
+    model = tessera.wrap(MambaForCausalLM(MambaConfig(**sizes)), segment_size=8, num_memory_tokens=2, memory_dim=4)
+    model.save_pretrained(tmp_path)
+    first = AutoModelForCausalLM.from_pretrained(tmp_path)
+    asked = first.config._attn_implementation
+    second = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=asked)
+    assert asked == first.base.config._attn_implementation == second.base.config._attn_implementation == "eager"
 
 
 def test_packed_texts_of_armt_are_refused(tmp_path):

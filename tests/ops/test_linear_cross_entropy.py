@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from tessera.base.errors import TesseraError
 from tessera.ops import linear_cross_entropy as module
 from tessera.ops.linear_cross_entropy import IGNORED, ROWS, linear_cross_entropy
 
@@ -33,6 +34,12 @@ def test_only_ignored_labels_give_zero():
     loss.backward()
     assert loss.item() == 0.0
     assert torch.equal(hidden.grad, torch.zeros_like(hidden))
+
+
+@pytest.mark.parametrize("label", [7, -1])
+def test_labels_outside_are_refused(label):
+    with pytest.raises(TesseraError, match=rf"labels must lie in 0\.\.6 \(vocab_size\) or be -100; got {label}\."):
+        linear_cross_entropy(torch.randn(2, 4), torch.randn(7, 4), torch.tensor([0, label]))
 
 
 def test_rows_that_do_not_count_are_not_computed(monkeypatch):

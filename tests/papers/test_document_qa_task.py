@@ -51,9 +51,12 @@ def test_squad(tmp_path):
         DocumentQuestion("Where?", ("France", "in France"), (0,), (1,)),
         DocumentQuestion("What?", ("a gas",), (2,), ()),
     )
-    path.write_text("[]")
-    with pytest.raises(TesseraError, match="must be a file of squad"):
-        read_questions("squad", path)
+    path.write_text("\ufeff" + json.dumps(SQUAD))
+    assert read_questions("squad", path) == file
+    for damaged in ("[]", "[" * 100_000):
+        path.write_text(damaged)
+        with pytest.raises(TesseraError, match="must be a file of squad"):
+            read_questions("squad", path)
     with pytest.raises(TesseraError, match="cannot be read"):
         read_questions("squad", tmp_path / "none.json")
 

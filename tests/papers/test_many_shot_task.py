@@ -81,8 +81,9 @@ def test_tacred_names_the_two_entities(tmp_path):
 
 def test_a_row_ends_at_a_line_feed_alone(tmp_path):
     path = tmp_path / "train.csv"
-    path.write_text('text,category\nOne\u2028text,a\n"Two\nlines",b\n', encoding="utf-8")
-    assert read_examples("banking77", path) == [Example("One text", "a"), Example("Two lines", "b")]
+    for mark in ("", "\ufeff"):
+        path.write_text(mark + 'text,category\nOne\u2028text,a\n"Two\nlines",b\n', encoding="utf-8")
+        assert read_examples("banking77", path) == [Example("One text", "a"), Example("Two lines", "b")]
 
 
 def test_banking77_needs_its_header(tmp_path):
@@ -148,13 +149,14 @@ def test_the_likeliest_label_is_chosen_among_the_labels_of_the_context():
 @pytest.mark.parametrize(
     ("kind", "content", "message"),
     [
-        ("banking77", b"text,category\n\xff,a\n", "must be text in UTF-8"),
+        ("banking77", b"text,category\n\xff,a\n", "text must be UTF-8"),
         ("banking77", b"text,category\nonly text\n", "line 2 must hold a text and a category"),
         ("banking77", b"text,category\n", "must hold labelled texts; got none"),
-        ("goemotions", b"\xff\t0\ta\n", "must be text in UTF-8"),
+        ("goemotions", b"\xff\t0\ta\n", "text must be UTF-8"),
         ("goemotions", b"", "must hold labelled texts; got none"),
         ("tacred", b"[]", "must hold labelled texts; got none"),
-        ("tacred", b'["\xff"]', "must be text in UTF-8"),
+        ("tacred", b"[" * 100_000, "must be a JSON list of TACRED's relations; got RecursionError"),
+        ("tacred", b'["\xff"]', "text must be UTF-8"),
     ],
 )
 def test_files_without_labelled_texts(kind, content, message, tmp_path):

@@ -6,11 +6,10 @@ from tessera.base.errors import TesseraError
 from tessera.tools.sweep import Outcome, Sweep, best, grid, over_seeds
 
 
-def outcome(loss, **values):
+def outcome(loss, right=None, **values):
     problem = "" if loss is not None else "training: loss must be finite"
-    return Outcome(
-        {name: str(value) for name, value in values.items()}, "folder", validation_loss=loss, problem=problem
-    )
+    numbers = {"validation_loss": loss, "validation_exact_match": right, "problem": problem}
+    return Outcome({name: str(value) for name, value in values.items()}, "folder", **numbers)
 
 
 def test_every_combination_once_and_the_last_key_varies_fastest():
@@ -64,6 +63,12 @@ def test_a_mistake_in_the_last_run_is_told_before_the_first_begins(tmp_path):
 def test_the_best_is_the_lowest_loss_of_those_that_ended():
     assert best([outcome(2.0), outcome(None), outcome(1.5), outcome(1.6)]) == 2
     assert best([outcome(None)]) is None
+
+
+def test_right_answers_decide_before_the_loss():
+    runs = [outcome(1.0, 0.5, seed=0), outcome(2.0, 0.75, seed=1), outcome(1.5, 0.75, seed=2)]
+    assert best(runs) == 2
+    assert over_seeds(runs) == [({}, [0.5, 0.75, 0.75])]
 
 
 def test_losses_are_grouped_over_seeds_alone():

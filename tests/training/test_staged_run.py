@@ -378,6 +378,7 @@ def test_accumulation_in_stages_changes_rounding_only(recipe_of, tmp_path, secti
 
 
 def test_stages_take_the_options_of_plain_runs(recipe_of, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
     monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
     losses = staged_data.StagedQuestions.losses
 

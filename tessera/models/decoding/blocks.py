@@ -93,6 +93,7 @@ class _CompiledBlock:
         self.shared, self.block, self.index = shared, block, index
         self.weights = shared.how.of(block)
         self.watch, self.begins = Watch(*block.children()), True
+        self.dtype = next(block.parameters()).dtype
         self.plain = type(block).forward.__get__(block)
         self.__signature__ = signature = inspect.signature(self.plain)
         self.cache_name = next(name for name in ("past_key_values", "layer_past") if name in signature.parameters)
@@ -113,6 +114,8 @@ class _CompiledBlock:
         is_behind = type(layer) is DynamicLayer and layer.is_initialized and layer.get_seq_length() > 0
         is_step = hidden.shape[1] == 1 and not (self.block.training or torch.is_grad_enabled())
         may_run = is_behind and is_step and arguments.pop("attention_mask", None) is None
+        # A program reads whatever lies there as rows and numbers of its own.
+        may_run = may_run and len(layer.keys) == len(hidden) and hidden.dtype == layer.keys.dtype == self.dtype
         may_run = may_run and self.watch.may_run(self.begins)
         self.begins = not may_run
         if not may_run:

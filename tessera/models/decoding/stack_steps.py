@@ -88,7 +88,7 @@ class StackSteps:
             return None
         stack = self.model.model
         model = stack._fingerprint.of(stack, False)
-        past.expect_model(type(stack).__name__, model)
+        past.expect_fits(type(stack).__name__, model, len(ids))
         hidden, states = stack._embed(ids), []
         ends: dict[tuple[int, int], list[Tensor]] = {}  # mostly the same in all layers
         run_layer, run_head = self._programs(hidden, past.layers[0], model)
@@ -128,8 +128,10 @@ class StackSteps:
         kinds = tuple(type(leaf).__name__ for leaf in leaves_of(state))
         extra = stack.layer_arguments(hidden)
         key = (len(hidden), kinds, tuple(extra.items()))
-        if key in self.programs:
-            return self.programs[key]
+        buffers = (leaf.key_buffer if isinstance(leaf, PairStore) else leaf for leaf in leaves_of(state))
+        known = (key, tuple(buffer.dtype for buffer in buffers))  # a program reads whatever lies there as its own dtype
+        if known in self.programs:
+            return self.programs[known]
         settings = (type(self.model).__name__, model.split(":")[0], self.how.form, config.logit_scale, *key)
         name = f"one decoding step of a {type(self.model).__name__}"
 
@@ -152,7 +154,7 @@ class StackSteps:
         run_layer = load(f"{name}: its layers", settings, layer, arguments, sizes)
         no_sizes = (unsized(self.head_weights), None)
         run_head = load(f"{name}: its head", settings, head, (self.head_weights, hidden), no_sizes)
-        return self.programs.setdefault(key, (run_layer, run_head))
+        return self.programs.setdefault(known, (run_layer, run_head))
 
 
 class _Head(nn.Module):

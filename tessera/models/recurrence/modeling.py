@@ -147,6 +147,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
             for module in base.modules():  # post_init must not draw a trained base anew
                 module._is_hf_initialized = True
         self.base = base
+        config._attn_implementation = base.config._attn_implementation  # who loads a second copy asks for this one
         if config.own_memory_positions:
             widen_positions(base, front, back)
         wrap_layers(layers)
@@ -346,18 +347,19 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         if chosen_labels is None:
             return None
         check_labels(type(self).__name__, chosen_labels, text.shape, self.config.vocab_size)
-        targets = shifted_targets(chosen_labels, loss_mask, text.real, shift_labels is not None)
+        targets = shifted_targets(chosen_labels.long(), loss_mask, text.real, shift_labels is not None)
         return SegmentLoss(targets, balancing_weight(self.base))
 
     def _fitting(self, state: MemoryState, batch: int) -> MemoryState:
         """`state`, checked to serve `batch` rows."""
         is_state = isinstance(state, self.state_class)
         expect(is_state, type(self).__name__, "memory_state", f"be {self.state_class.__name__}", type(state).__name__)
-        state.expect_fits(self.empty_memory(1), type(self).__name__)
+        template = self.empty_memory(1)
+        state.expect_fits(template, type(self).__name__)
         divides = state.batch_size > 0 and batch % state.batch_size == 0
         rows = f"have a number of rows that divides {batch}, the rows of input_ids"
         expect(divides, type(self).__name__, "memory_state", rows, state.batch_size)
-        return state
+        return state.to(next(tensor.dtype for tensor in template.tensors().values() if tensor.is_floating_point()))
 
 
 def _check_arguments(where: str, cache: object, logits_to_keep: int | Tensor) -> None:

@@ -50,6 +50,9 @@ def gated_linear_attention(
     if state is None:
         start = torch.full((batch, 1), -1, device=query.device) if documents is None else documents[:, :1]
         state = LinearAttentionState(value.new_zeros(batch, heads, width, value.shape[3]), start)
+    needed, got = (batch, heads, width, value.shape[3]), tuple(state.matrix.shape)
+    expect(got == needed, where, "state", f"have a matrix {needed}", got)
+    state = state.to(value.dtype)
     if documents is None:
         documents = state.document.expand(batch, steps)
     decay = torch.zeros_like(key) if log_decay is None else log_decay.expand_as(key)

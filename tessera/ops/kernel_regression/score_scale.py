@@ -1,10 +1,12 @@
 """Slope and intercept of the scores, from whichever way a caller says how sharp a kernel is."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from tessera.base.devices import is_readable
-from tessera.base.errors import expect
+from tessera.base.errors import TesseraError, expect
 from tessera.kernels.base import Kernel
 from tessera.ops.kernel_regression.call import WHERE
 
@@ -41,7 +43,8 @@ def _tensor(where: str, query: Tensor, name: str, scale: Scale) -> Tensor:
     """`scale` as a tensor; a number in the precision in which scores are computed."""
     if isinstance(scale, Tensor):
         return scale
-    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    expect(is_number, where, name, "be a number or a tensor", type(scale).__name__)
+    if not isinstance(scale, int | float) or isinstance(scale, bool):
+        raise TesseraError(f"{where}: {name} must be a number or a tensor; got {type(scale).__name__}.")
+    expect(abs(scale) < math.inf, where, name, "be finite", scale)
     precise = torch.float64 if query.dtype == torch.float64 else torch.float32
     return torch.tensor(scale, dtype=precise, device=query.device)

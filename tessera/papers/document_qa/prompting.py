@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from tessera.base.errors import TesseraError, expect
+from tessera.data.text_files import text_of_file
 from tessera.models.transformer import context_limit
 from tessera.tasks.task import estimate
 
@@ -84,10 +85,10 @@ def read_questions(kind: str, path: Path) -> QuestionFile:
     Raises `TesseraError`: the file is missing, or not of this form.
     """
     try:
-        file = READERS[kind](json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise TesseraError(f"{path}: cannot be read ({error.strerror}).") from None
-    except (ValueError, KeyError, TypeError) as error:
+        file = READERS[kind](json.loads("".join(text_of_file(path))))
+    except TesseraError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TesseraError(f"{path}: must be a file of {kind}; got {error!r}.") from None
     expect(bool(file.questions), str(path), "the file", "hold questions with answers", "none")
     return file

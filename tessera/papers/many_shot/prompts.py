@@ -13,6 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from tessera.base.errors import TesseraError, expect
+from tessera.data.text_files import text_of_file
 
 BANKING77 = Path(__file__).parents[2] / "data" / "banking77"
 DELIMITERS = {"newline": "\n", "space": " "}
@@ -32,7 +33,7 @@ class Example(NamedTuple):
 
 def read_examples(kind: str, path: Path) -> list[Example]:
     """The examples of a file of one of `READERS`. Raises `TesseraError` if it is missing, or not of this form."""
-    examples = READERS[kind](path, _text(path))
+    examples = READERS[kind](path, "".join(text_of_file(path)))
     if not examples:
         raise TesseraError(f"{path}: must hold labelled texts; got none.")
     return examples
@@ -59,7 +60,7 @@ def _goemotions(path: Path, text: str) -> list[Example]:
     The names of the labels are the lines of `labels.txt` beside the file (the original files call it `emotions.txt`).
     """
     paths = [path.parent / name for name in ("labels.txt", "emotions.txt")]
-    names = _text(next((labels for labels in paths if labels.exists()), paths[0])).split()
+    names = "".join(text_of_file(next((labels for labels in paths if labels.exists()), paths[0]))).split()
     examples = []
     for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
         fields = line.split("\t")
@@ -82,22 +83,13 @@ def _tacred(path: Path, text: str) -> list[Example]:
             spans = (("subject", row["subj_start"], row["subj_end"]), ("object", row["obj_start"], row["obj_end"]))
             details = tuple((name, " ".join(row["token"][start : end + 1])) for name, start, end in spans)
             examples.append(Example(" ".join(row["token"]), row["relation"], details))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TesseraError(f"{path}: must be a JSON list of TACRED's relations; got {error!r}.") from None
     return examples
 
 
 Reader = Callable[[Path, str], list[Example]]
 READERS: dict[str, Reader] = {"banking77": _banking77, "goemotions": _goemotions, "tacred": _tacred}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise TesseraError(f"{path}: cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError as error:
-        raise TesseraError(f"{path}: must be text in UTF-8; got {error.reason}.") from None
 
 
 def by_label(examples: list[Example]) -> dict[str, list[Example]]:

@@ -32,6 +32,17 @@ def test_a_family(family):
     assert torch.equal(made, text)
 
 
+@pytest.mark.filterwarnings("ignore")  # transformers' and PEFT's words
+@pytest.mark.parametrize("family", ["bert", "mamba", "mpt", "phi3", "rwkv"])
+def test_an_adapter_goes_on_what_no_user_named(family):
+    peft = pytest.importorskip("peft")
+    model = armt.wrap(tiny(family), segment_size=8, num_memory_tokens=3, memory_dim=4)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
+    layers = [name for name, _ in adapted.named_modules() if name.endswith(".lora_A")]
+    assert layers
+    assert not [name for name in layers if ".memories." in name]
+
+
 def test_the_page_names_them_all():
     page = PAGE.read_text(encoding="utf-8")
     assert f"{len(FAMILIES)} families" in page

@@ -1,5 +1,7 @@
 """Laws of reading segment by segment, for all three models and all families of base models."""
 
+import copy
+
 import pytest
 import torch
 
@@ -115,6 +117,15 @@ def test_one_memory_is_asked_by_many():
     together = model(questions, memory_state=state).logits
     for i in range(4):
         close(together[i : i + 1], model(questions[i : i + 1], memory_state=state).logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_memory_in_another_format_goes_on(kind):
+    model, ids = make(kind), tokens(2, 16)
+    rounded, memory = copy.deepcopy(model).float(), model(ids).memory_state
+    expected = rounded(ids, memory_state=memory.to(torch.float32)).logits
+    assert torch.equal(rounded(ids, memory_state=memory).logits, expected)
 
 
 def test_a_shared_memory_is_read_once_and_not_copied():

@@ -57,6 +57,16 @@ def test_a_state_continues(cut):
     torch.testing.assert_close(end.matrix, last.matrix, rtol=0, atol=REORDERED_FLOAT64)
 
 
+def test_a_state_of_other_rows_is_refused_and_one_of_another_format_goes_on():
+    tensors, documents = inputs(9, 0.2), documents_of(9)
+    _, state = gated_linear_attention(*tensors, documents=documents)
+    with pytest.raises(TesseraError, match=r"state must have a matrix \(3, 2, 4, 5\); got \(1, 2, 4, 5\)"):
+        gated_linear_attention(*tensors, state.select_batch(torch.tensor([0])), documents)
+    expected, _ = gated_linear_attention(*tensors, state, documents)
+    actual, _ = gated_linear_attention(*(tensor.float() for tensor in tensors), state, documents)
+    torch.testing.assert_close(actual, expected.float(), rtol=1e-5, atol=1e-5)
+
+
 def test_shapes_that_do_not_fit():
     query, key, value, _ = inputs(4, 0.0)
     with pytest.raises(TesseraError, match="key must be"):

@@ -1,5 +1,7 @@
 """What kernel regression takes, and the one line that each mistake gets."""
 
+import math
+
 import pytest
 import torch
 
@@ -42,6 +44,8 @@ MISTAKES = {
         "slope and intercept must be left out beside inverse_bandwidth",
     ),
     "a bandwidth below 0": ({"slope": None, "inverse_bandwidth": -2.0}, "inverse_bandwidth must be positive; got -2.0"),
+    "no bandwidth": ({"slope": None, "inverse_bandwidth": math.nan}, "inverse_bandwidth must be finite; got nan"),
+    "a slope without end": ({"slope": math.inf}, "slope must be finite; got inf"),
     "a slope that is none": ({"slope": "8"}, "slope must be a number or a tensor; got str"),
     "a slope alone where the kernel has an intercept": (
         {"kernel": "normalized_relu"},
