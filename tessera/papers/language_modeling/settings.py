@@ -125,6 +125,7 @@ RATES: dict[tuple[str, int], float] = {
     **{(f"mosaic {kernel}", 1): 1e-2 for kernel in ("gaussian", "biweight", "normalized_relu")},
     **{(f"mosaic {kernel}", 4): 3e-3 for kernel in KERNELS},
     **{(transformer, depth): 3e-3 for transformer in POSITIONS for depth in (1, 4)},
+    (V2, 1): 3e-3,
 }
 DEFAULT_RATE = 3e-3
 _TRIED = (1e-3, 3e-3, 1e-2, 3e-2)
