@@ -15,6 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tessera.base.errors import expect
+from tessera.models.causality import evaluating
 from tessera.models.forking import fork, state_bytes
 
 if TYPE_CHECKING:
@@ -133,24 +134,20 @@ def continuation_likelihoods(
     # The last token of a context is read with its continuation: so no logits are needed inside a shared prefix.
     heads = [row.tokens[: min(len(requests[number].context) for number in row.requests) - 1] for row in rows]
     tree = prefix_tree(heads if reader.continues else [() for _ in rows], worth_sharing)
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), tqdm(total=len(requests), disable=not progress, unit=" requests") as bar:
-            for batch, state, start in _batches(reader, tree, rows, batch_size):
-                for row, place, logits in reader.logits([row.tokens[start:] for row in batch], state):
-                    first = start + place  # position of the first of these logits
-                    for number in batch[row].requests:
-                        predicted = _targets(requests[number], first, logits.shape[0])
-                        if predicted is not None:
-                            targets, steps = predicted
-                            next_tokens = torch.tensor(targets, device=logits.device)[:, None]
-                            values = logits[steps]
-                            totals[number] += float(values.log_softmax(-1).gather(1, next_tokens).sum())
-                            greedy[number] &= bool((values.argmax(-1, keepdim=True) == next_tokens).all())
-                bar.update(sum(len(row.requests) for row in batch))
-    finally:
-        model.train(was_training)
+    bar = tqdm(total=len(requests), disable=not progress, unit=" requests")
+    with evaluating(model), torch.no_grad(), bar:
+        for batch, state, start in _batches(reader, tree, rows, batch_size):
+            for row, place, logits in reader.logits([row.tokens[start:] for row in batch], state):
+                first = start + place  # position of the first of these logits
+                for number in batch[row].requests:
+                    predicted = _targets(requests[number], first, logits.shape[0])
+                    if predicted is not None:
+                        targets, steps = predicted
+                        next_tokens = torch.tensor(targets, device=logits.device)[:, None]
+                        values = logits[steps]
+                        totals[number] += float(values.log_softmax(-1).gather(1, next_tokens).sum())
+                        greedy[number] &= bool((values.argmax(-1, keepdim=True) == next_tokens).all())
+            bar.update(sum(len(row.requests) for row in batch))
     return [Likelihood(*pair) for pair in zip(totals, greedy)]
 
 

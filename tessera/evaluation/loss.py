@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tessera.base.arguments import explain_all
+from tessera.models.causality import evaluating
 from tessera.ops.linear_cross_entropy import IGNORED
 
 
@@ -78,9 +79,7 @@ def loss_by_position(
     length = windows[0]["input_ids"].numel()
     total = torch.zeros(length - 1, dtype=torch.float64, device=device)
     seen = torch.zeros_like(total)
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for turn in range(rounds):
             first = turn * batch_size
             numbers = [rank + world_size * place for place in range(first, first + batch_size)]
@@ -94,8 +93,6 @@ def loss_by_position(
             loss, counted = _losses(logits, labels)
             total += loss
             seen += counted
-    finally:
-        model.train(was_training)
     return LossByPosition(total.cpu(), seen.cpu())
 
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -61,12 +61,10 @@ def returned_weights(modules: Sequence[nn.Module], receive: Callable[[nn.Module,
             )
         receive(module, weights)
 
-    handles = [module.register_forward_hook(hook) for module in modules]
-    try:
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(module.register_forward_hook(hook))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _attend(

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from tessera.base.errors import expect
+from tessera.models.causality import evaluating
 from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
 from tessera.models.recurrence.segmented_input import segment_borders
 from tessera.models.stack import StackForCausalLM
@@ -86,10 +87,8 @@ class Reading:
 
         `after_part` is called after each part with the memory of a segmented model.
         """
-        was_training = self.model.training
-        self.model.eval()
         losses, state = [torch.full((1,), torch.nan)], self.memory
-        try:
+        with evaluating(self.model):
             for part in self.parts:
                 self.part = part
                 logits, state = self._read(part, state)
@@ -97,8 +96,6 @@ class Reading:
                 losses.append(cross_entropy(logits[: len(targets)].float(), targets, reduction="none").cpu())
                 if after_part is not None:
                     after_part(state if self.is_segmented else None)
-        finally:
-            self.model.train(was_training)
         return torch.cat(losses)
 
     def _read(self, part: Part, state):

@@ -149,7 +149,7 @@ class CurrentSite:
 @contextmanager
 def running_sites(sites: Sequence[Site]) -> Iterator[CurrentSite]:
     """While it lasts, the value says which of `sites` runs."""
-    current, handles = CurrentSite(sites), []
+    current = CurrentSite(sites)
 
     def enter(site: Site) -> Callable[[nn.Module, tuple], None]:
         def hook(module: nn.Module, arguments: tuple) -> None:
@@ -160,14 +160,11 @@ def running_sites(sites: Sequence[Site]) -> Iterator[CurrentSite]:
     def leave(module: nn.Module, arguments: tuple, output: object) -> None:
         current.site = None
 
-    for site in sites:
-        handles.append(site.module.register_forward_pre_hook(enter(site)))
-        handles.append(site.module.register_forward_hook(leave))
-    try:
+    with ExitStack() as stack:
+        for site in sites:
+            stack.enter_context(site.module.register_forward_pre_hook(enter(site)))
+            stack.enter_context(site.module.register_forward_hook(leave))
         yield current
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Recorder:

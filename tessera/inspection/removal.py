@@ -53,11 +53,8 @@ def without(reading: Reading, removal: Removal | None) -> Iterator[None]:
     if removal is None:
         yield
     elif removal.head is None and removal.pair is None:
-        handle = removal.site.module.register_forward_hook(_add_nothing)
-        try:
+        with removal.site.module.register_forward_hook(_add_nothing):
             yield
-        finally:
-            handle.remove()
     else:
         expect(removal.site.recalls, "loss_of", "removal", "be a memory with heads", removal.site.name)
         with running_sites([removal.site]) as current, ExitStack() as stack:

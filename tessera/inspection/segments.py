@@ -1,10 +1,10 @@
 """ARMT, RMT and PRMT segment by segment: what was written into the memory, what that erased, what was read."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tessera.base.state import State
 from tessera.inspection.reading import Reading
@@ -35,17 +35,15 @@ class SegmentObserver:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """While it lasts, the last outputs of every memory and of its projections are kept."""
-        handles = []
-        for memory in self.memories or ():
-            for part in (memory, memory.key, memory.value, memory.gate):
-                handles.append(
-                    part.register_forward_hook(lambda module, _, output: self.outputs.__setitem__(module, output))
-                )
-        try:
+
+        def keep(module: nn.Module, arguments: tuple, output: Tensor) -> None:
+            self.outputs[module] = output
+
+        with ExitStack() as stack:
+            for memory in self.memories or ():
+                for part in (memory, memory.key, memory.value, memory.gate):
+                    stack.enter_context(part.register_forward_hook(keep))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def after_segment(self, after: MemoryState | None) -> None:
         """Measure what the segment did."""

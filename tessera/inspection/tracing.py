@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -205,19 +205,17 @@ class _Streams:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """While it lasts, a text that is read is watched."""
-        modules, handles = dict(self.reading.model.named_modules()), []
-        for name in self.layers.values():
-            handles.append(modules[name].register_forward_pre_hook(self._input_of(name), with_kwargs=True))
-        for site in self.sites:
-            handles.append(site.module.register_forward_hook(self._output_of(site.name)))
-            extractor = getattr(site.module, "key_extractor", None)
-            if isinstance(extractor, GatedKeyExtractor):
-                handles.append(extractor.decay.register_forward_hook(self._output_of(site.name + DECAY)))
-        try:
+        modules = dict(self.reading.model.named_modules())
+        with ExitStack() as stack:
+            keep = stack.enter_context
+            for name in self.layers.values():
+                keep(modules[name].register_forward_pre_hook(self._input_of(name), with_kwargs=True))
+            for site in self.sites:
+                keep(site.module.register_forward_hook(self._output_of(site.name)))
+                extractor = getattr(site.module, "key_extractor", None)
+                if isinstance(extractor, GatedKeyExtractor):
+                    keep(extractor.decay.register_forward_hook(self._output_of(site.name + DECAY)))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def leak(self, site: Site) -> Tensor | None:
         """The factor of the key's leaky average per step (H,), its mean over the traced positions if it is gated."""

@@ -14,7 +14,7 @@ from tessera.base.arguments import checks_arguments, explain_all
 from tessera.base.errors import expect, expect_text
 from tessera.base.shapes import Int
 from tessera.kernels import Kernel
-from tessera.models.causality import expect_causal
+from tessera.models.causality import evaluating, expect_causal
 from tessera.models.fingerprint import Fingerprint, difference
 from tessera.recall.token_memory import TokenMemory
 
@@ -50,13 +50,10 @@ class Attached:
         ids = torch.tensor(self._encoded(text), dtype=torch.long) if isinstance(text, str) else torch.as_tensor(text)
         is_ids = ids.dim() == 1 and not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
         expect(is_ids, "attach", "text", "be text or token ids (T,)", f"{ids.dtype} {tuple(ids.shape)}")
-        step, was_training = self.window - self.window // 4, self.model.training
-        self.model.eval()
-        try:
+        step = self.window - self.window // 4
+        with evaluating(self.model):
             for first in range(0, max(len(ids) - 1 - self.window // 4, min(len(ids) - 1, 1)), step):
                 self._read_window(ids[first : first + self.window + 1], 0 if first == 0 else self.window - step)
-        finally:
-            self.model.train(was_training)
         return self
 
     def detach(self) -> None:
@@ -114,11 +111,9 @@ class Attached:
     @torch.no_grad()
     def _require_last(self, head: nn.Module) -> None:
         """Refuse a model that does not use its output layer as a module, or changes what it gives (soft-capping)."""
-        was_training = self.model.training
-        with self._recording() as seen:
+        with evaluating(self.model), self._recording() as seen:
             last = self.model.get_input_embeddings().num_embeddings - 1  # token 0 is often padding, and its logits 0
-            logits = self.model.eval()(torch.tensor([[last, last // 2]], device=self.model.device)).logits
-        self.model.train(was_training)
+            logits = self.model(torch.tensor([[last, last // 2]], device=self.model.device)).logits
         is_last = len(seen) == 1 and torch.equal(logits, seen[0][1].to(logits))
         name = type(self.model).__name__
         expect(is_last, "attach", "model", "return what its output layer gives, unchanged (no soft-capping)", name)

@@ -1,7 +1,7 @@
 """The weights of all queries over the stored pairs, of every memory that runs: what `output_attentions` returns."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
@@ -40,13 +40,10 @@ def recorded_weights(stack: nn.Module) -> Iterator[list[list[Tensor]]]:
         through = weights @ call.value
         return answers + (through - through.detach())
 
-    hooks = [memory.register_forward_pre_hook(begin) for memory in recalling_memories(stack)]
-    try:
-        with intercepted(record):
-            yield recorded
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, intercepted(record):
+        for memory in recalling_memories(stack):
+            hooks.enter_context(memory.register_forward_pre_hook(begin))
+        yield recorded
 
 
 def averaged_banks(banks: list[Tensor]) -> Tensor:

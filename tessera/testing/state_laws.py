@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tessera.base.errors import first_line
 from tessera.base.state import State
+from tessera.models.causality import evaluating
 
 STATES = ("past_key_values", "memory_state", "cache_params", "state")  # what models call it
 LENGTH = 24
@@ -208,9 +209,8 @@ def check_state(model: PreTrainedModel, allowed: float | None = None) -> list[Fi
     """
     if allowed is None:
         allowed = 1e-9 if model.dtype == torch.float64 else 1e-4
-    was_training, findings = model.training, []
-    model.eval()
-    try:
+    findings = []
+    with evaluating(model):
         for law, difference in LAWS.items():
             try:
                 with torch.no_grad():
@@ -219,6 +219,4 @@ def check_state(model: PreTrainedModel, allowed: float | None = None) -> list[Fi
                 findings.append(Finding(law, None, allowed, f"not tried: {first_line(reason)}"))
             except Exception as error:  # a model of anybody's: what it raises is what is to be known
                 findings.append(Finding(law, None, allowed, f"{type(error).__name__}: {first_line(error)}"))
-    finally:
-        model.train(was_training)
     return findings

@@ -90,11 +90,8 @@ def recorded_penalties(model: nn.Module) -> Iterator[list[tuple[Tensor, int]]]:
         if penalty is not None and output.loss is None:
             penalties.append((penalty, len(keywords["input_ids"])))
 
-    hook = model.register_forward_hook(record, with_kwargs=True)
-    try:
+    with model.register_forward_hook(record, with_kwargs=True):
         yield penalties
-    finally:
-        hook.remove()
 
 
 def open_staged_data(

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 from torch import nn
@@ -114,20 +115,15 @@ def expect_base(base: PreTrainedModel, layers: nn.ModuleList, where: str) -> Non
         return
     tokens = trial_tokens(base)
     called: list = []
-    handles = [
-        layer.register_forward_pre_hook(_record(called, index, (1, tokens.shape[1])), with_kwargs=True)
-        for index, layer in enumerate(layers)
-    ]
-    try:
-        with evaluating(base), torch.no_grad():
-            positions = first_position(base) + torch.arange(tokens.shape[1], device=tokens.device)[None]
-            said = {"position_ids": positions} if takes_positions(base) else {}
-            expected = tried(where, base, input_ids=tokens).logits.float()
-            called.clear()
-            logits = tried(where, base, inputs_embeds=base.get_input_embeddings()(tokens), **said).logits.float()
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as stack, evaluating(base), torch.no_grad():
+        for index, layer in enumerate(layers):
+            hook = _record(called, index, (1, tokens.shape[1]))
+            stack.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
+        positions = first_position(base) + torch.arange(tokens.shape[1], device=tokens.device)[None]
+        said = {"position_ids": positions} if takes_positions(base) else {}
+        expected = tried(where, base, input_ids=tokens).logits.float()
+        called.clear()
+        logits = tried(where, base, inputs_embeds=base.get_input_embeddings()(tokens), **said).logits.float()
     in_order = called == [(index, True) for index in range(len(layers))]
     expect(in_order, where, "the model", "call its layers one after the other with hidden states (B, T, hidden)", kind)
     scale = NOTHING * max(1e-3, float(expected.abs().max()))
