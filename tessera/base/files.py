@@ -144,12 +144,15 @@ def expect_writable(path: Path, where: str, argument: str) -> None:
 
 
 def expect_output(
-    path: Path, where: str, argument: str, is_ours: Callable[[Path], bool] | None = None, what: str = ""
+    path: Path | None, where: str, argument: str, is_ours: Callable[[Path], bool] | None = None, what: str = ""
 ) -> None:
     """Raise `TesseraError` unless the file `path` may be written, as `expect_writable`: in a folder that exists.
 
-    A file that exists is replaced only where it `is_ours`: `what`, such as "a figure", written by this library.
+    A file that exists is replaced only where it `is_ours`: `what`, such as "a figure", written by this library. None:
+    nothing will be written.
     """
+    if path is None:
+        return
     if not path.absolute().parent.is_dir():
         raise TesseraError(f"{where}: {argument} must lie in an existing folder; got {str(path)!r}.")
     expect_writable(path, where, argument)

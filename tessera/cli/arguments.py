@@ -76,11 +76,11 @@ def memory_size(text: str) -> int:
     return size
 
 
-def image_file(text: str) -> str:
+def image_file(text: str) -> Path:
     """The name of a figure, whose ending says its format."""
     if not text.lower().endswith((".png", ".svg", ".pdf")):
         raise argparse.ArgumentTypeError(f"must end in .png, .svg or .pdf; got {_short(text)}")
-    return text
+    return Path(text)
 
 
 def repeated(verb: str, arguments: argparse.Namespace, *flags: str) -> str:
@@ -175,6 +175,16 @@ def refuse_options(arguments: argparse.Namespace, where: str, names: Iterable[st
         expect(value in (None, False, []), where, "--" + name.replace("_", "-"), f"be left out {unless}", value)
 
 
-def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """A line for each of `rows`, all of them or none; NaN is null."""
-    write_text_atomically(path, "".join(json.dumps(to_json(row)) + "\n" for row in rows))
+def measured_model(folder: str, arguments: argparse.Namespace) -> tuple[Any, bool | None]:
+    """A model of `add_measured_models`; whether long-term memories take part (None: it has no such thing)."""
+    from tessera.models.saving.loading import load_model
+
+    enabled = not arguments.without_long_term_memory
+    model = load_model(folder, long_term_memory=enabled)
+    return model, getattr(model.config, "long_term_memory", None) and enabled
+
+
+def write_json_lines(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:
+    """A line for each of `rows`, all of them or none; NaN is null. Without a path, nothing."""
+    if path is not None:
+        write_text_atomically(path, "".join(json.dumps(to_json(row)) + "\n" for row in rows))

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.base.errors import TesseraError, expect
-from tessera.base.files import expect_output
-from tessera.cli.arguments import OUTPUT_HELP, integer, of_each, standard_texts, write_json_lines
+from tessera.base.files import expect_output, expect_plain_file
+from tessera.cli.arguments import OUTPUT_HELP, of_each, standard_texts, whole_number, write_json_lines
 from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     meaning = "count right answers to these files: JSON (lines) with the texts input, question and target in each row"
     add("--samples", nargs="+", metavar="FILE", help=meaning)
     meaning = "with --samples, show so many short stories with question and answer before each"
-    add("--shots", type=integer(0), metavar="N", help=meaning)
+    add("--shots", type=whole_number, metavar="N", help=meaning)
     meaning = "with --samples, write the answers into this folder as the benchmark's own evaluation does"
     add("--results", type=Path, metavar="FOLDER", help=meaning)
     add("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
@@ -91,21 +91,16 @@ def run(arguments: argparse.Namespace) -> int:
                     raise
                 print(error, file=sys.stderr)
     finally:
-        if arguments.output is not None:
-            write_json_lines(arguments.output, answers)
+        write_json_lines(arguments.output, answers)
     return 0
 
 
 def _require_one_way(arguments: argparse.Namespace) -> None:
     """Raise `TesseraError` for options that exclude each other."""
-    from tessera.base.files import expect_plain_file
+    from tessera.memory_files.page import is_page
 
-    if arguments.output is not None:
-        expect_output(arguments.output, "ask", "--output")
-    if arguments.page is not None:
-        from tessera.memory_files.page import is_page
-
-        expect_output(arguments.page, "ask", "--page", is_page, "a page")
+    expect_output(arguments.output, "ask", "--output")
+    expect_output(arguments.page, "ask", "--page", is_page, "a page")
     if arguments.samples is not None:
         others = ("memory", "text", "questions", "plant", "interactive", "cite", "page")
         others_given = " and ".join(name for name in others if getattr(arguments, name))
@@ -196,6 +191,5 @@ def _score(arguments: argparse.Namespace, memory: "Memory") -> int:
         rows.extend(of_file)
 
     _, status = of_each(arguments.samples, score)
-    if arguments.output is not None:
-        write_json_lines(arguments.output, rows)
+    write_json_lines(arguments.output, rows)
     return status

@@ -29,14 +29,13 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.tools.comparison import COLUMNS, draw_runs, run_state
     from tessera.tools.sweep import runs_of_sweep
 
-    if arguments.plot:
-        expect_output(Path(arguments.plot), "compare", "--plot", is_figure, "a figure")
+    expect_output(arguments.plot, "compare", "--plot", is_figure, "a figure")
     folders = [run for folder in arguments.runs for run in runs_of_sweep(folder) or [folder]]
     states, status = of_each(map(str, folders), lambda folder: run_state(Path(folder)))
     if not states:
         return status
     if arguments.plot:
-        draw_runs(Path(arguments.plot), [Path(state.folder) for state in states])
+        draw_runs(arguments.plot, [Path(state.folder) for state in states])
     if arguments.json:
         print(json.dumps([to_json(state) for state in states], indent=1))
     else:

@@ -15,7 +15,6 @@ On tasks of EleutherAI's lm-evaluation-harness, its own or from your YAML files 
 
 import argparse
 import logging
-from pathlib import Path
 
 from tessera.base.errors import expect
 from tessera.base.files import expect_output
@@ -24,11 +23,12 @@ from tessera.cli.arguments import (
     context_length,
     decay,
     image_file,
-    integer,
+    measured_model,
     of_each,
     positive_int,
     refuse_options,
     seed,
+    whole_number,
     write_json_lines,
 )
 from tessera.lm_eval import require_harness
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_argument("--tasks", metavar="NAMES", help=meaning)
     harness.add_argument("--include-path", metavar="DIR", help="also look for tasks in the YAML files of this folder")
     meaning = "put so many solved examples into each prompt (default: as the task does)"
-    harness.add_argument("--num-fewshot", type=integer(0), help=meaning)
+    harness.add_argument("--num-fewshot", type=whole_number, help=meaning)
     harness.add_argument("--limit", type=positive_int, help="ask at most so many questions of each task (default: all)")
     meaning = "cut prompts to so many tokens (default: what the model can read)"
     harness.add_argument("--max-length", type=positive_int, help=meaning)
@@ -80,13 +80,8 @@ OPTIONS = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate all models, then print and draw."""
+    from tessera.evaluation import report
     from tessera.evaluation.figures import is_figure
-    from tessera.evaluation.report import (
-        draw_text_reports,
-        print_harness_reports,
-        print_task_reports,
-        print_text_reports,
-    )
 
     expect(not (arguments.task and arguments.tasks), "eval", "--task", "be left out with --tasks", arguments.task)
     chosen = "--task" if arguments.task else "--tasks" if arguments.tasks else "text"
@@ -94,21 +89,23 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.task = _own_task(arguments.models)
         chosen = "--task" if arguments.task else chosen
     _refuse_others(arguments, chosen)
-    if arguments.plot:
-        expect_output(Path(arguments.plot), "eval", "--plot", is_figure, "a figure")
-    if arguments.output is not None:
-        expect(chosen != "text", "eval", "--output", "come with --task or --tasks", "a text")
-        expect_output(arguments.output, "eval", "--output")
+    expect_output(arguments.plot, "eval", "--plot", is_figure, "a figure")
+    is_scored = chosen != "text" or arguments.output is None
+    expect(is_scored, "eval", "--output", "come with --task or --tasks", "a text")
+    expect_output(arguments.output, "eval", "--output")
     rows: list[dict] = []
     measure = {"text": _on_text, "--task": _on_task, "--tasks": _on_harness}[chosen]
     reports, status = of_each(arguments.models, lambda model: measure(model, arguments, rows))
     if arguments.plot and reports:
-        draw_text_reports(reports, Path(arguments.plot), arguments.average)
-    if arguments.output is not None:
-        write_json_lines(arguments.output, rows)
-    show = {"text": print_text_reports, "--task": print_task_reports, "--tasks": print_harness_reports}[chosen]
+        report.draw_text_reports(reports, arguments.plot, arguments.average)
+    write_json_lines(arguments.output, rows)
+    in_words = {
+        "text": report.print_text_reports,
+        "--task": report.print_task_reports,
+        "--tasks": report.print_harness_reports,
+    }
     if reports:
-        show(reports, arguments.json)
+        (report.print_json if arguments.json else in_words[chosen])(reports)
     return status
 
 
@@ -132,22 +129,13 @@ def _refuse_others(arguments: argparse.Namespace, chosen: str) -> None:
     expect(arguments.average is None or arguments.plot, "eval", "--plot", "name a file for --average", "none")
 
 
-def _model(folder: str, arguments: argparse.Namespace):
-    """(the model, whether long-term memories take part: None for models that have no such thing)."""
-    from tessera.models.saving.loading import load_model
-
-    enabled = not arguments.without_long_term_memory
-    model = load_model(folder, long_term_memory=enabled)
-    return model, getattr(model.config, "long_term_memory", None) and enabled
-
-
 def _on_text(folder: str, arguments: argparse.Namespace, _: list[dict]) -> dict:
     from tessera.evaluation.text import evaluate_text
     from tessera.models.saving.loading import load_tokenizer
     from tessera.models.transformer import context_limit
     from tessera.training.run_data import evaluation_text
 
-    model, long_term_memory = _model(folder, arguments)
+    model, long_term_memory = measured_model(folder, arguments)
     longest = context_limit(model.config)
     text = evaluation_text(folder, arguments.data, split=arguments.split, context=arguments.context, longest=longest)
     options = {"sequences": arguments.sequences, "batch_size": arguments.batch_size, "precision": arguments.precision}
@@ -164,7 +152,7 @@ def _on_task(folder: str, arguments: argparse.Namespace, rows: list[dict]) -> di
         task = make_task(arguments.task, arguments.set)
     else:  # as the run was trained on it, unless --set says otherwise
         task, lengths = make_task(arguments.task, arguments.set, trained.settings), lengths or [trained.longest]
-    model, long_term_memory = _model(folder, arguments)
+    model, long_term_memory = measured_model(folder, arguments)
     options = {name: getattr(arguments, name) for name in ("examples", "batch_size", "seed", "precision")}
     own: list[dict] | None = None if arguments.output is None else []
     report = task_report(model, arguments.task, task, lengths, rows=own, **options)

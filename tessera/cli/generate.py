@@ -81,8 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     expect(weights is None or arguments.compile, "generate", "--weights", "be used with --compile", weights)
     is_possible = arguments.prompt_lookup is None or arguments.num_beams == 1
     expect(is_possible, "generate", "--prompt-lookup", "be left out with --num-beams", arguments.prompt_lookup)
-    if arguments.out is not None:
-        expect_output(arguments.out, "generate", "--out")
+    expect_output(arguments.out, "generate", "--out")
     prompts = [arguments.prompt] if arguments.prompts is None else read_prompts(arguments.prompts)
     models = {folder: (load_model(folder), load_tokenizer(folder)) for folder in dict.fromkeys(arguments.models)}
     for folder, (model, tokenizer) in models.items():

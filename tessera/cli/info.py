@@ -53,15 +53,12 @@ def _configuration(arguments: argparse.Namespace):
     from tessera.recipes.model_section import untrained_config
     from tessera.recipes.recipe import read_recipe
 
-    if _is_preset(arguments.what):
+    is_preset, folder = _is_preset(arguments.what), Path(arguments.what)
+    if is_preset or (folder / "config.json").is_file():
         if arguments.overrides:
-            raise TesseraError(f"info: {arguments.overrides[0]!r} must be left out for a preset.")
-        return MODELS[arguments.what].config(), 512
-    folder = Path(arguments.what)
-    if (folder / "config.json").is_file():
-        if arguments.overrides:
-            raise TesseraError(f"info: {arguments.overrides[0]!r} must be left out for a model folder.")
-        return load_config(folder), 512
+            kind = "preset" if is_preset else "model folder"
+            raise TesseraError(f"info: {arguments.overrides[0]!r} must be left out for a {kind}.")
+        return MODELS[arguments.what].config() if is_preset else load_config(folder), 512
     recipe = read_recipe(arguments.what, arguments.overrides)
     return untrained_config(recipe), recipe.data.context
 

@@ -51,8 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     pages = len(arguments.models) * max(1, len(arguments.text))
     expect(arguments.save is None or pages == 1, "inspect", "--save", "be given with one model and one text", pages)
     expect_output(arguments.output, "inspect", "--output", is_page, "a page")
-    if arguments.save is not None:
-        expect_output(arguments.save, "inspect", "--save", is_trace, "a trace")
+    expect_output(arguments.save, "inspect", "--save", is_trace, "a trace")
     traces, titles = [], []
     for folder in arguments.models:
         model, tokenizer, memory = load_model(folder), load_tokenizer(folder), None

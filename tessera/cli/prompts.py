@@ -20,7 +20,15 @@ from typing import Any, NamedTuple
 from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.base.files import expect_output, expect_plain_file
-from tessera.cli.arguments import add_measured_models, of_each, positive_int, refuse_options, seed, write_json_lines
+from tessera.cli.arguments import (
+    add_measured_models,
+    measured_model,
+    of_each,
+    positive_int,
+    refuse_options,
+    seed,
+    write_json_lines,
+)
 
 # Of each kind of prompt. They are filled in late, so that an option of the other kind is noticed.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -63,8 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name, default in DEFAULTS[chosen[0]].items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, default)
-    if arguments.output is not None:
-        expect_output(arguments.output, "prompts", "--output")
+    expect_output(arguments.output, "prompts", "--output")
     for path in arguments.files or ():
         expect_plain_file(path, "prompts", "--files")
     measurement = (_many_shot if arguments.many_shot else _documents)(arguments)
@@ -81,8 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         report = _report(folder, arguments, measurement, rows)
         if not arguments.json:
             print_prompt_report(report)
-        if arguments.output is not None:
-            write_json_lines(arguments.output, rows)
+        write_json_lines(arguments.output, rows)
         return report
 
     reports, status = of_each(arguments.models, report)
@@ -137,10 +143,10 @@ def _report(
 ) -> dict[str, Any]:
     """A JSON-ready record with the scores, the options and the provenance; `rows` gets the questions."""
     from tessera.evaluation.provenance import provenance
-    from tessera.models.saving.loading import load_model, load_tokenizer
+    from tessera.models.saving.loading import load_tokenizer
 
-    began, on = time.time(), not arguments.without_long_term_memory
-    model = load_model(folder, long_term_memory=on)
+    began = time.time()
+    model, long_term_memory = measured_model(folder, arguments)
     own: list[dict[str, Any]] = []
     scores = measurement.measure(
         model, load_tokenizer(folder), **measurement.options, progress=sys.stderr.isatty(), rows=own
@@ -148,11 +154,5 @@ def _report(
     rows += [{"model": folder, **row} for row in own]
     configuration = {"model": model.config.to_diff_dict(), "data": measurement.data, "options": measurement.options}
     made_with = provenance(configuration=configuration, seed=arguments.seed, wall_seconds=time.time() - began)
-    switched = on if hasattr(model.config, "long_term_memory") else None
-    return {
-        "model": folder,
-        "data": measurement.data,
-        "long_term_memory": switched,
-        "scores": scores,
-        "provenance": made_with,
-    }
+    about = {"model": folder, "data": measurement.data, "long_term_memory": long_term_memory}
+    return {**about, "scores": scores, "provenance": made_with}

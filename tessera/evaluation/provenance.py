@@ -31,7 +31,7 @@ def provenance(
     """
     return {
         "command": command or f"{_program()} {command_line(sys.argv[1:])}".strip(),
-        "configuration": _portable(configuration),
+        "configuration": portable(configuration),
         "seed": seed,
         "versions": {"tessera": tessera.__version__, "python": platform.python_version(), **_versions()},
         "hardware": hardware(),
@@ -47,12 +47,12 @@ def _program() -> str:
     return f"python -m {spec.name.removesuffix('.__main__')}" if spec else Path(sys.argv[0]).name
 
 
-def _portable(value: Any) -> Any:
-    """Absolute paths in a configuration without their folders, which say nothing elsewhere and may name people."""
+def portable(value: Any) -> Any:
+    """A configuration with absolute paths without their folders, which say nothing elsewhere and may name people."""
     if isinstance(value, dict):
-        return {key: _portable(item) for key, item in value.items()}
+        return {key: portable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_portable(item) for item in value]
+        return [portable(item) for item in value]
     return Path(value).name or value if isinstance(value, str) and Path(value).is_absolute() else value
 
 
@@ -72,15 +72,19 @@ def _without_folders(argument: str) -> str:
 
 def hardware() -> dict[str, Any]:
     """Processor, its instructions that decide speed, cores and threads in use, and the GPUs."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "processor": _processor(),
         "instructions": cpu_instructions(INSTRUCTIONS),
-        "cores": cores,
+        "cores": num_cores(),
         "threads": torch.get_num_threads(),
         "gpus": gpus,
     }
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def commit(folder: Path | None = None) -> str | None:

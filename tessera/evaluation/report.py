@@ -47,11 +47,9 @@ def _shared(texts: Sequence[str]) -> int:
     return len(alike.rstrip(string.ascii_letters + string.digits))
 
 
-def print_text_reports(reports: Sequence[Report], as_json: bool) -> None:
+def print_text_reports(reports: Sequence[Report]) -> None:
     """Reports of `evaluate_text`, with "model"."""
-    if as_json:
-        _print_json(reports)
-    elif len(reports) == 1:
+    if len(reports) == 1:
         _print_text(reports[0])
     else:
         columns = ("nats/token", "perplexity", "bits/byte", "tokens", "text")
@@ -88,11 +86,8 @@ def _estimate(score: dict[str, float]) -> str:
     return f"{score['mean']:.4f} {score['standard_error']:.4f}"
 
 
-def print_task_reports(reports: Sequence[Report], as_json: bool) -> None:
+def print_task_reports(reports: Sequence[Report]) -> None:
     """Reports of `task_report`, with "model": a table for each model."""
-    if as_json:
-        _print_json(reports)
-        return
     for name, report in zip(short_names([report["model"] for report in reports]), reports):
         print(f"{name}: {report['task']}, {report['examples']} examples per length (mean, standard error)")
         columns = tuple(next(iter(report["scores"].values())))
@@ -101,11 +96,8 @@ def print_task_reports(reports: Sequence[Report], as_json: bool) -> None:
         print_table(columns, lengths, rows)
 
 
-def print_harness_reports(reports: Sequence[Report], as_json: bool) -> None:
+def print_harness_reports(reports: Sequence[Report]) -> None:
     """Reports of `harness_report`, with "model": a line for each metric of each task, groups behind them."""
-    if as_json:
-        _print_json(reports)
-        return
     for name, report in zip(short_names([report["model"] for report in reports]), reports):
         switched = {True: "", False: ", without long-term memories", None: ""}[report["long_term_memory"]]
         print(f"{name}{switched}")
@@ -128,8 +120,8 @@ def _number(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
-def _print_json(reports: Sequence[Report]) -> None:
-    # JSON knows no NaN and no infinity: null instead, such as for the standard error of one example.
+def print_json(reports: Sequence[Report]) -> None:
+    """All of it; null for what JSON does not know: NaN and infinity, such as the standard error of one example."""
     content = to_json(reports[0] if len(reports) == 1 else list(reports))
     print(json.dumps(content, indent=1, allow_nan=False))
 

@@ -1,6 +1,5 @@
 """Do the runs of an experiment that are not done yet, side by side, and show all of them."""
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,7 @@ import torch
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import remove, writing
 from tessera.base.locks import held
+from tessera.evaluation.provenance import num_cores
 from tessera.papers.catalogue import EXPERIMENTS
 from tessera.papers.experiment import Record, Run, RunSelection
 from tessera.papers.jobs import Job, do_side_by_side
@@ -110,14 +110,10 @@ def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, wor
             for run in pending:
                 finish(run, job.do(run, show=partial(show, run)))
         else:
-            do_side_by_side(job, pending, workers, max(1, _cores() // workers), finish, bar.show)
+            do_side_by_side(job, pending, workers, max(1, num_cores() // workers), finish, bar.show)
     finally:
         bar.close()
 
 
 def _workers() -> int:
-    return 1 if torch.cuda.is_available() else _cores()  # one GPU has one run's memory
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 if torch.cuda.is_available() else num_cores()  # one GPU has one run's memory

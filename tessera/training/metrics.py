@@ -1,13 +1,13 @@
 """Metrics of a run as JSON lines: appended while it runs, cut back to the checkpoint on resume."""
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError
 from tessera.base.files import write_text_atomically, writing
 
@@ -60,12 +60,8 @@ class MetricsFile:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add one line. Values that are not finite are written as null, which is what JSON has."""
-        clean = {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in record.items()
-        }
         with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(clean) + "\n")
+            file.write(json.dumps(to_json(record)) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
         """All lines but a last one that a kill cut short. Raises `TesseraError` for a damaged one."""

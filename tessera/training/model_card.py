@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.base.files import write_text_atomically
+from tessera.evaluation.provenance import portable
 from tessera.models.saving.model_card import CARD, render_card
 from tessera.recipes.sections import Recipe
 
@@ -78,15 +79,6 @@ def is_generated_card(path: Path) -> bool:
 
 def _quoted(value: Any) -> str:
     """Code in Markdown, on one line, that no character of `value` ends; an absolute path as its last part."""
-    bare = _without_folders(value)
+    bare = portable(value)  # where a file lies on the machine of the training is nobody else's business
     text = bare if isinstance(bare, str) else json.dumps(bare)
     return "`" + " ".join(text.split()).replace("`", "'").replace("|", "\\|") + "`"
-
-
-def _without_folders(value: Any) -> Any:
-    """Where a file lies on the machine of the training is nobody else's business."""
-    if isinstance(value, dict):
-        return {key: _without_folders(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_folders(item) for item in value]
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
