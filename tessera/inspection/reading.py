@@ -110,18 +110,16 @@ class Reading:
 
     def _parts(self) -> list[Part]:
         steps, config = self.input_ids.shape[1], self.model.config
+        is_stack = isinstance(self.model, StackForCausalLM)
+        kind = MemoryState if self.is_segmented else StackState if is_stack else type(None)
+        is_state = self.memory is None or isinstance(self.memory, kind)
+        expect(is_state, "inspection", "memory", "be a state of this model", type(self.memory).__name__)
         if self.is_segmented:
-            if self.memory is not None:
-                is_memory = isinstance(self.memory, MemoryState)
-                expect(is_memory, "inspection", "memory", "be a state of this model", type(self.memory).__name__)
             if isinstance(self.memory, MemoryState):
                 self.memory.expect_fits(self.model.empty_memory(1), "inspection")
             front = self.model.segment_runner().front
             borders = segment_borders(steps, config.segment_size, config.segment_alignment)
             return [Part(start, end, front) for start, end in borders]
-        is_stack = isinstance(self.model, StackForCausalLM)
-        is_state = self.memory is None or (is_stack and isinstance(self.memory, StackState))
-        expect(is_state, "inspection", "memory", "be a state of this model", type(self.memory).__name__)
         if not is_stack or self.inputs:
             return [Part(0, steps)]
         return [Part(*border) for border in itertools.pairwise([*range(0, steps, BLOCK), steps])]

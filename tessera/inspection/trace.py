@@ -3,7 +3,7 @@
 import json
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -203,22 +203,14 @@ class Trace:
         memories: list[dict[str, Any]] = []
         plain = {"model": self.model, "tokens": self.tokens, "vocabulary": self.vocabulary, "memories": memories}
         for index, memory in enumerate(self.memories):
-            values = {item.name: getattr(memory, item.name) for item in fields(memory)}
-            present = {name: value for name, value in values.items() if torch.is_tensor(value)}
-            tensors |= {f"memories/{index}/{name}": value.contiguous() for name, value in present.items()}
-            memories.append({k: v for k, v in values.items() if v is not None and k not in present})
+            values = vars(memory)
+            tensors |= _named(f"memories/{index}/", values)
+            memories.append({k: v for k, v in values.items() if not (v is None or torch.is_tensor(v))})
         if self.segments is not None:
-            tensors |= {
-                f"segments/{name}": value.contiguous()
-                for name, value in vars(self.segments).items()
-                if value is not None
-            }
+            tensors |= _named("segments/", vars(self.segments))
         if self.stored is not None:
-            values = vars(self.stored)
-            tensors |= {
-                f"stored/{name}": value.contiguous() for name, value in values.items() if torch.is_tensor(value)
-            }
-            plain["stored"] = {name: value for name, value in values.items() if not torch.is_tensor(value)}
+            tensors |= _named("stored/", vars(self.stored))
+            plain["stored"] = {name: value for name, value in vars(self.stored).items() if not torch.is_tensor(value)}
         text = json.dumps(plain)
         metadata = {"format": FORMAT, "trace": text, CHECKSUM: _checksum(tensors, text)}
         try:
@@ -272,6 +264,11 @@ class Trace:
 
 def _checksum(tensors: dict[str, Tensor], text: str) -> str:
     return str(zlib.crc32(text.encode(), tensor_checksum(tensors)))
+
+
+def _named(prefix: str, values: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors among `values`, under names that begin with `prefix`."""
+    return {prefix + name: value.contiguous() for name, value in values.items() if torch.is_tensor(value)}
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
