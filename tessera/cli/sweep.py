@@ -13,6 +13,7 @@ train makes it; sweep.json beside them holds the table. A run whose loss is not 
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from tessera.tools.sweep import Sweep
 
-    overrides = [_plain(override) for override in arguments.overrides]
+    overrides = [re.sub(r"^training\.(?=seed=)", "", override) for override in arguments.overrides]
     sweep = Sweep.read(arguments.recipe, overrides, arguments.output)
 
     def begin(number, point):
@@ -54,10 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
     _print(outcomes)
     print(f"written: {sweep.output / 'sweep.json'}")
     return 0
-
-
-def _plain(override: str) -> str:
-    return override.removeprefix("training.") if override.startswith("training.seed=") else override
 
 
 def _print(outcomes) -> None:

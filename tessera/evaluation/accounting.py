@@ -99,11 +99,8 @@ def state_bytes_per_token(model: "PreTrainedModel", dtype: "torch.dtype") -> flo
     """A key and a value per key-value head and layer."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * _head_dim(config) * dtype.itemsize
-
-
-def _head_dim(config: "PreTrainedConfig") -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * head_dim * dtype.itemsize
 
 
 explain_all(globals(), ("account", "parameters_by_part", "training_flops_per_sequence", "state_bytes_per_token"))

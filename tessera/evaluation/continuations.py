@@ -228,14 +228,11 @@ class Reader:
             state = output.past_key_values if more else None
             for row, text in enumerate(texts):
                 if len(text) > start:
-                    yield row, start, _precise(output.logits[row, : len(text) - start])
+                    logits = output.logits[row, : len(text) - start]
+                    yield row, start, logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _is_token(texts: Sequence[Sequence[int]], ids: Tensor) -> Tensor:
     """Ones (B, T) where a row padded on the right has tokens."""
     lengths = torch.tensor([len(text) for text in texts], device=ids.device)
     return (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]).long()
-
-
-def _precise(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()

@@ -77,11 +77,13 @@ class TesseraLM(HFLM):
         model = load_model(str(pretrained), long_term_memory=SWITCHES[long_term_memory])
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        longest, stated = context_limit(model.config), stated_length(model.config)
+        longest = context_limit(model.config)
         if max_length is not None:
             valid = isinstance(max_length, int) and 1 < max_length <= (longest or max_length)
             requirement = f"lie in 2..{longest}, the learned positions" if longest else "be an integer above 1"
             expect(valid, WHERE, "max_length", requirement, max_length)
+        # Models of transformers state a longest context, such as the trained one of rotary positions.
+        stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.longest: int | None = max_length or longest or stated
         self.long_term_memory = getattr(model.config, "long_term_memory", None) and SWITCHES[long_term_memory]
         logger = logging.getLogger("lm_eval.models.huggingface")
@@ -204,11 +206,6 @@ def _is_there(device: str) -> bool:
     except Exception:  # of an unknown name, or of a driver that is not installed
         return False
     return True
-
-
-def stated_length(config: Any) -> int | None:
-    """The longest context that a model of transformers states, such as the trained one of rotary positions."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def harness_report(model: TesseraLM, tasks: Sequence[str], *, samples: bool = False, **settings: Any) -> dict[str, Any]:

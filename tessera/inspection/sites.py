@@ -66,13 +66,9 @@ def _site(name: str, module: nn.Module) -> Site | None:
         return Site(name, index, "association", module, recalls=False)
     if isinstance(getattr(module, "kernel", None), Kernel):
         return Site(name, index, last, module)
-    if ATTENTION.search(name) and not _inside_attention(name):
+    # GPT-NeoX and BERT keep attention inside attention: the outer module counts.
+    if ATTENTION.search(name) and not ATTENTION.search(name.rpartition(".")[0]):
         return Site(name, index, "attention", module)
     if NETWORK.search(name):
         return Site(name, index, "network", module, recalls=False)
     return None
-
-
-def _inside_attention(name: str) -> bool:
-    """GPT-NeoX and BERT keep attention inside attention: the outer module counts."""
-    return bool(ATTENTION.search(name.rsplit(".", 1)[0]))

@@ -50,8 +50,8 @@ def reproduce(
         expect(value is None or value >= 1, "reproduce", option, "be at least 1", value)
     runs = _matching(experiment.runs(selection), only)
     results = ResultsFile(output, name, selection.budget)
-    stored = results.read()
-    pending = [run for run in runs if not _is_done(run, stored)]
+    done = {key: record.configuration for key, record in results.read().items()}
+    pending = [run for run in runs if done.get(run.key) != run.configuration]
     if pending:
         results.prepare()
         job = Job(name, checkpoints / name / selection.budget, imports)
@@ -86,10 +86,6 @@ def _matching(runs: list[Run], pattern: str | None) -> list[Run]:
     return matching
 
 
-def _is_done(run: Run, stored: dict[str, Record]) -> bool:
-    return run.key in stored and stored[run.key].configuration == run.configuration
-
-
 def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, workers: int | None) -> None:
     bar, drawn = Bar(runs, pending), time.monotonic()
 
@@ -104,7 +100,8 @@ def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, wor
     def show(run: Run, share: float, note: str) -> None:
         bar.show([(run, share, note)])
 
-    workers = min(workers or _workers(), len(pending))
+    at_once = 1 if torch.cuda.is_available() else num_cores()  # one GPU has one run's memory
+    workers = min(workers or at_once, len(pending))
     try:
         if workers == 1:
             for run in pending:
@@ -113,7 +110,3 @@ def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, wor
             do_side_by_side(job, pending, workers, max(1, num_cores() // workers), finish, bar.show)
     finally:
         bar.close()
-
-
-def _workers() -> int:
-    return 1 if torch.cuda.is_available() else num_cores()  # one GPU has one run's memory

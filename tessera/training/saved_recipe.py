@@ -58,7 +58,8 @@ def require_same(run: Path, recipe: Recipe) -> None:
     differ, and there may be more steps.
     """
     before, now = _flat(_completed(_read(run / RECIPE)[1])), _flat(recipe_to_dict(recipe))
-    fixed = (before.keys() | now.keys()) - RESUMABLE_KEYS - ({STEPS} if _is_more(now, before) else set())
+    is_longer = isinstance(before.get(STEPS), int) and now[STEPS] > before[STEPS]
+    fixed = (before.keys() | now.keys()) - RESUMABLE_KEYS - ({STEPS} if is_longer else set())
     differing = [key for key in sorted(fixed) if before.get(key) != now.get(key)]
     if differing:
         key = differing[0]
@@ -67,10 +68,6 @@ def require_same(run: Path, recipe: Recipe) -> None:
             f"{run}: holds a run of another recipe; {key} is {before.get(key)!r} there and {now.get(key)!r} here{more}."
             " Use another --output, or --overwrite."
         )
-
-
-def _is_more(now: dict[str, Any], before: dict[str, Any]) -> bool:
-    return isinstance(before.get(STEPS), int) and now[STEPS] > before[STEPS]
 
 
 def _completed(content: Any) -> Any:

@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 MOVE = re.compile(r"(\w+) (?:went|travelled|journeyed|moved|went back) to the (\w+)")
 TAKE = re.compile(r"(\w+) (?:got|grabbed|took|picked up) the (\w+)")
@@ -72,35 +73,30 @@ def _where_before(world: World, thing: str, place: str) -> str | None:
     return places[len(places) - 2 - places[::-1].index(place)]
 
 
-def _last_gift(world: World, part: int, **known: str) -> str | None:
-    """`part` (0 giver, 1 receiver, 2 object) of the newest gift that agrees with what is known."""
-    names = ("giver", "receiver", "thing")
-    for gift in reversed(world.gifts):
-        if all(gift[names.index(name)] == value for name, value in known.items()):
-            return gift[part]
-    return None
+def _beside(world: World, place: str, side: str = "", opposite: str = "") -> str | None:
+    return world.sides.get((side or OPPOSITE[opposite], place))
 
 
-# Each kind of question, and what its parts have to do with the world.
+GIFT = ("giver", "receiver", "thing")
+
+
+def _last_gift(asked: str, world: World, **known: str) -> str | None:
+    """What is `asked` (one of `GIFT`) of the newest gift that agrees with what is known."""
+    gifts = (dict(zip(GIFT, gift)) for gift in reversed(world.gifts))
+    return next((gift[asked] for gift in gifts if known.items() <= gift.items()), None)
+
+
+# Each kind of question, and what its parts, by name, have to do with the world.
 QUESTIONS = (
-    (re.compile(r"where is (?:the )?(\w+)$"), _where_is),
-    (re.compile(r"where was the (\w+) before the (\w+)$"), _where_before),
-    (re.compile(r"what is (\w+) of the (\w+)$"), lambda world, side, place: world.sides.get((side, place))),
-    (re.compile(r"what is the (\w+) (\w+) of$"), lambda world, place, side: world.sides.get((OPPOSITE[side], place))),
-    (
-        re.compile(r"what did (\w+) give to (\w+)$"),
-        lambda world, giver, receiver: _last_gift(world, 2, giver=giver, receiver=receiver),
-    ),
-    (
-        re.compile(r"who did (\w+) give the (\w+) to$"),
-        lambda world, giver, thing: _last_gift(world, 1, giver=giver, thing=thing),
-    ),
-    (
-        re.compile(r"who gave the (\w+) to (\w+)$"),
-        lambda world, thing, receiver: _last_gift(world, 0, receiver=receiver, thing=thing),
-    ),
-    (re.compile(r"who received the (\w+)$"), lambda world, thing: _last_gift(world, 1, thing=thing)),
-    (re.compile(r"who gave the (\w+)$"), lambda world, thing: _last_gift(world, 0, thing=thing)),
+    (re.compile(r"where is (?:the )?(?P<name>\w+)$"), _where_is),
+    (re.compile(r"where was the (?P<thing>\w+) before the (?P<place>\w+)$"), _where_before),
+    (re.compile(r"what is (?P<side>\w+) of the (?P<place>\w+)$"), _beside),
+    (re.compile(r"what is the (?P<place>\w+) (?P<opposite>\w+) of$"), _beside),
+    (re.compile(r"what did (?P<giver>\w+) give to (?P<receiver>\w+)$"), partial(_last_gift, "thing")),
+    (re.compile(r"who did (?P<giver>\w+) give the (?P<thing>\w+) to$"), partial(_last_gift, "receiver")),
+    (re.compile(r"who gave the (?P<thing>\w+) to (?P<receiver>\w+)$"), partial(_last_gift, "giver")),
+    (re.compile(r"who received the (?P<thing>\w+)$"), partial(_last_gift, "receiver")),
+    (re.compile(r"who gave the (?P<thing>\w+)$"), partial(_last_gift, "giver")),
 )
 
 
@@ -117,7 +113,7 @@ def answer(world: World, question: str) -> str | None:
     text = question.lower().strip().removesuffix("?").strip().removesuffix(" last")
     for pattern, answer_from in QUESTIONS:
         if match := pattern.match(text):
-            return answer_from(world, *match.groups())
+            return answer_from(world, **match.groupdict())
     return None
 
 

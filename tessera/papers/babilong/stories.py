@@ -182,11 +182,6 @@ def stories_of(folder: str, kind: str, split: str) -> tuple[Story, ...]:
     return tuple(story for story in stories if (story.facts[:2] in validation) == (split == "validation"))
 
 
-def _moves(random: Random, count: int) -> Iterator[str]:
-    for _ in range(count):
-        yield _move(random)
-
-
 def _move(random: Random) -> str:
     return f"{random.choice(PEOPLE)} {random.choice(MOVES)} the {random.choice(PLACES)}."
 
@@ -241,23 +236,6 @@ def _gifts(random: Random, count: int) -> Iterator[str]:
         yield fact
 
 
-def _ask_people(world: World) -> list[str]:
-    return [f"Where is {name}?" for name in PEOPLE]
-
-
-def _ask_things(world: World) -> list[str]:
-    return [f"Where is the {thing}?" for thing in THINGS]
-
-
-def _ask_earlier(world: World) -> list[str]:
-    return [f"Where was the {thing} before the {place}?" for thing in THINGS for place in PLACES]
-
-
-def _ask_sides(world: World) -> list[str]:
-    questions = [f"What is {side} of the {place}?" for side in OPPOSITE for place in PLACES]
-    return questions + [f"What is the {place} {side} of?" for side in OPPOSITE for place in PLACES]
-
-
 def _ask_gifts(world: World) -> list[str]:
     questions = []
     for giver, receiver, thing in dict.fromkeys(world.gifts):
@@ -272,16 +250,21 @@ def _ask_gifts(world: World) -> list[str]:
 
 
 _WRITERS: dict[str, Callable[[Random, int], Iterator[str]]] = {
-    "qa1": _moves,
+    "qa1": lambda random, count: (_move(random) for _ in range(count)),
     "qa2": _errands,
     "qa3": _errands,
     "qa4": _sides,
     "qa5": _gifts,
 }
 _QUESTIONS: dict[str, Callable[[World], list[str]]] = {
-    "qa1": _ask_people,
-    "qa2": _ask_things,
-    "qa3": _ask_earlier,
-    "qa4": _ask_sides,
+    "qa1": lambda world: [f"Where is {name}?" for name in PEOPLE],
+    "qa2": lambda world: [f"Where is the {thing}?" for thing in THINGS],
+    "qa3": lambda world: [f"Where was the {thing} before the {place}?" for thing in THINGS for place in PLACES],
+    "qa4": lambda world: [
+        form.format(side=side, place=place)
+        for form in ("What is {side} of the {place}?", "What is the {place} {side} of?")
+        for side in OPPOSITE
+        for place in PLACES
+    ],
     "qa5": _ask_gifts,
 }

@@ -54,8 +54,8 @@ def many_shot_scores(
         TesseraError: a prompt longer than the model's learned positions, or a class with too few examples.
     """
     outcome: dict[str, Any] = {}
-    drawn = _drawn(texts, shots, anonymous, contexts, queries, seed)
-    for count, strategy, episodes in tqdm(drawn, disable=not progress, unit=" strategies", total=_steps(shots)):
+    drawn, total = _drawn(texts, shots, anonymous, contexts, queries, seed), len(shots) * len(STRATEGIES)
+    for count, strategy, episodes in tqdm(drawn, disable=not progress, unit=" strategies", total=total):
         delimiter, shares = strategy.split(", ")[0], []
         for episode in episodes:
             ask = partial(requests_of, model, tokenizer, texts.template, episode, delimiter)
@@ -96,10 +96,6 @@ def require_room(
                 prompt = texts.template.prompt(episode.demonstrations, query, strategy.split(", ")[0])
                 answer = max(episode.labels, key=lambda label: len(tokenizer(f" {label}\n")["input_ids"]))
                 _expect_room(config, len(tokenizer(f"{prompt} {answer}\n")["input_ids"]))
-
-
-def _steps(shots: Sequence[int]) -> int:
-    return len(shots) * len(STRATEGIES)
 
 
 def _drawn(
