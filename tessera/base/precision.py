@@ -1,5 +1,6 @@
 """The precision of a run: float32 or bfloat16."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -32,6 +33,12 @@ def cpu_instructions(names: tuple[str, ...]) -> list[str]:
     return [name for name in names if abilities.get(name, False)]
 
 
-def autocast(precision: str, device_type: str) -> Any:
-    """The context of a forward pass: bfloat16 autocast, or nothing. Weights stay in float32."""
-    return torch.autocast(device_type, dtype=torch.bfloat16, enabled=precision == "bf16")
+def autocast(precision: str | None, device_type: str) -> Any:
+    """The context of a forward pass: bfloat16 autocast or none, by `resolve_precision`; None: as the surroundings say.
+
+    Weights stay in float32.
+    """
+    if precision is None:
+        return nullcontext()
+    is_bfloat16 = resolve_precision(precision, device_type) == "bf16"
+    return torch.autocast(device_type, dtype=torch.bfloat16, enabled=is_bfloat16)

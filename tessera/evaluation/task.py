@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tessera.base.dataclass_io import from_json
 from tessera.base.errors import TesseraError, did_you_mean, expect
-from tessera.base.precision import autocast, resolve_precision
+from tessera.base.precision import autocast
 from tessera.base.yaml_files import parse_yaml
 from tessera.evaluation.provenance import provenance
 from tessera.models.transformer import context_limit
@@ -153,5 +153,5 @@ def _logits(model: "PreTrainedModel", examples: TokenExamples, precision: str) -
     longest, length = context_limit(model.config), examples.tokens.shape[1]
     needed = f"make examples of at most {longest} tokens, the positions that this model has learned"
     expect(longest is None or length <= longest, "eval", "--lengths", needed, f"{length} tokens")
-    with autocast(resolve_precision(precision, model.device.type), model.device.type):
+    with autocast(precision, model.device.type):
         return model(examples.tokens.to(model.device), use_cache=False).logits.float().cpu()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.base.errors import expect
-from tessera.base.precision import autocast, resolve_precision
+from tessera.base.precision import autocast
 from tessera.data.sources import TextSource
 from tessera.data.store import open_or_build
 from tessera.data.windows import Split, ValidationWindows
@@ -73,7 +73,7 @@ def evaluate_text(
     with tempfile.TemporaryDirectory() as cache:
         windows = text.windows(tokenizer, sequences, Path(cache))
         _require_same_vocabulary(model, windows.split)
-        surroundings = partial(autocast, resolve_precision(precision, model.device.type), model.device.type)
+        surroundings = partial(autocast, precision, model.device.type)
         losses = loss_by_position(model, windows, batch_size, context=surroundings)
         ratio = windows.tokens_per_byte(tokenizer)
     advice = "Its weights or the text's tokens drive it out of range: evaluate an earlier checkpoint."

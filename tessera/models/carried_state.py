@@ -2,14 +2,13 @@
 
 import copy
 import inspect
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tessera.base.errors import expect
-from tessera.base.precision import autocast, resolve_precision
+from tessera.base.precision import autocast
 from tessera.base.state import State
 from tessera.models.forking import state_tensors
 from tessera.models.recurrence import SegmentedForCausalLM, read_stream
@@ -74,10 +73,7 @@ def read_document(
     has_room = limit is None or before + len(tokens) <= limit
     expect(has_room, where, "the text", f"fit the {limit} positions of the model", f"{before + len(tokens)} tokens")
     device = model.device
-    surroundings = (
-        nullcontext() if precision is None else autocast(resolve_precision(precision, device.type), device.type)
-    )
-    with progress_bar(progress, len(tokens)) as bar, surroundings:
+    with progress_bar(progress, len(tokens)) as bar, autocast(precision, device.type):
         for block in tokens.split(BLOCK):
             _, state = read_on(model, block[None].long().to(device), state, **last_logits(model))
             bar.update(len(block))

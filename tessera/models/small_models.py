@@ -108,15 +108,17 @@ def untrained_model(config: PreTrainedConfig) -> PreTrainedModel:
     return use_selective_scan(model)
 
 
+def _shared(size: ModelSize) -> dict[str, Any]:
+    """What the configurations of this library's models, and of the transformer, call as `ModelSize` does."""
+    return {name: getattr(size, name) for name in ("vocab_size", "hidden_size", "num_layers", "num_heads")}
+
+
 def mosaic(size: ModelSize) -> PreTrainedModel:
     """Slots of 7/2 the width make the two memories' 12 width^2: three matrices, two, and the slots' keys and values."""
     slots = size.num_persistent_slots
     return untrained_model(
         MemoryMosaicConfig(
-            vocab_size=size.vocab_size,
-            hidden_size=size.hidden_size,
-            num_layers=size.num_layers,
-            num_heads=size.num_heads,
+            **_shared(size),
             kernel=kernel_from_config(size.kernel).to_config(),
             num_persistent_slots=7 * size.hidden_size // 2 if slots is None else slots,
             weight_dropout=size.dropout,
@@ -139,10 +141,7 @@ def _mosaic_v2_config(size: ModelSize) -> MemoryMosaicV2Config:
     # Each of the two memories: keys, values, output, and two numbers per head from the input; SwiGLU: three matrices.
     inner = round((12 * width**2 - 2 * (3 * width**2 + 2 * width * heads)) / (3 * width))
     return MemoryMosaicV2Config(
-        vocab_size=size.vocab_size,
-        hidden_size=width,
-        num_layers=size.num_layers,
-        num_heads=heads,
+        **_shared(size),
         kernel=kernel_from_config(size.kernel).to_config(),
         intermediate_size=max(1, inner),
         short_term_span=span,
@@ -163,24 +162,14 @@ def transformer(size: ModelSize, positions: str = "absolute") -> PreTrainedModel
 
     BLOOM's attention falls off with distance (ALiBi, Press et al. 2021).
     """
-    sizes: dict[str, Any] = {"max_positions": size.max_positions} if positions == "absolute" else {}
-    for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "dropout"):
-        sizes[name] = getattr(size, name)
-    return untrained_model(transformer_config(positions=positions, **sizes))
+    sizes = _shared(size) | ({"max_positions": size.max_positions} if positions == "absolute" else {})
+    return untrained_model(transformer_config(positions=positions, dropout=size.dropout, **sizes))
 
 
 def linear_attention(size: ModelSize, variant: str) -> PreTrainedModel:
     """A sum of all pairs: without decay (linear transformer, Katharopoulos et al. 2020), with a fixed decay per head
     (RetNet, Sun et al. 2023), or with one that depends on the input (GLA, Yang et al. 2024)."""
-    return untrained_model(
-        LinearAttentionConfig(
-            variant=variant,
-            vocab_size=size.vocab_size,
-            hidden_size=size.hidden_size,
-            num_layers=size.num_layers,
-            num_heads=size.num_heads,
-        )
-    )
+    return untrained_model(LinearAttentionConfig(variant=variant, **_shared(size)))
 
 
 def lstm(size: ModelSize) -> PreTrainedModel:

@@ -35,6 +35,11 @@ def grouped(
     return {key: seeds for key, seeds in groups.items() if seeds}
 
 
+def by_model(records: Mapping[str, Record], order: Iterable[str]) -> dict[str, list[Record]]:
+    """The records of each model's seeds, models in `order`."""
+    return grouped(records, lambda settings: settings.model, order)
+
+
 def over_seeds(values: Sequence[Sequence[float]]) -> Estimate:
     """Of each seed's (mean, standard error over examples, ...) the mean and its standard error over seeds.
 

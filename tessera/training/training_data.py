@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from tessera.base.precision import autocast, resolve_precision
+from tessera.base.precision import autocast
 from tessera.data.windows import TrainingWindows, ValidationWindows, stacked
 from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_position
 from tessera.ops.linear_cross_entropy import IGNORED
@@ -77,8 +77,7 @@ class TrainingData(ABC):
 
     def autocast(self) -> AbstractContextManager[None]:
         """The precision of a forward pass."""
-        device = self.processes.device.type
-        return autocast(resolve_precision(self.recipe.training.precision, device), device)
+        return autocast(self.recipe.training.precision, self.processes.device.type)
 
 
 @dataclass(frozen=True)

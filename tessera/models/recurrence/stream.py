@@ -1,14 +1,13 @@
 """Reading texts that need not fit into memory: tokens come from iterators, only the memory is kept."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from itertools import islice
 
 import torch
 from tqdm import tqdm
 
 from tessera.base.errors import expect
-from tessera.base.precision import autocast, resolve_precision
+from tessera.base.precision import autocast
 from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
 from tessera.models.recurrence.reading import read
@@ -67,10 +66,7 @@ def read_streams(
     rows = f"hold {len(texts)} rows"
     expect(state.batch_size == len(texts), "read_streams", "memory_state", rows, state.batch_size)
     device = model.get_input_embeddings().weight.device
-    surroundings = (
-        nullcontext() if precision is None else autocast(resolve_precision(precision, device.type), device.type)
-    )
-    with progress_bar(progress, total) as bar, surroundings:
+    with progress_bar(progress, total) as bar, autocast(precision, device.type):
         return _read_side_by_side(model, texts, state, bar)
 
 

@@ -17,8 +17,8 @@ from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import Record
 from tessera.papers.tables import (
     Curve,
+    by_model,
     curves_table,
-    grouped,
     markdown,
     num_seeds,
     percent,
@@ -71,7 +71,7 @@ def curves(records: Mapping[str, Record], rule: str, quantity: str) -> list[tupl
 
     Of one seed the standard error is over held-out contexts.
     """
-    groups = grouped(of_rule(records, rule), lambda settings: settings.model, NAMES)
+    groups = by_model(of_rule(records, rule), NAMES)
     return [
         (Curve(NAMES[model], points_of([record.outcome[quantity] for record in seeds])), seeds)
         for model, seeds in groups.items()

@@ -9,7 +9,7 @@ import torch
 from tessera.papers.attention_profiles.settings import MODELS
 from tessera.papers.curves import new_figure
 from tessera.papers.experiment import Record
-from tessera.papers.tables import SettingsRows, grid_table, grouped, markdown, mean_of, settings_of, with_error
+from tessera.papers.tables import SettingsRows, by_model, grid_table, markdown, mean_of, settings_of, with_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,15 +35,10 @@ class Head(NamedTuple):
     width: float | None
 
 
-def by_model(records: Mapping[str, Record]) -> dict[str, list[Record]]:
-    """The records of each model's seeds, in the order of `MODELS`."""
-    return grouped(records, lambda settings: settings.model, MODELS)
-
-
 def heads(records: Mapping[str, Record]) -> list[Head]:
     """Every head of every seed's mosaic, at the trained length, slowest leak last."""
     rows = []
-    for record in by_model(records).get("mosaic", []):
+    for record in by_model(records, MODELS).get("mosaic", []):
         settings = record.configuration
         widths = record.outcome["lengths"][str(settings.context)]["widths"]
         pairs = enumerate(zip(record.outcome["leaks"], widths, strict=True))
@@ -76,7 +71,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 def _profiles(records: Mapping[str, Record]) -> str:
     rows = {
         (MODELS[name], length): [measured.outcome["lengths"][length] for measured in seeds]
-        for name, seeds in by_model(records).items()
+        for name, seeds in by_model(records, MODELS).items()
         for length in sorted(seeds[0].outcome["lengths"], key=int)
     }
     columns = {
@@ -116,7 +111,7 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
     """The first seed of each model: rows are lengths, columns models; below, peaks against leaks of every head."""
     from matplotlib.ticker import NullLocator
 
-    groups = {name: seeds[0] for name, seeds in by_model(records).items()}
+    groups = {name: seeds[0] for name, seeds in by_model(records, MODELS).items()}
     lengths = sorted({int(length) for record in groups.values() for length in record.outcome["lengths"]})
     figure = new_figure(3.6 * len(MODELS), 3.0 * (len(lengths) + 1))
     profiles, peaks = figure.subfigures(2, 1, squeeze=False, height_ratios=[len(lengths), 1])[:, 0]

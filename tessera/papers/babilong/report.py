@@ -7,7 +7,7 @@ from typing import Any
 from tessera.papers.babilong.settings import LAST_SEGMENT, MODELS, SHUT, THRESHOLD
 from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import Record
-from tessera.papers.tables import Curve, curves_table, grouped, markdown, points_of, settings_table, spread, table_of
+from tessera.papers.tables import Curve, by_model, curves_table, markdown, points_of, settings_table, spread, table_of
 
 TOKENS = {"64k": 64_000, "128k": 128_000, "500k": 500_000, "1M": 1_000_000, "10M": 10_000_000, "50M": 50_000_000}
 EXACT_MATCH = {
@@ -137,7 +137,7 @@ def _curves(records: Mapping[str, Record], kind: str) -> dict[str, Curve]:
     """Model -> its exact match by tokens, in the order of `MODELS`."""
     of_kind = {key: record for key, record in records.items() if record.configuration.kind == kind}
     curves = {}
-    for model, seeds in grouped(of_kind, lambda settings: settings.model, MODELS).items():
+    for model, seeds in by_model(of_kind, MODELS).items():
         points = points_of([record.outcome["exact_match"] for record in seeds])
         segment = seeds[0].configuration.context
         curves[model] = Curve(MODELS[model].label, {n * segment: estimate for n, estimate in points.items()})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tessera.papers.curves import doubling, draw_curve, panels, styles
 from tessera.papers.experiment import Record
-from tessera.papers.tables import Curve, curves_table, grouped, markdown, points_of, settings_table, spread
+from tessera.papers.tables import Curve, by_model, curves_table, markdown, points_of, settings_table, spread
 
 STAGES = {"training": "After training", "tuning": "After tuning"}
 # Names of rows, in the order of tables and figures.
@@ -53,15 +53,11 @@ SETTING = {
 def curves(records: Mapping[str, Record], stage: str) -> list[Curve]:
     """Right answers of every row after a stage, by length over seeds, in the order of the tables."""
     rows = []
-    for model, seeds in _by_model(records).items():
+    for model, seeds in by_model(records, NAMES).items():
         for name, scores in ((NAMES[model], "scores"), (OFF, "without_long_term_memory")):
             of_seeds = [record.outcome[stage][scores] for record in seeds if scores in record.outcome[stage]]
             rows += [Curve(name, points_of(of_seeds), (len(of_seeds),))] if of_seeds else []
     return rows
-
-
-def _by_model(records: Mapping[str, Record]) -> dict[str, list[Record]]:
-    return grouped(records, lambda settings: settings.model, NAMES)
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
@@ -84,7 +80,7 @@ def _cell(value: float | None) -> str:
 def _every_training(records: Mapping[str, Record]) -> str:
     """Each training's loss at its end and right answers after it, in percent: a model learns the task or guesses."""
     rows, lengths = [], list(next(iter(records.values())).outcome["training"]["scores"])
-    for model, seeds in _by_model(records).items():
+    for model, seeds in by_model(records, NAMES).items():
         for record in seeds:
             training = record.outcome["training"]
             shares = [f"{100 * training['scores'][length][0]:.1f}" for length in lengths]

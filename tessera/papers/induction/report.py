@@ -6,7 +6,7 @@ from pathlib import Path
 from tessera.papers.curves import draw_learning, panels
 from tessera.papers.experiment import Record
 from tessera.papers.induction.settings import MODELS
-from tessera.papers.tables import SettingsRows, grid_table, grouped, score, settings_of, table_of, with_error
+from tessera.papers.tables import SettingsRows, by_model, grid_table, score, settings_of, table_of, with_error
 
 # The shares of right successors whose step of training is told.
 LEVELS = (0.5, 0.9)
@@ -26,14 +26,9 @@ SETTINGS: SettingsRows = {
 }
 
 
-def by_model(records: Mapping[str, Record]) -> dict[str, list[Record]]:
-    """The records of each model's seeds, in the order of `MODELS`."""
-    return grouped(records, lambda settings: settings.model, MODELS)
-
-
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """Accuracy, the course of the trainings, settings."""
-    groups = by_model(records)
+    groups = by_model(records, MODELS)
     rows = {
         name: (MODELS[name][2], f"{seeds[0].outcome['parameters']:,}", len(seeds)) for name, seeds in groups.items()
     }
@@ -83,7 +78,7 @@ def _step_cell(level: float) -> Callable[[tuple[str, Record]], str]:
 def plot(records: Mapping[str, Record], path: Path) -> None:
     """Right successors against the step of training, of each model."""
     with panels(path, 8, 4.6) as (axis,):
-        for name, seeds in by_model(records).items():
+        for name, seeds in by_model(records, MODELS).items():
             line = "-" if _published(name) == "can" else "--"
             draw_learning(axis, list(map(accuracies, seeds)), MODELS[name][2], color=COLORS[MODELS[name][0]], ls=line)
         chance = 1 / seeds[0].configuration.task.vocab_size

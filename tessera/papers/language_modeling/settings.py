@@ -15,7 +15,7 @@ from tessera.papers.recipe_settings import RecipeSettings, recipe_mapping
 # A transformer is named after its positions; the plain one learns a vector for each, as GPT-2 does.
 POSITIONS = {"transformer": "absolute", "transformer_rope": "rope", "transformer_alibi": "alibi"}
 MODELS = ("mosaic", "mosaic_v2", *POSITIONS)
-KERNELS = PAPER_KERNELS
+KERNELS = tuple(PAPER_KERNELS)
 MOSAIC = "mosaic gaussian"
 # Names of rows, model and kernel, in the order of tables and figures.
 NAMES = {

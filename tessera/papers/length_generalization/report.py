@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tessera.papers.curves import doubling, draw_curve, panels, styles
-from tessera.papers.experiment import Record
+from tessera.papers.experiment import PAPER_KERNELS, Record
 from tessera.papers.tables import grouped, markdown, over_seeds, points_of, with_error
 from tessera.tasks.task import Estimate
 
@@ -18,12 +18,7 @@ RULES = {
 }
 # Names of rows in the order of tables and figures; the transformer is not in the paper's tables.
 NAMES = {
-    "gaussian": "Gaussian",
-    "sparsemax": "Epanechnikov (sparsemax)",
-    "biweight": "Biweight",
-    "triweight": "Triweight",
-    "relumax": "Epanechnikov (ReLUmax)",
-    "normalized_relu": "Epanechnikov (normalised ReLU)",
+    **{kernel: name for kernel, name in PAPER_KERNELS.items() if not kernel.endswith("knn")},
     "gaussian_knn_16": "Gaussian kNN, k = 16",
     "gaussian_knn_32": "Gaussian kNN, k = 32",
     "uniform_knn_16": "uniform kNN, k = 16",

@@ -9,7 +9,7 @@ from pathlib import Path
 from tessera.papers.curves import doubling, draw_curve, panels, styles
 from tessera.papers.experiment import Record
 from tessera.papers.many_shot.prompts import STRATEGIES
-from tessera.papers.tables import Curve, curves_table, grouped, markdown, points_of, settings_table, spread
+from tessera.papers.tables import Curve, by_model, curves_table, markdown, points_of, settings_table, spread
 
 # Names of rows, in the order of tables and figures.
 NAMES = {"mosaic_v2": "Memory Mosaic v2", "mosaic": "Memory Mosaic v1", "llama": "Llama twin"}
@@ -61,7 +61,7 @@ def _scores(records: Mapping[str, Record]) -> dict[str, list[dict]]:
 
 
 def _in_order(records: Mapping[str, Record]) -> list[Record]:
-    return [r for seeds in grouped(records, lambda settings: settings.model, NAMES).values() for r in seeds]
+    return [r for seeds in by_model(records, NAMES).values() for r in seeds]
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:

@@ -6,22 +6,16 @@ from pathlib import Path
 from statistics import fmean
 
 from tessera.papers.curves import draw_curve, panels, styles
-from tessera.papers.experiment import Record
+from tessera.papers.experiment import PAPER_KERNELS, Record
 from tessera.papers.tables import SettingsRows, grouped, markdown, score, settings_of, spread, with_error
 from tessera.tasks.task import Estimate
 
 NGRAM = "ngram"  # counts in each problem and is not trained
 LOSS_BLOCK = 20  # positions whose losses are averaged
+KERNELS = "gaussian gaussian_knn uniform_knn normalized_relu relumax sparsemax biweight triweight".split()
 # Names of rows, in the order of tables and figures; the last ones are not in the papers' tables.
 NAMES = {
-    "mosaic gaussian": "Gaussian",
-    "mosaic gaussian_knn": "Gaussian kNN, k = 16",
-    "mosaic uniform_knn": "uniform kNN, k = 16",
-    "mosaic normalized_relu": "Epanechnikov (normalised ReLU)",
-    "mosaic relumax": "Epanechnikov (ReLUmax)",
-    "mosaic sparsemax": "Epanechnikov (sparsemax)",
-    "mosaic biweight": "Biweight",
-    "mosaic triweight": "Triweight",
+    **{f"mosaic {kernel}": PAPER_KERNELS[kernel] for kernel in KERNELS},
     "transformer": "Transformer",
     "transformer_rope": "Transformer, RoPE",
     "mamba": "Mamba",

@@ -160,7 +160,7 @@ def _long_plan(selection: RunSelection) -> list[Run]:
 def _kernels(model: str, names: Sequence[str] | None, budget: str) -> Sequence[str]:
     if model not in MOSAICS:
         return [""]
-    return names or (PAPER_KERNELS if model == "mosaic" and budget != "smoke" else ["gaussian"])
+    return names or (tuple(PAPER_KERNELS) if model == "mosaic" and budget != "smoke" else ["gaussian"])
 
 
 # Lengths are moved by up to this share before they are sorted, so that the batches of each epoch are others.
