@@ -121,8 +121,8 @@ def _files(name: str, endings: tuple[str, ...]) -> list[Path]:
     if path.is_dir() and name.strip():  # an empty name is no folder
         files = _below(path, endings)
     elif glob.has_magic(name) and not path.exists():  # a file may be called "notes [1].txt"
-        found = (Path(match) for match in glob.glob(str(path), recursive=True))
-        files = sorted(match for match in found if not match.is_dir())
+        matches = map(Path, glob.glob(str(path), recursive=True))
+        files = sorted(match for match in matches if not match.is_dir())
     else:
         files = [path]
     if not files or not all(file.is_file() for file in files):

@@ -85,7 +85,7 @@ def test_a_prompt_is_needed_once(tessera, run_folder):
 def test_prompt_lookup_writes_the_same(tessera, run_folder, monkeypatch, sampling):
     options = ("generate", run_folder, "--prompt", "to and fro, to and fro, to", "--max-new-tokens", 30, *sampling)
     plain, drafted, draft = tessera(*options), [], PromptLookup.draft
-    monkeypatch.setattr(PromptLookup, "draft", lambda *given: drafted.append(draft(*given)) or drafted[-1])
+    monkeypatch.setattr(PromptLookup, "draft", lambda *arguments: drafted.append(draft(*arguments)) or drafted[-1])
     assert tessera(*options, "--prompt-lookup", 6) == plain
     assert any(drafted)
 

@@ -29,20 +29,23 @@ def example(separation, questions=64):
 
 def test_probabilities_are_those_with_which_the_text_answers():
     rows, answered = example(0.7)
-    found = fitted(rows, answered, tokens=100)
-    chances = torch.sigmoid(torch.cat(rows) @ torch.tensor(found.weights, dtype=torch.double))
+    measure = fitted(rows, answered, tokens=100)
+    chances = torch.sigmoid(torch.cat(rows) @ torch.tensor(measure.weights, dtype=torch.double))
     is_there = torch.cat(answered).double()
     for low in (0.0, 0.2, 0.4, 0.6, 0.8):
         chosen = (chances >= low) & (chances < low + 0.2)
         assert abs(float(is_there[chosen].mean() - chances[chosen].mean())) < 0.05
-    assert found.questions == 20 * 64
-    assert found.told == pytest.approx(float(((chances >= 0.5) == is_there.bool()).double().mean()), abs=0.03)
-    right, told = torch.cat(answered[1::2]), torch.sigmoid(torch.cat(rows[1::2]) @ torch.tensor(found.weights).double())
+    assert measure.questions == 20 * 64
+    assert measure.told == pytest.approx(float(((chances >= 0.5) == is_there.bool()).double().mean()), abs=0.03)
+    right, told = (
+        torch.cat(answered[1::2]),
+        torch.sigmoid(torch.cat(rows[1::2]) @ torch.tensor(measure.weights).double()),
+    )
     missed, false_answers = (told[right] < 0.5).double().mean(), (told[~right] >= 0.5).double().mean()
-    assert (found.missed, found.false_answers) == pytest.approx((float(missed), float(false_answers)), abs=1e-3)
-    assert 0.05 < found.missed < 0.5 > found.false_answers > 0.02
-    share = f"of those that the texts answer {100 * found.missed:.0f} % were called not in the text, of the others "
-    assert f"{share}{100 * found.false_answers:.0f} % were answered" in found.described()
+    assert (measure.missed, measure.false_answers) == pytest.approx((float(missed), float(false_answers)), abs=1e-3)
+    assert 0.05 < measure.missed < 0.5 > measure.false_answers > 0.02
+    share = f"of those that the texts answer {100 * measure.missed:.0f} % were called not in the text, of the others "
+    assert f"{share}{100 * measure.false_answers:.0f} % were answered" in measure.described()
     of_nothing = [part.clone() for part in rows]
     for part in of_nothing:
         part[:, 3] = part[:, 1]  # the model says "not in this text" itself, of everything
@@ -50,8 +53,8 @@ def test_probabilities_are_those_with_which_the_text_answers():
     assert (own.missed, own.false_answers) == (1.0, 0.0)
     spoiled = [~part if index % 2 else part for index, part in enumerate(answered)]  # of the half that tests
     other = fitted(rows, spoiled, tokens=100)
-    assert other.weights == found.weights
-    assert other.told == pytest.approx(1 - found.told)
+    assert other.weights == measure.weights
+    assert other.told == pytest.approx(1 - measure.told)
 
 
 def test_answers_that_lie_apart_are_told_apart():
@@ -64,9 +67,9 @@ def test_answers_that_lie_apart_are_told_apart():
         of = answered[-1].int()
         noise = torch.randn(25, 3, generator=generator, dtype=torch.double)
         rows.append(torch.cat([torch.ones(25, 1).double(), means[of] + spreads[of] * noise], 1))
-    found = fitted(rows, answered, tokens=1024)
-    assert found.told > 0.97
-    assert found.missed < 0.05 > found.false_answers
+    measure = fitted(rows, answered, tokens=1024)
+    assert measure.told > 0.97
+    assert measure.missed < 0.05 > measure.false_answers
 
 
 @pytest.mark.parametrize(
@@ -109,15 +112,15 @@ def test_a_model_that_knows_is_told_from_one_that_does_not(monkeypatch, with_tex
 
     monkeypatch.setattr(certainty, "question_logits", question_logits)
     monkeypatch.setattr(certainty, "read_on", read_on)
-    found = measured(SimpleNamespace(device="cpu"), task, 64, 32)
-    assert told[0] <= found.told <= told[1]
-    assert (found.tokens, len(found.weights)) == (64, 4)
+    measure = measured(SimpleNamespace(device="cpu"), task, 64, 32)
+    assert told[0] <= measure.told <= told[1]
+    assert (measure.tokens, len(measure.weights)) == (64, 4)
     counted = [batch.labels.flatten(0, 1)[batch.counts.flatten()] for batch in asked]
-    assert found.questions == sum(map(len, counted[1::2]))
+    assert measure.questions == sum(map(len, counted[1::2]))
     nothing = [float((labels == unknown).any(-1).double().mean()) for labels in counted]
     assert 0.4 < sum(nothing) / len(nothing) < 0.65, "half of the questions"
     chances = [
-        float(found.probabilities(*(torch.tensor([[0.0] * 30 + [high] + [0.0] * 219]) for high in both), unknown))
+        float(measure.probabilities(*(torch.tensor([[0.0] * 30 + [high] + [0.0] * 219]) for high in both), unknown))
         for both in zip(with_text, without_text)
     ]
     assert (chances[0] > 0.9 and chances[1] < 0.1) == (told == (1.0, 1.0))

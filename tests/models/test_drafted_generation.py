@@ -210,8 +210,8 @@ def test_padding_before_the_prompt_changes_nothing():
     model, ids = make("v1"), prompt(3)
     padded, mask = torch.cat([torch.zeros_like(ids[:, :3]), ids], 1), torch.ones(1, 12, dtype=torch.long)
     mask[:, :3] = 0
-    found = generate(model, padded, attention_mask=mask, prompt_lookup_num_tokens=6)
-    assert torch.equal(found, generate(model, padded, attention_mask=mask))
+    with_lookup = generate(model, padded, attention_mask=mask, prompt_lookup_num_tokens=6)
+    assert torch.equal(with_lookup, generate(model, padded, attention_mask=mask))
 
 
 @pytest.mark.parametrize("steps_per_block", [2.0, 5.0])

@@ -54,12 +54,12 @@ def scan(queries, keys, values, kernel, slope, intercept, window=None, query_off
     return weights @ values, weights
 
 
-def check(found, output, weights, atol=1e-9):
-    torch.testing.assert_close(found.output.double(), output, rtol=0, atol=atol)
-    assert found.certificate.is_exact
+def check(recalled, output, weights, atol=1e-9):
+    torch.testing.assert_close(recalled.output.double(), output, rtol=0, atol=atol)
+    assert recalled.certificate.is_exact
     for head in range(weights.shape[0]):
         for query in range(weights.shape[1]):
-            places, ours = found.support.of(head, query)
+            places, ours = recalled.support.of(head, query)
             theirs = weights[head, query]
             certain = (theirs > atol).nonzero().squeeze(1)
             assert set(certain.tolist()) <= set(places.tolist())
@@ -73,10 +73,10 @@ def test_recall_is_the_scan_and_reads_few_pairs(kernel):
     index = tessera.recall.build(keys, values)
     slope, intercept = KERNELS[kernel]
     slope, intercept = 5 * slope, 5 * intercept - (4 if intercept else 0)
-    found = index.recall(queries, kernel=kernel, slope=slope, intercept=intercept)
-    check(found, *scan(queries, keys, values, kernel, slope, intercept))
-    assert found.certificate.pairs_read.max() < 800, "the bounds leave most leaves out"
-    assert (found.certificate.pairs_in_support <= found.certificate.pairs_read).all()
+    recalled = index.recall(queries, kernel=kernel, slope=slope, intercept=intercept)
+    check(recalled, *scan(queries, keys, values, kernel, slope, intercept))
+    assert recalled.certificate.pairs_read.max() < 800, "the bounds leave most leaves out"
+    assert (recalled.certificate.pairs_in_support <= recalled.certificate.pairs_read).all()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -119,18 +119,18 @@ def test_hard_pairs_are_recalled_exactly(kernel, count, kind, dtype, pieces, win
     for piece, of_piece in zip(cut[1:], part[1:]):
         index = index.append(keys[:, piece], values[:, piece], of_piece)
     slope, intercept = (sharpness * number for number in KERNELS[kernel])
-    found = index.recall(queries, kernel=kernel, slope=slope, intercept=intercept, **options)
+    recalled = index.recall(queries, kernel=kernel, slope=slope, intercept=intercept, **options)
     if with_documents:
         options["pair_documents"] = documents
     output, weights = scan(queries, keys, values, kernel, slope, intercept, **options)
     if dtype == torch.double:
-        check(found, output, weights)
+        check(recalled, output, weights)
     elif "knn" not in kernel:  # of neighbours that tie up to rounding, either is right
         size = float(keys.double().norm(dim=-1).max()) if count else 1.0
         precision = {torch.float32: 2e-5, torch.bfloat16: 2e-2}[dtype]
-        error = (found.output.double() - output).abs().max() if count else torch.zeros(())
+        error = (recalled.output.double() - output).abs().max() if count else torch.zeros(())
         assert error <= precision * (1 + slope * size), "rounding of scores, times how steep the kernel is"
-        assert found.certificate.is_exact
+        assert recalled.certificate.is_exact
 
 
 def test_the_rounding_of_a_product_decides_no_tie(monkeypatch):
@@ -152,24 +152,24 @@ def test_a_bound_that_is_too_low_is_noticed(monkeypatch):
     keys, values = near_a_plane(1, 1500, 12), random(1, 1500, 3)
     right = leaves_module.Leaves.largest_similarities
     monkeypatch.setattr(leaves_module.Leaves, "largest_similarities", lambda self, queries: right(self, queries) - 0.2)
-    found = tessera.recall.build(keys, values).recall(keys[:, 7:60:9], kernel="triweight", slope=50.0)
+    recalled = tessera.recall.build(keys, values).recall(keys[:, 7:60:9], kernel="triweight", slope=50.0)
     expected = scan(keys[:, 7:60:9], keys, values, "triweight", 50.0, 0.0)[0]
     with pytest.raises(AssertionError):
-        torch.testing.assert_close(found.output, expected, rtol=0, atol=1e-9)
+        torch.testing.assert_close(recalled.output, expected, rtol=0, atol=1e-9)
 
 
 def test_the_gaussian_says_how_much_weight_it_may_have_left_out():
     keys, values = near_a_plane(2, 1500, 12), random(2, 1500, 3, seed=9)
-    found = tessera.recall.build(keys, values).recall(keys[:, 3:5], kernel="gaussian", slope=400.0, tolerance=1e-4)
+    recalled = tessera.recall.build(keys, values).recall(keys[:, 3:5], kernel="gaussian", slope=400.0, tolerance=1e-4)
     output, weights = scan(keys[:, 3:5], keys, values, "gaussian", 400.0, 0.0)
-    assert not found.certificate.is_exact
-    assert (found.certificate.pairs_read < 1500).all()
+    assert not recalled.certificate.is_exact
+    assert (recalled.certificate.pairs_read < 1500).all()
     for head in range(2):
         for query in range(2):
-            places = found.support.of(head, query)[0]
+            places = recalled.support.of(head, query)[0]
             dropped = 1 - weights[head, query, places].sum()
-            assert dropped <= found.certificate.dropped_weight[head, query] + 1e-4
-    torch.testing.assert_close(found.output, output, rtol=0, atol=1e-3)
+            assert dropped <= recalled.certificate.dropped_weight[head, query] + 1e-4
+    torch.testing.assert_close(recalled.output, output, rtol=0, atol=1e-3)
 
 
 def test_deleted_pairs_are_as_if_they_had_never_been():
@@ -215,19 +215,19 @@ def test_a_visible_nan_is_no_pair_that_is_not_there(kernel):
         spoiled[0, place, 0] = torch.nan
         index = PairIndex(PairStore.of(spoiled[None], values[None])).with_all_filed()
         for offset in (1, 600, 700):
-            found = index.recall(keys[:, 40:41], query_offset=offset, **options)
-            assert bool(found.output.isnan().any()) == (place < offset), (place, offset)
+            recalled = index.recall(keys[:, 40:41], query_offset=offset, **options)
+            assert bool(recalled.output.isnan().any()) == (place < offset), (place, offset)
     queries = keys[:, 40:43].clone()
     queries[0, 1, 0] = torch.nan
-    found = tessera.recall.build(keys, values).recall(queries, query_offset=700, **options)
-    assert found.output[0].isnan().all(1).tolist() == [False, True, False]
+    recalled = tessera.recall.build(keys, values).recall(queries, query_offset=700, **options)
+    assert recalled.output[0].isnan().all(1).tolist() == [False, True, False]
 
 
 def test_gradients_are_those_of_the_scan():
     tensors = [x.requires_grad_() for x in (near_a_plane(2, 700, 8), random(2, 700, 3, seed=9), random(2, 4, 8))]
     keys, values, queries = tensors
-    found = tessera.recall.build(keys, values).recall(queries, kernel="biweight", slope=20.0)
-    ours = torch.autograd.grad(found.output.sin().sum(), tensors)
+    recalled = tessera.recall.build(keys, values).recall(queries, kernel="biweight", slope=20.0)
+    ours = torch.autograd.grad(recalled.output.sin().sum(), tensors)
     output = tessera.kernel_regression(queries[None], keys[None], values[None], kernel="biweight", slope=20.0)
     for mine, theirs in zip(ours, torch.autograd.grad(output.sin().sum(), tensors)):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
