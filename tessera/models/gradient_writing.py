@@ -120,10 +120,9 @@ class GradientWriter(nn.Module):
     def _expect_text(self, input_ids: Tensor) -> None:
         where, shape = "GradientWriter.write", tuple(input_ids.shape)
         expect(len(shape) == 2 and shape[1] > 1, where, "input_ids", "be (B, T) with T > 1", shape)
-        rows = learned_positions(self.model.base)
-        front = self.config.num_memory_tokens
-        fits = rows is None or shape[1] + front <= rows
-        expect(fits, where, "input_ids", f"hold at most {(rows or 0) - front} tokens (learned positions)", shape[1])
+        positions = learned_positions(self.model.base)
+        most = shape[1] if positions is None else positions - self.config.num_memory_tokens
+        expect(shape[1] <= most, where, "input_ids", f"hold at most {most} tokens (learned positions)", shape[1])
 
 
 def _readable(layer: State) -> State:

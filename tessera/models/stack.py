@@ -147,29 +147,37 @@ class StackModel(StackPreTrainedModel):
         model = self._fingerprint.of(self, past is None) if use_cache or past is not None else None
         if past is not None:
             past.expect_fits(where, model, hidden.shape[0])
+        wants_weights = self.config.output_attentions if output_attentions is None else output_attentions
+        inputs, states, weights = self._run_layers(hidden, past, documents, bool(use_cache), wants_weights)
+        hidden, state = inputs[-1], None
+        if use_cache:
+            length = hidden.shape[1] + (0 if past is None else past.length)
+            state = StackState(states, length, last_document(past, documents), model)
+        output = BaseModelOutputWithPast(
+            last_hidden_state=hidden,
+            past_key_values=state,
+            hidden_states=inputs if output_hidden_states else None,
+            attentions=weights,
+        )
+        return output if self._returns_dict(return_dict) else output.to_tuple()
+
+    def _run_layers(
+        self, hidden: Tensor, past: StackState | None, documents: Tensor | None, keep_state: bool, wants_weights: bool
+    ) -> tuple[tuple[Tensor, ...], tuple[Any, ...], tuple[Tensor, ...] | None]:
+        """The input of each layer and the output of the last norm, the layers' states, and the recall weights."""
         extra = self.layer_arguments(hidden)
         states, inputs, weights = [], [], None
         with ExitStack() as recording:
-            if self.config.output_attentions if output_attentions is None else output_attentions:
-                self._expect_weights(where)
+            if wants_weights:
+                self._expect_weights(type(self).__name__)
                 weights = recording.enter_context(recorded_weights(self.layers))
             for index, layer in enumerate(self.layers):
                 inputs.append(hidden)
                 state = None if past is None else past.layers[index]
-                hidden, state = layer(hidden, state=state, documents=documents, keep_state=bool(use_cache), **extra)
+                hidden, state = layer(hidden, state=state, documents=documents, keep_state=keep_state, **extra)
                 states.append(state)
-        hidden = self.norm(hidden)
-        state = None
-        if use_cache:
-            length = hidden.shape[1] + (0 if past is None else past.length)
-            state = StackState(tuple(states), length, last_document(past, documents), model)
-        output = BaseModelOutputWithPast(
-            last_hidden_state=hidden,
-            past_key_values=state,
-            hidden_states=(*inputs, hidden) if output_hidden_states else None,
-            attentions=None if weights is None else tuple(averaged_banks(banks) for banks in weights),
-        )
-        return output if self._returns_dict(return_dict) else output.to_tuple()
+        averaged = None if weights is None else tuple(averaged_banks(banks) for banks in weights)
+        return (*inputs, self.norm(hidden)), tuple(states), averaged
 
     def _expect_weights(self, where: str) -> None:
         """Refuse `output_attentions` where no memory has weights, or layers are computed a second time."""
@@ -270,21 +278,19 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
         if targets is not None:
             loss = self._loss(hidden, targets, shift_labels is not None, document_ids, num_items_in_batch)
         returns_dict = self._returns_dict(return_dict)
-        is_lazy = skip_logits is None and self.training and targets is not None and returns_dict
-        logits: Tensor | LazyLogits | None = None
-        output_class: type[CausalLMOutputWithPast] = CausalLMOutputWithPast
-        if is_lazy and not torch.compiler.is_compiling():
-            output_class, logits = LazyOutput, LazyLogits(self._logits, hidden[:, kept], self.lm_head)
-        elif not (is_lazy or skip_logits):
-            logits = self._logits(hidden[:, kept])
-        output = output_class(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        is_deferred = skip_logits is None and loss is not None and self.training and returns_dict
+        fields = {name: outputs[name] for name in ("past_key_values", "hidden_states", "attentions") if name in outputs}
+        output = self._output(loss, hidden[:, kept], is_deferred, not skip_logits, fields)
         return output if returns_dict else output.to_tuple()
+
+    def _output(
+        self, loss: Tensor | None, hidden: Tensor, is_deferred: bool, has_logits: bool, fields: dict[str, Any]
+    ) -> CausalLMOutputWithPast:
+        """With the logits of `hidden`, if any; deferred, they are made when somebody looks."""
+        if is_deferred and not torch.compiler.is_compiling():
+            return LazyOutput(loss=loss, logits=LazyLogits(self._logits, hidden, self.lm_head), **fields)
+        logits = self._logits(hidden) if has_logits and not is_deferred else None
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **fields)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = self.lm_head(hidden)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from tessera.base.errors import expect
 from tessera.base.precision import resolve_precision
 from tessera.evaluation.accounting import account, training_flops_per_sequence
@@ -40,12 +42,8 @@ def plan(
     and where `device_memory` is too small, `changes` of the recipe that take less, each with those before it.
     Raises `TesseraError`: a recipe that cannot be trained so, or one with a curriculum.
     """
+    _expect_one_stage(recipe)
     section, context = recipe.training, recipe.data.context
-    if section.curriculum:
-        stages, longest = f"{len(section.curriculum)} stages", max(stage.length for stage in section.curriculum)
-        context = longest * recipe.model.get("segment_size", recipe.data.context)
-        advice = f"Plan its longest stage, as a text: data.task=null training.curriculum=[] data.context={context}"
-        expect(False, "plan", "training.curriculum", "be empty", stages, advice)
     on_gpu = section.precision == "auto" and device_type == "cuda"
     precision = "bf16" if on_gpu else resolve_precision(section.precision)
 
@@ -64,8 +62,7 @@ def plan(
     all_steps = section.steps + section.steps // section.evaluate_every * validation
     model = meta_model(config)
     freeze_base(model, recipe)
-    model_bytes = sum({id(tensor): tensor.nbytes for tensor in model.state_dict(keep_vars=True).values()}.values())
-    moments = 2 * sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    model_bytes, moment_bytes = _stored_bytes(model)
     has_room = None if device_memory is None else memory["peak"] <= device_memory
     changes = []
     if device_memory is not None and not has_room:
@@ -94,12 +91,26 @@ def plan(
         "tokens_per_second": steps_per_second * section.batch_size * context,
         "steps": section.steps,
         "days": all_steps / steps_per_second / DAY,
-        "checkpoint_bytes": model_bytes + moments,
+        "checkpoint_bytes": model_bytes + moment_bytes,
         "keep_checkpoints": section.keep_checkpoints,
         "model_bytes": model_bytes,
         "fits": has_room,
         "changes": changes,
     }
+
+
+def _expect_one_stage(recipe: Recipe) -> None:
+    stages = recipe.training.curriculum
+    if stages:
+        context = max(stage.length for stage in stages) * recipe.model.get("segment_size", recipe.data.context)
+        advice = f"Plan its longest stage, as a text: data.task=null training.curriculum=[] data.context={context}"
+        expect(False, "plan", "training.curriculum", "be empty", f"{len(stages)} stages", advice)
+
+
+def _stored_bytes(model: nn.Module) -> tuple[int, int]:
+    """Of the weights, and of the optimizer's two moments of each that is trained."""
+    weights = {id(tensor): tensor.nbytes for tensor in model.state_dict(keep_vars=True).values()}
+    return sum(weights.values()), 2 * sum(weight.nbytes for weight in model.parameters() if weight.requires_grad)
 
 
 def _until_it_fits(

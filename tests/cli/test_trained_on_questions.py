@@ -3,10 +3,12 @@
 import io
 import json
 import re
+from contextlib import redirect_stdout
 
 import pytest
 import torch
 
+from tessera.cli.main import main
 from tessera.data.encoding import token_stream
 from tessera.data.text_files import text_of_files
 from tessera.memory_files.answering import Answer
@@ -14,30 +16,34 @@ from tessera.memory_files.certainty import Certainty
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.papers.babilong.asking import PlantedText
 
+BOOK = "It was a dark night, and nobody had gone to bed in the old house. " * 40
+FACTS = ("Mary went to the kitchen.", "Mary went to the garden.")
 
-@pytest.mark.usefixtures("short_books")
-def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path, monkeypatch):
-    """The README's, small: what is printed is the likeliest word and its probability after reading the planted text."""
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, short_books):
+    """The README's first command, small: the folder of its run."""
     stages = "training.curriculum=[{length: 1, steps: 2}, {length: 2, steps: 1}]"
     small = ("model.base.hidden_size=16", "model.base.num_heads=2", "model.memory_dim=4", "training.batch_size=2")
     small += ("training.evaluate_sequences=2", "model.base.num_persistent_slots=8", stages)
-    status, out, _ = tessera("train", "armt-babilong-qa1", *small, "--output", tmp_path / "run")
-    assert status == 0
-    assert "% of the answers are right" in out
-    book = tmp_path / "book.txt"
-    book.write_text("It was a dark night, and nobody had gone to bed in the old house. " * 40)
-    facts = ("Mary went to the kitchen.", "Mary went to the garden.")
-    planting = [word for fact in facts for word in ("--plant", fact)]
-    command = ("ask", tmp_path / "run", "Where is Mary?", "Where is John?", "--text", book, *planting)
-    status, out, err = tessera(*command)
-    assert status == 0
-    model, tokenizer = load_model(tmp_path / "run"), load_tokenizer(tmp_path / "run")
-    planted = PlantedText(text_of_files([book]), book.stat().st_size, facts, 0)
-    tokens = torch.tensor([list(token_stream(planted, tokenizer))])
-    assert f"book.txt: {tokens.shape[1]:,} tokens read" in err
-    assert err.count("planted after") == 2
-    expected = []
-    for question in ("Where is Mary?", "Where is John?"):
+    folder, printed = tmp_path_factory.mktemp("runs") / "run", io.StringIO()
+    with redirect_stdout(printed):
+        assert main(["train", "armt-babilong-qa1", *small, "--output", str(folder)]) == 0
+    assert "% of the answers are right" in printed.getvalue()
+    return folder
+
+
+@pytest.fixture
+def book(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text(BOOK)
+    return path
+
+
+def expected_answers(run, tokens, questions):
+    """What `ask` prints, from the model's own logits behind `tokens`."""
+    model, tokenizer = load_model(run), load_tokenizer(run)
+    for question in questions:
         prompt = tokenizer(f"{question} <generate>", return_tensors="pt", add_special_tokens=False).input_ids
         assert prompt.shape[1] == 5
         memory = model(input_ids=tokens).memory_state
@@ -46,72 +52,90 @@ def test_two_commands_from_nothing_to_an_answer(tessera, tmp_path, monkeypatch):
             without = model(input_ids=prompt, use_cache=True).logits[:, -1]
         probability, word = logits.softmax(-1).max(-1)
         certainty = float(Certainty.of(model).probabilities(logits, without, tokenizer.unk_token_id))
-        answer = Answer(tokenizer.decode(word), float(probability), prompt[0], word, certainty=certainty)
-        expected += [f"> {question}", answer.said()]
-    assert out.splitlines() == expected
+        yield Answer(tokenizer.decode(word), float(probability), prompt[0], word, certainty=certainty)
+
+
+def test_the_second_command_prints_the_likeliest_word(tessera, run, book):
+    """After reading the planted text, with its probability."""
+    questions = ("Where is Mary?", "Where is John?")
+    planting = [word for fact in FACTS for word in ("--plant", fact)]
+    status, out, err = tessera("ask", run, *questions, "--text", book, *planting)
+    assert status == 0
+    planted = PlantedText(text_of_files([book]), book.stat().st_size, FACTS, 0)
+    tokens = torch.tensor([list(token_stream(planted, load_tokenizer(run)))])
+    assert f"book.txt: {tokens.shape[1]:,} tokens read" in err
+    assert err.count("planted after") == 2
+    answers = expected_answers(run, tokens, questions)
+    assert out.splitlines() == [line for q, a in zip(questions, answers) for line in (f"> {q}", a.said())]
     assert "whether a text answers at all: measured on" in err
     assert 'run knows questions such as "Where is Daniel?"' in err
     assert "guess" not in err
+
+
+def test_what_the_model_cannot_know_is_refused_or_said(tessera, run, book):
     reading = ("--text", book)
     unknown = "got 'Where is Bob or Eve?': it does not know Bob, Eve"
-    status, out, err = tessera("ask", tmp_path / "run", "Where is Bob or Eve?", *reading)  # behind what the run knows
+    status, out, err = tessera("ask", run, "Where is Bob or Eve?", *reading)  # behind what the run knows
     assert (status, out, unknown in err.splitlines()[-1]) == (2, "", True)
-    command = ("ask", tmp_path / "run", "Where is Mary?", "--text", book, "--plant", "Mary went to the moonbase.")
-    status, out, err = tessera(*command)
+    status, out, err = tessera("ask", run, "Where is Mary?", *reading, "--plant", "Mary went to the moonbase.")
     assert (status, out, "--plant must be of words that the model knows" in err) == (2, "", True)
-    status, out, err = tessera("ask", tmp_path / "run", "Who was in the house?", "--text", book)
+    status, out, err = tessera("ask", run, "Who was in the house?", *reading)
     assert (status, "trained on no such question; its answer is a guess" in err) == (0, True)
+    status, _, err = tessera("ask", run, "Where is Mary?", *reading, "--temperature", 0.5)
+    assert (status, "--temperature must be left out: this model answers questions" in err) == (2, True)
+
+
+def test_questions_that_are_typed_are_answered_and_stored(tessera, run, book, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("Where is Bob?\nWhere is Mary?\n"))
     stored = tmp_path / "answers.jsonl"
-    status, out, err = tessera("ask", tmp_path / "run", "--interactive", "--text", book, "--output", stored)
+    status, out, err = tessera("ask", run, "--interactive", "--text", book, "--output", stored)
     assert (status, len(out.splitlines()), "it does not know Bob" in err) == (0, 1, True)
     (row,) = [json.loads(line) for line in stored.read_text().splitlines()]
     assert row["question"] == "Where is Mary?"
     assert f"{row['answer']} ({100 * row['probability']:.1f} %" in out
     assert ("not in this text" in out) == (row["in_text"] < 0.5)
-    drawing = ("ask", tmp_path / "run", "Where is Mary?", *reading, "--temperature", 0.5)
-    status, _, err = tessera(*drawing)
-    assert (status, "--temperature must be left out: this model answers questions" in err) == (2, True)
-    status, out, err = tessera("info", tmp_path / "run")
+
+
+def test_other_verbs_know_what_the_run_was_trained_on(tessera, run):
+    status, out, err = tessera("info", run)
     assert (status, 'it knows questions such as "Where is Daniel?"' in out) == (0, True), err
-    status, out, err = tessera("generate", tmp_path / "run", "--prompt", "Where is Mary?", "--max-new-tokens", 2)
+    status, out, err = tessera("generate", run, "--prompt", "Where is Mary?", "--max-new-tokens", 2)
     assert (status, "answers questions about a text: see tessera ask" in err) == (0, True)
-    status, out, err = tessera("eval", tmp_path / "run", "--examples", 4)
+    status, out, err = tessera("eval", run, "--examples", 4)
     assert status == 0, err
     assert "run: babilong, 4 examples per length" in out
     assert "length 128 " in out  # what the last stage read: two segments of 64
-    status, out, err = tessera("eval", tmp_path / "run", "--task", "babilong", "--lengths", 100, "--examples", 4)
+    status, out, err = tessera("eval", run, "--task", "babilong", "--lengths", 100, "--examples", 4)
     assert (status, "length 100 " in out) == (0, True), err
-    text = book.read_text()
-    plain = re.search(r"(\S+) \(\d+\.\d %", tessera("ask", tmp_path / "run", "Where is Mary?", "--text", book)[1])[1]
-    rows = [{"input": text, "question": "Where is Mary?", "target": target} for target in (plain, plain, "nowhere")]
-    (tmp_path / "own.json").write_text(json.dumps(rows))
-    stored = tmp_path / "samples.jsonl"
-    status, out, _ = tessera("ask", tmp_path / "run", "--samples", tmp_path / "own.json", "--output", stored)
-    assert status == 0
-    assert out.splitlines() == [
+
+
+def test_files_of_samples_are_scored(tessera, run, book, tmp_path):
+    plain = re.search(r"(\S+) \(\d+\.\d %", tessera("ask", run, "Where is Mary?", "--text", book)[1])[1]
+    samples, stored = tmp_path / "own.json", tmp_path / "samples.jsonl"
+
+    def scored(targets, *options):
+        """What is printed of the same question with these targets."""
+        rows = [{"input": BOOK, "question": "Where is Mary?", "target": target} for target in targets]
+        samples.write_text(json.dumps(rows))
+        status, out, _ = tessera("ask", run, "--samples", samples, *options)
+        assert status == 0
+        return out.splitlines()
+
+    assert scored((plain, plain, "nowhere"), "--output", stored) == [
         "3 samples of own.json, right in per cent:",
         "exact match       66.7",
         "benchmark's rule  66.7  (answers of the file, which is of none of its tasks)",
     ]
-    stored = [json.loads(line) for line in stored.read_text().splitlines()]
-    assert [row["target"] for row in stored] == [plain, plain, "nowhere"]
-    assert [(row["prompt"], row["answer"], row["exact_match"]) for row in stored] == [
-        (text, plain, True),
-        (text, plain, True),
-        (text, plain, False),
-    ]
+    rows = [json.loads(line) for line in stored.read_text().splitlines()]
+    assert [row["target"] for row in rows] == [plain, plain, "nowhere"]
+    assert [(row["prompt"], row["answer"]) for row in rows] == [(BOOK, plain)] * 3
+    assert [row["exact_match"] for row in rows] == [True, True, False]
     # The answers of a target that lists several are labels each: what the model says then names two of them.
     part = plain[:-1]
     assert part, "else the model's word has no part"
     assert part not in "where is mary?", "else the question names it"
-    rows = [{"input": text, "question": "Where is Mary?", "target": target} for target in (plain, f"{part},nowhere")]
-    (tmp_path / "own.json").write_text(json.dumps(rows))
-    _, out, _ = tessera("ask", tmp_path / "run", "--samples", tmp_path / "own.json")
-    assert [line.split("  (")[0] for line in out.splitlines()[1:]] == [
-        "exact match       50.0",
-        "benchmark's rule   0.0",
-    ]
+    shares = [line.split("  (")[0] for line in scored((plain, f"{part},nowhere"))[1:]]
+    assert shares == ["exact match       50.0", "benchmark's rule   0.0"]
 
 
 @pytest.mark.usefixtures("short_books")

@@ -10,7 +10,7 @@ import tessera
 from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
 from tests.covering import each_value, some
-from tests.models.test_forward_arguments import STACKS, close, make, tokens
+from tests.models.three_models import STACKS, close, make, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and its friends' own
 

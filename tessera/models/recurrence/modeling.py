@@ -39,7 +39,7 @@ from tessera.models.recurrence.cache import SegmentCache
 from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import keep_last_hidden, leave_out_unneeded, wrap_layers
-from tessera.models.recurrence.reading import read
+from tessera.models.recurrence.reading import Reading, read
 from tessera.models.recurrence.segment_loss import SegmentLoss, balancing_weight, plain_lm_head, shifted_targets
 from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory, SegmentRunner
 from tessera.models.recurrence.segmented_input import SegmentedInput
@@ -287,20 +287,34 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         runner = self.segment_runner(cache is None)
         options = {"use_cache": use_cache, "extend_segment": extend_segment, "keep_states": output_segment_states}
         reading = read(runner, text, collector, state, cache, **options)
-        penalty = runner.memory.penalty()
-        value = None if loss is None else loss.value(num_items_in_batch)
         head = self.get_output_embeddings()
-        output = SegmentedOutput(
-            loss=value if value is None or penalty is None or not self.training else value + penalty,
-            logits=LazyLogits(head, collector.head_input(), head) if is_lazy else collector.logits.value(),
+        logits = LazyLogits(head, collector.head_input(), head) if is_lazy else collector.logits.value()
+        value = None if loss is None else loss.value(num_items_in_batch)
+        output = self._output(reading, collector, logits, value, runner.memory.penalty(), output_segment_states)
+        return output if returns_dict else output.to_tuple()
+
+    def _output(
+        self,
+        reading: Reading,
+        collector: Collector,
+        logits: Tensor | LazyLogits | None,
+        loss: Tensor | None,
+        penalty: Tensor | None,
+        has_states: bool,
+    ) -> SegmentedOutput:
+        """What was read and collected; in training the loss holds the penalty."""
+        if loss is not None and penalty is not None and self.training:
+            loss = loss + penalty
+        return SegmentedOutput(
+            loss=loss,
+            logits=logits,
             past_key_values=reading.cache,
             memory_state=reading.memory,
-            segment_states=reading.states if output_segment_states else None,
+            segment_states=reading.states if has_states else None,
             hidden_states=collector.hidden_states_of_layers(),
             attentions=collector.attentions_of_layers(),
             penalty=penalty,
         )
-        return output if returns_dict else output.to_tuple()
 
     def parameters_by_part(self) -> dict[str, int]:
         """Parameters of the base model and of the memory."""

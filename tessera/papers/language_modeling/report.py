@@ -16,6 +16,7 @@ from tessera.papers.language_modeling.settings import (
     POSITIONS,
     SEARCH,
     V2,
+    V2_KERNELS,
     blocks,
 )
 from tessera.papers.tables import (
@@ -149,19 +150,26 @@ def _by_depth(rows: Rows) -> str:
 
 
 def _kernel_depths(rows: Rows) -> list[int]:
-    return sorted({depth for name, depth in rows if name in OTHER_KERNELS})
+    return sorted({depth for name, depth in rows if name in (*OTHER_KERNELS, *V2_KERNELS)})
 
 
 def _by_kernel(rows: Rows) -> str:
     depths = _kernel_depths(rows)
-    names = [name for name in (MOSAIC, *OTHER_KERNELS) if any((name, depth) in rows for depth in depths)]
+    present = {name for name, depth in rows if depth in depths}
+    names = [
+        name
+        for gaussian, others in ((MOSAIC, OTHER_KERNELS), (V2, V2_KERNELS))
+        for name in (gaussian, *others)
+        if name in present and present & set(others)
+    ]
 
     def cell(name: str, column: tuple[int, bool]) -> str:
         depth, is_difference = column
         seeds = rows.get((name, depth), ())
         if not is_difference:
             return _loss_cell(seeds)
-        return "" if name == MOSAIC else _difference_cell(seeds, rows.get((MOSAIC, depth), ()))
+        gaussian = V2 if name in V2_KERNELS else MOSAIC
+        return "" if name in (MOSAIC, V2) else _difference_cell(seeds, rows.get((gaussian, depth), ()))
 
     first = {name: (NAMES[name], max(len(rows.get((name, depth), ())) for depth in depths)) for name in names}
     columns = [(word or blocks(depth), (depth, bool(word))) for depth in depths for word in ("", "minus Gaussian")]

@@ -28,6 +28,9 @@ NAMES = {
     "mosaic gaussian_knn": "Mosaic, Gaussian kNN, k = 16",
     "mosaic uniform_knn": "Mosaic, uniform kNN, k = 16",
     "mosaic_v2 gaussian": "Mosaic v2, Gaussian",
+    "mosaic_v2 sparsemax": "Mosaic v2, Epanechnikov (sparsemax)",
+    "mosaic_v2 biweight": "Mosaic v2, biweight",
+    "mosaic_v2 triweight": "Mosaic v2, triweight",
     "transformer": "Transformer, learned positions",
     "transformer_rope": "Transformer, RoPE",
     "transformer_alibi": "Transformer, ALiBi",
@@ -36,6 +39,7 @@ MAIN_NAMES = (MOSAIC, *POSITIONS)
 V2 = "mosaic_v2 gaussian"
 LONG_NAMES = (MOSAIC, V2, "transformer_rope", "transformer")
 OTHER_KERNELS = tuple(f"mosaic {kernel}" for kernel in KERNELS if kernel != "gaussian")
+V2_KERNELS = tuple(f"mosaic_v2 {kernel}" for kernel in ("sparsemax", "biweight", "triweight"))
 SEARCH, MAIN = "rates", ""
 
 
@@ -156,7 +160,13 @@ BUDGETS = {
     ),
     "long": (
         Trainings(LONG_NAMES, (1, 4), rates=_TRIED[:3], in_full=True),
+        # Where the best of those three rates was the lowest or the highest.
+        Trainings((V2, "transformer_rope"), (4,), rates=(3e-4,), in_full=True),
+        Trainings(LONG_NAMES, (1,), rates=(3e-2,), in_full=True),
         Trainings(LONG_NAMES, (1, 4), rates=_TRIED[:3], in_full=True, first=False),
+        Trainings((V2, "transformer_rope"), (4,), rates=(3e-4,), in_full=True, first=False),
+        Trainings(LONG_NAMES, (1,), rates=(3e-2,), in_full=True, first=False),
+        Trainings(V2_KERNELS, (1, 4), rates=_TRIED[:3], in_full=True),
     ),
 }
 SEEDS = {"smoke": 1, "cpu": 3, "long": 2}
@@ -193,7 +203,7 @@ def plan(selection: RunSelection) -> list[Run]:
     """The runs of a selection, on the budget's text or on one of the user's."""
     texts = texts_of(selection.data)
     expect(len(texts) < 2, "reproduce", "--data", "name one text to train on", " ".join(selection.data or ()))
-    models = selection.models or (("mosaic",) if selection.kernels else MODELS)  # which alone has kernels
+    models = selection.models or (("mosaic", "mosaic_v2") if selection.kernels else MODELS)  # which have kernels
     kernels = ("", *(selection.kernels or KERNELS))
     names = [name for name in NAMES if (parts := name.partition(" "))[0] in models and parts[2] in kernels]
     seeds = selection.seeds or SEEDS[selection.budget]

@@ -18,6 +18,7 @@ from transformers import (
 
 import tessera.armt as armt
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
+from tests.tolerances import REORDERED_FLOAT64
 
 ROTARY = {
     "vocab_size": 60,
@@ -42,6 +43,7 @@ BASES = {
     "memory_mosaic": lambda: MemoryMosaicForCausalLM(MemoryMosaicConfig(**MOSAIC)),
 }
 WRAPS = {"armt": lambda base, **o: armt.wrap(base, memory_dim=4, **o), "rmt": armt.wrap_rmt, "prmt": armt.wrap_prmt}
+KINDS = list(WRAPS)
 
 
 def make(kind="armt", family="gpt2", segment_size=8, num_memory_tokens=3, **options):
@@ -75,3 +77,12 @@ def is_greedy(model, text, begin):
 def tokens(batch, steps, vocabulary=60):
     """Random tokens, none of them the padding 0."""
     return torch.randint(1, vocabulary, (batch, steps))
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+
+
+def same_memory(actual, expected):
+    for name, tensor in expected.tensors().items():
+        close(actual.tensors()[name], tensor)

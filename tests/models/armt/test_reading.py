@@ -1,31 +1,18 @@
 """Laws of reading segment by segment, for all three models and all families of base models."""
 
-import copy
-
 import pytest
 import torch
 
 from tessera.base.errors import TesseraError
-from tessera.memories import association
 from tessera.models.recurrence import random_segments
 from tessera.models.recurrence.base_model import layer_list
 from tests.covering import each_value, some
-from tests.models.armt.bases import BASES, WRAPS, make, tokens
+from tests.models.armt.bases import BASES, KINDS, close, make, same_memory, tokens
 from tests.tolerances import REORDERED_FLOAT64
 
-KINDS = list(WRAPS)
 PAIRS = [(kind, "gpt2") for kind in KINDS] + [("armt", family) for family in BASES if family != "gpt2"]
 PAIRS += [("rmt", "llama"), ("prmt", "qwen2"), ("rmt", "memory_mosaic"), ("prmt", "memory_mosaic")]
 SOME = [("armt", "gpt2"), ("armt", "memory_mosaic"), ("rmt", "llama"), ("prmt", "qwen2")]
-
-
-def close(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
-
-
-def same_memory(actual, expected):
-    for name, tensor in expected.tensors().items():
-        close(actual.tensors()[name], tensor)
 
 
 @some(("kind", "family"), PAIRS, by_default=SOME)
@@ -111,73 +98,6 @@ def test_random_numbers_of_segments():
         random_segments(ids, 8, most=6)
 
 
-def test_one_memory_is_asked_by_many():
-    model, ids = make(), tokens(1, 16)
-    state, questions = model(ids).memory_state, tokens(4, 5)
-    together = model(questions, memory_state=state).logits
-    for i in range(4):
-        close(together[i : i + 1], model(questions[i : i + 1], memory_state=state).logits)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
-def test_a_memory_in_another_format_goes_on(kind):
-    model, ids = make(kind), tokens(2, 16)
-    rounded, memory = copy.deepcopy(model).float(), model(ids).memory_state
-    expected = rounded(ids, memory_state=memory.to(torch.float32)).logits
-    assert torch.equal(rounded(ids, memory_state=memory).logits, expected)
-
-
-def test_a_shared_memory_is_read_once_and_not_copied():
-    """Three questions to each of two memories are one reading of two rows; a hook sees all six."""
-    model, memory = make(), make()(tokens(2, 19)).memory_state
-    shapes, seen = [], []
-    read = association.read_association
-
-    def watched(matrix, normaliser, query, **options):
-        shapes.append((len(matrix), tuple(query.shape[:2])))
-        return read(matrix, normaliser, query, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(association, "read_association", watched)
-        hook = model.memories[0].register_forward_hook(
-            lambda module, args, output: seen.append(tuple(output.shape[:2]))
-        )
-        model(tokens(6, 5), memory_state=memory, use_cache=True)
-        hook.remove()
-    assert shapes == [(2, (2, 15))] * len(model.memories)
-    assert seen == [(6, 5)]
-
-
-@each_value(kind=KINDS, steps=[11, 6])  # past the end of the open segment, where the memory is written; within it
-def test_a_memory_that_is_shared_is_one_repeated_for_each(kind, steps):
-    """Logits, memories behind, and gradients; a row of memory serves three consecutive rows of text."""
-    model, questions = make(kind), tokens(6, steps)
-    memory = model(tokens(2, 19)).memory_state
-    shared = memory.map(lambda tensor: tensor.clone().requires_grad_() if tensor.is_floating_point() else tensor)
-    repeated = memory.map(lambda tensor: tensor.clone().requires_grad_() if tensor.is_floating_point() else tensor)
-    one = model(questions, memory_state=shared, use_cache=True)
-    other = model(questions, memory_state=repeated.repeat_batch(3), use_cache=True)
-    close(one.logits, other.logits)
-    same_memory(one.memory_state.for_batch(6), other.memory_state)
-    grads = [
-        torch.autograd.grad(result.logits.square().sum(), [t for t in state.tensors().values() if t.requires_grad])
-        for result, state in ((one, shared), (other, repeated))
-    ]
-    for actual, expected in zip(*grads):
-        close(actual, expected)
-    assert any(bool(grad.abs().max() > 0) for grad in grads[0])
-    order = torch.tensor([5, 0, 0, 3])
-    after = tokens(4, 9)
-    ahead = [model(after, past_key_values=result.past_key_values.select_batch(order)) for result in (one, other)]
-    close(ahead[0].logits, ahead[1].logits)
-    same_memory(ahead[0].memory_state, ahead[1].memory_state)
-    twice = one.past_key_values.repeat_batch(2), other.past_key_values.repeat_batch(2)
-    after = tokens(12, 9)
-    asked = [model(after, past_key_values=cache).logits for cache in twice]
-    close(asked[0], asked[1])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_truncation_lets_gradients_through_the_last_segments_only(kind):
     model, ids = make(kind), tokens(1, 32)
@@ -244,16 +164,6 @@ def test_an_exception_leaves_nothing_behind():
 def test_inputs_that_do_not_fit_are_refused(arguments, message):
     with pytest.raises(TesseraError, match=message):
         make()(**arguments)
-
-
-def test_memories_of_other_models_are_refused():
-    model, ids = make(), tokens(3, 9)
-    with pytest.raises(TesseraError, match="be ARMTState"):
-        model(ids, memory_state=make("rmt")(ids).memory_state)
-    with pytest.raises(TesseraError, match="same sizes"):
-        model(ids, memory_state=make(num_rolls=2)(ids).memory_state)
-    with pytest.raises(TesseraError, match="a number of rows that divides 3, the rows of input_ids; got 2"):
-        model(ids, memory_state=model(ids[:2]).memory_state)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
@@ -374,30 +284,3 @@ def test_positions_that_count_on_say_nothing_new():
     close(model(ids, mask, position_ids=positions).logits, model(ids, mask).logits)
     with pytest.raises(TesseraError, match="position_ids must count on by 1"):
         model(ids, position_ids=torch.arange(20)[None] % 9)
-
-
-def test_memories_and_caches_of_a_model_like_this_are_refused(tmp_path):
-    """Where sizes fit: other weights, segments, layers, or another kernel of the base."""
-    model, ids = make(), tokens(2, 20)
-    output = model(ids, use_cache=True)
-    memory, cache = output.memory_state, output.past_key_values
-    other = make()
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(0.3)
-    memory.save(tmp_path / "memory")
-    stored = type(memory).load(tmp_path / "memory")
-    close(make()(ids, memory_state=stored).logits, model(ids, memory_state=memory).logits)
-    assert make().float()(ids, memory_state=stored.to(torch.float32)).logits.isfinite().all()
-    for state in (memory, stored):
-        with pytest.raises(TesseraError, match="be of this model; got one of other weights. Read the text again"):
-            other(ids, memory_state=state)
-        with pytest.raises(TesseraError, match="be of this model; got one of another configuration"):
-            make(segment_size=9)(ids, memory_state=state)
-    with pytest.raises(TesseraError, match="past_key_values must be of this model; got one of other weights"):
-        other(ids, past_key_values=cache)
-    triweight = make(family="memory_mosaic").config
-    triweight.base_config.kernel = "triweight"
-    with pytest.raises(TesseraError, match="got one of another configuration"):
-        type(model)(triweight).double().eval()(ids, memory_state=make(family="memory_mosaic")(ids).memory_state)
-    assert other.train()(ids, labels=ids, memory_state=memory).loss.isfinite(), "weights change while one trains"
