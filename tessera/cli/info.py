@@ -27,12 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the parameters, FLOPs and bytes of a model, as a table or as JSON."""
     from tessera.evaluation.accounting import account
+    from tessera.models.presets import published_counts
     from tessera.training.run_data import asked_task
 
     config, context = _configuration(arguments)
     counted = account(config, arguments.context or context)
     if arguments.json:
-        print(json.dumps({**asdict(counted), **_as_published(arguments.what, config)}, indent=1))
+        # For presets also the counts of the v2 paper's tables, by its rule and at its context of 256 tokens.
+        published = {"as_published": published_counts(config)} if _is_preset(arguments.what) else {}
+        print(json.dumps({**asdict(counted), **published}, indent=1))
         return 0
     print(f"{arguments.what}: {counted.model_type}")
     print(f"{'parameters':<22}{counted.parameters:>16,}")
@@ -61,13 +64,6 @@ def _configuration(arguments: argparse.Namespace):
         return MODELS[arguments.what].config() if is_preset else load_config(folder), 512
     recipe = read_recipe(arguments.what, arguments.overrides)
     return untrained_config(recipe), recipe.data.context
-
-
-def _as_published(what: str, config) -> dict[str, object]:
-    """For presets: the counts of the v2 paper's tables, by its rule and at its context of 256 tokens."""
-    from tessera.models.presets import published_counts
-
-    return {"as_published": published_counts(config)} if _is_preset(what) else {}
 
 
 def _is_preset(name: str) -> bool:

@@ -147,6 +147,19 @@ def grid_table(
     return markdown([*headings, *(name for name, _ in columns)], lines) if lines else ""
 
 
+def stages_table(
+    records: Mapping[str, Record], cells: Mapping[str, Callable[[Any], str]], minutes: str = "minutes"
+) -> str:
+    """A row for each training by a curriculum: parameters, `cells` (heading -> of a stage) of all stages, minutes."""
+    rows = []
+    for key, record in records.items():
+        stages = record.outcome["stages"]
+        of_stages = ["; ".join(map(cell, stages)) or "-" for cell in cells.values()]
+        seconds = sum(stage["seconds"] for stage in stages)
+        rows.append([key, f"{record.outcome['parameters']:,}", *of_stages, f"{seconds / 60:.1f}" if stages else "-"])
+    return markdown(["run", "parameters", *cells, minutes], rows) if rows else ""
+
+
 def settings_table(ours: Mapping[str, Any], published: Mapping[str, Any]) -> str:
     """Each setting of `ours` beside the paper's (`-` where it says nothing)."""
     return table_of(

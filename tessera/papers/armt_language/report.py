@@ -18,7 +18,7 @@ from tessera.papers.tables import (
     over_seeds,
     settings_of,
     spread,
-    table_of,
+    stages_table,
     with_error,
 )
 from tessera.tasks.task import Estimate, estimate
@@ -82,7 +82,9 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         heading = f"{BASES[base]}, {TEXTS[text]}"
         parts[f"{heading}: bits per byte"] = _by_segment(readings)
         parts[f"{heading}: differences"] = _differences(readings, trained)
-    parts |= {"Trainings": _trainings(records), "Settings": settings_of(records.values(), SETTINGS)}
+    steps = {"stages: segments: steps": lambda stage: f"{stage['length']}: {stage['steps_done']}"}
+    parts["Trainings"] = stages_table(records, steps, "minutes of the stages")
+    parts["Settings"] = settings_of(records.values(), SETTINGS)
     return {heading: table for heading, table in parts.items() if table}
 
 
@@ -117,23 +119,6 @@ def _differences(readings: Readings, trained: int) -> str:
         if name in readings and other in readings
     ]
     return markdown(["reading", "minus", *(f"segments {part}" for part in parts)], rows) if rows else ""
-
-
-def _trainings(records: Mapping[str, Record]) -> str:
-    rows = [(key, record.outcome["parameters"], record.outcome["stages"]) for key, record in records.items()]
-    return table_of(
-        rows,
-        {
-            "run": lambda row: row[0],
-            "parameters": lambda row: f"{row[1]:,}",
-            "stages: segments: steps": lambda row: (
-                "; ".join(f"{stage['length']}: {stage['steps_done']}" for stage in row[2]) or "-"
-            ),
-            "minutes of the stages": lambda row: (
-                f"{sum(stage['seconds'] for stage in row[2]) / 60:.1f}" if row[2] else "-"
-            ),
-        },
-    )
 
 
 def _bases(records: Sequence[Record]) -> str:

@@ -25,6 +25,7 @@ from tessera.papers.tables import (
     points_of,
     settings_of,
     spread,
+    stages_table,
     with_error,
 )
 from tessera.tasks.task import Estimate, generator_of
@@ -98,7 +99,15 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         ]
         parts[heading] = curves_table(["pairs", "numbers kept", "trained to"], rows, cell, length="{}")
     parts["Rewrite, norm of the normaliser (of the matrix)"] = _norms(of_rule(records, "rewrite"))
-    parts["Trainings"] = _trainings(records)
+    parts["Trainings"] = stages_table(
+        records,
+        {
+            "stages: pairs (key size): steps": lambda stage: (
+                f"{stage['length']} ({stage['settings'][KEY_SIZE]}): {stage['steps_done']} of {stage['steps']}"
+            ),
+            "best exact match (target)": lambda stage: f"{stage['best']:.3f} ({stage['target']:g})",
+        },
+    )
     parts["Settings"] = settings_of(records.values(), SETTINGS)
     return {heading: table for heading, table in parts.items() if table}
 
@@ -131,18 +140,6 @@ def _norms(records: Mapping[str, Record]) -> str:
         for key, of_run in norms.items()
     ]
     return markdown(["run", *lengths], rows) if rows else ""
-
-
-def _trainings(records: Mapping[str, Record]) -> str:
-    rows = []
-    for key, record in records.items():
-        stages = record.outcome["stages"]
-        steps = [f"{s['length']} ({s['settings'][KEY_SIZE]}): {s['steps_done']} of {s['steps']}" for s in stages]
-        best = [f"{s['best']:.3f} ({s['target']:g})" for s in stages]
-        minutes = sum(s["seconds"] for s in stages) / 60
-        rows.append([key, f"{record.outcome['parameters']:,}", "; ".join(steps), "; ".join(best), f"{minutes:.1f}"])
-    headings = ["run", "parameters", "stages: pairs (key size): steps", "best exact match (target)", "minutes"]
-    return markdown(headings, rows)
 
 
 def _stages(records: Iterable[Record]) -> list[Any]:

@@ -7,7 +7,17 @@ from typing import Any
 from tessera.papers.babilong.settings import LAST_SEGMENT, MODELS, SHUT, THRESHOLD
 from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import Record
-from tessera.papers.tables import Curve, by_model, curves_table, markdown, points_of, settings_table, spread, table_of
+from tessera.papers.tables import (
+    Curve,
+    by_model,
+    curves_table,
+    markdown,
+    points_of,
+    settings_table,
+    spread,
+    stages_table,
+    table_of,
+)
 
 TOKENS = {"64k": 64_000, "128k": 128_000, "500k": 500_000, "1M": 1_000_000, "10M": 10_000_000, "50M": 50_000_000}
 EXACT_MATCH = {
@@ -88,16 +98,11 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     )
     rows = [[key, *(f"{100 * shares[part]:.1f}" if part in shares else "" for part in PARTS)] for key, shares in facts]
     parts["Facts that are written, per cent"] = markdown(["run", *PARTS.values()], rows) if rows else ""
-    parts["Trainings"] = table_of(
-        [(key, record.outcome["parameters"], record.outcome["stages"]) for key, record in records.items()],
+    parts["Trainings"] = stages_table(
+        records,
         {
-            "run": lambda row: row[0],
-            "parameters": lambda row: f"{row[1]:,}",
-            "stages: segments: steps": lambda row: "; ".join(
-                f"{stage['length']}: {stage['steps_done']} of {stage['steps']}" for stage in row[2]
-            ),
-            "best score of each": lambda row: "; ".join(f"{stage['best']:.3f}" for stage in row[2]),
-            "minutes": lambda row: f"{sum(stage['seconds'] for stage in row[2]) / 60:.1f}",
+            "stages: segments: steps": lambda stage: f"{stage['length']}: {stage['steps_done']} of {stage['steps']}",
+            "best score of each": lambda stage: f"{stage['best']:.3f}",
         },
     )
     parts["Settings"] = _settings(records)
