@@ -80,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         memory.load(arguments.memory, "ask", "--memory")
     answers: list[dict] = []
+    status = 0
     try:
         for question in itertools.chain(arguments.questions, (line.rstrip("\n") for line in typed if line.strip())):
             if len(arguments.questions) > 1:
@@ -87,12 +88,13 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 answers.append({"question": question, **ask(question)})
             except TesseraError as error:
-                if not arguments.interactive:
+                if len(arguments.questions) == 1:
                     raise
                 print(error, file=sys.stderr)
+                status = 0 if arguments.interactive else 2
     finally:
         write_json_lines(arguments.output, answers)
-    return 0
+    return status
 
 
 def _require_one_way(arguments: argparse.Namespace) -> None:

@@ -120,7 +120,8 @@ class _Chat:
         expect(bool(name), "chat", "/save", "name a file", "none")
         require_place(Path(name), overwrite=name == self.file, verb="chat")
         self.memory.save(name)
-        print(f"{name}: {len(self.memory.documents)} documents are stored")
+        count = len(self.memory.documents)
+        print(f"{name}: {count} document{'s' * (count != 1)} stored")
 
     def _new(self, _: str) -> None:
         self.said, self.last = "", None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tessera.base.errors import expect
 from tessera.base.files import expect_output
-from tessera.cli.arguments import positive_int
+from tessera.cli.arguments import of_each, positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
     expect_output(arguments.output, "inspect", "--output", is_page, "a page")
     expect_output(arguments.save, "inspect", "--save", is_trace, "a trace")
     traces, titles = [], []
-    for folder in arguments.models:
+
+    def read(folder: str) -> None:
+        """Trace what a model does with each text."""
         model, tokenizer, memory = load_model(folder), load_tokenizer(folder), None
         if arguments.memory is not None:
             memory = Memory(model, tokenizer).load(arguments.memory, "inspect", "--memory").state
@@ -75,9 +77,13 @@ def run(arguments: argparse.Namespace) -> int:
         if memory is not None and not arguments.text:
             traces.append(trace_memory(model, memory, tokenizer))
             titles.append(f"{folder}, {arguments.memory}")
+
+    _, status = of_each(arguments.models, read)
+    if not traces:
+        return status
     write_page(arguments.output, traces, titles)
     print(f"{arguments.output}: {arguments.output.stat().st_size / 1e6:.1f} MB; open it in a browser")
     if arguments.save:
         traces[0].save(arguments.save)
         print(f"{arguments.save}: the trace, for tessera.inspection.Trace.load")
-    return 0
+    return status

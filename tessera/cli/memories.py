@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 
 from tessera.base.errors import TesseraError, expect
+from tessera.cli.arguments import of_each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     least = {"info": 1, "merge": 2, "forget": 2}[action]
     expect(len(names) >= least, "memories", action, f"name at least {least}", len(names))
     if action == "info":
-        for name in names:
-            _print_info(Path(name), True)
-        return 0
+        return of_each(names, lambda name: _print_info(Path(name), True))[1]
     return _change(arguments)
 
 

@@ -135,6 +135,18 @@ def demand(condition: Tensor, where: str, argument: str, requirement: str, got: 
         torch._assert_async(condition, f"{where}: {argument} must {requirement}.")
 
 
+def embedded(where: str, embed: Any, input_ids: Tensor) -> Tensor:
+    """The embeddings (B, T, hidden) of `input_ids` (B, T). Raises `TesseraError` for ids that `embed` does not have."""
+    try:
+        return embed(input_ids)
+    except IndexError:
+        size = len(embed.weight)
+        got = f"values from {int(input_ids.min())} to {int(input_ids.max())}"
+        advice = "Does the tokenizer belong to this model?"
+        message = f"{where}: input_ids must lie in 0..{size - 1} (vocab_size {size}); got {got}. {advice}"
+        raise TesseraError(message) from None
+
+
 def check_labels(where: str, labels: Tensor, shape: tuple[int, int], vocab_size: int) -> None:
     """Raise `TesseraError` unless labels are (B, T) token indices or -100.
 

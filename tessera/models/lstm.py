@@ -14,7 +14,7 @@ from tessera.base.errors import expect
 from tessera.base.state import State
 from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint, difference
-from tessera.models.forward_arguments import check_labels, checks_types, refuse_keywords
+from tessera.models.forward_arguments import check_labels, checks_types, embedded, refuse_keywords
 from tessera.models.saving.code_beside_weights import SavesWithCode
 from tessera.models.sizes import num_parameters
 from tessera.models.strict_config import StrictConfig
@@ -148,7 +148,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
         if labels is not None:
             check_labels(type(self).__name__, labels, (input_ids.shape[0], input_ids.shape[1]), self.config.vocab_size)
             if attention_mask is not None:
-                labels = labels.masked_fill(~attention_mask[:, -input_ids.shape[1] :].bool(), IGNORED)
+                labels = labels.long().masked_fill(~attention_mask[:, -input_ids.shape[1] :].bool(), IGNORED)
             loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten().long())
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=state)
         return output if return_dict is not False else output.to_tuple()
@@ -161,6 +161,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
         use_cache = self.config.use_cache if use_cache is None else use_cache
         expect(input_ids.shape[1] > 0, where, "the prompt", "hold at least one token", "none")
         if mask is not None:
+            expect(len(mask) == len(input_ids), where, "attention_mask", f"have {len(input_ids)} rows", len(mask))
             new = mask[:, -input_ids.shape[1] :]
             falls = bool((new[:, 1:] <= new[:, :-1]).all())
             expect(falls, where, "padding", "follow the tokens", "padding before tokens")
@@ -176,10 +177,10 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
             expect(held == rows, where, "past_key_values", f"have {rows} rows, as the text", held)
             parts = (past.hidden.to(self.norm.weight.dtype), past.cell.to(self.norm.weight.dtype))
             start = tuple(part.transpose(0, 1).contiguous() for part in parts)
-        embedded = self.embed_tokens(input_ids)
+        hidden_input = embedded(where, self.embed_tokens, input_ids)
         # A processor without products in bfloat16 has no such LSTM under autocast.
         with torch.autocast("cpu", enabled=False):
-            read, (hidden, cell) = self.layers(embedded, start)
+            read, (hidden, cell) = self.layers(hidden_input, start)
         state = None
         if use_cache:
             length = input_ids.shape[1] + (0 if past is None else past.length)

@@ -12,7 +12,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from tessera.base.errors import TesseraError, expect
+from tessera.base.errors import expect
 from tessera.layers.plain_linear import is_plain_linear
 from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint
@@ -20,6 +20,7 @@ from tessera.models.forward_arguments import (
     REASONS,
     check_labels,
     checks_types,
+    embedded,
     kept_steps,
     refuse_keywords,
     without_packing,
@@ -134,7 +135,7 @@ class StackModel(StackPreTrainedModel):
         past = past_key_values.state(where, self.layers) if isinstance(past_key_values, Prefix) else past_key_values
         if inputs_embeds is None:
             assert input_ids is not None
-            inputs_embeds = self._embed(input_ids)
+            inputs_embeds = embedded(where, self.embed_tokens, input_ids)
         hidden = inputs_embeds
         expect(hidden.dim() == 3, where, "input_ids", "be (B, T) (inputs_embeds (B, T, hidden))", tuple(hidden.shape))
         expect(hidden.shape[1] > 0, where, "the prompt", "hold at least one token", "none")
@@ -190,16 +191,6 @@ class StackModel(StackPreTrainedModel):
     def layer_arguments(self, hidden: Tensor) -> dict[str, object]:
         """What every layer is called with beyond the usual, for a call that reads `hidden` (B, T, hidden)."""
         return {}
-
-    def _embed(self, input_ids: Tensor) -> Tensor:
-        try:
-            return self.embed_tokens(input_ids)
-        except IndexError:
-            size = self.config.vocab_size
-            raise TesseraError(
-                f"{type(self).__name__}: input_ids must lie in 0..{size - 1} (vocab_size {size}); got values from "
-                f"{int(input_ids.min())} to {int(input_ids.max())}. Does the tokenizer belong to this model?"
-            ) from None
 
 
 class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin):
@@ -297,7 +288,7 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
         return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
 
     def _loss(self, hidden: Tensor, labels: Tensor, are_shifted: bool, documents: Tensor | None, num_items) -> Tensor:
-        targets = labels if are_shifted else labels[:, 1:]
+        targets = labels.long() if are_shifted else labels[:, 1:].long()  # labels of few bits hold no -100
         if documents is not None:
             is_inside = (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)
             if are_shifted:  # what comes behind the last step is not known

@@ -37,12 +37,13 @@ def linear_cross_entropy(
         shapes = [tuple(tensor.shape) for tensor in (hidden, weight, labels)]
         expect(False, "linear_cross_entropy", "hidden, weight and labels", "be (N, D), (V, D) and (N)", shapes)
     expect_labels("linear_cross_entropy", labels, weight.shape[0])
-    return _LinearCrossEntropy.apply(hidden, weight, labels, scale)
+    return _LinearCrossEntropy.apply(hidden, weight, labels.long(), scale)
 
 
 def expect_labels(where: str, labels: Tensor, count: int) -> None:
     """Raise `TesseraError` for labels that are neither -100 nor among `count` tokens; on a GPU nothing is looked at."""
     if is_readable(labels):
+        labels = labels.long()  # those of few bits hold neither -100 nor `count`
         wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= count))]
         got = int(wrong[0]) if wrong.numel() else None
         expect(got is None, where, "labels", f"lie in 0..{count - 1} (vocab_size) or be {IGNORED}", got)

@@ -66,12 +66,15 @@ def test_a_sweep_is_its_runs(tessera, runs, tmp_path):
 
 
 def test_what_is_no_run_is_one_line(tessera, runs, tmp_path):
-    (tmp_path / "other").mkdir()
+    shutil.copytree(runs[0], tmp_path / "other" / "below")  # in no sweep
     (tmp_path / "other" / "recipe.yaml").write_text("name: mine\n")
     for folder, what in ((tmp_path / "missing", "no such folder"), (tmp_path / "other", "other files")):
-        status, out, err = tessera("compare", runs[0], folder)
+        status, out, err = tessera("compare", runs[0], folder, "--plot", tmp_path / "loss.png")
         assert (status, len(out.splitlines())) == (2, 2), "the heading, and the run that is one"
         assert err == f"compare: {folder} must be the folder of a run, as tessera train writes it; got {what}.\n"
+    assert (tmp_path / "loss.png").exists()
+    status, out, err = tessera("compare", tmp_path / "missing", tmp_path / "other")
+    assert (status, out, err.count("\n")) == (2, "", 2)
     status, _, err = tessera("compare", runs[2], "--plot", tmp_path / "none.png")
     assert (status, "--plot must have a run with losses" in err) == (2, True)
     assert not (tmp_path / "none.png").exists()

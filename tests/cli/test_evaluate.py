@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,13 +82,16 @@ def test_several_models_in_one_table_and_one_figure(tessera, run_folder, transfo
 def test_a_context_beyond_the_positions_says_what_works(tessera, transformer, corpus):
     status, _, err = tessera("eval", transformer, "--data", corpus, "--context", 64)
     assert status == 2
-    assert "--context must be at most 32, the positions that this gpt2 has learned; got 64. Use --context 32." in err
+    message = "eval: --context must be at most 32, the positions that this gpt2 has learned; got 64. Use --context 32."
+    assert err.startswith(message), "of one model its name is not said"
     status, out, _ = tessera("eval", transformer, "--data", corpus, "--sequences", 2)  # no context given: what works
     assert status == 0
     assert "2 sequences of 32" in out
 
 
-def test_a_model_that_is_refused_does_not_lose_the_others(tessera, run_folder, transformer, corpus):
+def test_a_model_that_is_refused_does_not_lose_the_others(
+    tessera, refused, run_folder, transformer, corpus, tmp_path, monkeypatch
+):
     """Nothing that was measured is lost: neither what comes before it nor what comes behind."""
     options = ("--data", corpus, "--context", 64, "--sequences", 2)
     status, out, err = tessera("eval", run_folder, transformer, "nowhere", run_folder, *options)
@@ -98,8 +102,11 @@ def test_a_model_that_is_refused_does_not_lose_the_others(tessera, run_folder, t
     task = ("--task", "associative_retrieval", "--lengths", 2, "--examples", 2)
     status, out, err = tessera("eval", "nowhere", run_folder, *task)
     assert (status, out.count("num_pairs 2"), err.count("\n")) == (2, 1, 1)
-    status, out, err = tessera("eval", "nowhere", "neither", *options)
+    status, out, err = tessera("eval", "nowhere", "neither", *options, "--plot", tmp_path / "loss.png")
     assert (status, out, err.count("\n")) == (2, "", 2)
+    trained = {str(run_folder): None, str(transformer): SimpleNamespace(settings={"name": "babilong"})}
+    monkeypatch.setattr("tessera.training.run_data.trained_task", trained.get)
+    refused("one kind, or --data or --task be given; got babilong, text.", "eval", run_folder, transformer)
 
 
 def test_bits_per_byte_are_of_the_bytes_that_were_scored(tessera, transformer, tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ def add(path, **entries):
 MAPS = {
     "config": ("config.json", {"model_type": "foreign", "auto_map": {"AutoConfig": "foreign.Config"}}),
     "model": ("config.json", {"auto_map": {"AutoModelForCausalLM": "foreign.Model"}}),
-    "nested": ("config.json", {"base_config": {"model_type": "gpt2", "auto_map": {"AutoConfig": "foreign.Config"}}}),
+    "nested": ("config.json", {"base_config": {"parts": [{"auto_map": {"AutoConfig": "foreign.Config"}}]}}),
     "tokenizer": ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": [None, "foreign.Tokenizer"]}}),
 }
 VERBS = {

@@ -47,6 +47,8 @@ def test_a_table_of_models_and_prompts(tessera, refused, two_models, tmp_path):
     load_tokenizer(two_models[0]).save_pretrained(short)
     status, others, err = tessera("generate", two_models[0], short, two_models[1], *options)
     assert (status, others, err.startswith(f"{short}: ")) == (2, out, True), err
+    status, others, err = tessera("generate", short, f"{short}/", *options)
+    assert (status, others, err.count("\n")) == (2, "", 2), err
     refused("--out must be a new file", "generate", *two_models, *options, "--out", tmp_path / "table.md")
 
 

@@ -45,8 +45,9 @@ def test_sampling(refused, option, value, message):
 
 
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "x"])
-def test_what_check_allows_is_a_number(refused, value):
-    refused("--allowed must be ", "check", "what", "--allowed", value)
+@pytest.mark.parametrize(("verb", "option"), [("check", "--allowed"), ("ask", "--shots"), ("eval", "--num-fewshot")])
+def test_numbers_that_may_be_0(refused, verb, option, value):
+    refused(f"tessera {verb}: {option} must be ", verb, "what", option, value)
 
 
 @pytest.mark.parametrize("verb", ["train", "info", "eval", "memorize", "demo"])
@@ -55,6 +56,7 @@ def test_what_check_allows_is_a_number(refused, value):
     [
         ("a\0b", "must not contain NUL"),
         (os.fsdecode(b"\xff\xfe"), "must be text in UTF-8"),
+        ("\ud800", "must be text in UTF-8"),
         ("x" * 300, ""),
         ("x" * 5000, ""),
     ],

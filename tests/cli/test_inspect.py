@@ -41,6 +41,10 @@ def test_several_texts(tessera, run_folder, corpus, tmp_path):
     arguments = ["--text", corpus, other, "--tokens", 20, "--without", "none", "-o", page]
     assert tessera("inspect", run_folder, *arguments)[0] == 0
     assert titles_of(page) == [f"{run_folder}, {corpus.name}", f"{run_folder}, other.txt"]
+    status, _, err = tessera("inspect", "nowhere", run_folder, *arguments)
+    assert (status, err.count("\n"), len(titles_of(page))) == (2, 1, 2), "one that is refused does not lose the others"
+    status, out, err = tessera("inspect", "nowhere", "neither", *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 2)
 
 
 def test_page_and_trace(tessera, run_folder, corpus, tmp_path):

@@ -107,13 +107,18 @@ def test_mistakes_are_one_line(tessera, refused, wrapped, run_folder, tmp_path):
 
 def test_a_file_that_is_refused_does_not_lose_the_others(tessera, wrapped, tmp_path):
     """What was read is kept, and what comes behind is read: a file may be the last of hours."""
-    for name, text in (("a", b"a king"), ("b", b"\xe4 q\xfceen"), ("c", b"a queen")):
+    for name, text in (("a", b"a king"), ("b", b"\xe4 q\xfceen"), ("c", b"a queen"), ("d", b"%PDF")):
         (tmp_path / name).write_bytes(text)
     status, out, err = tessera("memorize", wrapped, *(tmp_path / name for name in "abc"), "--out", tmp_path / "some")
     assert (status, "13 tokens" in out) == (2, True)
     assert (err.count("\n"), "b: text must be UTF-8" in err) == (1, True)
+    status, out, err = tessera("memorize", wrapped, tmp_path / "b", tmp_path / "d", "--out", tmp_path / "none")
+    assert (status, out, err.count("\n"), (tmp_path / "none").exists()) == (2, "", 2, False)
     described = tessera("memories", "info", tmp_path / "some")[1]
     assert [line.split()[0] for line in described.splitlines()[-2:]] == ["a:", "c:"]
+    asked = ("ask", wrapped, "Who?", "", "Where?", "--memory", tmp_path / "some", "--max-new-tokens", 1)
+    status, out, err = tessera(*asked, "--output", tmp_path / "answers")
+    assert (status, err.count("\n"), len((tmp_path / "answers").read_text().splitlines())) == (2, 1, 2)
     rows = [{"input": "a king", "question": "Who?", "target": "king"}] * 2
     (tmp_path / "two.json").write_text(json.dumps(rows))
     stored, files = tmp_path / "rows.jsonl", (tmp_path / "two.json", tmp_path / "a", tmp_path / "two.json")

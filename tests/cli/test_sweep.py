@@ -57,17 +57,20 @@ def test_questions_have_right_answers_and_no_bits(tessera, tmp_path, monkeypatch
         numbers = {"validation_loss": right, "validation_bits_per_byte": None, "validation_exact_match": right}
         folder.mkdir(parents=True)
         content = json.dumps({"result": {**numbers, "parameters": 5, "tokens": 7}})
-        (folder / "run.json").write_text(content if recipe.seed == 0 else "[" * 100_000)
+        (folder / "run.json").write_text(content if recipe.seed < 2 else "[" * 100_000)
 
     monkeypatch.setattr("tessera.tools.sweep.train", train)
     command = ("sweep", "armt-babilong-qa1", "--output", tmp_path / "runs")
-    status, out, _ = tessera(*command, "model.memory_dim=8,16", "seed=0")
+    status, out, _ = tessera(*command, "model.memory_dim=8,16", "seed=0,1")
     assert status == 0
-    header, worse, better = (line.split() for line in out.splitlines()[:3])
+    header, worse, _, better, _ = (line.split() for line in out.splitlines()[:5])
     assert header == ["nats/token", "right", "parameters", "tokens"]
     assert worse[-4:] == ["0.2500", "0.2500", "5", "7"]
     assert better[-5:] == ["0.5000", "0.5000", "5", "7", "best"]
-    status, _, err = tessera(*command, "seed=1")
+    heading, low, high = (line.split() for line in out.partition("mean over seeds")[2].splitlines()[1:4])
+    assert (heading, low[1], low[-1]) == (["right", "seeds"], "0.2500", "2")
+    assert (high[1], high[-2:]) == ("0.5000", ["2", "best"])
+    status, _, err = tessera(*command, "seed=2")
     assert status == 2
     assert "cannot be read as a run's result (RecursionError" in err.splitlines()[-1]
 

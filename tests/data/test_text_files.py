@@ -83,6 +83,7 @@ def test_marks_of_other_systems_are_no_text(tmp_path, piece):
         ("a king".encode("utf-32"), "this is UTF-32; run iconv -f UTF-32"),
         (bz2.compress(b"a king"), "this is packed by bzip2; bunzip2 unpacks it"),
         (lzma.compress(b"a king"), "this is packed by xz; unxz unpacks it"),
+        (b"\x28\xb5\x2f\xfd\x04", "this is packed by zstd; unzstd unpacks it"),
         ("né".encode("latin-1"), "byte 1 is not. Convert it, such as by iconv -f LATIN1"),
         (gzip.compress(b"a king" * 1000, mtime=0)[:-20], "this gzip file is damaged"),
     ],

@@ -102,7 +102,8 @@ def test_memories_are_made_listed_merged_and_forgotten(call, folder, tmp_path):
     assert both.read_bytes() == second.read_bytes()
     status, out, _ = call("memories", "ls", tmp_path)
     assert (status, len(out.splitlines())) == (0, 4)
-    assert "two.txt: 90 bytes, 89 tokens" in call("memories", "info", both)[1]
+    status, out, err = call("memories", "info", tmp_path / "one.txt", both)
+    assert (status, "two.txt: 90 bytes, 89 tokens" in out, err.count("\n")) == (2, True, 1)
     for words, message in [
         (("memories", "forget", both, "two.txt"), "a document must be left; got none"),
         (("memories", "forget", both, "three.txt"), "be one of 'two.txt'"),
@@ -139,7 +140,7 @@ def test_a_conversation(call, folder, tmp_path, monkeypatch):
     call("memorize", folder, tmp_path / "book.txt", "--out", tmp_path / "m")
     lines = ["Who", "/cite", "and \\", "then", "/new", "Who", "/forget none", f"/save {tmp_path / 'n'}", "/read none"]
     monkeypatch.chdir(tmp_path)  # which "/read" without a name does not read
-    lines += ["/read", f"/read {'x' * 300}", f"/save {'x' * 300}", "/forget book.txt", "/what", "/quit", "never"]
+    lines += ["/read", f"/read {'x' * 300}", f"/save {'x' * 5000}/n", "/forget book.txt", "/what", "/quit", "never"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     status, out, err = call("chat", folder, "--memory", tmp_path / "m", "--max-new-tokens", 3)
     assert status == 0
@@ -147,10 +148,12 @@ def test_a_conversation(call, folder, tmp_path, monkeypatch):
     assert out.startswith(answer)
     assert out.count("book.txt, bytes") == 3
     assert (tmp_path / "n").read_bytes() == (tmp_path / "m").read_bytes()
+    assert f"{tmp_path / 'n'}: 1 document stored" in out
     assert [line.split(":")[0] for line in err.splitlines()] == ["forget", *["chat"] * 5]
+    assert max(map(len, err.splitlines())) < 500
 
 
-def test_ctrl_c_stops_an_answer_and_nothing_else(call, folder, monkeypatch):
+def test_what_ends_an_answer_and_what_the_conversation(call, folder, monkeypatch):
     asked = []
 
     def ask(self, question, *_, **__):
@@ -162,3 +165,13 @@ def test_ctrl_c_stops_an_answer_and_nothing_else(call, folder, monkeypatch):
     status, _, err = call("chat", folder)
     assert (status, asked) == (0, ["one", "two"])
     assert err.count("(stopped)") == 2
+
+    def fail(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(Memory, "ask", fail)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    assert call("chat", folder) == (0, "", ""), "nobody reads the answers any more"
+    monkeypatch.setattr("tessera.memory_files.answering.answers_questions", lambda tokenizer: True)
+    status, _, err = call("chat", folder, "--temperature", 0.5)
+    assert (status, "--temperature must be left out: this model answers questions" in err) == (2, True)

@@ -144,5 +144,13 @@ def test_an_lstm_trains_in_bfloat16_and_needs_a_token():
         loss = model(ids, labels=ids).loss
     loss.backward()
     torch.testing.assert_close(loss, model(ids, labels=ids).loss, rtol=1e-2, atol=0)
-    with pytest.raises(TesseraError, match="the prompt must hold at least one token; got none"):
-        model(ids[:, :0])
+    mask = torch.ones_like(ids).tril(5)  # the last token of the first row is padding
+    of_bytes, of_words = (model(ids, attention_mask=mask, labels=labels).loss for labels in (ids.byte(), ids))
+    assert torch.equal(of_bytes, of_words)
+    for wrong, message in (
+        ((ids[:, :0],), "the prompt must hold at least one token; got none"),
+        ((torch.full_like(ids, 20),), r"input_ids must lie in 0\.\.19 \(vocab_size 20\); got values from 20 to 20"),
+        ((ids, None, torch.ones(1, 7)), "attention_mask must have 2 rows; got 1"),
+    ):
+        with pytest.raises(TesseraError, match=message):
+            model(*wrong)

@@ -36,6 +36,13 @@ def test_only_ignored_labels_give_zero():
     assert torch.equal(hidden.grad, torch.zeros_like(hidden))
 
 
+def test_labels_of_fewer_bits_are_the_same_labels():
+    hidden, weight = torch.randn(2, 4), torch.randn(300, 4)
+    for kind, label in ((torch.int8, IGNORED), (torch.int16, 299)):
+        labels = torch.tensor([50, label])
+        assert torch.equal(*(linear_cross_entropy(hidden, weight, some) for some in (labels, labels.to(kind))))
+
+
 @pytest.mark.parametrize("label", [7, -1])
 def test_labels_outside_are_refused(label):
     with pytest.raises(TesseraError, match=rf"labels must lie in 0\.\.6 \(vocab_size\) or be -100; got {label}\."):

@@ -13,6 +13,7 @@ from tessera.base.state import State
 from tessera.memories.pair_memory import PairMemory
 from tessera.models.decoding.programs import STEP, first_rows, load, open_room, rows_to_read
 from tessera.models.decoding.weights import StoredWeights, Watch, flat, unsized
+from tessera.models.forward_arguments import embedded
 from tessera.models.stack import StackForCausalLM
 from tessera.models.stack_state import StackState
 from tessera.recall.pair_store import PairStore
@@ -89,7 +90,7 @@ class StackSteps:
         stack = self.model.model
         model = stack._fingerprint.of(stack, False)
         past.expect_fits(type(stack).__name__, model, len(ids))
-        hidden, states = stack._embed(ids), []
+        hidden, states = embedded(type(stack).__name__, stack.embed_tokens, ids), []
         ends: dict[tuple[int, int], list[Tensor]] = {}  # mostly the same in all layers
         run_layer, run_head = self._programs(hidden, past.layers[0], model)
         for weights, before in zip(self.flat_weights, past.layers, strict=True):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tessera.base.errors import TesseraError, expect
+from tessera.base.errors import expect
+from tessera.models.forward_arguments import embedded
 
 ALIGNMENTS = ("left", "right", "center")
 
@@ -202,14 +203,7 @@ class SegmentedInput:
         part = columns(self.tokens, span)
         if part.is_floating_point():
             return part
-        try:
-            return self.embed(part)
-        except IndexError:
-            got = f"values from {int(part.min())} to {int(part.max())}"
-            raise TesseraError(
-                f"forward: input_ids must lie below the vocabulary size; got {got}. "
-                "Does the tokenizer belong to this model?"
-            ) from None
+        return embedded("forward", self.embed, part)
 
     def visible(self, span: Span) -> Tensor | None:
         """Booleans (b, n), or None when nothing there is hidden or missing."""

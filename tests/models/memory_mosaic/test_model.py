@@ -44,6 +44,13 @@ def test_bad_tokens_are_named():
         model(torch.zeros(1, 0, dtype=torch.long))
 
 
+def test_labels_of_eight_bits_leave_out_what_others_do():
+    model, ids = build(), tokens()
+    documents = torch.arange(ids.shape[1]).expand_as(ids) // 4
+    of_bytes, of_words = (model(ids, document_ids=documents, labels=labels).loss for labels in (ids.byte(), ids))
+    assert torch.equal(of_bytes, of_words)
+
+
 def test_impossible_configurations_are_refused_all_problems_at_once():
     with pytest.raises(TesseraError, match=r"num_heads must divide hidden_size \(24\); got 5") as error:
         MemoryMosaicConfig(**{**SIZES, "num_heads": 5, "head_dropout": 1.5, "kernel": "gausian"})
