@@ -86,10 +86,8 @@ def image_file(text: str) -> Path:
 def repeated(verb: str, arguments: argparse.Namespace, *flags: str) -> str:
     """The command that goes on with a recipe of these arguments, as a user would type it; `flags` stand at its end."""
     words = ["tessera", verb, arguments.recipe, *arguments.overrides]
-    if arguments.output is not None:
-        words += ["--output", str(arguments.output)]
-    for name in arguments.imports:
-        words += ["--import", name]
+    words += [] if arguments.output is None else ["--output", str(arguments.output)]
+    words += [word for name in arguments.imports for word in ("--import", name)]
     return shlex.join([*words, *flags])
 
 

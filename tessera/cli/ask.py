@@ -137,8 +137,7 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
 
     def ask(question: str) -> dict:
         """Answer, print answer and citations, and draw the page anew; the answer as a row of JSON."""
-        if task is not None:
-            say_guess(task, question)
+        say_guess(task, question)
         answer = memory.ask(question, sampling_of(arguments), cite=cite)
         print(answer.said() if is_trained else answer.text, flush=True)
         described: dict = {"answer": answer.text}
@@ -159,8 +158,8 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
 
 
 def say_guess(task: Any, question: str) -> None:
-    """Warn of a question of which nothing was learned."""
-    if not task.is_known(question):
+    """Warn of a question of which nothing was learned, where the `task` of the training is known."""
+    if task is not None and not task.is_known(question):
         print("ask: the model was trained on no such question; its answer is a guess", file=sys.stderr)
 
 

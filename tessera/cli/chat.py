@@ -42,13 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
     memory = Memory(load_model(arguments.model), load_tokenizer(arguments.model))
     if arguments.memory is not None:
         memory.load(arguments.memory, "chat", "--memory")
-    task = None
-    if answers_questions(memory.tokenizer):
+    is_trained = answers_questions(memory.tokenizer)
+    if is_trained:
         refuse_sampling(arguments, "chat", "this model answers questions, with its likeliest word")
-        task = introduced(arguments.model, memory)
     if sys.stdin is not None and sys.stdin.isatty():
         import readline  # noqa: F401 (lines can be edited and called back)
-    chat = _Chat(arguments, memory, task)
+    chat = _Chat(arguments, memory, is_trained)
     for message in _messages():
         if message.strip() == "/quit":
             break
@@ -66,9 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Chat:
-    def __init__(self, arguments: argparse.Namespace, memory: "Memory", task: Any) -> None:
+    def __init__(self, arguments: argparse.Namespace, memory: "Memory", is_trained: bool) -> None:
         self.memory, self.sampling, self.file = memory, sampling_of(arguments), arguments.memory
-        self.task = task  # what the model was trained to answer
+        self.is_trained = is_trained  # on questions: it is asked one at a time
+        self.task = introduced(arguments.model, memory) if is_trained else None
         self.said = ""  # the conversation
         self.last: Any = None  # its last answer
 
@@ -81,15 +81,11 @@ class _Chat:
             expect(word in commands, "chat", "a command", f"be one of {', '.join(commands)} and /quit", repr(word))
             commands[word](rest.strip())
             return
-        from tessera.memory_files.answering import answers_questions
-
-        knows_words = answers_questions(self.memory.tokenizer)  # such a model is asked one question at a time
-        prompt = message if knows_words else self.said + message
-        stream = None if knows_words else lambda text: print(text, end="", flush=True)
-        if self.task is not None:
-            say_guess(self.task, message)
+        prompt = message if self.is_trained else self.said + message
+        stream = None if self.is_trained else lambda text: print(text, end="", flush=True)
+        say_guess(self.task, message)
         answer = self.memory.ask(prompt, self.sampling, write=stream)
-        print(answer.said() if knows_words else "", flush=True)
+        print(answer.said() if self.is_trained else "", flush=True)
         self.said, self.last = f"{prompt}{answer.text}\n", answer
 
     def _cite(self, _: str) -> None:

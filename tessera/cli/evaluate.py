@@ -88,24 +88,26 @@ def run(arguments: argparse.Namespace) -> int:
     if chosen == "text" and arguments.data is None:
         arguments.task = _own_task(arguments.models)
         chosen = "--task" if arguments.task else chosen
-    _refuse_others(arguments, chosen)
+    for kind in OPTIONS.keys() - {chosen}:
+        unless = f"with {chosen}" if kind == "text" else f"without {kind}"
+        refuse_options(arguments, "eval", OPTIONS[kind], unless)
+    expect(arguments.average is None or arguments.plot, "eval", "--plot", "name a file for --average", "none")
     expect_output(arguments.plot, "eval", "--plot", is_figure, "a figure")
-    is_scored = chosen != "text" or arguments.output is None
-    expect(is_scored, "eval", "--output", "come with --task or --tasks", "a text")
+    is_possible = chosen != "text" or arguments.output is None
+    expect(is_possible, "eval", "--output", "come with --task or --tasks", "a text")
     expect_output(arguments.output, "eval", "--output")
     rows: list[dict] = []
-    measure = {"text": _on_text, "--task": _on_task, "--tasks": _on_harness}[chosen]
+    measure, print_in_words = {
+        "text": (_on_text, report.print_text_reports),
+        "--task": (_on_task, report.print_task_reports),
+        "--tasks": (_on_harness, report.print_harness_reports),
+    }[chosen]
     reports, status = of_each(arguments.models, lambda model: measure(model, arguments, rows))
     if arguments.plot and reports:
         report.draw_text_reports(reports, arguments.plot, arguments.average)
     write_json_lines(arguments.output, rows)
-    in_words = {
-        "text": report.print_text_reports,
-        "--task": report.print_task_reports,
-        "--tasks": report.print_harness_reports,
-    }
     if reports:
-        (report.print_json if arguments.json else in_words[chosen])(reports)
+        (report.print_json if arguments.json else print_in_words)(reports)
     return status
 
 
@@ -115,18 +117,9 @@ def _own_task(folders: list[str]) -> str | None:
 
     trained = [trained_task(folder) for folder in folders]
     names = [None if questions is None else str(questions.settings["name"]) for questions in trained]
-    alike = "one kind, or --data or --task be given"
     kinds = ", ".join(sorted({name or "text" for name in names}))
-    expect(len(set(names)) == 1, "eval", "models", f"be trained on {alike}", kinds)
+    expect(len(set(names)) == 1, "eval", "models", "be trained on one kind, or --data or --task be given", kinds)
     return names[0]
-
-
-def _refuse_others(arguments: argparse.Namespace, chosen: str) -> None:
-    """Raise `TesseraError` for options that say nothing about what is measured."""
-    for kind in OPTIONS.keys() - {chosen}:
-        unless = f"with {chosen}" if kind == "text" else f"without {kind}"
-        refuse_options(arguments, "eval", OPTIONS[kind], unless)
-    expect(arguments.average is None or arguments.plot, "eval", "--plot", "name a file for --average", "none")
 
 
 def _on_text(folder: str, arguments: argparse.Namespace, _: list[dict]) -> dict:

@@ -89,15 +89,11 @@ def run(arguments: argparse.Namespace) -> int:
             compile_decoding(model, weights or "float32")
         if answers_questions(tokenizer):
             print(f"generate: {folder} answers questions about a text: see tessera ask", file=sys.stderr)
-    drafts = {"prompt_lookup_num_tokens": arguments.prompt_lookup}
+    drafts, sampling = {"prompt_lookup_num_tokens": arguments.prompt_lookup}, sampling_of(arguments)
     if arguments.prompts is None and len(models) == 1 and arguments.out is None:
-        continuation(*next(iter(models.values())), arguments.prompt, sampling_of(arguments), stream=True, **drafts)
+        continuation(*next(iter(models.values())), arguments.prompt, sampling, stream=True, **drafts)
         return 0
-
-    def written(folder: str) -> dict[str, list[str]]:
-        return continuations({folder: models[folder]}, prompts, sampling_of(arguments), **drafts)
-
-    columns, status = of_each(models, written)
+    columns, status = of_each(models, lambda name: continuations({name: models[name]}, prompts, sampling, **drafts))
     if not columns:
         return status
     table = markdown_table(prompts, {folder: texts for column in columns for folder, texts in column.items()})

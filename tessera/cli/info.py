@@ -27,14 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the parameters, FLOPs and bytes of a model, as a table or as JSON."""
     from tessera.evaluation.accounting import account
+    from tessera.models import MODELS
     from tessera.models.presets import published_counts
     from tessera.training.run_data import asked_task
 
-    config, context = _configuration(arguments)
+    is_preset = arguments.what in MODELS and MODELS[arguments.what].is_preset
+    config, context = _configuration(arguments, is_preset)
     counted = account(config, arguments.context or context)
     if arguments.json:
         # For presets also the counts of the v2 paper's tables, by its rule and at its context of 256 tokens.
-        published = {"as_published": published_counts(config)} if _is_preset(arguments.what) else {}
+        published = {"as_published": published_counts(config)} if is_preset else {}
         print(json.dumps({**asdict(counted), **published}, indent=1))
         return 0
     print(f"{arguments.what}: {counted.model_type}")
@@ -49,14 +51,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _configuration(arguments: argparse.Namespace):
-    """(model configuration, context length) of a model folder or a recipe."""
+def _configuration(arguments: argparse.Namespace, is_preset: bool):
+    """(model configuration, context length) of a preset, a model folder or a recipe."""
     from tessera.models import MODELS
     from tessera.models.saving.loading import load_config
     from tessera.recipes.model_section import untrained_config
     from tessera.recipes.recipe import read_recipe
 
-    is_preset, folder = _is_preset(arguments.what), Path(arguments.what)
+    folder = Path(arguments.what)
     if is_preset or (folder / "config.json").is_file():
         if arguments.overrides:
             kind = "preset" if is_preset else "model folder"
@@ -64,9 +66,3 @@ def _configuration(arguments: argparse.Namespace):
         return MODELS[arguments.what].config() if is_preset else load_config(folder), 512
     recipe = read_recipe(arguments.what, arguments.overrides)
     return untrained_config(recipe), recipe.data.context
-
-
-def _is_preset(name: str) -> bool:
-    from tessera.models import MODELS
-
-    return name in MODELS and MODELS[name].is_preset

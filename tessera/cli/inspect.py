@@ -53,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     expect_output(arguments.output, "inspect", "--output", is_page, "a page")
     expect_output(arguments.save, "inspect", "--save", is_trace, "a trace")
     traces, titles = [], []
+    options = {"removals": arguments.without, "removed_pairs": arguments.without_pairs}
+    options |= {"share": arguments.share, "most_pairs": arguments.most_pairs, "progress": sys.stderr.isatty()}
 
     def read(folder: str) -> None:
         """Trace what a model does with each text."""
@@ -61,18 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
             memory = Memory(model, tokenizer).load(arguments.memory, "inspect", "--memory").state
         for path in arguments.text:
             input_ids = read_tokens(model, tokenizer, path, arguments.tokens)
-            steps = input_ids.shape[1]
-            queries = range(max(0, steps - arguments.last), steps)
-            options = {
-                "queries": queries,
-                "share": arguments.share,
-                "most_pairs": arguments.most_pairs,
-                "removals": arguments.without,
-                "removed_pairs": arguments.without_pairs,
-                "memory": memory,
-                "progress": sys.stderr.isatty(),
-            }
-            traces.append(trace(model, input_ids, tokenizer, **options))
+            queries = range(input_ids.shape[1])[-arguments.last :]
+            traces.append(trace(model, input_ids, tokenizer, queries=queries, memory=memory, **options))
             titles.append(str(folder).rstrip("/") + (f", {path.name}" if len(arguments.text) > 1 else ""))
         if memory is not None and not arguments.text:
             traces.append(trace_memory(model, memory, tokenizer))

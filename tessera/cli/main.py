@@ -115,14 +115,8 @@ def make_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,  # --over must not overwrite
         )
         module.add_arguments(child)
-        child.add_argument(
-            "--import",
-            dest="imports",
-            action="append",
-            default=[],
-            metavar="FILE",
-            help="first import this Python file or module with kernels, tasks or models of your own",
-        )
+        meaning = "first import this Python file or module with kernels, tasks or models of your own"
+        child.add_argument("--import", dest="imports", action="append", default=[], metavar="FILE", help=meaning)
     return parser
 
 

@@ -45,14 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.recipes.recipe import read_recipe
     from tessera.tools.plan import plan
 
-    planned = plan(
-        read_recipe(arguments.recipe, arguments.overrides),
-        arguments.devices,
-        arguments.device_memory,
-        utilization=arguments.utilization,
-        peak_flops=arguments.peak_flops,
-        device_type=DEVICE_TYPES[arguments.device_type],
-    )
+    recipe = read_recipe(arguments.recipe, arguments.overrides)
+    speed = {name: getattr(arguments, name) for name in ("utilization", "peak_flops")}
+    device_type = DEVICE_TYPES[arguments.device_type]
+    planned = plan(recipe, arguments.devices, arguments.device_memory, device_type=device_type, **speed)
     print(json.dumps(planned, indent=1) if arguments.json else "\n".join(_lines(planned, planned["memory"])))
     return 0
 

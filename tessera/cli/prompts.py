@@ -61,7 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check all models, then ask one after the other."""
-    from tessera.evaluation.report import print_prompt_report
     from tessera.models.saving.loading import load_config, load_tokenizer
 
     chosen = [name for name in ("many_shot", "documents") if getattr(arguments, name)]
@@ -82,16 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if status:
         return status
     rows: list[dict[str, Any]] = []
-
-    def report(folder: str) -> dict[str, Any]:
-        """Ask the model, print and store."""
-        report = _report(folder, arguments, measurement, rows)
-        if not arguments.json:
-            print_prompt_report(report)
-        write_json_lines(arguments.output, rows)
-        return report
-
-    reports, status = of_each(arguments.models, report)
+    reports, status = of_each(arguments.models, lambda folder: _report(folder, arguments, measurement, rows))
     if arguments.json:
         print(json.dumps(to_json(reports), indent=1, allow_nan=False))
     return status
@@ -141,8 +131,9 @@ def _files(data: str, known: Iterable[str], files: list[Path] | None, count: int
 def _report(
     folder: str, arguments: argparse.Namespace, measurement: _Measurement, rows: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """A JSON-ready record with the scores, the options and the provenance; `rows` gets the questions."""
+    """A JSON-ready record with scores, options and provenance, printed; `rows`, with its questions, are stored."""
     from tessera.evaluation.provenance import provenance
+    from tessera.evaluation.report import print_prompt_report
     from tessera.models.saving.loading import load_tokenizer
 
     began = time.time()
@@ -155,4 +146,8 @@ def _report(
     configuration = {"model": model.config.to_diff_dict(), "data": measurement.data, "options": measurement.options}
     made_with = provenance(configuration=configuration, seed=arguments.seed, wall_seconds=time.time() - began)
     about = {"model": folder, "data": measurement.data, "long_term_memory": long_term_memory}
-    return {**about, "scores": scores, "provenance": made_with}
+    report = {**about, "scores": scores, "provenance": made_with}
+    if not arguments.json:
+        print_prompt_report(report)
+    write_json_lines(arguments.output, rows)
+    return report

@@ -32,17 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Reproduce, then print the table."""
     from tessera.papers.runner import reproduce
 
-    models, kernels = (tuple(names) if names else None for names in (arguments.models, arguments.kernels))
-    data = tuple(arguments.data) if arguments.data else None
+    several = (arguments.models, arguments.kernels, arguments.data)
+    models, kernels, data = (tuple(words) if words else None for words in several)
     selection = RunSelection(arguments.budget, models, kernels, arguments.seeds, data)
-    table = reproduce(
-        arguments.experiment,
-        selection,
-        output=arguments.output,
-        workers=arguments.workers,
-        only=arguments.only,
-        imports=tuple(arguments.imports),
-    )
+    options = {name: getattr(arguments, name) for name in ("output", "workers", "only")}
+    table = reproduce(arguments.experiment, selection, imports=tuple(arguments.imports), **options)
     print(table.read_text(encoding="utf-8"))
     print(f"written: {table.with_suffix('')}.json, .png and .md")
     return 0

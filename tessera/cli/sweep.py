@@ -62,14 +62,13 @@ def _print(outcomes) -> None:
     from tessera.papers.tables import mean_of, with_error
     from tessera.tools.sweep import best, over_seeds
 
-    keys = list(outcomes[0].values)
     are_questions = any(outcome.validation_exact_match is not None for outcome in outcomes)
     columns = ("nats/token", "right" if are_questions else "bits/byte", "parameters", "tokens", "")
     winner = best(outcomes)
     rows = [_cells(outcome, place == winner) for place, outcome in enumerate(outcomes)]
     print_table(columns, [_name(one.values) for one in outcomes], rows)
     groups = over_seeds(outcomes)
-    if "seed" in keys and len(groups) > 1:
+    if "seed" in outcomes[0].values and len(groups) > 1:
         means = [mean_of(numbers) for _, numbers in groups]
         finest = (max if are_questions else min)(mean.mean for mean in means)
         lines = [(with_error(mean, ".4f"), str(mean.count), "best" * (mean.mean == finest)) for mean in means]
