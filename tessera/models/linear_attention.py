@@ -85,13 +85,7 @@ class LinearAttentionPreTrainedModel(NormalInitialization):
 
     config_class = LinearAttentionConfig
     _no_split_modules = ["LinearAttentionLayer"]
-    parts = {
-        "embeddings": "embed_tokens",
-        "lm_head": "lm_head",
-        "norms": "norm.",
-        "memory": ".memory.",
-        "feed-forward": ".feed_forward.",
-    }
+    parts = NormalInitialization.parts | {"memory": ".memory.", "feed-forward": ".feed_forward."}
 
 
 class LinearAttentionModel(LinearAttentionPreTrainedModel, StackModel):

@@ -196,13 +196,7 @@ class MemoryMosaicPreTrainedModel(StackPreTrainedModel):
 
     config_class = MemoryMosaicConfig
     _no_split_modules = ["MemoryMosaicLayer"]
-    parts = {
-        "embeddings": "embed_tokens",
-        "lm_head": "lm_head",
-        "norms": "norm.",
-        "contextual": ".contextual.",
-        "persistent": ".persistent.",
-    }
+    parts = StackPreTrainedModel.parts | {"contextual": ".contextual.", "persistent": ".persistent."}
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Embedding)):

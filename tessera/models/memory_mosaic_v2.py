@@ -147,10 +147,7 @@ class MemoryMosaicV2PreTrainedModel(NormalInitialization):
 
     config_class = MemoryMosaicV2Config
     _no_split_modules = ["MemoryMosaicV2Layer"]
-    parts = {
-        "embeddings": "embed_tokens",
-        "lm_head": "lm_head",
-        "norms": "norm.",
+    parts = NormalInitialization.parts | {
         "short-term": ".short_term.",
         "long-term": ".long_term.",
         "persistent": ".persistent.",

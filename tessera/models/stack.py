@@ -34,11 +34,12 @@ from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
 
 class StackPreTrainedModel(SavesWithCode, PreTrainedModel):
-    """Hugging Face plumbing common to the library's stacks. Subclasses name their `parts`."""
+    """Hugging Face plumbing common to the library's stacks. Subclasses add their own `parts`."""
 
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _is_stateful = True  # the state cannot be cropped, as assisted generation would ask
+    parts = {"embeddings": "embed_tokens", "lm_head": "lm_head", "norms": "norm."}
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

@@ -105,16 +105,15 @@ def percent(value: Estimate | None) -> str:
 
 
 def markdown(headings: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """A Markdown table."""
-    headings = list(headings)
-    lines: list[Iterable[object]] = [headings, ["---"] * len(headings), *rows]
+    """A Markdown table; empty without rows."""
+    headings, below = list(headings), list(rows)
+    lines = [headings, ["---"] * len(headings), *below] if below else []
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def table_of(rows: Iterable[Row], columns: Mapping[str, Callable[[Row], object]]) -> str:
-    """A Markdown table of `columns`, heading -> cell of a row; empty without rows."""
-    cells = [[cell(row) for cell in columns.values()] for row in rows]
-    return markdown(columns, cells) if cells else ""
+    """A Markdown table of `columns`, heading -> cell of a row."""
+    return markdown(columns, ([cell(row) for cell in columns.values()] for row in rows))
 
 
 def curves_table(
@@ -129,7 +128,7 @@ def curves_table(
         [curve.label, *curve.notes, *(cell(curve.points[n]) if n in curve.points else "" for n in lengths)]
         for curve in curves
     ]
-    return markdown([*headings, *map(length.format, lengths)], rows) if rows else ""
+    return markdown([*headings, *map(length.format, lengths)], rows)
 
 
 def grid_table(
@@ -138,13 +137,10 @@ def grid_table(
     columns: Iterable[tuple[str, Column]],
     cell: Callable[[Row, Column], object],
 ) -> str:
-    """A Markdown table of a `cell` for each row and column; `rows` say what stands first, under `headings`.
-
-    Empty without rows.
-    """
+    """A Markdown table of a `cell` for each row and column; `rows` say what stands first, under `headings`."""
     columns = list(columns)
     lines = [[*first, *(cell(row, column) for _, column in columns)] for row, first in rows.items()]
-    return markdown([*headings, *(name for name, _ in columns)], lines) if lines else ""
+    return markdown([*headings, *(name for name, _ in columns)], lines)
 
 
 def stages_table(
@@ -157,7 +153,7 @@ def stages_table(
         of_stages = ["; ".join(map(cell, stages)) or "-" for cell in cells.values()]
         seconds = sum(stage["seconds"] for stage in stages)
         rows.append([key, f"{record.outcome['parameters']:,}", *of_stages, f"{seconds / 60:.1f}" if stages else "-"])
-    return markdown(["run", "parameters", *cells, minutes], rows) if rows else ""
+    return markdown(["run", "parameters", *cells, minutes], rows)
 
 
 def settings_table(ours: Mapping[str, Any], published: Mapping[str, Any]) -> str:

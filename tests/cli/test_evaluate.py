@@ -103,7 +103,7 @@ def test_a_model_that_is_refused_does_not_lose_the_others(
     status, out, err = tessera("eval", "nowhere", run_folder, *task)
     assert (status, out.count("num_pairs 2"), err.count("\n")) == (2, 1, 1)
     status, out, err = tessera("eval", "nowhere", "neither", *options, "--plot", tmp_path / "loss.png")
-    assert (status, out, err.count("\n")) == (2, "", 2)
+    assert (status, out, err.count("\n"), (tmp_path / "loss.png").exists()) == (2, "", 2, False)
     trained = {str(run_folder): None, str(transformer): SimpleNamespace(settings={"name": "babilong"})}
     monkeypatch.setattr("tessera.training.run_data.trained_task", trained.get)
     refused("one kind, or --data or --task be given; got babilong, text.", "eval", run_folder, transformer)

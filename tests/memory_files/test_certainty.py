@@ -37,10 +37,8 @@ def test_probabilities_are_those_with_which_the_text_answers():
         assert abs(float(is_there[chosen].mean() - chances[chosen].mean())) < 0.05
     assert measure.questions == 20 * 64
     assert measure.told == pytest.approx(float(((chances >= 0.5) == is_there.bool()).double().mean()), abs=0.03)
-    right, told = (
-        torch.cat(answered[1::2]),
-        torch.sigmoid(torch.cat(rows[1::2]) @ torch.tensor(measure.weights).double()),
-    )
+    right = torch.cat(answered[1::2])
+    told = torch.sigmoid(torch.cat(rows[1::2]) @ torch.tensor(measure.weights).double())
     missed, false_answers = (told[right] < 0.5).double().mean(), (told[~right] >= 0.5).double().mean()
     assert (measure.missed, measure.false_answers) == pytest.approx((float(missed), float(false_answers)), abs=1e-3)
     assert 0.05 < measure.missed < 0.5 > measure.false_answers > 0.02

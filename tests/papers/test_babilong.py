@@ -30,7 +30,12 @@ def test_every_recipe_is_one_that_tessera_train_takes(path):
     config = model_config(recipe.model, vocab_size=1510, max_positions=1024)
     for stage in recipe.training.curriculum:
         data.require(stage)
+        batch = data.batch(stage, 2, data.lengths(stage, stage.min_length)[0], 0, "train")
+        assert batch.counts.any(1).all(), "every context has a question"
         config = adjusted_config(config, stage.model)
+        assert {name: getattr(config, name) for name in stage.model} == stage.model
+    lengths = [stage.length for stage in recipe.training.curriculum]
+    assert lengths[0] == 1 < max(lengths) == 16, "from one segment to many"
 
 
 def test_every_stored_run_is_one_of_a_recipe():

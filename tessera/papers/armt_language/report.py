@@ -118,7 +118,7 @@ def _differences(readings: Readings, trained: int) -> str:
         for name in names
         if name in readings and other in readings
     ]
-    return markdown(["reading", "minus", *(f"segments {part}" for part in parts)], rows) if rows else ""
+    return markdown(["reading", "minus", *(f"segments {part}" for part in parts)], rows)
 
 
 def _bases(records: Sequence[Record]) -> str:

@@ -139,7 +139,7 @@ def _norms(records: Mapping[str, Record]) -> str:
         [key, *(f"{of_run['normaliser'][str(n)]:.0f} ({of_run['matrix'][str(n)]:.0f})" for n in lengths)]
         for key, of_run in norms.items()
     ]
-    return markdown(["run", *lengths], rows) if rows else ""
+    return markdown(["run", *lengths], rows)
 
 
 def _stages(records: Iterable[Record]) -> list[Any]:

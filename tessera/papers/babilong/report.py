@@ -97,7 +97,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         },
     )
     rows = [[key, *(f"{100 * shares[part]:.1f}" if part in shares else "" for part in PARTS)] for key, shares in facts]
-    parts["Facts that are written, per cent"] = markdown(["run", *PARTS.values()], rows) if rows else ""
+    parts["Facts that are written, per cent"] = markdown(["run", *PARTS.values()], rows)
     parts["Trainings"] = stages_table(
         records,
         {

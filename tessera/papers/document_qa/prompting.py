@@ -84,10 +84,9 @@ def read_questions(kind: str, path: Path) -> QuestionFile:
 
     Raises `TesseraError`: the file is missing, or not of this form.
     """
+    text = "".join(text_of_file(path))
     try:
-        file = READERS[kind](json.loads("".join(text_of_file(path))))
-    except TesseraError:
-        raise
+        file = READERS[kind](json.loads(text))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TesseraError(f"{path}: must be a file of {kind}; got {error!r}.") from None
     expect(bool(file.questions), str(path), "the file", "hold questions with answers", "none")

@@ -157,7 +157,7 @@ def _sharper(records: Mapping[str, Record]) -> str:
                 cells = [f"{scores[n][0]:.2f} -> {sharp[n][0]:.2f}" if n in sharp else "" for n in names]
                 rows.append([TITLES[task], NAMES[name], f"{factor}x", *cells])
     headings = ["task", "kernel", "length", "exact match", "all symbols", "first symbol", "second symbol"]
-    return markdown(headings, rows) if rows else ""
+    return markdown(headings, rows)
 
 
 def _second_symbols(records: Mapping[str, Record]) -> str:
@@ -168,7 +168,7 @@ def _second_symbols(records: Mapping[str, Record]) -> str:
         if all(score in scores for score in names):
             rows.append([NAMES[name], f"{factor}x", *(with_error(over_seeds([scores[score]])) for score in names)])
     headings = ["kernel", "length", "first symbol", "second, first occurs once", "second, first shared"]
-    return markdown(headings, rows) if rows else ""
+    return markdown(headings, rows)
 
 
 def _alphas(records: Mapping[str, Record]) -> str:
@@ -179,7 +179,7 @@ def _alphas(records: Mapping[str, Record]) -> str:
         for block, alphas in enumerate(record.outcome.get("alphas", ()), 1)
     ]
     heads = [f"head {head}" for head in range(1, len(rows[0]) - 1)] if rows else []
-    return markdown(["seed", "block", *heads], rows) if rows else ""
+    return markdown(["seed", "block", *heads], rows)
 
 
 def _every_record(records: Mapping[str, Record]) -> list[tuple[tuple[str, str], Record]]:

@@ -80,17 +80,12 @@ def require_room(
     tokenizer: "PreTrainedTokenizerBase",
     texts: LabelledTexts,
     shots: Sequence[int],
-    *,
-    anonymous: bool = False,
-    contexts: int = 10,
-    queries: int = 10,
-    seed: int = 0,
-    **_: Any,
+    **options: Any,
 ) -> None:
     """Raise `TesseraError` unless every prompt of `many_shot_scores` fits a model of `config`: before any is asked."""
     if context_limit(config) is None:
         return
-    for _count, strategy, episodes in _drawn(texts, shots, anonymous, contexts, queries, seed):
+    for _, strategy, episodes in _drawn(texts, shots, **options):
         for episode in episodes:
             for query in episode.queries:
                 prompt = texts.template.prompt(episode.demonstrations, query, strategy.split(", ")[0])
@@ -99,7 +94,7 @@ def require_room(
 
 
 def _drawn(
-    texts: LabelledTexts, shots: Sequence[int], anonymous: bool, contexts: int, queries: int, seed: int
+    texts: LabelledTexts, shots: Sequence[int], anonymous=False, contexts=10, queries=10, seed=0, **_: Any
 ) -> Iterator[tuple[int, str, Iterator[Episode]]]:
     """(shots, strategy, its contexts): the same for every model."""
     classes = list(texts.queries)

@@ -83,7 +83,7 @@ def _leads(rows: list[Curve]) -> str:
     points = {curve.label: curve.points for curve in rows}
     ours = points.pop(NAMES["mosaic_v2"], {})
     leads = [[name, *(f"{100 * (ours[n].mean - other[n].mean):+.1f}" for n in ours)] for name, other in points.items()]
-    return markdown(["over", *(f"{shots} shots" for shots in ours)], leads) if ours and leads else ""
+    return markdown(["over", *(f"{shots} shots" for shots in ours)], leads if ours else ())
 
 
 def _means(record: Record, score: str) -> dict[int, float]:

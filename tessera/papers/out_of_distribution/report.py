@@ -86,7 +86,7 @@ def _differences(heading: str, rows: Rows, pairs: Iterable[tuple[Row, Row, Row]]
             lines.append(
                 [f"{NAMES[name]}, {depth}", changes[0].count, *(with_error(change, "+.3f") for change in changes)]
             )
-    return markdown([heading, "seeds", *columns], lines) if lines else ""
+    return markdown([heading, "seeds", *columns], lines)
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
