@@ -107,7 +107,7 @@ def percent(value: Estimate | None) -> str:
 def markdown(headings: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
     """A Markdown table; empty without rows."""
     headings, below = list(headings), list(rows)
-    lines = [headings, ["---"] * len(headings), *below] if below else []
+    lines: list[Iterable[object]] = [headings, ["---"] * len(headings), *below] if below else []
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
