@@ -112,9 +112,8 @@ def _require_one_way(arguments: argparse.Namespace) -> None:
         return
     for name in ("shots", "results"):
         expect(getattr(arguments, name) is None, "ask", f"--{name}", "come with --samples", "none")
-    count = f"{len(arguments.questions)} questions"
-    is_one = bool(arguments.questions) != arguments.interactive
-    expect(is_one, "ask", "QUESTION", "be given, or --interactive, and not both", count)
+    is_one, count = bool(arguments.questions) != arguments.interactive, len(arguments.questions)
+    expect(is_one, "ask", "QUESTION", "be given, or --interactive, and not both", f"{count} questions")
     sources = [name for name in ("memory", "text") if getattr(arguments, name)]
     expect(len(sources) == 1, "ask", "--memory or --text", "be given, and not both", " and ".join(sources) or "neither")
     expect(arguments.text or not arguments.plant, "ask", "--plant", "come with --text", "no --text")

@@ -32,8 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Reproduce, then print the table."""
     from tessera.papers.runner import reproduce
 
-    several = (arguments.models, arguments.kernels, arguments.data)
-    models, kernels, data = (tuple(words) if words else None for words in several)
+    models, kernels, data = (tuple(getattr(arguments, name) or ()) or None for name in ("models", "kernels", "data"))
     selection = RunSelection(arguments.budget, models, kernels, arguments.seeds, data)
     options = {name: getattr(arguments, name) for name in ("output", "workers", "only")}
     table = reproduce(arguments.experiment, selection, imports=tuple(arguments.imports), **options)
