@@ -1,5 +1,6 @@
 """A job without a model, for processes of their own: its runs do what their keys say."""
 
+import multiprocessing
 import os
 import sys
 import time
@@ -39,9 +40,12 @@ class Chores:
 
 
 if __name__ == "__main__":
+    from tessera.papers import jobs
     from tessera.papers.experiment import Run
-    from tessera.papers.jobs import do_side_by_side
 
+    # Both processes are forked where the code is imported: PyTorch takes each new one seconds.
+    jobs.SPAWN = multiprocessing.get_context("forkserver")
+    jobs.SPAWN.set_forkserver_preload(["tests.papers.chores", "tessera.papers.jobs"])
     home = Path(sys.argv[1])
     runs = [Run("wait", {}), Run("wait too", {})]
-    do_side_by_side(Chores(home), runs, 2, 1, lambda run, record: None, lambda shown: None)
+    jobs.do_side_by_side(Chores(home), runs, 2, 1, lambda run, record: None, lambda shown: None)
