@@ -1,6 +1,8 @@
 """Recipe files as mappings: where they lie, what they extend, `key=value` changes. Nothing heavy is imported here."""
 
 from collections.abc import Sequence
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +83,12 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load(file: Path) -> dict[str, Any]:
-    mapping = read_yaml(file, "recipe")
+    mapping = deepcopy(_shipped(file)) if file.parent == SHIPPED else read_yaml(file, "recipe")
     if not isinstance(mapping, dict):
         raise TesseraError(f"{file}: recipe must be a mapping of keys to values; got {mapping!r}.")
     return mapping
+
+
+@cache
+def _shipped(file: Path) -> Any:
+    return read_yaml(file, "recipe")
