@@ -33,6 +33,7 @@ def prepare():
     from tests import shape_checks
 
     shape_checks.install()
+    os.fsync = os.fstat  # no test cuts the power, and each would wait for the disk
     if torch.cuda.is_available():
         return
     # Triton's kernels are tested in its interpreter, which must be chosen before triton is first imported. The choice
