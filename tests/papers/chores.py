@@ -2,13 +2,13 @@
 
 import multiprocessing
 import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.base.errors import TesseraError
-from tessera.papers.experiment import Record
+from tessera.papers import jobs
+from tessera.papers.experiment import Record, Run
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,9 @@ class Chores:
         return Record(run.configuration, {"threads": threads}, {"process": os.getpid()})
 
 
-if __name__ == "__main__":
-    from tessera.papers import jobs
-    from tessera.papers.experiment import Run
-
-    # Both processes are forked where the code is imported: PyTorch takes each new one seconds.
+def two_that_wait(home):
+    """In a process that will be killed: two others, forked where the code is imported."""
     jobs.SPAWN = multiprocessing.get_context("forkserver")
-    jobs.SPAWN.set_forkserver_preload(["tests.papers.chores", "tessera.papers.jobs"])
-    home = Path(sys.argv[1])
+    jobs.SPAWN.set_forkserver_preload(["tests.papers.chores"])
     runs = [Run("wait", {}), Run("wait too", {})]
     jobs.do_side_by_side(Chores(home), runs, 2, 1, lambda run, record: None, lambda shown: None)
