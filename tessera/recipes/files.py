@@ -12,6 +12,7 @@ from tessera.base.yaml_files import parse_yaml, read_yaml
 
 SHIPPED = Path(tessera.__file__).parent / "recipes"
 COMMAND_LINE = "command line"
+_read_once = cache(read_yaml)
 
 
 def find_recipe(path: str | Path) -> Path:
@@ -83,12 +84,7 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load(file: Path) -> dict[str, Any]:
-    mapping = deepcopy(_shipped(file)) if file.parent == SHIPPED else read_yaml(file, "recipe")
+    mapping = deepcopy(_read_once(file, "recipe")) if file.parent == SHIPPED else read_yaml(file, "recipe")
     if not isinstance(mapping, dict):
         raise TesseraError(f"{file}: recipe must be a mapping of keys to values; got {mapping!r}.")
     return mapping
-
-
-@cache
-def _shipped(file: Path) -> Any:
-    return read_yaml(file, "recipe")
