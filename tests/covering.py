@@ -24,7 +24,11 @@ def some(arguments: str | tuple[str, ...], cases: Iterable[Any], by_default: Con
     is_single = isinstance(arguments, str)
     stands = by_default if callable(by_default) else lambda *case: (case[0] if is_single else case) in by_default
     tuples = [(case,) if is_single else tuple(case) for case in cases]
-    marked = [pytest.param(*case, marks=() if stands(*case) else pytest.mark.grid) for case in tuples]
+    names, ids = (ids, None) if isinstance(ids, list) else ([None] * len(tuples), ids)
+    marked = [
+        pytest.param(*case, id=name, marks=() if stands(*case) else pytest.mark.grid)
+        for case, name in zip(tuples, names, strict=True)
+    ]
     return pytest.mark.parametrize(arguments, _collected(marked), ids=ids)
 
 

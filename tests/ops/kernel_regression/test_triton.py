@@ -125,7 +125,7 @@ def test_uniform_fall_back(triton_device):
 
 def test_the_future_has_no_influence(triton_device):
     kernel = Biweight()
-    drawn = draw(kernel, queries=24, pairs=24, batch=1)
+    drawn = draw(kernel, queries=24, pairs=24)
     tensors = {name: x.float().to(triton_device) for name, x in drawn.items() if name != "above"}
     options = {"kernel": kernel, "window": Window(delay=2), "backend": "triton"}
     before = kernel_regression(**tensors, **options)
