@@ -10,36 +10,49 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
-import torch
 
-from tests import shape_checks
+from tests import covering
 
-shape_checks.install()  # before the library is first imported
 # Processes that tests start read what this one has compiled.
 sys.dont_write_bytecode = False
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+gc.disable()  # until all tests are collected: what is made by then stays
 
-if not torch.cuda.is_available():
+
+def pytest_configure(config):
+    covering.without_grid = "not grid" in config.option.markexpr
+    hands_tests_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if not hands_tests_out:  # that process runs no test
+        prepare()
+
+
+def prepare():
+    """Before the library and what it needs are first imported."""
+    import torch
+
+    from tests import shape_checks
+
+    shape_checks.install()
+    os.fsync = os.fstat  # no test cuts the power, and each would wait for the disk
+    if torch.cuda.is_available():
+        return
     # Triton's kernels are tested in its interpreter, which must be chosen before triton is first imported. The choice
     # is taken back at once: tensors on the CPU go to Triton only where a test asks for it (tests/ops/conftest.py).
     os.environ["TRITON_INTERPRET"] = "1"
     with contextlib.suppress(ImportError):
         import triton  # noqa: F401
     del os.environ["TRITON_INTERPRET"]
-
-
-def pytest_collection_finish():
-    """Keep what imports have made from the garbage collections: every training ends with one, 0.3 s over all of it."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
-
-
-if not torch.cuda.is_available():
     # Each seed would wait for a GPU, with a copy of the stack: two milliseconds and ever more memory, at every call.
     for accelerator in ("cuda", "xpu", "mtia"):
         if hasattr(torch, accelerator):
             getattr(torch, accelerator).manual_seed_all = lambda seed: None
+
+
+def pytest_collection_finish():
+    """Keep what imports have made from the garbage collections: every training ends with one, 0.3 s over all of it."""
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(10_000, 20, 20)
 
 
 class Heard(logging.Handler):
@@ -68,5 +81,7 @@ def heard():
 
 @pytest.fixture(autouse=True)
 def _seeded():
+    import torch
+
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+without_grid = False  # set by conftest.py where marked cases would be collected to be deselected
+
 
 def pairwise(indirect=False, **axes):
     """`parametrize` over `axes` (argument to values, or to {name: value}): every pair of values by default."""
@@ -22,8 +24,12 @@ def some(arguments: str | tuple[str, ...], cases: Iterable[Any], by_default: Con
     is_single = isinstance(arguments, str)
     stands = by_default if callable(by_default) else lambda *case: (case[0] if is_single else case) in by_default
     tuples = [(case,) if is_single else tuple(case) for case in cases]
-    marked = [pytest.param(*case, marks=() if stands(*case) else pytest.mark.grid) for case in tuples]
-    return pytest.mark.parametrize(arguments, marked, ids=ids)
+    names, ids = (ids, None) if isinstance(ids, list) else ([None] * len(tuples), ids)
+    marked = [
+        pytest.param(*case, id=name, marks=() if stands(*case) else pytest.mark.grid)
+        for case, name in zip(tuples, names, strict=True)
+    ]
+    return pytest.mark.parametrize(arguments, _collected(marked), ids=ids)
 
 
 def _covering(size: int, axes: dict[str, Any], indirect):
@@ -46,4 +52,8 @@ def _covering(size: int, axes: dict[str, Any], indirect):
         )
         for row in rows
     ]
-    return pytest.mark.parametrize(tuple(axes), cases, indirect=indirect)
+    return pytest.mark.parametrize(tuple(axes), _collected(cases), indirect=indirect)
+
+
+def _collected(cases):
+    return [case for case in cases if not case.marks] or cases if without_grid else cases

@@ -15,6 +15,7 @@ from typing import Any, get_args
 import torch
 from beartype.door import is_bearable
 from jaxtyping import AbstractArray, jaxtyped
+from torch import Tensor
 
 Kind = Any  # a nest of tuples: the types of values, dtypes and shapes of tensors
 
@@ -85,21 +86,19 @@ class _Check:
         self.function, self.hints = function, hints
         places = {name: place for place, name in enumerate(inspect.signature(function).parameters)}
         self.arguments = [(name, places[name]) for name in hints if name != "return"]
+        self.returns = "return" in hints
         self.passed: set[Kind] = set()
         self.is_mapped = function.__name__ == "__init__"  # by PyTorch's pytrees, with nothing where they return nothing
 
     def __call__(self, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         if self.is_mapped and kwargs and all(value is None for value in kwargs.values()):
             return
-        values = []
-        for name, place in self.arguments:
-            if place < len(args):
-                values.append(args[place])
-            else:
-                values.append(kwargs.get(name, _ABSENT))
-        if "return" in self.hints:
+        count = len(args)
+        values = [args[place] if place < count else kwargs.get(name, _ABSENT) for name, place in self.arguments]
+        if self.returns:
             values.append(result)
-        kinds = tuple([_kind(value) for value in values])
+        # What is most often there is looked at here: this is done at every call.
+        kinds = tuple([(one.dtype, one.shape) if type(one) is Tensor else _kind(one) for one in values])
         try:
             if kinds in self.passed:
                 return
@@ -122,6 +121,6 @@ def _has_shape(hint: Any) -> bool:
 
 def _kind(value: Any) -> Kind:
     """All that an annotation says something about."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return value.dtype, value.shape
     return tuple(map(_kind, value)) if isinstance(value, tuple) else type(value)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def provenance(
         "seed": seed,
         "versions": {"tessera": tessera.__version__, "python": platform.python_version(), **_versions()},
         "hardware": hardware(),
-        "commit": commit(),
+        "commit": _own_commit(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "wall_seconds": None if wall_seconds is None else round(wall_seconds, 2),
     }
@@ -87,16 +88,19 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def commit(folder: Path | None = None) -> str | None:
-    """The commit of the git checkout that holds `folder` (default: this library)."""
-    here = folder or Path(tessera.__file__).parents[1]
-    if folder is None and not (here / ".git").exists():
-        return None
+@cache  # what this process has imported is older than what is committed while it runs
+def _own_commit() -> str | None:
+    here = Path(tessera.__file__).parents[1]
+    return commit(here) if (here / ".git").exists() else None
+
+
+def commit(folder: Path) -> str | None:
+    """The commit of the git checkout that holds `folder`, "+changes" where tracked files differ; None: no checkout."""
     try:
-        name = _git(here, "rev-parse", "HEAD")
+        name = _git(folder, "rev-parse", "HEAD")
         # What a command has just written is no change of what it ran with.
         written = (f":(exclude)results/*.{ending}" for ending in ("json", "md", "png"))
-        changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", ".", *written)
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".", *written)
     except (OSError, subprocess.SubprocessError):
         return None
     return name + ("+changes" if changed else "")
@@ -107,6 +111,7 @@ def _git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+@cache
 def _versions() -> dict[str, str]:
     versions = {}
     for name in PACKAGES:
@@ -117,6 +122,7 @@ def _versions() -> dict[str, str]:
     return versions
 
 
+@cache
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,6 +1,8 @@
 """Recipe files as mappings: where they lie, what they extend, `key=value` changes. Nothing heavy is imported here."""
 
 from collections.abc import Sequence
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from tessera.base.yaml_files import parse_yaml, read_yaml
 
 SHIPPED = Path(tessera.__file__).parent / "recipes"
 COMMAND_LINE = "command line"
+_read_once = cache(read_yaml)
 
 
 def find_recipe(path: str | Path) -> Path:
@@ -81,7 +84,7 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load(file: Path) -> dict[str, Any]:
-    mapping = read_yaml(file, "recipe")
+    mapping = deepcopy(_read_once(file, "recipe")) if file.parent == SHIPPED else read_yaml(file, "recipe")
     if not isinstance(mapping, dict):
         raise TesseraError(f"{file}: recipe must be a mapping of keys to values; got {mapping!r}.")
     return mapping

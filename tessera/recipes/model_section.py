@@ -196,8 +196,14 @@ def _checked(entry: ModelEntry, arguments: dict[str, Any]) -> "PreTrainedConfig"
 
 
 def _try_building(config: "PreTrainedConfig") -> None:
-    """Build the model without its weights: some configurations are only refused by their model."""
-    try:
-        meta_model(config)
-    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
-        raise TesseraError(" ".join(str(error).split())[:300]) from None
+    """Build the model without its weights, once for each: some configurations are only refused by their model."""
+    described = config.to_json_string(use_diff=False)
+    if described not in _BUILT:
+        try:
+            meta_model(config)
+        except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
+            raise TesseraError(" ".join(str(error).split())[:300]) from None
+        _BUILT.add(described)
+
+
+_BUILT: set[str] = set()

@@ -2,8 +2,6 @@
 
 import importlib
 import inspect
-import subprocess
-import sys
 from types import FunctionType
 
 import pytest
@@ -19,6 +17,8 @@ from tessera.memories.linear_attention import LinearAttentionMemory
 from tessera.ops.linear_recurrence import linear_recurrence
 from tessera.ops.selective_scan import selective_scan
 from tessera.ops.unit_norm import unit_norm
+from tests import new_process
+from tests.covering import some
 from tests.shape_checks import ShapeError
 
 PAIRS = torch.rand(1, 2, 5, 4)
@@ -139,7 +139,8 @@ def test_right_arguments_keep_their_error():
         fails(3)
 
 
-def test_the_same_without_the_package_that_checks_shapes():
+@some("how", new_process.HOW, by_default=["fork"])
+def test_the_same_without_the_package_that_checks_shapes(how, tmp_path):
     """The tests import jaxtyping, users need not: annotations are of plain tensors then."""
     program = """if True:
         import sys, torch, typing, tessera
@@ -151,7 +152,6 @@ def test_the_same_without_the_package_that_checks_shapes():
         print(hints["x"] is torch.Tensor, hints["documents"] == torch.Tensor | None)
         print({"jaxtyping", "beartype"} & sys.modules.keys())
     """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == (
+    assert new_process.run(how, tmp_path, program) == (
         "entmax: scores must be a tensor of floating-point numbers; got a tensor of int64 (2,).\nTrue True\nset()\n"
-    ), done.stderr
+    )

@@ -1,7 +1,6 @@
 """Kernels, tasks and models from other packages and files."""
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +11,8 @@ from tessera.base.errors import TesseraError
 from tessera.base.registry import Registry
 from tessera.cli.main import main
 from tessera.kernels import KERNELS, kernel_from_config
+from tests import new_process
+from tests.covering import some
 
 KERNEL = """
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ def test_a_broken_package_is_named_and_stays_an_error(package):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_models_of_the_library_and_of_another_package_are_known_to_the_auto_classes(package):
+@some("how", new_process.HOW, by_default=["fork"])
+def test_models_of_the_library_and_of_another_package_are_known_to_the_auto_classes(package, how):
     """The library's after `import tessera.models`, the other's whichever of both is imported first."""
     folder = package(MODEL, "[tessera.models]\nmy_mosaic = tessera_plugin_of_a_test\n")
     sizes = {"vocab_size": 20, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 4}
@@ -102,9 +104,7 @@ def test_models_of_the_library_and_of_another_package_are_known_to_the_auto_clas
         "sys.stdout.flush()\n"
         "assert child == 0 or os.waitpid(child, 0)[1] == 0"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = sorted(done.stdout.splitlines())
+    lines = sorted(new_process.run(how, folder, code).splitlines())
     assert len(lines) == 6  # three of each process
     assert all(line.split() == ["MemoryMosaicConfig", *2 * ["MemoryMosaicForCausalLM"]] for line in lines[:2])
     assert lines[2:4] == ["MyForCausalLM"] * 2

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import multiprocessing
 import subprocess
 import sys
 import time
@@ -9,11 +10,12 @@ import time
 import pytest
 
 from tessera.cli.main import main
-from tessera.papers import runner
+from tessera.papers import jobs, runner
 from tessera.papers.catalogue import EXPERIMENTS
 from tessera.papers.experiment import RunSelection
 from tessera.papers.jobs import do_side_by_side
 from tessera.tasks.task import TASKS
+from tests.covering import some
 from tests.papers import toy
 
 
@@ -59,18 +61,26 @@ EXPERIMENTS.add("line_of_a_test", EXPERIMENT)
 """
 
 
-def test_worker_processes_import_what_the_command_imported(capsys, tmp_path, monkeypatch):
-    """One process in place of two: to import PyTorch takes it seconds."""
+@some("start", ["fork", "spawn"], by_default=["fork"])  # PyTorch and transformers take a new process ten seconds
+def test_worker_processes_import_what_the_command_imported(capsys, tmp_path, monkeypatch, start):
+    """One process in place of two."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "do_side_by_side", lambda job, runs, _, *rest: do_side_by_side(job, runs, 1, *rest))
     monkeypatch.setattr(EXPERIMENTS, "_entries", dict(EXPERIMENTS._entries))  # the plugin registers here too
+    if start == "fork":
+        prepare = jobs._prepare
+
+        def forget_and_prepare(*arguments):
+            del sys.modules["plugin_of_a_test"], EXPERIMENTS._entries["line_of_a_test"]
+            prepare(*arguments)
+
+        monkeypatch.setattr(jobs, "SPAWN", multiprocessing.get_context("fork"))
+        monkeypatch.setattr(jobs, "_prepare", forget_and_prepare)
     # The plugin is a copy, so that a worker can know it by its import alone.
     (tmp_path / "plugin_of_a_test.py").write_text(inspect.getsource(toy) + REGISTRATION)
+    options = ["--seeds", "1", "--workers", "2", "--import", "plugin_of_a_test.py"]
     try:
-        assert (
-            main(["reproduce", "line_of_a_test", "--seeds", "1", "--workers", "2", "--import", "plugin_of_a_test.py"])
-            == 0
-        )
+        assert main(["reproduce", "line_of_a_test", *options]) == 0
     finally:
         sys.modules.pop("plugin_of_a_test", None)  # a module of this process until then
     assert "| straight | " in capsys.readouterr().out

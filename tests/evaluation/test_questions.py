@@ -21,6 +21,9 @@ from tessera.papers.babilong.stories import PEOPLE
 from tessera.papers.babilong.vocabulary import decode
 from tessera.tasks.question_answering import QuestionBatch
 from tests.covering import each_value
+from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
+
+pytestmark = pytest.mark.usefixtures("short_books")
 
 VOCABULARY, SEGMENT = 250, 32
 BASES = {

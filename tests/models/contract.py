@@ -98,3 +98,7 @@ CASES = {
     ),
     "transformer": Case(_transformer, None, packs=False, plain=True),
 }  # fmt: skip
+OF_EACH_CLASS = (
+    "v1 published", "v2 compact", "linear attention gla", "armt around memory_mosaic", "rmt around gpt2",
+    "prmt around gpt2", "lstm", "transformer",
+)  # fmt: skip

@@ -1,14 +1,14 @@
 """A folder saved with code loads in a process that never imports tessera, and only where its user trusts it."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import tessera
+from tests import new_process
+from tests.covering import some
 
 SIZES = {"vocab_size": 20, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 4}
 LOAD = """
@@ -36,15 +36,14 @@ def wrapped():
     return tessera.wrap(base, segment_size=4, num_memory_tokens=2, memory_dim=4).eval()
 
 
-def test_a_folder_with_code_loads_without_import_tessera_where_its_user_trusts_it(tmp_path, monkeypatch):
+@some("how", new_process.HOW, by_default=["fork"])
+def test_a_folder_with_code_loads_without_import_tessera_where_its_user_trusts_it(tmp_path, monkeypatch, how):
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     models = {tmp_path / "wrapped": wrapped(), tmp_path / "mosaic": mosaic()}
     for folder, model in models.items():
         model.save_pretrained(folder, with_code=True)
     # Only the first is loaded before tessera is: it has more parts.
-    done = subprocess.run([sys.executable, "-c", LOAD, *map(str, models)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    refused, *loaded = done.stdout.splitlines()
+    refused, *loaded = new_process.run(how, tmp_path, LOAD, *map(str, models)).splitlines()
     assert refused == "True []", "code was taken, or copied, without the user's trust"
     for line, (folder, model) in zip(loaded, models.items(), strict=True):
         module, printed = line.split()

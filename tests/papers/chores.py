@@ -1,13 +1,14 @@
 """A job without a model, for processes of their own: its runs do what their keys say."""
 
+import multiprocessing
 import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.base.errors import TesseraError
-from tessera.papers.experiment import Record
+from tessera.papers import jobs
+from tessera.papers.experiment import Record, Run
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,9 @@ class Chores:
         return Record(run.configuration, {"threads": threads}, {"process": os.getpid()})
 
 
-if __name__ == "__main__":
-    from tessera.papers.experiment import Run
-    from tessera.papers.jobs import do_side_by_side
-
-    home = Path(sys.argv[1])
+def two_that_wait(home):
+    """In a process that will be killed: two others, forked where the code is imported."""
+    jobs.SPAWN = multiprocessing.get_context("forkserver")
+    jobs.SPAWN.set_forkserver_preload(["tests.papers.chores"])
     runs = [Run("wait", {}), Run("wait too", {})]
-    do_side_by_side(Chores(home), runs, 2, 1, lambda run, record: None, lambda shown: None)
+    jobs.do_side_by_side(Chores(home), runs, 2, 1, lambda run, record: None, lambda shown: None)

@@ -44,7 +44,7 @@ def test_scores_do_not_depend_on_how_many_are_scored_at_once():
 
 def test_a_block_of_memories_learns_induction(tmp_path):
     settings = EXPERIMENT.runs(RunSelection("smoke"))[0].configuration
-    task = Induction(48, 3)
+    task = Induction(32, 3)
     model = build(replace(settings, task=task, hidden_size=32))
     options = FitOptions(120, 1e-2, warmup_ratio=0.05, clip=1.0, scalar_learning_rate_scale=10.0)
 

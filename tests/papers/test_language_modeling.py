@@ -3,6 +3,7 @@
 import json
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,11 @@ from tessera.papers.tables import difference
 
 RESULTS = Path(__file__).parents[2] / "results"
 LANGUAGE, OTHER = EXPERIMENTS["language_modeling"], EXPERIMENTS["out_of_distribution"]
-RUNS = {run.key: run for run in LANGUAGE.runs(RunSelection("cpu"))}
+
+
+@cache
+def planned():
+    return {run.key: run for run in LANGUAGE.runs(RunSelection("cpu"))}
 
 
 def steps(settings):
@@ -40,8 +45,8 @@ def record(run, loss, curve=(3.0, 2.0)):
 def test_models_of_a_depth_and_seed_differ_in_the_model_section_and_the_rate_alone():
     for seed in (0, 1):
         for depth in ("1 block", "8 blocks"):
-            mosaic = RUNS[f"mosaic gaussian/{depth}/seed {seed}"].configuration.recipe
-            transformer = RUNS[f"transformer/{depth}/seed {seed}"].configuration.recipe
+            mosaic = planned()[f"mosaic gaussian/{depth}/seed {seed}"].configuration.recipe
+            transformer = planned()[f"transformer/{depth}/seed {seed}"].configuration.recipe
             for one in (mosaic, transformer):
                 assert one["seed"] == seed
             # Batches are a function of data, tokenizer, seed and batch size.
@@ -52,14 +57,14 @@ def test_models_of_a_depth_and_seed_differ_in_the_model_section_and_the_rate_alo
 
 
 def test_transformers_differ_in_their_positions_alone():
-    recipes = {name: deepcopy(RUNS[f"{name}/1 block/seed 0"].configuration.recipe) for name in POSITIONS}
+    recipes = {name: deepcopy(planned()[f"{name}/1 block/seed 0"].configuration.recipe) for name in POSITIONS}
     assert {name: recipe["model"].pop("positions") for name, recipe in recipes.items()} == POSITIONS
     assert recipes["transformer"] == recipes["transformer_rope"] == recipes["transformer_alibi"]
 
 
 def test_kernels_differ_in_the_kernel_alone():
-    gaussian = RUNS["mosaic gaussian/4 blocks/seed 0"].configuration.recipe
-    biweight = RUNS["mosaic biweight/4 blocks/seed 0"].configuration.recipe
+    gaussian = planned()["mosaic gaussian/4 blocks/seed 0"].configuration.recipe
+    biweight = planned()["mosaic biweight/4 blocks/seed 0"].configuration.recipe
     assert biweight["model"] == {**gaussian["model"], "kernel": "biweight"}
     assert {key: biweight[key] for key in biweight if key != "model"} == {
         key: gaussian[key] for key in gaussian if key != "model"
@@ -83,7 +88,7 @@ def test_differences_are_taken_seed_by_seed():
     names = ("mosaic gaussian/1 block", "transformer/1 block")
     losses = {names[0]: (3.0, 5.0), names[1]: (3.5, 5.25)}
     records = {
-        f"{name}/seed {seed}": record(RUNS[f"{name}/seed {seed}"], losses[name][seed])
+        f"{name}/seed {seed}": record(planned()[f"{name}/seed {seed}"], losses[name][seed])
         for name in names
         for seed in (0, 1)
     }
@@ -131,7 +136,7 @@ def test_mistakes_in_data(data, message):
 
 
 def test_other_text_is_read_by_the_models_of_the_main_trainings():
-    main = [run.configuration for run in RUNS.values() if run.configuration.part == MAIN]
+    main = [run.configuration for run in planned().values() if run.configuration.part == MAIN]
     runs = OTHER.runs(RunSelection("cpu"))
     assert [run.configuration.trained for run in runs] == main
     assert {run.configuration.text for run in runs} == {"novels"}

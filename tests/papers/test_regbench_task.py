@@ -172,7 +172,7 @@ def test_counting_in_the_context_by_hand():
 
 
 def test_longer_contexts_know_more():
-    task, examples = RegBench(), RegBench().sample(60, 0, "test")
+    task, examples = RegBench(), RegBench().sample(30, 0, "test")
     shares = [
         task.scores(ngram_log_probabilities(task, examples, order), examples)["accuracy"].mean()
         for order in (0, 1, 2, 3)

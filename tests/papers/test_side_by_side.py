@@ -2,8 +2,6 @@
 
 import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from concurrent.futures import wait
 from pathlib import Path
@@ -13,14 +11,14 @@ import pytest
 from tessera.base.errors import TesseraError
 from tessera.papers import jobs
 from tessera.papers.experiment import Run
-from tests.papers.chores import Chores
+from tests.papers.chores import Chores, two_that_wait
 
 
 @pytest.fixture(scope="module")
 def processes():
     """New processes that are forked where the code is imported: PyTorch takes seconds, and each test starts two."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.papers.chores", "tessera.papers.jobs"])
+    context.set_forkserver_preload(["tests.papers.chores"])
     return context
 
 
@@ -87,14 +85,15 @@ def test_a_mistake_in_the_code_is_told_with_its_place(do):
         do("mistake")
 
 
-def test_no_process_outlives_the_parent(tmp_path):
+def test_no_process_outlives_the_parent(processes, tmp_path):
     """Killed, the parent cannot end them; left alone they would write over the checkpoints of the next call."""
-    parent = subprocess.Popen([sys.executable, "-m", "tests.papers.chores", str(tmp_path)])
+    parent = processes.Process(target=two_that_wait, args=[tmp_path])
+    parent.start()
     while len(actual := list(tmp_path.glob("*.process"))) < 2:
-        assert parent.poll() is None
+        assert parent.is_alive()
         time.sleep(0.01)
     parent.kill()
-    parent.wait()
+    parent.join()
     wait_for_the_end_of(actual)
 
 

@@ -33,15 +33,18 @@ def scenario(shop, folder, name, monkeypatch) -> Scenario:
 OF_RUNS = ["train", "train --resume", "train --overwrite", "eval --plot"]
 OF_MEMORIES = ["memorize --overwrite", "memorize --append", "memories merge", "memories forget", "ask --cite", "chat"]
 NAMES = [*OF_RUNS, *OF_MEMORIES, "models get"]
+OPERATIONS: dict[str, int] = {}
 SAMPLE = ["train --overwrite", "memorize --append", "memories forget", "models get"]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "generate --compile"] if TORTURE else SAMPLE)
 @pytest.mark.parametrize("fault", [kill_at, full_disk_from], ids=["kill", "full disk"])
 def test_a_fault_at_any_file_operation_loses_nothing(scenario, folder, name, fault):
-    fresh(folder)
-    scenario.setup(folder)
-    places = range(1, count_operations(lambda: scenario.call(scenario.words), folder) + 1)
+    if name not in OPERATIONS:  # as many for both faults
+        fresh(folder)
+        scenario.setup(folder)
+        OPERATIONS[name] = count_operations(lambda: scenario.call(scenario.words), folder)
+    places = range(1, OPERATIONS[name] + 1)
     for place in places if TORTURE else random.Random(1).sample(places, 1):
         tried(f"{'kill' if fault is kill_at else 'full disk'}, {name}")
         scenario.run(folder, fault(place, folder), is_kill=fault is kill_at)

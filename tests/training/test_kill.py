@@ -46,15 +46,15 @@ def attempt(recipe, folder, moment=None):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_kill_minus_nine_at_random_moments(recipe_file, tmp_path):
     overrides = [
-        "training.steps=60",
+        "training.steps=40",
         "training.checkpoint_every=2",
         "model.weight_dropout=0.1",
         "training.keep_checkpoints=2",
     ]
     recipe, kills, chance = read_recipe(recipe_file, overrides), 0, random.Random(7)
     assert attempt(recipe, tmp_path / "whole") == 0
-    for checkpoints in (1, 0, 3, 2, 0, 1, 4):
-        status = attempt(recipe, tmp_path / "killed", (checkpoints, chance.uniform(0, 0.1)))
+    for checkpoints in (1, 0, 2, 2, 0, 1, 2):
+        status = attempt(recipe, tmp_path / "killed", (checkpoints, chance.uniform(0, 0.05)))
         kills += os.WIFSIGNALED(status)
         assert status == 0 or os.WIFSIGNALED(status), "a resumed run failed"
     assert attempt(recipe, tmp_path / "killed") == 0
@@ -62,11 +62,11 @@ def test_kill_minus_nine_at_random_moments(recipe_file, tmp_path):
     uninterrupted, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
     assert uninterrupted.keys() == killed.keys()
     assert all(torch.equal(uninterrupted[name], killed[name]) for name in uninterrupted)
-    last = tmp_path / "killed" / "checkpoints" / "checkpoint-60"
+    last = tmp_path / "killed" / "checkpoints" / "checkpoint-40"
     assert verify(last) is None
     steps = [
         line.split(",")[0]
         for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
         if '"loss"' in line
     ]
-    assert len(steps) == len(set(steps)) == 60
+    assert len(steps) == len(set(steps)) == 40

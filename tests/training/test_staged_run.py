@@ -353,13 +353,18 @@ def test_only_an_armt_has_gates_of_writing(recipe_of, tmp_path, model, message):
 
 def test_a_stage_ends_halfway_down_a_linear_schedule(recipe_of, tmp_path):
     run = tmp_path / "run"
-    stages = "training.curriculum=[{length: 2, min_length: 2, steps: 20, learning_rate: 0.01}]"
-    train(recipe_of(QUESTIONS, stages, "training.evaluate_every=20"), run, progress=False)
+    stages = "training.curriculum=[{length: 2, min_length: 2, steps: 10, learning_rate: 0.01}]"
+    train(recipe_of(QUESTIONS, stages, "training.evaluate_every=10"), run, progress=False)
     rates = {r["step"]: r["learning_rate"] for r in MetricsFile(run / "metrics.jsonl").read() if "learning_rate" in r}
-    assert rates[20] == pytest.approx(0.01 * (1 - (19 - 2) / (40 - 2)), rel=0.02)
+    assert rates[10] == pytest.approx(0.01 * (1 - (9 - 1) / (20 - 1)), rel=0.02)
 
 
 TEXT = {"data": {"source": "novels"}, "tokenizer": {"type": "byte"}}
+TWO_STEPS_EACH = (
+    "training.curriculum=[{length: 2, min_length: 2, steps: 2, learning_rate: 5e-3}, {length: 3, steps: 2}]",
+    "training.evaluate_every=1",
+    "training.log_every=1",
+)
 
 
 @some("section", [{}, TEXT], by_default=[{}], ids=["questions", "text"])
@@ -367,7 +372,7 @@ def test_accumulation_in_stages_changes_rounding_only(recipe_of, tmp_path, secti
     lines = []
     for size in ("null", "1"):
         options = (STRETCH, "model.gate_penalty=0.5", "data.early_questions=1") if not section else ()
-        recipe = recipe_of({**QUESTIONS, **section}, f"training.micro_batch_size={size}", *options)
+        recipe = recipe_of({**QUESTIONS, **section}, f"training.micro_batch_size={size}", *options, *TWO_STEPS_EACH)
         train(recipe, tmp_path / size, progress=False)
         lines.append(MetricsFile(tmp_path / size / "metrics.jsonl").read())
     for name in ("loss", "gradient_norm", "validation_loss"):
@@ -389,8 +394,8 @@ def test_stages_take_the_options_of_plain_runs(recipe_of, tmp_path, monkeypatch)
     monkeypatch.setattr(staged_data.StagedQuestions, "losses", broken)
     options = ("gradient_checkpointing=true", "keep_checkpoints=1", "report_to=[tensorboard]", "on_nonfinite=skip")
     scales = "training.scalar_learning_rate_scales={mix: 2.0}"
-    recipe = recipe_of(QUESTIONS, scales, *(f"training.{option}" for option in options))
+    recipe = recipe_of(QUESTIONS, scales, *(f"training.{option}" for option in options), TWO_STEPS_EACH[0])
     summary = train(recipe, tmp_path / "run", progress=False)
     assert summary.skipped_steps == 1
-    assert [path.name for path in (tmp_path / "run" / FOLDER).iterdir()] == ["checkpoint-9"]
+    assert [path.name for path in (tmp_path / "run" / FOLDER).iterdir()] == ["checkpoint-4"]
     assert list((tmp_path / "run" / "tensorboard").iterdir())

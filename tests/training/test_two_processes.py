@@ -35,8 +35,8 @@ STAGES = {
     "questions": (
         "{task: {name: babilong, kind: qa1, noise: BOOKS, vocab_size: 250, facts_share: 0.6},"
         " questions: 3, early_questions: 2}",
-        "[{length: 2, min_length: 2, steps: 3},"
-        " {length: 4, min_length: 3, steps: 3, model: {backprop_segments: 2, gate_penalty: 0.5}}]",
+        "[{length: 2, min_length: 2, steps: 2},"
+        " {length: 4, min_length: 3, steps: 2, model: {backprop_segments: 2, gate_penalty: 0.5}}]",
     ),
     "text": (
         "{source: novels}\ntokenizer: {type: byte}",

@@ -1,10 +1,12 @@
 """README.md beside saved weights: what the model is, how to load it, how it was trained, how good it is."""
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import ModelCardData
+from jinja2 import Template
 
 import tessera
 from tessera.base.files import write_text_atomically
@@ -63,7 +65,12 @@ QUOTED = "From the card of the folder that these weights were loaded from; later
 def render_card(model_type: str, auto: str = CAUSAL, **values: Any) -> str:
     """The text of `TEMPLATE` with these values; those that are left out stay empty."""
     data = ModelCardData(library_name="transformers", tags=["tessera", model_type])
-    return str(ModelCard.from_template(data, template_str=TEMPLATE, model_type=model_type, auto=auto, **values)) + "\n"
+    return _template().render(card_data=data.to_yaml(), model_type=model_type, auto=auto, **values) + "\n"
+
+
+@cache
+def _template() -> Template:  # to compile it takes longer than to save a small model
+    return Template(TEMPLATE)
 
 
 def write_missing_card(folder: Path, model: "PreTrainedModel", with_code: bool) -> None:

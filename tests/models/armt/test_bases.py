@@ -18,8 +18,9 @@ from tessera.base.errors import TesseraError
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.causality import expect_causal
 from tessera.models.memory_mosaic import MemoryMosaicModel
+from tests.covering import some
 from tests.models.armt.bases import BASES, is_greedy, tokens
-from tests.models.contract import CASES
+from tests.models.contract import CASES, OF_EACH_CLASS
 
 NONE = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -142,7 +143,7 @@ def test_a_model_of_a_configuration_is_tried_too():
         ARMTForCausalLM(ARMTConfig(base_config=AutoConfig.for_model("bert", **SIZES), segment_size=8, memory_dim=4))
 
 
-@pytest.mark.parametrize("name", CASES)
+@some("name", CASES, by_default=OF_EACH_CLASS)
 def test_our_models_are_causal(name):
     expect_causal(CASES[name].build(), "test")
 

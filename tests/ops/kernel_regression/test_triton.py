@@ -65,7 +65,7 @@ def test_tiles_at_the_borders_of_a_window(triton_device, kernel):
     ids=lambda kernel: kernel.name,
 )
 def test_other_kernels(triton_device, kernel):
-    tensors, masks = draw(kernel, queries=18, pairs=18, heads=1), {"window": Window()}
+    tensors, masks = draw(kernel, queries=18, pairs=18, batch=1), {"window": Window()}
     assert_equal(regress(kernel, tensors, "triton", torch.float32, triton_device, **masks), kernel, tensors, masks)
 
 
@@ -87,7 +87,7 @@ def test_awkward_sizes(triton_device, queries, pairs, offset):
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_half_precision(triton_device, kernel, dtype):
-    tensors, masks = draw(kernel, queries=18, pairs=18, dtype=dtype), {"window": Window()}
+    tensors, masks = draw(kernel, queries=18, pairs=18, batch=1, dtype=dtype), {"window": Window()}
     actual = regress(kernel, tensors, "triton", dtype, triton_device, **masks)
     assert actual["query"].dtype == dtype
     # Weights and their gradients are rounded once to the dtype before products: a few spacings of the largest entry.
@@ -96,7 +96,7 @@ def test_half_precision(triton_device, kernel, dtype):
 
 @each_value(kernel=named([Biweight(), Epanechnikov(), ReLUmax()]), scale=(1e4, 1e-8))
 def test_extreme_scores(triton_device, kernel, scale):
-    tensors, masks = draw(kernel, queries=17, pairs=17), {"window": Window()}
+    tensors, masks = draw(kernel, queries=17, pairs=17, batch=1), {"window": Window()}
     tensors["slope"] = torch.full_like(tensors["slope"], scale)
     # Halves of few digits: similarities are exact, so that scores of 1e4 differ by what the reference sees too.
     tensors["query"], tensors["key"] = ((4 * tensors[name]).round() / 4 for name in ("query", "key"))
@@ -105,7 +105,7 @@ def test_extreme_scores(triton_device, kernel, scale):
 
 @some("kernel", [Gaussian(), Triweight(), ReLUmax()], by_default=[Triweight()], ids=lambda kernel: kernel.name)
 def test_equal_keys_average_the_values(triton_device, kernel):
-    tensors = draw(kernel, queries=20, pairs=20)
+    tensors = draw(kernel, queries=20, pairs=20, batch=1)
     tensors["key"] = tensors["key"][:, :, :1].expand(-1, -1, 20, -1)
     actual = regress(kernel, tensors, "triton", torch.float32, triton_device, window=Window())["output"]
     means = tensors["value"].cumsum(2)[:, :, :-1] / torch.arange(1.0, 20).double()[:, None]
@@ -116,7 +116,7 @@ def test_equal_keys_average_the_values(triton_device, kernel):
 def test_uniform_fall_back(triton_device):
     """Scores that are all negative: the weight is shared evenly, and no gradient reaches the keys."""
     kernel, masks = NormalizedReLU(), {"window": Window(span=6)}
-    tensors = draw(kernel, queries=20, pairs=20)
+    tensors = draw(kernel, queries=20, pairs=20, batch=1)
     tensors["intercept"] = torch.full_like(tensors["intercept"], -50.0)
     actual = regress(kernel, tensors, "triton", torch.float32, triton_device, **masks)
     assert not actual["key"].any()
@@ -125,12 +125,14 @@ def test_uniform_fall_back(triton_device):
 
 def test_the_future_has_no_influence(triton_device):
     kernel = Biweight()
-    tensors = draw(kernel, queries=24, pairs=24)
-    before = regress(kernel, tensors, "triton", torch.float32, triton_device, window=Window(delay=2))["output"]
+    drawn = draw(kernel, queries=24, pairs=24)
+    tensors = {name: x.float().to(triton_device) for name, x in drawn.items() if name != "above"}
+    options = {"kernel": kernel, "window": Window(delay=2), "backend": "triton"}
+    before = kernel_regression(**tensors, **options)
     for name in ("key", "value"):
         changed = {**tensors, name: tensors[name].clone()}
         changed[name][:, :, 18:] = normalize(torch.randn_like(changed[name][:, :, 18:]), dim=-1)
-        after = regress(kernel, changed, "triton", torch.float32, triton_device, window=Window(delay=2))["output"]
+        after = kernel_regression(**changed, **options)
         torch.testing.assert_close(after[:, :, :20], before[:, :, :20], rtol=0, atol=1e-6)
         assert not torch.equal(after[:, :, 20:], before[:, :, 20:])
 
