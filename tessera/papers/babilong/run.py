@@ -11,7 +11,7 @@ from tessera.models.armt.modeling import ARMTForCausalLM
 from tessera.models.sizes import num_parameters
 from tessera.papers.babilong import report
 from tessera.papers.babilong.sample import RESERVED
-from tessera.papers.babilong.settings import BUDGETS, LAST_SEGMENT, MODELS, SHUT, WHOLE_TEXT, BabilongSettings
+from tessera.papers.babilong.settings import BUDGETS, LAST_SEGMENT, MODELS, UNSEEN, WHOLE_TEXT, BabilongSettings
 from tessera.papers.babilong.stories import LENGTHS, PLAIN_FACT
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.writes import written_facts, written_noise
@@ -34,7 +34,7 @@ def plan(selection: RunSelection) -> list[Run]:
     """QA1 of all models first; the other kinds by the model that is best in long texts, or else by the first."""
     budget = BUDGETS[selection.budget]
     names = selection.models or tuple(MODELS)
-    best = SHUT if SHUT in names else names[0]
+    best = UNSEEN if UNSEEN in names else names[0]
     others = [kind for kind in budget.kinds[1:] if kind in MODELS[best].recipes]
     runs = [*((name, budget.kinds[0]) for name in names), *((best, kind) for kind in others)]
     seeds = range(selection.seeds or budget.seeds)
