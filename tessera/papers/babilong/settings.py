@@ -68,7 +68,7 @@ LONG = {"qa1": SHIPPED / "armt-babilong-qa1-long.yaml"} | {
 }
 
 MODELS = {
-    # Seeds and books of the tests of these two are those of no earlier design; the second was chosen on validation books.
+    # Tested with seeds and on books of no earlier design; the second of the two was chosen on validation books.
     SHUT: Model(
         "ARMT around a Memory Mosaic, shut gates write nothing (unseen books)",
         contexts=8,
