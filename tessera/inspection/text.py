@@ -25,15 +25,15 @@ class TokenTexts:
         self.tokenizer = tokenizer
         self._bytes = None if getattr(tokenizer, "backend_tokenizer", None) is None else token_bytes(tokenizer)
 
-    def of_text(self, tokens: Sequence[int]) -> tuple[str, ...]:
-        """Of each token of a text; together they are the text. A character stands where it ends."""
+    def of_text(self, tokens: Sequence[int], unfinished: str = UNFINISHED) -> tuple[str, ...]:
+        """Of each token of a text; without a mark for `unfinished` ones the text. A character stands where it ends."""
         if self._bytes is None:
             return tuple(self._alone(token) for token in tokens)
         decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         texts = []
         for place, token in enumerate(tokens):
             text = _shown(decoder.decode(self._of(token), place + 1 == len(tokens)))
-            texts.append(text + UNFINISHED * bool(decoder.getstate()[0]))
+            texts.append(text + unfinished * bool(decoder.getstate()[0]))
         return tuple(texts)
 
     def of_words(self, tokens: Iterable[int]) -> dict[int, str]:

@@ -31,8 +31,10 @@ def known():
 @given(text=st.one_of(st.just(TEXT), st.text(alphabet="ab 国é👩\u200dש\n", max_size=20)))
 def test_together_they_are_the_text(known, name, text):
     tokenizer = known[name]
-    texts = TokenTexts(tokenizer).of_text(tokenizer(text, add_special_tokens=False)["input_ids"])
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    texts = TokenTexts(tokenizer).of_text(ids)
     assert "".join(texts).replace(UNFINISHED, "") == text
+    assert "".join(TokenTexts(tokenizer).of_text(ids, unfinished="")) == text, "as passages are cited"
     assert all(texts), "every token can be seen"
 
 
