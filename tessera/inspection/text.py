@@ -25,8 +25,11 @@ class TokenTexts:
         self.tokenizer = tokenizer
         self._bytes = None if getattr(tokenizer, "backend_tokenizer", None) is None else token_bytes(tokenizer)
 
-    def of_text(self, tokens: Sequence[int], unfinished: str = UNFINISHED) -> tuple[str, ...]:
-        """Of each token of a text; without a mark for `unfinished` ones the text. A character stands where it ends."""
+    def of_text(self, tokens: Sequence[int], unfinished: str = "") -> tuple[str, ...]:
+        """Of each token of a text; together they are the text, but for the mark of `unfinished` characters.
+
+        A character stands where it ends.
+        """
         if self._bytes is None:
             return tuple(self._alone(token) for token in tokens)
         decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")

@@ -17,7 +17,7 @@ from tessera.inspection.removal import Removal, without
 from tessera.inspection.segments import SegmentObserver
 from tessera.inspection.sites import LAYER, Site, find_sites, own_residual
 from tessera.inspection.stored import Lens, describe_memory
-from tessera.inspection.text import TokenTexts
+from tessera.inspection.text import UNFINISHED, TokenTexts
 from tessera.inspection.trace import MemoryTrace, Trace
 from tessera.kernels import Gaussian
 from tessera.layers.key_extractors import GatedKeyExtractor, LeakyKeyExtractor
@@ -105,7 +105,7 @@ def trace(
     texts = TokenTexts(tokenizer)
     return Trace(
         _about(model),
-        texts.of_text(input_ids[0].tolist()),
+        texts.of_text(input_ids[0].tolist(), UNFINISHED),
         input_ids[0].cpu(),
         losses,
         torch.tensor(positions, dtype=torch.long),

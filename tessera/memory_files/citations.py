@@ -94,7 +94,7 @@ def _passages(memory: "Memory", weights: Tensor) -> list[tuple[int, int, int, in
         if any(known == index and first <= step - start < end for known, _, first, end, _ in passages.values()):
             continue
         low = max(0, step - start - AROUND)
-        shown = texts.of_text(document.tokens[low : step - start + AROUND].tolist(), unfinished="")
+        shown = texts.of_text(document.tokens[low : step - start + AROUND].tolist())
         first, end = _sentence(shown, step - start - low)
         if text := "".join(shown[first:end]).strip():
             passages[index, low + first] = (index, start, low + first, low + end, text)

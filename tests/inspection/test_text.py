@@ -32,16 +32,16 @@ def known():
 def test_together_they_are_the_text(known, name, text):
     tokenizer = known[name]
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    texts = TokenTexts(tokenizer).of_text(ids)
-    assert "".join(texts).replace(UNFINISHED, "") == text
-    assert "".join(TokenTexts(tokenizer).of_text(ids, unfinished="")) == text, "as passages are cited"
-    assert all(texts), "every token can be seen"
+    assert "".join(TokenTexts(tokenizer).of_text(ids)) == text
+    marked = TokenTexts(tokenizer).of_text(ids, UNFINISHED)
+    assert "".join(marked).replace(UNFINISHED, "") == text
+    assert all(marked), "every token can be seen"
 
 
 def test_bytes_that_are_no_characters_are_shown_by_their_numbers(known):
     texts = TokenTexts(known["byte"])
     king = list("国".encode())
-    assert texts.of_text([*king[:2], 97, *king, king[0]]) == (
+    assert texts.of_text([*king[:2], 97, *king, king[0]], UNFINISHED) == (
         UNFINISHED,
         UNFINISHED,
         "‹E5›‹9B›a",

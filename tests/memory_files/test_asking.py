@@ -1,5 +1,6 @@
 """Questions, citations, the pipeline and the verbs of memories."""
 
+import html
 import io
 import re
 from dataclasses import replace
@@ -119,7 +120,8 @@ def test_memories_are_made_listed_merged_and_forgotten(call, folder, tmp_path):
 
 
 def test_answers_with_citations_and_a_page(call, folder, tmp_path):
-    (tmp_path / "book.txt").write_text(BOOK)
+    book = BOOK + " ± 国."  # characters that tokens cut
+    (tmp_path / "book.txt").write_text(book)
     call("memorize", folder, tmp_path / "book.txt", "--out", tmp_path / "m")
     asked = ("ask", folder, "Who <i>", "--memory", tmp_path / "m", "--max-new-tokens", 2)
     status, out, _ = call(*asked, "--cite", "--page", tmp_path / "page.html", "--output", tmp_path / "rows")
@@ -128,6 +130,9 @@ def test_answers_with_citations_and_a_page(call, folder, tmp_path):
     page = (tmp_path / "page.html").read_text()
     assert is_page(tmp_path / "page.html")
     assert "<b>" not in page
+    assert html.unescape(re.sub("<[^>]+>", "", page.partition("<pre>")[2].partition("</pre>")[0])) == book.replace(
+        "\r\n", "\n"
+    )
     assert "Who &lt;i&gt;" in page
     assert page.count("<mark id=") == 3
     assert "<script" not in page
