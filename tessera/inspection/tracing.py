@@ -100,8 +100,8 @@ def trace(
         seen = _recalled_fields(recalls[site.name]) if site.name in recalls else {}
         memories.append(_memory_trace(site, seen, lens, streams, removing, predictions))
     stored = describe_memory(model, memory, predictions) if segments and isinstance(memory, MemoryState) else None
-    likeliest = [part for memory in memories for part in (memory.own_tokens, memory.after_tokens) if part is not None]
-    likeliest += [before_tokens] + ([stored.tokens] if stored else [])
+    likeliest = [memory_tokens for memory in memories for memory_tokens in (memory.own_tokens, memory.after_tokens)]
+    likeliest += [before_tokens, stored.tokens if stored else None]
     texts = TokenTexts(tokenizer)
     return Trace(
         _about(model),
@@ -313,5 +313,5 @@ def _about(model: PreTrainedModel) -> dict[str, str | int]:
     return {"type": config.model_type, "class": type(model).__name__, "parameters": parameters, **sizes}
 
 
-def _distinct(predicted: Sequence[Tensor]) -> list[int]:
-    return torch.cat([part.flatten().cpu() for part in predicted]).unique().tolist()
+def _distinct(predicted: Sequence[Tensor | None]) -> list[int]:
+    return torch.cat([tokens.flatten().cpu() for tokens in predicted if tokens is not None]).unique().tolist()

@@ -144,8 +144,7 @@ class StackModel(StackPreTrainedModel):
         documents = read_documents(
             where, (hidden.shape[0], hidden.shape[1]), past, attention_mask, document_ids, position_ids, cache_position
         )
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
+        wants_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         model = self._fingerprint.of(self, past is None) if use_cache or past is not None else None
         if past is not None:
             past.expect_fits(where, model, hidden.shape[0])
@@ -158,7 +157,7 @@ class StackModel(StackPreTrainedModel):
         output = BaseModelOutputWithPast(
             last_hidden_state=hidden,
             past_key_values=state,
-            hidden_states=inputs if output_hidden_states else None,
+            hidden_states=inputs if wants_hidden else None,
             attentions=weights,
         )
         return output if self._returns_dict(return_dict) else output.to_tuple()
@@ -265,8 +264,7 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
             return_dict=True,
             **keywords,
         )
-        hidden = outputs.last_hidden_state
-        loss = None
+        hidden, loss = outputs.last_hidden_state, None
         if targets is not None:
             loss = self._loss(hidden, targets, shift_labels is not None, document_ids, num_items_in_batch)
         returns_dict = self._returns_dict(return_dict)

@@ -12,7 +12,7 @@ from tessera.base.precision import resolve_precision
 from tessera.evaluation.accounting import account, training_flops_per_sequence
 from tessera.models.sizes import meta_model
 from tessera.recipes.model_section import untrained_config
-from tessera.recipes.sections import Recipe
+from tessera.recipes.sections import Recipe, TrainingSection
 from tessera.tools.step_memory import step_memory
 from tessera.training.distributed import batch_shape
 from tessera.training.initial_model import freeze_base
@@ -58,8 +58,6 @@ def plan(
     flops_per_step = section.batch_size * training_flops_per_sequence(config, context)
     peak_flops = peak_flops or H100_FLOPS[precision]
     steps_per_second = utilization * devices * peak_flops / flops_per_step
-    validation = evaluation_in_steps(section.evaluate_sequences, section.batch_size)
-    all_steps = section.steps + section.steps // section.evaluate_every * validation
     model = meta_model(config)
     freeze_base(model, recipe)
     model_bytes, moment_bytes = _stored_bytes(model)
@@ -90,13 +88,19 @@ def plan(
         "utilization": utilization,
         "tokens_per_second": steps_per_second * section.batch_size * context,
         "steps": section.steps,
-        "days": all_steps / steps_per_second / DAY,
+        "days": _steps_and_validations(section) / steps_per_second / DAY,
         "checkpoint_bytes": model_bytes + moment_bytes,
         "keep_checkpoints": section.keep_checkpoints,
         "model_bytes": model_bytes,
         "fits": has_room,
         "changes": changes,
     }
+
+
+def _steps_and_validations(section: TrainingSection) -> float:
+    """All steps, and those that all validations are worth."""
+    validation = evaluation_in_steps(section.evaluate_sequences, section.batch_size)
+    return section.steps + section.steps // section.evaluate_every * validation
 
 
 def _expect_one_stage(recipe: Recipe) -> None:

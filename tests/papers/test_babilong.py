@@ -11,7 +11,7 @@ from tessera.models.sizes import count_parameters
 from tessera.papers.babilong import run as module
 from tessera.papers.babilong.run import LastSegment
 from tessera.papers.babilong.sample import RESERVED
-from tessera.papers.babilong.settings import BUDGETS, MODELS, RECIPES, THRESHOLD
+from tessera.papers.babilong.settings import BUDGETS, MODELS, RECIPES, SHUT, THRESHOLD, UNSEEN
 from tessera.papers.results import ResultsFile
 from tessera.recipes.model_section import model_config
 from tessera.recipes.recipe import read_recipe
@@ -43,6 +43,13 @@ def test_every_stored_run_is_one_of_a_recipe():
     for record in stored.values():
         settings = record.configuration
         assert CPU.run(settings.model, settings.kind, settings.seed).configuration == settings
+
+
+def test_trainings_on_unseen_books_differ_in_the_gate_of_the_normaliser():
+    gated, ungated = (CPU.run(name, "qa2", 3).configuration.recipe for name in (SHUT, UNSEEN))
+    assert "gate_normalizer" not in gated["model"], "which is gated by default"
+    assert ungated["model"] == {**gated["model"], "gate_normalizer": False}
+    assert {**gated, "name": "", "model": None} == {**ungated, "name": "", "model": None}
 
 
 def test_the_tested_stories_are_as_long_as_babis(monkeypatch):

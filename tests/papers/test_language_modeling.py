@@ -111,6 +111,19 @@ def test_a_row_of_several_rates_shows_the_best_of_the_seeds_that_all_have():
     assert row == "| Mosaic v2, Gaussian | 1 | 2,440 | 4.000 | **3.000** |"
 
 
+def test_compact_kernels_of_v2_are_compared_with_its_own_gaussian_kernel():
+    runs = {run.key: run for run in LANGUAGE.runs(RunSelection("long", kernels=("gaussian", "biweight")))}
+    losses = {"mosaic gaussian": 3.0, "mosaic_v2 gaussian": 4.0, "mosaic_v2 biweight": 3.75}
+    keys = {name: f"{name}/1 block/rate 0.01, seed 0" for name in losses}
+    made = tables({keys[name]: record(runs[keys[name]], value) for name, value in losses.items()})
+    assert made["Validation loss by kernel"].splitlines()[2:] == [
+        "| Mosaic v2, Gaussian | 1 | 4.000 |  |",
+        "| Mosaic v2, biweight | 1 | 3.750 | -0.250 |",
+    ]
+    recipes = [runs[keys[f"mosaic_v2 {kernel}"]].configuration.recipe for kernel in ("gaussian", "biweight")]
+    assert recipes[1]["model"] == {**recipes[0]["model"], "kernel": "biweight"}
+
+
 def test_text_of_the_users_is_named_not_located(tmp_path):
     (tmp_path / "a.txt").write_text("Once upon a time. " * 100)
     selection = RunSelection("smoke", models=("transformer",), data=(f"mine={tmp_path}",))

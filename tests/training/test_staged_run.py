@@ -395,7 +395,6 @@ def test_stages_take_the_options_of_plain_runs(recipe_of, tmp_path, monkeypatch)
     options = ("gradient_checkpointing=true", "keep_checkpoints=1", "report_to=[tensorboard]", "on_nonfinite=skip")
     scales = "training.scalar_learning_rate_scales={mix: 2.0}"
     recipe = recipe_of(QUESTIONS, scales, *(f"training.{option}" for option in options), TWO_STEPS_EACH[0])
-    summary = train(recipe, tmp_path / "run", progress=False)
-    assert summary.skipped_steps == 1
+    assert train(recipe, tmp_path / "run", progress=False).skipped_steps == 1
     assert [path.name for path in (tmp_path / "run" / FOLDER).iterdir()] == ["checkpoint-4"]
     assert list((tmp_path / "run" / "tensorboard").iterdir())

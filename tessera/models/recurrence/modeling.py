@@ -17,7 +17,6 @@ from tessera.models.forward_arguments import (
     REASONS,
     check_labels,
     checks_types,
-    demand,
     kept_steps,
     refuse_keywords,
     without_packing,
@@ -42,7 +41,11 @@ from tessera.models.recurrence.layer_hooks import keep_last_hidden, leave_out_un
 from tessera.models.recurrence.reading import Reading, read
 from tessera.models.recurrence.segment_loss import SegmentLoss, balancing_weight, plain_lm_head, shifted_targets
 from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory, SegmentRunner
-from tessera.models.recurrence.segmented_input import SegmentedInput
+from tessera.models.recurrence.segmented_input import (
+    SegmentedInput,
+    expect_continued_mask,
+    expect_counting_positions,
+)
 from tessera.models.recurrence.state import MemoryState
 from tessera.models.saving.code_beside_weights import SavesWithCode
 from tessera.models.sizes import flops_per_token, num_parameters
@@ -346,9 +349,9 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
             expect(mismatch is None, where, name, "be of this model", f"one of {mismatch}", advice)
             expect(rows == text.shape[0], where, name, f"have {text.shape[0]} rows", rows)
             if attention_mask is not None:
-                _check_continued_mask(where, attention_mask, cache.total, text.shape)
+                expect_continued_mask(where, attention_mask, cache.total, text.shape)
         if position_ids is not None:
-            _check_positions(where, position_ids, text)
+            expect_counting_positions(where, position_ids, text)
         return text
 
     def _loss(
@@ -381,22 +384,3 @@ def _check_arguments(where: str, cache: object, logits_to_keep: int | Tensor) ->
     expect(is_cache, where, "past_key_values", "be what an earlier call returned", type(cache).__name__)
     expect(not isinstance(logits_to_keep, Tensor), where, "logits_to_keep", "be a number", "a tensor")
     kept_steps(where, logits_to_keep)
-
-
-def _check_positions(where: str, position_ids: Tensor, text: SegmentedInput) -> None:
-    """Positions say nothing but how far the text is; where they begin again another document begins."""
-    shape = tuple(position_ids.shape)
-    expect(shape[-2:] in (text.shape, (1, text.shape[1])), where, "position_ids", f"be {text.shape}", shape)
-    counts_on = position_ids.diff(dim=-1) == 1
-    if text.real is not None:
-        counts_on = counts_on | ~(text.real[:, 1:] & text.real[:, :-1])
-    requirement = "count on by 1: documents (TRL's packing=True) need a row each"
-    demand(counts_on.all(), where, "position_ids", requirement, lambda: "positions that begin again")
-
-
-def _check_continued_mask(where: str, attention_mask: Tensor, before: int, shape: tuple[int, int]) -> None:
-    """After a cache a mask has a column per token since the start, and ones for the new ones."""
-    got, needed = tuple(attention_mask.shape), (shape[0], before + shape[1])
-    expect(got == needed, where, "attention_mask", f"be {needed} of zeros and ones, one per token since the start", got)
-    new = attention_mask[:, before:].bool()
-    demand(new.all(), where, "attention_mask", "be one for tokens after a cache", lambda: "zeros")

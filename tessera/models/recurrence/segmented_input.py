@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.errors import expect
-from tessera.models.forward_arguments import embedded
+from tessera.models.forward_arguments import demand, embedded
 
 ALIGNMENTS = ("left", "right", "center")
 
@@ -256,3 +256,22 @@ def padded(texts: Sequence[Sequence[int]], embed: Callable[[Tensor], Tensor], de
     longest = max(map(len, texts))
     tokens = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=device)
     return SegmentedInput(tokens, embed, (0,) * len(texts), tuple(map(len, texts)))
+
+
+def expect_counting_positions(where: str, position_ids: Tensor, text: SegmentedInput) -> None:
+    """Positions say nothing but how far the text is; where they begin again another document begins."""
+    shape = tuple(position_ids.shape)
+    expect(shape[-2:] in (text.shape, (1, text.shape[1])), where, "position_ids", f"be {text.shape}", shape)
+    counts_on = position_ids.diff(dim=-1) == 1
+    if text.real is not None:
+        counts_on = counts_on | ~(text.real[:, 1:] & text.real[:, :-1])
+    requirement = "count on by 1: documents (TRL's packing=True) need a row each"
+    demand(counts_on.all(), where, "position_ids", requirement, lambda: "positions that begin again")
+
+
+def expect_continued_mask(where: str, attention_mask: Tensor, before: int, shape: tuple[int, int]) -> None:
+    """After a cache a mask has a column per token since the start, and ones for the new ones."""
+    got, needed = tuple(attention_mask.shape), (shape[0], before + shape[1])
+    expect(got == needed, where, "attention_mask", f"be {needed} of zeros and ones, one per token since the start", got)
+    new = attention_mask[:, before:].bool()
+    demand(new.all(), where, "attention_mask", "be one for tokens after a cache", lambda: "zeros")
