@@ -72,7 +72,8 @@ class AssociationMemory(nn.Module):
         hidden_size: width of the layer, V. memory_dim: width of queries and keys before the feature map.
         num_rolls: nu. correction: gamma-correction of the normaliser. update_order: `order` of `write_association`.
         epsilon: of the divisions. strength_stretch, strength_threshold: see `WriteStrength`; a token of strength 0
-            leaves A as it is, and with gate_normalizer z too: it writes nothing at all.
+            leaves A as it is, and with gate_normalizer z too. A query that matches hardly any of the keys in z is then
+            divided by nearly 0, and its gradient explodes over segments: no default.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class AssociationMemory(nn.Module):
         epsilon: float = 1e-5,
         strength_stretch: float = 0.0,
         strength_threshold: float = 0.0,
-        gate_normalizer: bool = True,
+        gate_normalizer: bool = False,
     ):
         super().__init__()
         self.query = nn.Linear(hidden_size, memory_dim, bias=False)

@@ -45,7 +45,7 @@ def test_armt(order, correction):
 
 
 def test_closed_gates_write_and_erase_nothing():
-    model = wrapped(tessera.wrap, memory_dim=4, strength_stretch=0.1)
+    model = wrapped(tessera.wrap, memory_dim=4, strength_stretch=0.1, gate_normalizer=True)
     torch.nn.init.constant_(model.memories[0].strength.bias, -40.0)
     torch.nn.init.constant_(model.memories[1].strength.bias, 40.0)
     segments = trace(model, IDS).segments

@@ -52,23 +52,23 @@ def written(bias, stretch, threshold=0.0, **options):
 
 @pytest.mark.parametrize(("bias", "stretch", "threshold"), [(-6.0, 0.1, 0.0), (0.0, 0.0, 0.6)])
 def test_a_token_of_strength_zero_writes_nothing(bias, stretch, threshold):
-    before, after = written(bias, stretch, threshold)
+    before, after = written(bias, stretch, threshold, gate_normalizer=True)
     assert torch.equal(before.matrix, after.matrix)
     assert torch.equal(before.normaliser, after.normaliser)
 
 
 def test_without_a_gate_the_normaliser_knows_every_key():
-    """As published, and in models that were stored before normalisers had gates."""
-    before, after = written(-6.0, 0.1, gate_normalizer=False)
+    """As published."""
+    before, after = written(-6.0, 0.1)
     assert torch.equal(before.matrix, after.matrix)
     assert not torch.allclose(before.normaliser, after.normaliser), "its key is one of those seen"
-    published, same = written(-120.0, 0.0), written(-120.0, 0.0, gate_normalizer=False)
+    published, same = written(-120.0, 0.0, gate_normalizer=True), written(-120.0, 0.0)
     assert torch.equal(published[1].normaliser, same[1].normaliser), "a sigmoid that underflows is no gate"
     assert not torch.equal(published[1].normaliser, published[0].normaliser)
 
 
 def test_a_memory_into_which_closed_gates_wrote_is_empty_still():
-    memory = AssociationMemory(8, 4, strength_stretch=0.1)
+    memory = AssociationMemory(8, 4, strength_stretch=0.1, gate_normalizer=True)
     torch.nn.init.constant_(memory.strength.bias, -6.0)
     torch.nn.init.zeros_(memory.strength.weight)
     after = memory.write(torch.randn(2, 3, 8), memory.empty_state(2))
@@ -80,7 +80,7 @@ def test_a_memory_into_which_closed_gates_wrote_is_empty_still():
 def test_gradients_stay_small_through_many_segments_of_an_empty_memory(order):
     """A division by eps in each of twelve segments would make them 1e60, which float32 does not have."""
     torch.manual_seed(0)
-    memory = AssociationMemory(8, 4, strength_stretch=0.1, update_order=order)
+    memory = AssociationMemory(8, 4, strength_stretch=0.1, update_order=order, gate_normalizer=True)
     torch.nn.init.normal_(memory.value.weight)
     torch.nn.init.normal_(memory.strength.weight, std=0.3)
     torch.nn.init.constant_(memory.strength.bias, -4.0)  # closed, as gates are that were open a while ago
@@ -96,10 +96,10 @@ def test_gradients_stay_small_through_many_segments_of_an_empty_memory(order):
 
 
 def test_stored_configurations_without_a_gated_normaliser_keep_their_meaning(tmp_path):
-    config = ARMTConfig(base_config={"model_type": "gpt2"}, strength_stretch=0.1)
-    assert config.gate_normalizer
+    config = ARMTConfig(base_config={"model_type": "gpt2"}, strength_stretch=0.1, gate_normalizer=True)
+    config.save_pretrained(tmp_path)
+    assert ARMTConfig.from_pretrained(tmp_path).gate_normalizer
     stored = config.to_dict()
-    assert ARMTConfig.from_dict(stored).gate_normalizer
     del stored["gate_normalizer"]
     assert not ARMTConfig.from_dict(stored).gate_normalizer
 

@@ -28,9 +28,8 @@ class ARMTConfig(SegmentedConfig):
         epsilon: of the divisions. strength_stretch: 0 as published; with 0.1 a memory token can also write exactly
             nothing, see `tessera.memories.association.WriteStrength`. strength_threshold: 0 as published; strengths
             below it write nothing.
-        gate_normalizer: whether a memory token of strength exactly 0 leaves the normaliser as it is too, so that noise
-            cannot fill it; without a stretch or threshold there is none. False is what models had before this field: a
-            stored configuration without it is read as False.
+        gate_normalizer: whether a memory token of strength exactly 0 leaves the normaliser as it is too; not in the
+            paper, and trainings with it break (see `AssociationMemory`).
         gate_penalty: this times the mean probability that a memory token writes (`WriteStrength.opening`, of writes
             that gradients flow through) is added to the loss in training, so that text without use is not written;
             needs a `strength_stretch`. The others: see `SegmentedConfig`.
@@ -48,13 +47,8 @@ class ARMTConfig(SegmentedConfig):
     epsilon: float = 1e-5
     strength_stretch: float = 0.0
     strength_threshold: float = 0.0
-    gate_normalizer: bool = True
+    gate_normalizer: bool = False
     gate_penalty: float = 0.0
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Of a stored configuration; see `gate_normalizer`."""
-        return super().from_dict({"gate_normalizer": False, **config_dict}, **kwargs)
 
     def problems(self) -> list[str]:
         """See `StrictConfig`."""

@@ -155,7 +155,7 @@ class Budget:
         if of_model.model is not None:
             recipe["model"] = of_model.model
         if of_model.gates_normaliser:
-            recipe["model"] = {key: value for key, value in recipe["model"].items() if key != "gate_normalizer"}
+            recipe["model"] = {**recipe["model"], "gate_normalizer": True}
         if of_model.on_one_book:
             task = {key: value for key, value in recipe["data"]["task"].items() if key != "test_noise"}
             recipe["data"] = {**recipe["data"], "task": task}

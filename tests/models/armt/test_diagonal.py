@@ -35,7 +35,7 @@ def test_one_memory_is_asked_by_many():
 
 
 def test_closed_gates_leave_the_memory_empty():
-    model, ids = make(strength_stretch=0.1), tokens(2, 24)
+    model, ids = make(strength_stretch=0.1, gate_normalizer=True), tokens(2, 24)
     with torch.no_grad():
         for memory in model.memories.in_order():
             memory.strength.weight.zero_()
