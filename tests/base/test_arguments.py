@@ -54,13 +54,13 @@ def test_no_argument_ends_in_an_obscure_error(name):
     refused = 0
     for place, parameter in enumerate(parameters):
         for strange in STRANGE:
-            given, others = list(values), {key: value for key, value in keywords.items() if key != parameter}
-            if place < len(given):
-                given[place] = strange
+            positional, others = list(values), {key: value for key, value in keywords.items() if key != parameter}
+            if place < len(positional):
+                positional[place] = strange
             else:
                 others[parameter] = strange
             try:
-                function(*given, **others)
+                function(*positional, **others)
             except TesseraError as error:
                 refused += 1
                 assert "\n" not in str(error)  # noqa: PT017

@@ -80,10 +80,10 @@ def _beside(world: World, place: str, side: str = "", opposite: str = "") -> str
 GIFT = ("giver", "receiver", "thing")
 
 
-def _last_gift(asked: str, world: World, **known: str) -> str | None:
-    """What is `asked` (one of `GIFT`) of the newest gift that agrees with what is known."""
+def _last_gift(role: str, world: World, **known: str) -> str | None:
+    """Who or what has this `role` (one of `GIFT`) in the newest gift that agrees with what is known."""
     gifts = (dict(zip(GIFT, gift)) for gift in reversed(world.gifts))
-    return next((gift[asked] for gift in gifts if known.items() <= gift.items()), None)
+    return next((gift[role] for gift in gifts if known.items() <= gift.items()), None)
 
 
 # Each kind of question, and what its parts, by name, have to do with the world.
