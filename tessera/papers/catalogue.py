@@ -61,7 +61,7 @@ LIBRARY = {
 
 
 class Catalogue(Registry[Experiment]):
-    """The library's experiments, each imported from `tessera.papers.NAME.run` when it is asked for, and added ones."""
+    """The library's experiments, imported from `tessera.papers.NAME.report` when they are asked for, and added ones."""
 
     def __init__(self, library: Mapping[str, About]) -> None:
         super().__init__("experiment")
@@ -79,7 +79,7 @@ class Catalogue(Registry[Experiment]):
 
     def __getitem__(self, name: str) -> Experiment:
         if name in self.library and name not in self._entries:
-            self._entries[name] = importlib.import_module(f"tessera.papers.{name}.run").EXPERIMENT
+            self._entries[name] = importlib.import_module(f"tessera.papers.{name}.report").EXPERIMENT
         return super().__getitem__(name)
 
     def __contains__(self, name: object) -> bool:

@@ -13,8 +13,7 @@ from tessera.data.windows import ValidationWindows
 from tessera.evaluation.text import EvaluationText
 from tessera.papers.armt_language import run as module
 from tessera.papers.armt_language.report import difference
-from tessera.papers.armt_language.run import SegmentsAlone, bits_by_segment
-from tessera.papers.armt_language.settings import BASES, BUDGETS, CONTINUED, MODELS
+from tessera.papers.armt_language.run import BASES, BUDGETS, CONTINUED, MODELS, SegmentsAlone, bits_by_segment
 from tessera.papers.catalogue import EXPERIMENTS
 from tessera.papers.experiment import Run, RunContext, RunSelection
 from tessera.recipes.sections import TokenizerSpec

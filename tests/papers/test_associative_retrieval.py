@@ -7,15 +7,18 @@ import torch
 
 from tessera.models.small_models import ModelSize
 from tessera.papers.associative_retrieval import AssociativeRetrieval, capacity
-from tessera.papers.associative_retrieval.report import curves, numbers_kept
-from tessera.papers.associative_retrieval.run import CONTEXTS_AT_ONCE, EXPERIMENT, exact_match, mean_loss, memory_norms
-from tessera.papers.associative_retrieval.settings import (
+from tessera.papers.associative_retrieval.report import EXPERIMENT, curves, numbers_kept
+from tessera.papers.associative_retrieval.run import (
     BUDGETS,
     BY_GRADIENT,
+    CONTEXTS_AT_ONCE,
     KEY_SIZE,
     NAMES,
     VOCABULARY,
     build,
+    exact_match,
+    mean_loss,
+    memory_norms,
     stage,
 )
 from tessera.papers.experiment import Record, RunSelection

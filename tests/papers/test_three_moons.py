@@ -12,9 +12,8 @@ from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.papers.experiment import RunContext, RunSelection
 from tessera.papers.three_moons import continuations
 from tessera.papers.three_moons import run as module
-from tessera.papers.three_moons.disentangling import dedication, disentangled, gains, levels, weights
-from tessera.papers.three_moons.run import EXPERIMENT
-from tessera.papers.three_moons.settings import BUDGETS, VARIANTS
+from tessera.papers.three_moons.report import EXPERIMENT, dedication, disentangled, gains, levels
+from tessera.papers.three_moons.run import BUDGETS, VARIANTS, weights
 from tessera.papers.three_moons.task import ThreeMoons, deviation
 from tests.tolerances import REORDERED_FLOAT64
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from tessera.papers.attention_profiles.settings import MODELS
+from tessera.papers.attention_profiles.run import MODELS, ProfileSettings, execute, plan
+from tessera.papers.catalogue import LIBRARY
 from tessera.papers.curves import new_figure
-from tessera.papers.experiment import Record
+from tessera.papers.experiment import Experiment, Record
 from tessera.papers.tables import SettingsRows, by_model, grid_table, markdown, mean_of, settings_of, with_error
 
 if TYPE_CHECKING:
@@ -154,3 +155,8 @@ def _draw_peaks(axis: "Axes", every: Sequence[Head]) -> None:
     axis.grid(alpha=0.2)
     if axis.lines:
         axis.legend(fontsize=8)
+
+
+RECIPES = "The published trainings are recipes: `tessera train babistories-1 data.source=PATH`, for example."
+ABOUT = LIBRARY["attention_profiles"]
+EXPERIMENT = Experiment(ABOUT, ProfileSettings, plan, execute, tables, plot, tuple(MODELS), published=RECIPES)

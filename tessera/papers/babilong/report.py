@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tessera.papers.babilong.settings import LAST_SEGMENT, MODELS, SHUT, THRESHOLD, UNSEEN
+from tessera.papers.babilong.run import LAST_SEGMENT, MODELS, SHUT, THRESHOLD, UNSEEN, BabilongSettings, execute, plan
+from tessera.papers.catalogue import LIBRARY
 from tessera.papers.curves import draw_curve, panels, styles
-from tessera.papers.experiment import Record
+from tessera.papers.experiment import Experiment, Record
 from tessera.papers.tables import (
     Curve,
     by_model,
@@ -186,3 +187,7 @@ def _settings(records: Mapping[str, Record]) -> str:
     if widths:
         ours["memory width"] = spread(widths)
     return settings_table(ours, SETTING)
+
+
+# ARMT around several bases, its relatives, and models that read the whole text or the last segment alone.
+EXPERIMENT = Experiment(LIBRARY["babilong"], BabilongSettings, plan, execute, tables, plot, tuple(MODELS))

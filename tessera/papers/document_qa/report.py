@@ -6,18 +6,13 @@ The paper's numbers are of RULER's questions about documents: accuracy in percen
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from tessera.papers.catalogue import LIBRARY
 from tessera.papers.curves import doubling, draw_curve, panels, styles
-from tessera.papers.experiment import Record
+from tessera.papers.document_qa.run import NAMES, DocumentSettings, execute, plan
+from tessera.papers.experiment import Experiment, Record
 from tessera.papers.tables import Curve, by_model, curves_table, markdown, points_of, settings_table, spread
 
 STAGES = {"training": "After training", "tuning": "After tuning"}
-# Names of rows, in the order of tables and figures.
-NAMES = {
-    "mosaic_v2": "Memory Mosaic v2",
-    "llama": "Llama twin (RoPE)",
-    "transformer_alibi": "Transformer (ALiBi)",
-    "lstm": "LSTM",
-}
 OFF = "Memory Mosaic v2, long-term memories off"
 
 # Tables 3, 4 and 7 of Memory Mosaics v2: trained at 4k; then tuned at 32k; then with the long-term memories off. None:
@@ -134,3 +129,7 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             axis.axvline(trained, color="black", linewidth=0.8, linestyle=":")
             axis.set(ylim=(0, 102), xlabel="tokens of a sample", ylabel="right answers, %")
             axis.set_title(f"{title} at {trained:,} tokens")
+
+
+# Memory Mosaics v2, tables 3, 4 and 7 at small size.
+EXPERIMENT = Experiment(LIBRARY["document_qa"], DocumentSettings, plan, execute, tables, plot, tuple(NAMES))

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tessera.papers.catalogue import LIBRARY
 from tessera.papers.curves import draw_learning, panels
-from tessera.papers.experiment import Record
-from tessera.papers.induction.settings import MODELS
+from tessera.papers.experiment import Experiment, Record
+from tessera.papers.induction.run import MODELS, InductionSettings, execute, plan
 from tessera.papers.tables import SettingsRows, by_model, grid_table, score, settings_of, table_of, with_error
 
 # The shares of right successors whose step of training is told.
@@ -85,3 +86,6 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
         axis.axhline(chance, color="gray", lw=0.8, ls=":", label="guess")
         axis.set(xlabel="step of training", ylabel="right successors", ylim=(0, 1.02))
         axis.set_title("Successor of a trigger, from its second occurrence on\nthick: mean over seeds, thin: each seed")
+
+
+EXPERIMENT = Experiment(LIBRARY["induction"], InductionSettings, plan, execute, tables, plot, tuple(MODELS))

@@ -5,19 +5,26 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from tessera.papers.catalogue import LIBRARY
 from tessera.papers.curves import doubling, draw_curve, panels, styles
-from tessera.papers.experiment import Record
-from tessera.papers.language_modeling.settings import (
+from tessera.papers.experiment import Experiment, Record
+from tessera.papers.language_modeling.run import (
+    KERNELS,
     MAIN,
     MAIN_NAMES,
+    MODELS,
     MOSAIC,
     NAMES,
     OTHER_KERNELS,
     POSITIONS,
+    PUBLISHED_RECIPES,
     SEARCH,
     V2,
     V2_KERNELS,
+    LanguageSettings,
     blocks,
+    execute,
+    plan,
 )
 from tessera.papers.tables import (
     SettingsRows,
@@ -233,3 +240,18 @@ def _draw_trainings(axis: "Axes", rows: Rows, depths: Sequence[int]) -> None:
     axis.set(xlabel="tokens seen, millions", title="Validation (lines) and training (dotted), by blocks")
     if highest:
         axis.set_ylim(top=highest + 0.1)
+
+
+EXPERIMENT = Experiment(
+    LIBRARY["language_modeling"],
+    settings=LanguageSettings,
+    plan=plan,
+    execute=execute,
+    tables=tables,
+    plot=plot,
+    models=MODELS,
+    kernels=KERNELS,
+    published=PUBLISHED_RECIPES,
+    takes_data=True,
+    long=True,
+)

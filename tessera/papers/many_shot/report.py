@@ -6,13 +6,13 @@ The paper's figures 3 to 6, 10 and 11 are curves without numbers.
 from collections.abc import Mapping
 from pathlib import Path
 
+from tessera.papers.catalogue import LIBRARY
 from tessera.papers.curves import doubling, draw_curve, panels, styles
-from tessera.papers.experiment import Record
+from tessera.papers.experiment import Experiment, Record
 from tessera.papers.many_shot.prompts import STRATEGIES
+from tessera.papers.many_shot.run import NAMES, ManyShotSettings, execute, plan
 from tessera.papers.tables import Curve, by_model, curves_table, markdown, points_of, settings_table, spread
 
-# Names of rows, in the order of tables and figures.
-NAMES = {"mosaic_v2": "Memory Mosaic v2", "mosaic": "Memory Mosaic v1", "llama": "Llama twin"}
 WITHOUT_LONG_TERM = "Memory Mosaic v2, long-term memories off"
 # Section 4 and 5.3, appendices D and G.
 SETTING = {
@@ -146,3 +146,7 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             axis.axhline(chance, color="black", linewidth=0.8, linestyle="--", label="guess")
             doubling(axis, [shots for curve in rows for shots in curve.points])
             axis.set(ylim=(0, 101), xlabel="shots (examples of each class)", ylabel="%", title=f"New classes: {title}")
+
+
+# Memory Mosaics v2, figures 4, 6 and 11 at small size: anonymous labels, models trained on episodes.
+EXPERIMENT = Experiment(LIBRARY["many_shot"], ManyShotSettings, plan, execute, tables, plot, tuple(NAMES))

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.evaluation.figures import moving_average
+from tessera.papers.catalogue import LIBRARY
 from tessera.papers.curves import panels
-from tessera.papers.experiment import Record
-from tessera.papers.language_modeling.settings import MAIN_NAMES, MOSAIC, NAMES, POSITIONS
+from tessera.papers.experiment import Experiment, Record
+from tessera.papers.language_modeling import run as language
+from tessera.papers.language_modeling.run import MAIN_NAMES, MOSAIC, NAMES, POSITIONS
+from tessera.papers.out_of_distribution.run import TextSettings, execute, plan
 from tessera.papers.tables import difference, grid_table, grouped, markdown, mean_of, with_error
 
 if TYPE_CHECKING:
@@ -123,3 +126,9 @@ def _color(name: str, depth: int, depths: list[int], place: int) -> Any:
     from matplotlib import colormaps
 
     return colormaps[MAPS[name]](0.4 + 0.5 * depths.index(depth) / (len(depths) - 1))
+
+
+EXPERIMENT = Experiment(
+    LIBRARY["out_of_distribution"], TextSettings, plan, execute, tables, plot, language.MODELS,
+    language.KERNELS, language.PUBLISHED_RECIPES, takes_data=True,
+)  # fmt: skip

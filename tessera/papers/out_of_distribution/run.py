@@ -9,11 +9,8 @@ from typing import Any
 from tessera.data.sources import text_source
 from tessera.evaluation.text import EvaluationText, evaluate_text
 from tessera.models.saving.loading import load_model, load_tokenizer
-from tessera.papers.catalogue import LIBRARY
-from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
-from tessera.papers.language_modeling import settings as language
-from tessera.papers.language_modeling.run import PUBLISHED_RECIPES, rounded, trained_model
-from tessera.papers.out_of_distribution import report
+from tessera.papers.experiment import Run, RunContext, RunSelection
+from tessera.papers.language_modeling import run as language
 
 NOVELS = "novels"
 SEQUENCES = {"smoke": 4, "cpu": 256}
@@ -56,17 +53,11 @@ def plan(selection: RunSelection) -> list[Run]:
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
     """Evaluate a trained model, which is trained first unless `language_modeling` has; nats per token."""
     settings = run.configuration
-    folder = trained_model(settings.trained, context)
+    folder = language.trained_model(settings.trained, context)
     context.report(1.0, f"reading {settings.text}")
     source = text_source(run.data.get(settings.text, settings.text))
     text = EvaluationText(source, context=settings.trained.context)
     model = load_model(folder).to(context.device)
     measured = evaluate_text(model, load_tokenizer(folder), text, sequences=settings.sequences)
     numbers = {name: measured[name] for name in ("loss", "bits_per_byte", "tokens", "sequences")}
-    return {**numbers, "loss_by_position": rounded(measured["loss_by_position"])}
-
-
-EXPERIMENT = Experiment(
-    LIBRARY["out_of_distribution"], TextSettings, plan, execute, report.tables, report.plot, language.MODELS,
-    language.KERNELS, PUBLISHED_RECIPES, takes_data=True,
-)  # fmt: skip
+    return {**numbers, "loss_by_position": language.rounded(measured["loss_by_position"])}
