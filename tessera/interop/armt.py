@@ -18,8 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig, GPT2Config, PreTrainedConfig
 
 from tessera.base.errors import TesseraError
-from tessera.interop.layouts import REFERENCES
-from tessera.interop.published import Published, check_arguments, refuse, require_shapes
+from tessera.interop.published import REFERENCES, Published, check_arguments, refuse, require_shapes
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
 from tessera.models.recurrence import SegmentedConfig, SegmentedForCausalLM

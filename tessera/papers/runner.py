@@ -13,10 +13,8 @@ from tessera.base.errors import TesseraError, expect
 from tessera.base.files import remove, writing
 from tessera.base.locks import held
 from tessera.evaluation.provenance import num_cores
-from tessera.papers.catalogue import EXPERIMENTS
-from tessera.papers.experiment import Record, Run, RunSelection
-from tessera.papers.jobs import Job, do_side_by_side
-from tessera.papers.progress import Bar
+from tessera.papers.experiment import EXPERIMENTS, Record, Run, RunSelection
+from tessera.papers.jobs import Bar, Job, do_side_by_side
 from tessera.papers.report import write_report
 from tessera.papers.results import ResultsFile
 

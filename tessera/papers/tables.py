@@ -156,11 +156,10 @@ def stages_table(
     return markdown(["run", "parameters", *cells, minutes], rows)
 
 
-def settings_table(ours: Mapping[str, Any], published: Mapping[str, Any]) -> str:
-    """Each setting of `ours` beside the paper's (`-` where it says nothing)."""
-    return table_of(
-        ours, {"setting": str, "here": lambda name: _cell(ours[name]), "paper": lambda name: _cell(published.get(name))}
-    )
+def settings_table(rows: Mapping[str, tuple[Any, Any]]) -> str:
+    """What each setting is here, beside the paper's (`-` where one of them says nothing)."""
+    cells = [[heading, _cell(ours), _cell(paper)] for heading, (ours, paper) in rows.items()]
+    return markdown(["setting", "here", "paper"], cells)
 
 
 def settings_of(records: Iterable[Record], rows: SettingsRows) -> str:
@@ -170,10 +169,11 @@ def settings_of(records: Iterable[Record], rows: SettingsRows) -> str:
     the records. Empty without records.
     """
     known = list(records)
-    ours = {}
-    for heading, (here, _) in rows.items():
-        ours[heading] = here(known) if callable(here) else spread(_found(known, here.split(".")))
-    return settings_table(ours, {heading: paper for heading, (_, paper) in rows.items()}) if known else ""
+
+    def ours(here: str | Callable[[list[Record]], Any]) -> Any:
+        return here(known) if callable(here) else spread(_found(known, here.split(".")))
+
+    return settings_table({heading: (ours(here), paper) for heading, (here, paper) in rows.items()}) if known else ""
 
 
 def num_seeds(records: Iterable[Record]) -> int:

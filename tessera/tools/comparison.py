@@ -7,13 +7,11 @@ from typing import Any
 
 from tessera.base.checkpoints import checkpoints
 from tessera.base.errors import TesseraError, expect
-from tessera.evaluation.figures import training_curves
-from tessera.evaluation.report import short_names
+from tessera.evaluation.report import short_names, training_curves
 from tessera.models.saving.loading import load_config
 from tessera.models.sizes import count_parameters
-from tessera.training.folder import is_run
+from tessera.training.folder import METRICS, is_run
 from tessera.training.metrics import MetricsFile, median_speed
-from tessera.training.overwrite import METRICS
 from tessera.training.saved_recipe import saved_steps
 
 COLUMNS = ("parameters", "steps", "tokens", "last loss", "best loss", "bits/byte", "tokens/s")

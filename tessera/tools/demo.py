@@ -9,8 +9,8 @@ import torch
 from tessera.base.errors import expect
 from tessera.base.files import write_text_atomically, writing
 from tessera.base.locks import held
-from tessera.evaluation.figures import training_curves
 from tessera.evaluation.provenance import provenance
+from tessera.evaluation.report import training_curves
 from tessera.generation.sampling import Sampling, continuation
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.transformer import context_limit
@@ -18,7 +18,7 @@ from tessera.recipes.recipe import read_recipe
 from tessera.training.folder import delete_run
 from tessera.training.metrics import MetricsFile, RunSummary
 from tessera.training.run import train
-from tessera.training.time_estimate import evaluation_in_steps
+from tessera.training.run_log import evaluation_in_steps
 
 RECIPES = {"Memory Mosaic": "demo-mosaic", "transformer, RoPE": "demo-transformer"}
 TRIAL_STEPS, EVALUATIONS = 4, 10

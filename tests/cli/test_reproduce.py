@@ -11,8 +11,7 @@ import pytest
 
 from tessera.cli.main import main
 from tessera.papers import jobs, runner
-from tessera.papers.catalogue import EXPERIMENTS
-from tessera.papers.experiment import RunSelection
+from tessera.papers.experiment import EXPERIMENTS, RunSelection
 from tessera.papers.jobs import do_side_by_side
 from tessera.tasks.task import TASKS
 from tests.covering import some
@@ -55,7 +54,7 @@ def test_refusals_are_one_line_and_status_2(arguments, message, capsys, tmp_path
 
 
 REGISTRATION = """
-from tessera.papers.catalogue import EXPERIMENTS
+from tessera.papers.experiment import EXPERIMENTS
 
 EXPERIMENTS.add("line_of_a_test", EXPERIMENT)
 """

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 import tessera
 from tessera.base.errors import TesseraError
 from tessera.inspection import Removal, Trace, find_sites, loss_of, recall_weights, trace, trace_memory
-from tessera.inspection.stored import Lens
+from tessera.inspection.segments import Lens
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
 
 IDS = (torch.arange(1, 21)[None] ** 2) % 30

@@ -24,8 +24,7 @@ from tessera.papers.associative_retrieval.run import (
 from tessera.papers.experiment import Record, RunSelection
 from tessera.recipes.curriculum import Curriculum
 from tessera.tasks.task import generator_of
-from tessera.training.curriculum import train_stages
-from tessera.training.fit import FitOptions
+from tessera.training.fit import FitOptions, train_stages
 from tests.papers.test_associative_retrieval_task import generator
 
 SIZES = ModelSize(

@@ -1,8 +1,8 @@
 """How far runs have come, in their folders and on the screen."""
 
-from tessera.papers import progress
+from tessera.papers import jobs as progress
 from tessera.papers.experiment import Run
-from tessera.papers.progress import Bar, Progress
+from tessera.papers.jobs import Bar, Progress
 
 RUNS = [Run("first", {}, cost=1.0), Run("second", {}, cost=3.0)]
 

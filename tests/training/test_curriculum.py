@@ -9,7 +9,7 @@ import yaml
 from tessera.base.errors import TesseraError
 from tessera.recipes.curriculum import Curriculum
 from tessera.recipes.sections import Stage
-from tessera.training.curriculum import train_stages
+from tessera.training.fit import train_stages
 from tessera.training.optimizer import FitOptions
 
 TEXT = """

@@ -16,8 +16,7 @@ from tessera.training import curriculum, staged_data
 from tessera.training import run as run_module
 from tessera.training.initial_model import starting_model
 from tessera.training.metrics import MetricsFile
-from tessera.training.run import train
-from tessera.training.signals import Interruption
+from tessera.training.run import Interruption, train
 from tests.covering import some
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tessera.recipes.recipe import read_recipe
 from tessera.training.run import train
-from tessera.training.time_estimate import TimeEstimate
+from tessera.training.run_log import TimeEstimate
 
 TOKENS = 4 * 16  # of a step
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from tessera.papers.armt_language.run import CONTINUED, MODELS, SegmentSettings, execute, plan
-from tessera.papers.catalogue import LIBRARY
 from tessera.papers.curves import panels
-from tessera.papers.experiment import Experiment, Record
+from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.tables import (
     SettingsRows,
     markdown,

@@ -18,16 +18,15 @@ from tessera.base.dataclass_io import from_json
 from tessera.base.locks import folder_held
 from tessera.data.sources import text_source
 from tessera.data.windows import ValidationWindows
-from tessera.evaluation.loss import bits_per_byte, loss_by_position
-from tessera.evaluation.text import EvaluationText
+from tessera.evaluation.loss import EvaluationText, bits_per_byte, loss_by_position
 from tessera.models.saving.loading import load_model
 from tessera.models.sizes import num_parameters
 from tessera.papers.experiment import Run, RunContext, RunSelection
 from tessera.recipes.sections import Recipe
 from tessera.training.corpus import Corpus, open_corpus
-from tessera.training.curriculum import train_stages_of
+from tessera.training.fit import train_stages_of
+from tessera.training.folder import RESULT
 from tessera.training.initial_model import starting_model
-from tessera.training.overwrite import RESULT
 from tessera.training.run import train
 from tessera.training.staged_data import StagedText
 

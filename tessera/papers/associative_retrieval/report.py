@@ -13,9 +13,8 @@ import torch
 from tessera.evaluation.questions import is_segmented
 from tessera.models.forking import state_numbers
 from tessera.papers.associative_retrieval.run import KEY_SIZE, NAMES, RetrievalSettings, build, execute, plan
-from tessera.papers.catalogue import LIBRARY
 from tessera.papers.curves import draw_curve, panels, styles
-from tessera.papers.experiment import Experiment, Record
+from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.tables import (
     Curve,
     by_model,

@@ -19,8 +19,7 @@ from tessera.papers.experiment import Run, RunContext, RunSelection
 from tessera.recipes.curriculum import Curriculum
 from tessera.recipes.sections import Stage
 from tessera.tasks.task import estimate, generator_of
-from tessera.training.curriculum import train_stages
-from tessera.training.fit import FitOptions
+from tessera.training.fit import FitOptions, train_stages
 
 # Names of rows, in the order of tables and figures; the mosaic and the model without correction are ours to compare.
 NAMES = {

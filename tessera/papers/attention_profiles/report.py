@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from tessera.papers.attention_profiles.run import MODELS, ProfileSettings, execute, plan
-from tessera.papers.catalogue import LIBRARY
 from tessera.papers.curves import new_figure
-from tessera.papers.experiment import Experiment, Record
+from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.tables import SettingsRows, by_model, grid_table, markdown, mean_of, settings_of, with_error
 
 if TYPE_CHECKING:

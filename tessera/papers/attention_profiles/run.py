@@ -21,7 +21,7 @@ from tessera.papers.experiment import Run, RunContext, RunSelection
 from tessera.papers.language_modeling.run import POSITIONS
 from tessera.papers.recipe_settings import RecipeSettings, recipe_mapping
 from tessera.training.corpus import open_corpus
-from tessera.training.overwrite import RESULT
+from tessera.training.folder import RESULT
 from tessera.training.run import train
 
 # Name: its name in tables and figures.

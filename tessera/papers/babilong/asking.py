@@ -27,7 +27,7 @@ from tessera.papers.babilong.benchmark import (
     results_file,
     write_results,
 )
-from tessera.papers.babilong.noise import SENTENCE_END
+from tessera.papers.babilong.sample import SENTENCE_END
 from tessera.papers.babilong.stories import generate
 
 if TYPE_CHECKING:

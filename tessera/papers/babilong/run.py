@@ -1,27 +1,32 @@
-"""BABILong, trained by a curriculum and measured far past the trained length (ARMT, section 4)."""
+"""BABILong, trained by a curriculum and measured far past the trained length (ARMT, section 4).
+
+Which recipe each run is trained by, the lengths that are measured, and what an ARMT writes of books and of facts.
+"""
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from random import Random
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from tessera.evaluation.questions import right_answers
-from tessera.models.armt.modeling import ARMTForCausalLM
+from tessera.models.armt.modeling import ARMTForCausalLM, ARMTState
 from tessera.models.sizes import num_parameters
-from tessera.papers.babilong.sample import RESERVED
+from tessera.papers.babilong.sample import RESERVED, Borders, hide
 from tessera.papers.babilong.stories import LENGTHS, PLAIN_FACT
 from tessera.papers.babilong.task import BABILong
-from tessera.papers.babilong.writes import written_facts, written_noise
 from tessera.papers.experiment import Run, RunContext, RunSelection
 from tessera.papers.recipe_settings import RecipeSettings
 from tessera.recipes.files import SHIPPED, recipe_mapping
 from tessera.recipes.sections import Stage
 from tessera.tasks.question_answering import QuestionBatch, question_task
 from tessera.tasks.task import estimate
-from tessera.training.curriculum import train_stages_of
+from tessera.training.fit import train_stages_of
 from tessera.training.initial_model import starting_model
 from tessera.training.staged_data import StagedQuestions
 
@@ -311,3 +316,69 @@ def _measure(model: torch.nn.Module, data: StagedQuestions, settings: BabilongSe
     seconds = time.perf_counter() - began
     groups = torch.cat(sources) if sources else None  # texts that begin in the same book are not independent
     return estimate(torch.cat(shares), groups), seconds / (count * (tokens - RESERVED))
+
+
+@torch.no_grad()
+def written_noise(
+    model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: int = 4, segments: int = 1024
+) -> dict[str, Any]:
+    """The shares of segments of the test's books that change an association matrix.
+
+    Returns:
+        `in_text`: read after the text in front of them. `alone`: the same segments, each read with an empty memory. If
+        that is far more, gates stay shut because of what the memory holds, and open when it is overwritten.
+        `normaliser`: the mean of |z| over layers, features and texts after 1, 2, 4, ... segments.
+    """
+    segment, random = model.config.segment_size, Random(f"noise {seed}")
+    books = task.books("test")
+    contexts = [hide((), books, segments * segment + RESERVED, random).tokens() for _ in range(texts)]
+    tokens = torch.from_numpy(np.stack(contexts).astype(np.int64)).to(model.device)
+    empty = memory = cast("ARMTState", model.empty_memory(texts))
+    in_text = alone = 0.0
+    normaliser: dict[str, float] = {}
+    for number, segment_tokens in enumerate(tokens.split(segment, 1), 1):
+        before, memory = memory, model(input_ids=segment_tokens, memory_state=memory, skip_logits=True).memory_state
+        in_text += _changed(before, memory).sum().item()
+        if number.bit_count() == 1:
+            normaliser[str(number)] = memory.z.abs().mean().item()
+        alone += _changed(empty, model(input_ids=segment_tokens, skip_logits=True).memory_state).sum().item()
+    shares = {"in_text": in_text / (texts * segments), "alone": alone / (texts * segments)}
+    return {**shares, "normaliser": normaliser}
+
+
+@torch.no_grad()
+def written_facts(model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: int = 1024) -> dict[str, float]:
+    """The shares of facts for which an association matrix changes: one fact in two segments of the test's books each.
+
+    Returns:
+        `whole`: of the facts that lie in one segment. Of those that lie across the border, `first_part`: in the first
+        segment, and `second_part`: in the second. A kind of which there was none is left out.
+    """
+    segment, random = model.config.segment_size, Random(f"facts {seed}")
+    books = task.books("test")
+    facts = task.possible_facts()
+    written: dict[str, list[bool]] = {"whole": [], "first_part": [], "second_part": []}
+    for share in (0.0, 1.0):  # by chance too few facts lie across the border
+        contexts = [
+            hide((random.choice(facts),), books, 2 * segment + RESERVED, random, borders=Borders(segment, share))
+            for _ in range(texts // 2)
+        ]
+        tokens = torch.from_numpy(np.stack([one.tokens() for one in contexts]).astype(np.int64)).to(model.device)
+        memory = cast("ARMTState", model.empty_memory(len(contexts)))
+        changes = []
+        for one in tokens.split(segment, 1):
+            before, memory = memory, model(input_ids=one, memory_state=memory, skip_logits=True).memory_state
+            changes.append(_changed(before, memory).tolist())
+        for context, first, second in zip(contexts, *changes):
+            in_first, in_second = (part.any() for part in np.split(context.is_fact(), 2))
+            if in_first and in_second:
+                written["first_part"].append(first)
+                written["second_part"].append(second)
+            else:
+                written["whole"].append(first if in_first else second)
+    return {part: float(np.mean(changed)) for part, changed in written.items() if changed}
+
+
+def _changed(before: ARMTState, after: ARMTState) -> Tensor:
+    """Booleans (B,): whether any layer's association matrix is another one."""
+    return (before.A != after.A).flatten(2).any(2).any(0)

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tessera.papers.catalogue import LIBRARY
 from tessera.papers.curves import draw_learning, panels
-from tessera.papers.experiment import Experiment, Record
+from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.induction.run import MODELS, InductionSettings, execute, plan
 from tessera.papers.tables import SettingsRows, by_model, grid_table, score, settings_of, table_of, with_error
 

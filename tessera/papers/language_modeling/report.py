@@ -5,9 +5,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from tessera.papers.catalogue import LIBRARY
 from tessera.papers.curves import doubling, draw_curve, panels, styles
-from tessera.papers.experiment import Experiment, Record
+from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.language_modeling.run import (
     KERNELS,
     MAIN,

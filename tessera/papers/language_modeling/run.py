@@ -16,13 +16,13 @@ from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, expect
 from tessera.base.precision import resolve_precision
 from tessera.data.sources import text_files
-from tessera.evaluation.text import evaluate_text
+from tessera.evaluation.loss import evaluate_text
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.sizes import num_parameters
 from tessera.papers.experiment import PAPER_KERNELS, Run, RunContext, RunSelection
 from tessera.papers.recipe_settings import RecipeSettings, recipe_mapping
+from tessera.training.folder import METRICS, RESULT
 from tessera.training.metrics import MetricsFile
-from tessera.training.overwrite import METRICS, RESULT
 from tessera.training.run import train
 from tessera.training.run_data import evaluation_text
 

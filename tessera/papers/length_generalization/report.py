@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tessera.papers.catalogue import LIBRARY
 from tessera.papers.curves import doubling, draw_curve, panels, styles
-from tessera.papers.experiment import PAPER_KERNELS, Experiment, Record
+from tessera.papers.experiment import LIBRARY, PAPER_KERNELS, Experiment, Record
 from tessera.papers.length_generalization.run import FACTORS, KERNELS, MODELS, LengthSettings, execute, plan
 from tessera.papers.tables import grouped, markdown, over_seeds, points_of, with_error
 from tessera.tasks.task import Estimate

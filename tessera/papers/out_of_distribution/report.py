@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tessera.evaluation.figures import moving_average
-from tessera.papers.catalogue import LIBRARY
+from tessera.evaluation.report import moving_average
 from tessera.papers.curves import panels
-from tessera.papers.experiment import Experiment, Record
+from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.language_modeling import run as language
 from tessera.papers.language_modeling.run import MAIN_NAMES, MOSAIC, NAMES, POSITIONS
 from tessera.papers.out_of_distribution.run import TextSettings, execute, plan

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.data.sources import text_source
-from tessera.evaluation.text import EvaluationText, evaluate_text
+from tessera.evaluation.loss import EvaluationText, evaluate_text
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.papers.experiment import Run, RunContext, RunSelection
 from tessera.papers.language_modeling import run as language

@@ -6,9 +6,8 @@ from pathlib import Path
 from statistics import fmean
 
 from tessera.kernels import kernel_names
-from tessera.papers.catalogue import LIBRARY
 from tessera.papers.curves import draw_curve, panels, styles
-from tessera.papers.experiment import PAPER_KERNELS, Experiment, Record
+from tessera.papers.experiment import LIBRARY, PAPER_KERNELS, Experiment, Record
 from tessera.papers.regbench.run import LOSS_BLOCK, MODELS, NGRAM, RegBenchSettings, execute, plan
 from tessera.papers.tables import SettingsRows, grouped, markdown, score, settings_of, spread, with_error
 from tessera.tasks.task import Estimate

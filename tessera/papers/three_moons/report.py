@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.papers.catalogue import LIBRARY
 from tessera.papers.curves import new_figure
-from tessera.papers.experiment import Experiment, Record
+from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.tables import SettingsRows, mean_of, settings_of, table_of, with_error
 from tessera.papers.three_moons.run import INVERSE_BANDWIDTH, VARIANTS, MoonSettings, execute, plan
 from tessera.papers.three_moons.task import MEAN_MODULUS, common_period, in_observations
