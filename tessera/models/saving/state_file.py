@@ -1,4 +1,4 @@
-"""What models have read, as files: any nested value of states, caches of transformers, tensors and JSON.
+"""What models have read, and traces, as files: any nested value of states, caches of transformers, tensors and JSON.
 
 A file is safetensors. Its tensors are mapped into memory and read from the disk when they are looked at. Its metadata
 says what they make up, of which version, and the checksums of both: one entry of JSON. Nothing in a file names code:
@@ -64,8 +64,8 @@ class StateFile:
     checksum: int | None
 
     @classmethod
-    def open(cls, path: str | Path, where: str) -> "StateFile":
-        """Look at the description of a file, not at its tensors.
+    def open(cls, path: str | Path, where: str, what: str = "memory") -> "StateFile":
+        """Look at the description of a file, which is to be a stored `what`, not at its tensors.
 
         Raises `TesseraError`: no memory, one of a later version, or one whose description was changed.
         """
@@ -75,12 +75,14 @@ class StateFile:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
         except Exception as error:  # safetensors raises its own, the system's, and Rust's
-            raise TesseraError(f"{where}: path must be a stored memory; got {str(path)!r} ({error}).") from None
-        expect(KIND in metadata, where, "path", "be a stored memory", f"{str(path)!r}, another file")
+            raise TesseraError(f"{where}: path must be a stored {what}; got {str(path)!r} ({error}).") from None
+        expect(KIND in metadata, where, "path", f"be a stored {what}", f"{str(path)!r}, another file")
         checksum, _, text = metadata[KIND].partition(" ")
         if not text:
             checksum = metadata.get(CRC, "")
-            expect(not checksum or checksum.isdecimal(), where, "path", "be a stored memory", f"{str(path)!r}, changed")
+            expect(
+                not checksum or checksum.isdecimal(), where, "path", f"be a stored {what}", f"{str(path)!r}, changed"
+            )
             return cls(Path(path), metadata[KIND], None, metadata, int(checksum) if checksum else None)
         if checksum != str(zlib.crc32(text.encode())):
             raise _changed(where, path)
@@ -88,8 +90,8 @@ class StateFile:
             header = json.loads(text)
             version, kind, content, crc = (header[name] for name in ("version", "kind", "content", CRC))
         except (ValueError, TypeError, KeyError, RecursionError) as error:  # made by hand
-            raise TesseraError(f"{where}: path must be a stored memory; got {str(path)!r} ({error}).") from None
-        expect(version == THIS_VERSION, where, "path", f"be a memory of version {THIS_VERSION}", f"version {version}")
+            raise TesseraError(f"{where}: path must be a stored {what}; got {str(path)!r} ({error}).") from None
+        expect(version == THIS_VERSION, where, "path", f"be a {what} of version {THIS_VERSION}", f"version {version}")
         return cls(Path(path), kind, version, content, crc)
 
     def tensors(self, device: str | torch.device = "cpu") -> dict[str, Tensor]:
