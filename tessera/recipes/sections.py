@@ -287,3 +287,10 @@ def _is_unicode(text: str) -> bool:
         return True
     except UnicodeEncodeError:
         return False
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """Stages in their order, as experiments store them."""
+
+    stages: tuple[Stage, ...]

@@ -10,9 +10,8 @@ from tessera.base.errors import TesseraError, expect
 from tessera.evaluation.report import short_names, training_curves
 from tessera.models.saving.loading import load_config
 from tessera.models.sizes import count_parameters
-from tessera.training.folder import METRICS, is_run
+from tessera.training.folder import METRICS, is_run, saved_steps
 from tessera.training.metrics import MetricsFile, median_speed
-from tessera.training.saved_recipe import saved_steps
 
 COLUMNS = ("parameters", "steps", "tokens", "last loss", "best loss", "bits/byte", "tokens/s")
 

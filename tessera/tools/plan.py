@@ -32,7 +32,6 @@ from tessera.recipes.sections import Recipe, TrainingSection
 from tessera.training.distributed import batch_shape, shard
 from tessera.training.initial_model import enable_checkpointing, freeze_base, require_document_ids
 from tessera.training.optimizer import make_optimizer
-from tessera.training.run_log import evaluation_in_steps
 
 DEVICE = torch.device("cpu")  # where fake tensors say that they are; operations go by `imagined`
 # What CUDA's autocast computes in float32 and a CPU's does not, by the names of PyTorch's functions.
@@ -242,8 +241,8 @@ def plan(
 
 
 def _steps_and_validations(section: TrainingSection) -> float:
-    """All steps, and those that all validations are worth."""
-    validation = evaluation_in_steps(section.evaluate_sequences, section.batch_size)
+    """All steps, and those that all validations are worth: forward passes are a third of the arithmetic."""
+    validation = section.evaluate_sequences / section.batch_size / 3
     return section.steps + section.steps // section.evaluate_every * validation
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tessera.recipes.curriculum import Curriculum
-from tessera.recipes.sections import Recipe, Stage
+from tessera.recipes.sections import Curriculum, Recipe, Stage
 from tessera.training import loop
 from tessera.training.checkpoint import Checkpoints, TrainingProgress
 from tessera.training.loop import Report, StagePlan, unreported

@@ -20,14 +20,13 @@ from tessera.training.checkpoint import Checkpoints
 from tessera.training.corpus import open_corpus
 from tessera.training.distributed import Processes, batch_shape, init_processes, shard
 from tessera.training.fit import stage_plans
-from tessera.training.folder import METRICS, Claim, claimed, discard_replaced
+from tessera.training.folder import METRICS, Claim, claimed, discard_replaced, saved_steps
 from tessera.training.initial_model import enable_checkpointing, require_document_ids, require_start, starting_model
 from tessera.training.loop import Report, train_stages, unreported
 from tessera.training.metrics import MetricsFile, RunSummary
 from tessera.training.optimizer import schedule_factor, stage_options
 from tessera.training.result import publish_model, write_model_files
 from tessera.training.run_log import RunLog, require_trackers, trackers
-from tessera.training.saved_recipe import saved_steps
 from tessera.training.staged_data import open_staged_data
 from tessera.training.training_data import TextData, TrainingData
 

@@ -11,7 +11,7 @@ from tessera.data.sources import text_source
 from tessera.evaluation.loss import EvaluationText
 from tessera.recipes.sections import DataSection
 from tessera.tasks.question_answering import QuestionTask, question_task
-from tessera.training.saved_recipe import RECIPE
+from tessera.training.folder import RECIPE
 
 
 class TrainedTask(NamedTuple):

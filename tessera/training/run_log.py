@@ -15,7 +15,7 @@ from tessera.base.bar_lines import bar_stream
 from tessera.base.errors import TesseraError, first_line
 from tessera.models.sizes import num_parameters
 from tessera.recipes.recipe import recipe_to_dict
-from tessera.recipes.sections import Recipe, Stage, TrainingSection
+from tessera.recipes.sections import Recipe, TrainingSection
 from tessera.training.checkpoint import TrainingProgress
 from tessera.training.folder import EVENTS
 from tessera.training.loop import Report
@@ -89,17 +89,6 @@ class WeightsAndBiases:
 Tracker = TensorBoard | WeightsAndBiases
 
 
-STEPS, SECONDS = 5, 10.0  # measure so many steps, or for so long
-
-
-def evaluation_in_steps(sequences: int, batch_size: int) -> float:
-    """How many training steps take as long as a validation on so many sequences.
-
-    It is forward passes only: a third of the arithmetic of training on as many.
-    """
-    return sequences / batch_size / 3
-
-
 def duration(seconds: float) -> str:
     """A time in plain words.
 
@@ -116,63 +105,17 @@ def duration(seconds: float) -> str:
     return f"{hours / 24:,.0f} days"
 
 
-class TimeEstimate:
-    """Lines for people: what will be trained on how much, and how long it takes on this machine.
-
-    Args:
-        sequences: of a validation. segment: tokens that one unit of `Stage.length` stands for.
-    """
-
-    def __init__(self, recipe: Recipe, sequences: int, segment: int) -> None:
-        self.recipe, self.sequences, self.segment = recipe, sequences, segment
-        self._seconds: list[float] = []
-        self._tokens: list[int] = []
-        self._is_said = False
-
-    def sizes(self, model: nn.Module, done: int) -> str:
-        """The line before the first step; `done`: steps that a checkpoint holds."""
-        section, parameters = self.recipe.training, num_parameters(model)
-        line = f"{self.recipe.name}: {parameters:,} parameters, "
-        if section.curriculum:
-            lengths = ", ".join(str(stage.length) for stage in section.stages)
-            line += f"{len(section.stages)} stages of {lengths} segments, at most {section.curriculum_steps:,} steps"
-        else:
-            tokens = section.steps * section.batch_size * self.segment
-            line += f"{tokens:,} training tokens ({tokens / parameters:.3g} per parameter), {section.steps:,} steps"
-        return line + (f", {done:,} of them done" if done else "")
-
-    def after_step(self, number: int, step: int, seconds: float, tokens: int) -> str:
-        """The line about the time that is left, after the first few steps; "" after all others.
-
-        The first step, which is slower than the others, is not counted unless it alone took `SECONDS` and nothing is
-        compiled.
-        """
-        if self._is_said:
-            return ""
-        self._seconds.append(seconds)
-        self._tokens.append(tokens)
-        first = 1 if len(self._seconds) > 1 or self.recipe.training.compile else 0
-        steady = self._seconds[first:]
-        if not steady or (len(self._seconds) <= STEPS and sum(self._seconds) < SECONDS):
-            return ""
-        self._is_said = True
-        return self.time_left(number, step, sum(self._tokens[first:]) / sum(steady))
-
-    def time_left(self, number: int, step: int, speed: float) -> str:
-        """The line about the time that is left after `step` of stage `number`, at `speed` tokens/s."""
-        section = self.recipe.training
-        later = sum(self._tokens_of(stage, 0) for stage in section.stages[number + 1 :])
-        seconds = (later + self._tokens_of(section.stages[number], step)) / speed
-        at_most = " at most" if section.curriculum else ""
-        return f"expected: {duration(seconds)}{at_most} at {speed:,.0f} tokens/s (Ctrl-C stops; --resume goes on)"
-
-    def _tokens_of(self, stage: Stage, done: int) -> float:
-        """Training tokens that take as long as what is left of a stage, validations included."""
-        section = self.recipe.training
-        steps = float(stage.steps - done) * stage.mean_length
-        evaluations = stage.steps // section.evaluate_every - done // section.evaluate_every
-        steps += evaluations * evaluation_in_steps(self.sequences, section.batch_size) * stage.length
-        return steps * section.batch_size * self.segment
+def sizes(recipe: Recipe, model: nn.Module, segment: int, done: int) -> str:
+    """The line before the first step: what is trained on how much; `done`: steps that a checkpoint holds."""
+    section, parameters = recipe.training, num_parameters(model)
+    line = f"{recipe.name}: {parameters:,} parameters, "
+    if section.curriculum:
+        lengths = ", ".join(str(stage.length) for stage in section.stages)
+        line += f"{len(section.stages)} stages of {lengths} segments, at most {section.curriculum_steps:,} steps"
+    else:
+        tokens = section.steps * section.batch_size * segment
+        line += f"{tokens:,} training tokens ({tokens / parameters:.3g} per parameter), {section.steps:,} steps"
+    return line + (f", {done:,} of them done" if done else "") + " (Ctrl-C stops; --resume goes on)"
 
 
 class RunLog:
@@ -192,14 +135,13 @@ class RunLog:
         self.ended: list[TrainingProgress] = []  # of the stages before the one under way
         self.progress: TrainingProgress | None = None
         self.validated: dict[str, float] = {}  # what the last validation said
-        self._line_tokens, self._line_seconds = 0, 0.0
-        self._estimate = TimeEstimate(recipe, data.validation_sequences, data.segment)
+        self._line_tokens = 0
         self._notes: dict[str, str] = {}
         self._bar: Any = None
 
     def open(self, model: nn.Module, done: int) -> None:
         """Say what is trained, `done` steps of which a checkpoint holds, and start the bar."""
-        self.say(self._estimate.sizes(model, done))
+        self.say(sizes(self.recipe, model, self.data.segment, done))
         left = (
             "{remaining} left at most"
             if self.recipe.training.curriculum
@@ -220,7 +162,7 @@ class RunLog:
             self.ended.append(self.progress)
         self.number, self.progress = number, progress
         self.tokens += sum(self.data.batch_tokens(self.stages[number], step) for step in range(progress.steps))
-        self._line_tokens, self._line_seconds = self.tokens, 0.0
+        self._line_tokens = self.tokens
         if self._bar is not None:
             self._bar.n = self._bar.initial = self._cost
 
@@ -228,9 +170,7 @@ class RunLog:
         """See `TrainingLog`."""
         tokens = self.data.batch_tokens(self.stages[self.number], progress.steps - 1)
         self.tokens += tokens
-        seconds, self._line_seconds = progress.step_seconds - self._line_seconds, progress.step_seconds
         if self.shown:
-            self.say(self._estimate.after_step(self.number, progress.steps, seconds, tokens))
             self._bar.update(self._cost - self._bar.n)
         self.report(self._cost / self.total_cost, f"step {self._step:,}")
 
@@ -247,7 +187,7 @@ class RunLog:
             "skipped_steps": sum(stage.skipped for stage in [*self.ended, progress]),
         }
         self._write(record, "train")
-        self._line_tokens, self._line_seconds = self.tokens, 0.0
+        self._line_tokens = self.tokens
         if "loss" in record:
             self._note(loss=f"loss {record['loss']:.3f}", speed=f"{speed or 0:,.0f} tokens/s")
 

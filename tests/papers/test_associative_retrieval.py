@@ -22,7 +22,7 @@ from tessera.papers.associative_retrieval.run import (
     stage,
 )
 from tessera.papers.experiment import Record, RunSelection
-from tessera.recipes.curriculum import Curriculum
+from tessera.recipes.sections import Curriculum
 from tessera.tasks.task import generator_of
 from tessera.training.fit import FitOptions, train_stages
 from tests.papers.test_associative_retrieval_task import generator

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from tessera.papers.experiment import Run
-from tessera.papers.jobs import Job, Progress
+from tessera.papers.runner import Job, Progress
 
 
 def test_time_counts_over_interruptions(tmp_path, monkeypatch):

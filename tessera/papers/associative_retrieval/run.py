@@ -16,8 +16,7 @@ from tessera.models.sizes import num_parameters
 from tessera.models.small_models import ModelSize, build_small_model
 from tessera.papers.associative_retrieval.task import RULES, AssociativeRetrieval, capacity, capacity_error
 from tessera.papers.experiment import Run, RunContext, RunSelection
-from tessera.recipes.curriculum import Curriculum
-from tessera.recipes.sections import Stage
+from tessera.recipes.sections import Curriculum, Stage
 from tessera.tasks.task import estimate, generator_of
 from tessera.training.fit import FitOptions, train_stages
 

@@ -113,11 +113,6 @@ def mean_profile(
     return total / len(texts)
 
 
-def by_distance(profile: Tensor) -> Tensor:
-    """(..., T - 1): weight by distance 1, 2, ... from the last token, of a profile (..., T) by position."""
-    return profile[..., :-1].flip(-1)
-
-
 def recent_peak_width(profile: Tensor) -> float:
     """Tokens from the query until a head's recent peak has fallen halfway to the level of the older tokens.
 
@@ -125,7 +120,7 @@ def recent_peak_width(profile: Tensor) -> float:
     weight among the newer half. Linear between whole distances. NaN where the peak is less than twice the level: such a
     head has none.
     """
-    weights = by_distance(profile)
+    weights = profile[:-1].flip(0)  # by distance 1, 2, ... from the query
     newer = max(1, int(len(weights) * (1 - OLDER_HALF)))
     level = weights[newer:].median() if newer < len(weights) else weights.new_zeros(())
     top = int(weights[:newer].argmax())

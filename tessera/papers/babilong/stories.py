@@ -268,12 +268,6 @@ def questions_after(kind: str, facts: Sequence[str]) -> tuple[Question, ...]:
     return tuple(Question(text, word) for text, word in answers if word)
 
 
-def unanswered_after(kind: str, facts: Sequence[str]) -> tuple[str, ...]:
-    """All questions of task `kind` that these facts do not answer, and others may."""
-    answered = {question.text for question in questions_after(kind, facts)}
-    return tuple(text for text in examples_of(kind) if text not in answered)
-
-
 def read_stories(path: Path) -> list[Story]:
     """The stories of a file of bAbI, one for each question: the facts up to it, earlier questions dropped.
 

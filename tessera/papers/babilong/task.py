@@ -328,8 +328,10 @@ class BABILong(Task):
         return [question for kind in kinds for question in babi.questions_after(kind, facts)]
 
     def _unanswered(self, facts: Sequence[str], split: str) -> tuple[babi.Question, ...]:
-        """Questions that these facts do not answer."""
-        return tuple(babi.Question(text, NOT_IN_TEXT) for text in babi.unanswered_after(self.kind, facts))
+        """Questions that these facts do not answer, and others may."""
+        answered = {question.text for question in babi.questions_after(self.kind, facts)}
+        others = (text for text in babi.examples_of(self.kind) if text not in answered)
+        return tuple(babi.Question(text, NOT_IN_TEXT) for text in others)
 
     def _asked(
         self, answered: Sequence[babi.Question], facts: Sequence[str], count: int, random: Random, split: str

@@ -6,15 +6,15 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tessera.memories.contextual import ContextualMemory
 from tessera.models.sizes import num_parameters
 from tessera.papers.experiment import Run, RunContext, RunSelection
 from tessera.papers.length_generalization import MultiQueryRecall, Reverse, Sort, SourceTargetTask
-from tessera.papers.task_stage import held_out_scores, small_model
+from tessera.papers.task_stage import TaskStage, held_out_scores, small_model, train_stages
 from tessera.tasks.task import TASKS
-from tessera.training.fit import FitOptions, fit
+from tessera.training.fit import FitOptions
 
 KERNELS: dict[str, Any] = {
     "gaussian": "gaussian",
@@ -133,13 +133,8 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     """Train on examples that are new at every step, then test at every length."""
     settings, device, task = run.configuration, context.device, run.configuration.trained_task
     model = build(settings).to(device)
-
-    def loss_at(step: int) -> Tensor:
-        examples = task.sample(settings.batch_size, settings.seed * 10_000_019 + step)
-        return model(input_ids=examples.tokens.to(device), labels=examples.labels.to(device)).loss
-
-    training = fit(model, loss_at, settings.fit, context.folder, report=context.report).outcome()
-    outcome: dict[str, Any] = {"training": training, "parameters": num_parameters(model)}
+    stage = TaskStage("training", (task,), settings.batch_size, settings.fit, settings.seed * 10_000_019)
+    outcome: dict[str, Any] = {**train_stages(model, [stage], context), "parameters": num_parameters(model)}
     for factor in settings.factors:
         context.report(1.0, f"testing at {factor:g} x {settings.test_length}")
         outcome.setdefault("scores", {})[f"{factor:g}"] = evaluate(model, settings, factor, device)
