@@ -18,7 +18,6 @@ from tessera.recipes.recipe import read_recipe
 from tessera.training.folder import delete_run
 from tessera.training.metrics import MetricsFile, RunSummary
 from tessera.training.run import train
-from tessera.training.run_log import evaluation_in_steps
 
 RECIPES = {"Memory Mosaic": "demo-mosaic", "transformer, RoPE": "demo-transformer"}
 TRIAL_STEPS, EVALUATIONS = 4, 10
@@ -58,7 +57,7 @@ def affordable_steps(demo: Demo) -> int | None:
     """None when the recipes' steps fit into the time; else how many do, measured on a few steps of each model."""
     section = read_recipe(next(iter(RECIPES.values())), demo.overrides).training
     seconds = sum(seconds_per_step(recipe, demo) for recipe in RECIPES.values())
-    evaluating = EVALUATIONS * evaluation_in_steps(section.evaluate_sequences, section.batch_size)
+    evaluating = EVALUATIONS * section.validation_in_steps
     steps, affordable = section.steps, int(60 * demo.minutes / seconds - evaluating)
     if affordable >= steps:
         return None

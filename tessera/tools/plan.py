@@ -241,9 +241,8 @@ def plan(
 
 
 def _steps_and_validations(section: TrainingSection) -> float:
-    """All steps, and those that all validations are worth: forward passes are a third of the arithmetic."""
-    validation = section.evaluate_sequences / section.batch_size / 3
-    return section.steps + section.steps // section.evaluate_every * validation
+    """All steps, and those that all validations are worth."""
+    return section.steps + section.steps // section.evaluate_every * section.validation_in_steps
 
 
 def _expect_one_stage(recipe: Recipe) -> None:

@@ -22,12 +22,11 @@ from tessera.evaluation.loss import EvaluationText, bits_per_byte, loss_by_posit
 from tessera.models.saving.loading import load_model
 from tessera.models.sizes import num_parameters
 from tessera.papers.experiment import Run, RunContext, RunSelection
+from tessera.papers.recipe_settings import trained
 from tessera.recipes.sections import Recipe
 from tessera.training.corpus import Corpus, open_corpus
 from tessera.training.fit import train_stages_of
-from tessera.training.folder import RESULT
 from tessera.training.initial_model import starting_model
-from tessera.training.run import train
 from tessera.training.staged_data import StagedText
 
 BASE, CONTINUED = "base", "continued"
@@ -231,10 +230,7 @@ def _trained_base(settings: SegmentSettings, context: RunContext) -> Path:
     folder = context.folder.parent / "bases" / f"{recipe.name}-{recipe.seed}"
     folder.mkdir(parents=True, exist_ok=True)
     with folder_held(folder):
-        if not (folder / RESULT).is_file():
-            context.report(0.0, "training the base")
-            train(recipe, folder, resume=True, progress=False)
-    return folder
+        return trained(recipe, folder, context.report)
 
 
 def _trained_from(

@@ -19,10 +19,8 @@ from tessera.models.sizes import num_parameters
 from tessera.models.transformer import context_limit
 from tessera.papers.experiment import Run, RunContext, RunSelection
 from tessera.papers.language_modeling.run import POSITIONS
-from tessera.papers.recipe_settings import RecipeSettings, recipe_mapping
+from tessera.papers.recipe_settings import RecipeSettings, recipe_mapping, trained
 from tessera.training.corpus import open_corpus
-from tessera.training.folder import RESULT
-from tessera.training.run import train
 
 # Name: its name in tables and figures.
 MODELS = {
@@ -164,10 +162,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     # Runs of one budget stand beside each other, and share their tokenised text.
     settings, folder = run.configuration, context.folder.parent / TRAINED / context.folder.name
     recipe = settings.read_recipe()
-    if not (folder / RESULT).is_file():
-        context.report(0.0, "training")
-        train(recipe, folder, resume=True, progress=False)
-    model = load_model(folder).to(context.device).eval()
+    model = load_model(trained(recipe, folder, context.report)).to(context.device).eval()
     validation = open_corpus(recipe, folder).validation
     longest = context_limit(model.config)
     lengths = [times * settings.context for times in settings.lengths]

@@ -20,10 +20,9 @@ from tessera.evaluation.loss import evaluate_text
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.sizes import num_parameters
 from tessera.papers.experiment import PAPER_KERNELS, Run, RunContext, RunSelection
-from tessera.papers.recipe_settings import RecipeSettings, recipe_mapping
-from tessera.training.folder import METRICS, RESULT
+from tessera.papers.recipe_settings import RecipeSettings, recipe_mapping, trained
+from tessera.training.folder import METRICS
 from tessera.training.metrics import MetricsFile
-from tessera.training.run import train
 from tessera.training.run_data import evaluation_text
 
 # A transformer is named after its positions; the plain one learns a vector for each, as GPT-2 does.
@@ -306,9 +305,7 @@ def trained_model(settings: LanguageSettings, context: RunContext, data: str | N
     models = context.folder.parents[2] / SHARED_MODELS
     name = f"{settings.name.replace(' ', '-')}-{settings.num_layers}"
     folder = models / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
-    if not (folder / RESULT).is_file():
-        train(settings.read_recipe(data), folder, resume=True, progress=False, report=context.report)
-    return folder
+    return trained(settings.read_recipe(data), folder, context.report)
 
 
 PUBLISHED_RECIPES = "The published trainings are recipes: `tessera train babistories-8 data.source=PATH`, for example."
