@@ -65,7 +65,8 @@ class SegmentObserver:
         if self.memories is None:
             assert isinstance(before, CarriedTokens)
             assert isinstance(after, CarriedTokens)
-            return carried_row(before, after)
+            missing = float("nan")
+            return _length(after.tokens - before.tokens), missing, missing, _length(after.tokens), missing
         assert isinstance(before, AssociationState)
         assert isinstance(after, AssociationState)
         read = float(self.reads[part.start : part.end, index].mean())
@@ -78,12 +79,6 @@ class SegmentObserver:
         )
         starts = torch.tensor([part.start for part in self.reading.parts])
         return SegmentTrace(written, erased, read, norm, gamma, starts, None if self.memories is None else self.reads)
-
-
-def carried_row(before: CarriedTokens, after: CarriedTokens) -> tuple[float, ...]:
-    """The numbers of memory tokens that are carried."""
-    missing = float("nan")
-    return _length(after.tokens - before.tokens), missing, missing, _length(after.tokens), missing
 
 
 def association_row(

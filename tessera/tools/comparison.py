@@ -11,7 +11,7 @@ from tessera.evaluation.report import short_names, training_curves
 from tessera.models.saving.loading import load_config
 from tessera.models.sizes import count_parameters
 from tessera.training.folder import METRICS, is_run, saved_steps
-from tessera.training.metrics import MetricsFile, median_speed
+from tessera.training.run_log import MetricsFile, median_speed
 
 COLUMNS = ("parameters", "steps", "tokens", "last loss", "best loss", "bits/byte", "tokens/s")
 

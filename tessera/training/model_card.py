@@ -10,7 +10,7 @@ from tessera.models.saving.model_card import CARD, render_card
 from tessera.recipes.sections import Recipe
 
 if TYPE_CHECKING:
-    from tessera.training.metrics import RunSummary
+    from tessera.training.run_log import RunSummary
 
 MARK = "<!-- written by tessera train; a README.md without this line is left alone -->"
 RECORDS = "Every setting is in `recipe.yaml`; versions, hardware and the command are in `run.json`."

@@ -17,8 +17,8 @@ from tessera.recipes.sections import Recipe
 from tessera.training.checkpoint import TrainingProgress
 from tessera.training.checkpoint_tensors import SHARDS, WEIGHT, ShardWriter, merge, model_tensors, prefixed
 from tessera.training.folder import METRICS, RESULT
-from tessera.training.metrics import MetricsFile, RunSummary, median_speed
 from tessera.training.model_card import write_model_card
+from tessera.training.run_log import MetricsFile, RunSummary, median_speed
 from tessera.training.training_data import TrainingData
 
 if TYPE_CHECKING:

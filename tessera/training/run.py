@@ -23,10 +23,9 @@ from tessera.training.fit import stage_plans
 from tessera.training.folder import METRICS, Claim, claimed, discard_replaced, saved_steps
 from tessera.training.initial_model import enable_checkpointing, require_document_ids, require_start, starting_model
 from tessera.training.loop import Report, train_stages, unreported
-from tessera.training.metrics import MetricsFile, RunSummary
 from tessera.training.optimizer import schedule_factor, stage_options
 from tessera.training.result import publish_model, write_model_files
-from tessera.training.run_log import RunLog, require_trackers, trackers
+from tessera.training.run_log import MetricsFile, RunLog, RunSummary, require_trackers, trackers
 from tessera.training.staged_data import open_staged_data
 from tessera.training.training_data import TextData, TrainingData
 
@@ -67,18 +66,13 @@ class Interruption:
             raise KeyboardInterrupt
         self.is_requested = True
         if number == getattr(signal, "SIGHUP", None):
-            _mute(self._terminals)
+            with open(os.devnull, "wb") as nowhere:  # the terminals are gone: every write to them would fail
+                for terminal in self._terminals:
+                    os.dup2(nowhere.fileno(), terminal)
         with suppress(RuntimeError):  # it came inside a write to the same stream, which takes no other
             tqdm.write(
                 "Stopping after this step, with a checkpoint. Ctrl-C again stops at once, without.", file=sys.stderr
             )
-
-
-def _mute(terminals: list[int]) -> None:
-    """Send to nowhere what would be written to terminals that are gone: every write would fail."""
-    with open(os.devnull, "wb") as nowhere:
-        for number in terminals:
-            os.dup2(nowhere.fileno(), number)
 
 
 log = logging.getLogger(__name__)

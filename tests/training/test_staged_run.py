@@ -15,8 +15,8 @@ from tessera.recipes.recipe import read_recipe
 from tessera.training import fit, staged_data
 from tessera.training import run as run_module
 from tessera.training.initial_model import starting_model
-from tessera.training.metrics import MetricsFile
 from tessera.training.run import Interruption, train
+from tessera.training.run_log import MetricsFile
 from tests.covering import some
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 

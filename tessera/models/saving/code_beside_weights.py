@@ -50,7 +50,9 @@ class SavesWithCode(Base):
             config, model = type(self.config), type(self)
             if is_main_process:
                 folder.mkdir(parents=True, exist_ok=True)
-                write_text_atomically(folder / f"{MODULE}.py", _code(config, model))
+                names = {"config": config.__name__, "model": model.__name__}
+                code = CODE.format(config_module=_package(config), model_module=_package(model), **names)
+                write_text_atomically(folder / f"{MODULE}.py", code)
             self.config.auto_map = {
                 "AutoConfig": f"{MODULE}.{config.__name__}",
                 auto_class(model): f"{MODULE}.{model.__name__}",
@@ -67,11 +69,6 @@ class SavesWithCode(Base):
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
         """Nothing: transformers would copy source files of this package at the next saving."""
-
-
-def _code(config: type, model: type) -> str:
-    names = {"config": config.__name__, "model": model.__name__}
-    return CODE.format(config_module=_package(config), model_module=_package(model), **names)
 
 
 def _package(cls: type) -> str:

@@ -41,7 +41,7 @@ def save_values(path: Path, kind: str, values: Mapping[str, Any], finite: bool =
         read = {
             name: x.masked_fill(x == -torch.inf, 0) if name.endswith("log_weight") else x for name, x in tensors.items()
         }
-        broken = [name for name, tensor in read.items() if not _is_finite(tensor)]
+        broken = [name for name, x in read.items() if x.is_floating_point() and not bool(x.isfinite().all())]
         advice = "The text drives this model out of range: use one that was trained on such lengths."
         expect(not broken, "memorize", "the memory", "be finite", "NaN or infinity", advice)
     described = {"kind": kind, "version": THIS_VERSION, CRC: tensor_checksum(tensors), "content": content}
@@ -125,10 +125,6 @@ class StateFile:
 
 def _changed(where: str, path: str | Path) -> TesseraError:
     return TesseraError(f"{where}: path must be a memory as it was stored; got {str(path)!r}, which was changed.")
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(tensor.isfinite().all())
 
 
 def _encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -22,8 +22,8 @@ from tessera.models.sizes import num_parameters
 from tessera.papers.experiment import PAPER_KERNELS, Run, RunContext, RunSelection
 from tessera.papers.recipe_settings import RecipeSettings, recipe_mapping, trained
 from tessera.training.folder import METRICS
-from tessera.training.metrics import MetricsFile
 from tessera.training.run_data import evaluation_text
+from tessera.training.run_log import MetricsFile
 
 # A transformer is named after its positions; the plain one learns a vector for each, as GPT-2 does.
 POSITIONS = {"transformer": "absolute", "transformer_rope": "rope", "transformer_alibi": "alibi"}
