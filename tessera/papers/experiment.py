@@ -212,9 +212,5 @@ class Catalogue(Registry[Experiment | None]):
         assert entry is not None, "it is imported"
         return entry
 
-    def items(self) -> list[tuple[str, Experiment]]:
-        """All (name, experiment) pairs, imported."""
-        return [(name, self[name]) for name in self]
-
 
 EXPERIMENTS = Catalogue(LIBRARY)

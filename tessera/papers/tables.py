@@ -111,11 +111,6 @@ def markdown(headings: Iterable[object], rows: Iterable[Iterable[object]]) -> st
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
-def table_of(rows: Iterable[Row], columns: Mapping[str, Callable[[Row], object]]) -> str:
-    """A Markdown table of `columns`, heading -> cell of a row."""
-    return markdown(columns, ([cell(row) for cell in columns.values()] for row in rows))
-
-
 def curves_table(
     headings: Sequence[object],
     curves: Sequence[Curve],
@@ -129,18 +124,6 @@ def curves_table(
         for curve in curves
     ]
     return markdown([*headings, *map(length.format, lengths)], rows)
-
-
-def grid_table(
-    headings: Sequence[object],
-    rows: Mapping[Row, Sequence[object]],
-    columns: Iterable[tuple[str, Column]],
-    cell: Callable[[Row, Column], object],
-) -> str:
-    """A Markdown table of a `cell` for each row and column; `rows` say what stands first, under `headings`."""
-    columns = list(columns)
-    lines = [[*first, *(cell(row, column) for _, column in columns)] for row, first in rows.items()]
-    return markdown([*headings, *(name for name, _ in columns)], lines)
 
 
 def stages_table(

@@ -18,7 +18,6 @@ from tessera.papers.tables import (
     settings_of,
     spread,
     stages_table,
-    table_of,
 )
 
 TOKENS = {"64k": 64_000, "128k": 128_000, "500k": 500_000, "1M": 1_000_000, "10M": 10_000_000, "50M": 50_000_000}
@@ -96,21 +95,16 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         parts[f"{kind.upper()}, exact match in per cent"] = curves_table(["tokens"], list(curves.values()))
         rows = [[name, *values, *[""] * (len(TOKENS) - len(values))] for name, values in published.items()]
         parts[f"{kind.upper()}, the paper"] = markdown(["tokens", *TOKENS], rows) if curves else ""
-    noise, facts = (
-        [(key, record.outcome[name]) for key, record in records.items() if name in record.outcome]
-        for name in ("written_noise", "written_facts")
-    )
-    parts["Segments of noise that are written, per cent"] = table_of(
-        noise,
-        {
-            "run": lambda row: row[0],
-            "after the text before them": lambda row: f"{100 * row[1]['in_text']:.1f}",
-            "with an empty memory": lambda row: f"{100 * row[1]['alone']:.1f}",
-            "mean size of z after 1, 16, 256, 1,024 of them": lambda row: _sizes(row[1].get("normaliser", {})),
-        },
-    )
-    rows = [[key, *(f"{100 * shares[part]:.1f}" if part in shares else "" for part in PARTS)] for key, shares in facts]
-    parts["Facts that are written, per cent"] = markdown(["run", *PARTS.values()], rows)
+    noise, facts = [], []
+    for key, record in records.items():
+        if written := record.outcome.get("written_noise"):
+            shares = [f"{100 * written[name]:.1f}" for name in ("in_text", "alone")]
+            noise.append([key, *shares, _sizes(written.get("normaliser", {}))])
+        if written := record.outcome.get("written_facts"):
+            facts.append([key, *(f"{100 * written[part]:.1f}" if part in written else "" for part in PARTS)])
+    headings = ["after the text before them", "with an empty memory", "mean size of z after 1, 16, 256, 1,024 of them"]
+    parts["Segments of noise that are written, per cent"] = markdown(["run", *headings], noise)
+    parts["Facts that are written, per cent"] = markdown(["run", *PARTS.values()], facts)
     parts["Trainings"] = stages_table(
         records,
         {

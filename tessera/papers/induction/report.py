@@ -3,7 +3,7 @@
 Memory Mosaics, section 3: one layer of memories is enough, a transformer needs two layers of attention.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tessera.models.sizes import num_parameters
 from tessera.papers.curves import draw_learning, panels
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
 from tessera.papers.induction import Induction
-from tessera.papers.tables import SettingsRows, by_model, grid_table, score, settings_of, table_of, with_error
+from tessera.papers.tables import SettingsRows, by_model, markdown, score, settings_of, with_error
 from tessera.papers.task_stage import TaskStage, small_model, train_stages
 from tessera.tasks.task import TokenExamples, estimate
 from tessera.training.fit import FitOptions
@@ -130,34 +130,26 @@ SETTINGS: SettingsRows = {
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """Accuracy, the course of the trainings, settings."""
-    groups = by_model(records, MODELS)
-    rows = {
-        name: (MODELS[name][2], f"{seeds[0].outcome['parameters']:,}", len(seeds)) for name, seeds in groups.items()
+    scored = {
+        "accuracy from the second occurrence on": "accuracy",
+        "at the first": "first_accuracy",
+        "loss from the second on, nats": "loss",
+        "loss elsewhere, nats": "other_loss",
     }
+    learned, trained = [], []
+    for name, seeds in by_model(records, MODELS).items():
+        scores = [with_error(score(seeds, "scores", quantity), ".3f") for quantity in scored.values()]
+        parameters = f"{seeds[0].outcome['parameters']:,}"
+        learned.append([MODELS[name][2], parameters, len(seeds), *scores, f"*{_published(name)}*"])
+    for key, record in records.items():
+        training = record.outcome["training"]
+        reached = [[step for step, share in accuracies(record) if share >= level] for level in LEVELS]
+        steps = [f"{first[0]:,}" if first else "never" for first in reached]
+        trained.append([key, *steps, f"{1 - training['best']:.3f}", f"{training['seconds'] / 60:.1f}"])
+    at_levels = [f"{level:.0%} right at step" for level in LEVELS]
     return {
-        "Successors of triggers": grid_table(
-            ["model", "parameters", "seeds"],
-            rows,
-            {
-                "accuracy from the second occurrence on": "accuracy",
-                "at the first": "first_accuracy",
-                "loss from the second on, nats": "loss",
-                "loss elsewhere, nats": "other_loss",
-                "the paper says": "",
-            }.items(),
-            lambda name, quantity: (
-                with_error(score(groups[name], "scores", quantity), ".3f") if quantity else f"*{_published(name)}*"
-            ),
-        ),
-        "Trainings": table_of(
-            records.items(),
-            {
-                "run": lambda row: row[0],
-                **{f"{level:.0%} right at step": _step_cell(level) for level in LEVELS},
-                "best validation accuracy": lambda row: f"{1 - row[1].outcome['training']['best']:.3f}",
-                "minutes": lambda row: f"{row[1].outcome['training']['seconds'] / 60:.1f}",
-            },
-        ),
+        "Successors of triggers": markdown(["model", "parameters", "seeds", *scored, "the paper says"], learned),
+        "Trainings": markdown(["run", *at_levels, "best validation accuracy", "minutes"], trained),
         "Settings": settings_of(records.values(), SETTINGS),
     }
 
@@ -170,11 +162,6 @@ def _published(name: str) -> str:
 def accuracies(record: Record) -> list[tuple[int, float]]:
     """(step, share of right successors) of each validation."""
     return [(step, 1 - error) for step, error in record.outcome["training"]["checks"]]
-
-
-def _step_cell(level: float) -> Callable[[tuple[str, Record]], str]:
-    """The first validation with at least this share of right successors."""
-    return lambda row: next((f"{step:,}" for step, share in accuracies(row[1]) if share >= level), "never")
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:

@@ -21,7 +21,7 @@ from tessera.papers.curves import panels
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
 from tessera.papers.language_modeling import run as language
 from tessera.papers.language_modeling.run import MAIN_NAMES, MOSAIC, NAMES, POSITIONS
-from tessera.papers.tables import difference, grid_table, grouped, markdown, mean_of, with_error
+from tessera.papers.tables import difference, grouped, markdown, mean_of, with_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -129,13 +129,11 @@ def _columns(rows: Rows) -> dict[str, Callable[[Record], float]]:
 
 
 def _losses(rows: Rows) -> str:
-    first = {row: (NAMES[row[0]], row[1], len(seeds)) for row, seeds in rows.items()}
-    return grid_table(
-        ["model", "blocks", "seeds"],
-        first,
-        _columns(rows).items(),
-        lambda row, value: with_error(mean_of(list(map(value, rows[row]))), ".3f"),
-    )
+    columns, lines = _columns(rows), []
+    for (name, depth), seeds in rows.items():
+        means = [mean_of(list(map(loss, seeds))) for loss in columns.values()]
+        lines.append([NAMES[name], depth, len(seeds), *(with_error(mean, ".3f") for mean in means)])
+    return markdown(["model", "blocks", "seeds", *columns], lines)
 
 
 def _differences(heading: str, rows: Rows, pairs: Iterable[tuple[Row, Row, Row]]) -> str:

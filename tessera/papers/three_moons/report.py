@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tessera.papers.curves import new_figure
 from tessera.papers.experiment import LIBRARY, Experiment, Record
-from tessera.papers.tables import SettingsRows, mean_of, settings_of, table_of, with_error
+from tessera.papers.tables import SettingsRows, markdown, mean_of, settings_of, with_error
 from tessera.papers.three_moons.run import INVERSE_BANDWIDTH, VARIANTS, MoonSettings, execute, plan
 from tessera.papers.three_moons.task import MEAN_MODULUS, common_period, in_observations
 
@@ -121,11 +121,6 @@ def triples_of(records: Mapping[str, Record]) -> list[str]:
     return list(dict.fromkeys(name for record in records.values() for name in record.outcome["first_round"]["errors"]))
 
 
-def is_disentangled(outcome: Outcome) -> bool:
-    """Whether each head follows a moon of its own."""
-    return disentangled(dedication(outcome["weights"]))
-
-
 def outcomes_of(records: Mapping[str, Record], name: str) -> dict[str, list[Outcome]]:
     """What one memory's seeds came to in each round of training, and those of them that disentangled."""
     groups: dict[str, list[Outcome]] = {}
@@ -137,7 +132,7 @@ def outcomes_of(records: Mapping[str, Record], name: str) -> dict[str, list[Outc
         elif outcomes:
             groups[title] = outcomes
             if seeds[0].configuration.num_heads == 3:
-                groups[f"{title}, disentangled seeds"] = [outcome for outcome in outcomes if is_disentangled(outcome)]
+                groups[f"{title}, disentangled seeds"] = [o for o in outcomes if disentangled(dedication(o["weights"]))]
     return {title: outcomes for title, outcomes in groups.items() if outcomes}
 
 
@@ -158,24 +153,21 @@ def _errors(records: Mapping[str, Record], triple: str) -> str:
             if measured:
                 periods = tuple(measured[0]["errors"][triple]["periods"])
                 seeds = [levels(outcome["errors"][triple]["mean"], periods) for outcome in measured]
-                losses = [outcome["loss"] for outcome in measured if "loss" in outcome]
-                rows.append((variant.title, title, losses, periods, seeds))
-    return table_of(
-        rows,
-        {
-            "memory": lambda row: row[0],
-            "training": lambda row: row[1],
-            "seeds": lambda row: len(row[4]),
-            "loss": lambda row: _number(row[2], ".6f"),
-            "early error": lambda row: _number([one["early"] for one in row[4]], ".3f"),
-            f"at max(p) + {LATER}": lambda row: _number([one["after_slowest"] for one in row[4]], ".1%"),
-            f"at lcm + {LATER}": lambda row: _number([one["after_common"] for one in row[4]], ".1%"),
-            "max(p), lcm": lambda row: (
-                f"{in_observations(max(row[3])):.0f}, {in_observations(common_period(row[3])):.0f}"
-            ),
-            "accurate from": lambda row: ", ".join(str(one["accurate_from"] or "never") for one in row[4]),
-        },
-    )
+                rows.append(
+                    [
+                        variant.title,
+                        title,
+                        len(seeds),
+                        _number([outcome["loss"] for outcome in measured if "loss" in outcome], ".6f"),
+                        _number([level["early"] for level in seeds], ".3f"),
+                        _number([level["after_slowest"] for level in seeds], ".1%"),
+                        _number([level["after_common"] for level in seeds], ".1%"),
+                        f"{in_observations(max(periods)):.0f}, {in_observations(common_period(periods)):.0f}",
+                        ", ".join(str(level["accurate_from"] or "never") for level in seeds),
+                    ]
+                )
+    later = [f"at max(p) + {LATER}", f"at lcm + {LATER}", "max(p), lcm", "accurate from"]
+    return markdown(["memory", "training", "seeds", "loss", "early error", *later], rows)
 
 
 def _number(values: Sequence[float | None], form: str) -> str:
@@ -186,50 +178,30 @@ def _number(values: Sequence[float | None], form: str) -> str:
 
 def _heads(records: Mapping[str, Record]) -> str:
     """The moon of each head, seed by seed, after each round of training."""
-    rows = [
-        (variant.title, record.configuration.seed, title, record.outcome[part])
-        for name, variant in VARIANTS.items()
-        for part, title in ROUNDS.items()
-        for record in seeds_of(records, name)
-        if record.configuration.num_heads == 3 and "loss" in record.outcome.get(part, {})
-    ]
-
-    def moon(row: tuple[str, int, str, Outcome], head: int) -> str:
-        followed = dedication(row[3]["weights"])[head]
-        return "none" if followed is None else f"moon {followed + 1}"
-
-    return table_of(
-        rows,
-        {
-            "memory": lambda row: row[0],
-            "seed": lambda row: row[1],
-            "training": lambda row: row[2],
-            "loss": lambda row: f"{row[3]['loss']:.6f}",
-            "head 1": lambda row: moon(row, 0),
-            "head 2": lambda row: moon(row, 1),
-            "head 3": lambda row: moon(row, 2),
-            "disentangled": lambda row: "yes" if is_disentangled(row[3]) else "no",
-        },
-    )
+    rows = []
+    for name, variant in VARIANTS.items():
+        for part, title in ROUNDS.items():
+            for record in seeds_of(records, name):
+                outcome = record.outcome.get(part, {})
+                if record.configuration.num_heads == 3 and "loss" in outcome:
+                    moons = dedication(outcome["weights"])
+                    heads = ["none" if moon is None else f"moon {moon + 1}" for moon in moons]
+                    follows = "yes" if disentangled(moons) else "no"
+                    about = [variant.title, record.configuration.seed, title, f"{outcome['loss']:.6f}"]
+                    rows.append([*about, *heads, follows])
+    headings = ["memory", "seed", "training", "loss", "head 1", "head 2", "head 3", "disentangled"]
+    return markdown(headings, rows)
 
 
 def _gains(records: Mapping[str, Record]) -> str:
     """What disentangled seeds do to a moon between memory and prediction (see `gains`)."""
-    rows = [
-        (title, [gains(outcome["weights"]) for outcome in outcomes])
-        for title, outcomes in outcomes_of(records, "three_heads").items()
-        if "disentangled" in title
-    ]
-    return table_of(
-        rows,
-        {
-            "training": lambda row: row[0],
-            "seeds": lambda row: len(row[1]),
-            "turn (radians)": lambda row: _number([one["turn"] for one in row[1]], ".4f"),
-            "leak": lambda row: _number([one["leak"] for one in row[1]], ".4f"),
-            "width of the kernels (radians)": lambda row: _number([one["width"] for one in row[1]], ".4f"),
-        },
-    )
+    rows = []
+    for title, outcomes in outcomes_of(records, "three_heads").items():
+        if "disentangled" in title:
+            seeds = [gains(outcome["weights"]) for outcome in outcomes]
+            means = [_number([gain[name] for gain in seeds], ".4f") for name in ("turn", "leak", "width")]
+            rows.append([title, len(seeds), *means])
+    return markdown(["training", "seeds", "turn (radians)", "leak", "width of the kernels (radians)"], rows)
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
