@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 import tessera.recall
 from tessera.base.files import write_text_atomically
@@ -31,6 +32,7 @@ from tessera.memories.pair_memory import PairMemory
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.ops.kernel_regression import kernel_regression
 from tessera.recall.index import PairIndex
+from tessera.recall.pair_store import PairStore
 
 KERNELS = ("sparsemax", "biweight", "triweight", "relumax", "gaussian_knn", "gaussian")
 Pairs = tuple[Tensor, Tensor, Tensor]  # keys (H, N, K), values (H, N, V), queries (H, Q, K)
@@ -61,14 +63,8 @@ def stored_pairs(run: str, files: list[str], context: int, most: int, queries: i
 def pairs_of(model: Any, ids: Tensor) -> list[tuple[Tensor, Tensor]]:
     """What each memory stores of one piece of text: keys (H, N, K), values (H, N, V)."""
     state = model(ids[None], use_cache=True).past_key_values
-    stores = [found for layer in state.layers for found in pair_stores(layer)]
-    return [(store.keys[0].float(), store.values[0].float()) for store in stores]
-
-
-def pair_stores(state: Any) -> list[Any]:
-    if hasattr(state, "pairs"):
-        return [state.pairs]
-    return [found for part in vars(state).values() if hasattr(part, "__dict__") for found in pair_stores(part)]
+    leaves = tree_leaves(state, is_leaf=lambda part: isinstance(part, PairStore))
+    return [(part.keys[0].float(), part.values[0].float()) for part in leaves if isinstance(part, PairStore)]
 
 
 def seconds(action: Callable[[], Any]) -> float:

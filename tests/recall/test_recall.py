@@ -148,6 +148,22 @@ def test_the_rounding_of_a_product_decides_no_tie(monkeypatch):
     assert recalled.support.of(0, 0)[0].tolist() == list(range(15, 31))
 
 
+@pytest.mark.parametrize("outside", [0.0, 1e-6, 1e-4, 0.3])
+@pytest.mark.parametrize("length", [1e-3, 1.0, 50.0])
+def test_no_key_of_a_leaf_is_more_similar_than_its_bound(outside, length):
+    """In float32, for keys that all but lie in a few directions: what is left of them has few correct digits."""
+    keys = random(2, 512, 3) @ random(2, 3, 24, seed=1) + outside * random(2, 512, 24, seed=2)
+    keys = torch.nn.functional.normalize(keys, dim=-1).float() * length
+    queries = torch.cat([random(2, 40, 24, seed=3), keys[:, :40].double(), torch.zeros(2, 1, 24)], 1).float()
+    leaves = leaves_module.Leaves.of(keys, 0)
+    bounds = leaves.largest_similarities(queries).double()
+    similarities = queries.double() @ leaves.keys.double().flatten(1, 2).mT
+    of_leaf = similarities.view(2, 81, -1, leaves.keys.shape[2]).amax(-1)
+    assert (bounds >= of_leaf).all()
+    excess = (bounds - of_leaf) / (queries.double().norm(dim=-1) * length).clamp(min=1e-30).unsqueeze(-1)
+    assert excess.median() < 0.3, "and the bounds are of use"
+
+
 def test_a_bound_that_is_too_low_is_noticed(monkeypatch):
     keys, values = near_a_plane(1, 1500, 12), random(1, 1500, 3)
     right = leaves_module.Leaves.largest_similarities
