@@ -15,6 +15,7 @@ It holds for q of any length: a query is made as long as the longest of all keys
 keys of one length, as memories store them, the first line is their distance and nothing else.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -74,13 +75,11 @@ class Leaves:
             lengths.amax((1, 2)),
         )
 
-    def joined(self, later: Self) -> Self:
-        """These leaves and later ones."""
-        parts = {
-            field.name: torch.cat([getattr(self, field.name), getattr(later, field.name)], 1)
-            for field in fields(self)[:-1]
-        }
-        return type(self)(**parts, size=torch.maximum(self.size, later.size))
+    @classmethod
+    def joined(cls, several: Sequence[Self]) -> Self:
+        """All of them, one behind the other."""
+        parts = [[getattr(leaves, field.name) for leaves in several] for field in fields(cls)]
+        return cls(*(torch.cat(of_all, 1) for of_all in parts[:-1]), torch.stack(parts[-1]).amax(0))
 
     def largest_similarities(self, queries: Float[Tensor, "H Q K"]) -> Float[Tensor, "H Q C"]:
         """No key of a leaf is more similar to the query than this, however the two were rounded."""

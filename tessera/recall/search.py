@@ -16,6 +16,7 @@ from tessera.recall.pair_store import PairStore
 FIRST_LEAVES = 8  # read for each query before its first threshold is known
 LEAVES_AT_ONCE = 64  # copied and scored while they are in the cache
 GROWTH = 4  # each further round reads up to this many times as many
+TELLING_LEAVES = 128  # once so many are read for a query, its threshold rises little, and tells what else is needed
 SCAN_SHARE = 0.5  # of the pairs: where more would be read, all are scanned, which reads them in order
 SCORES_AT_ONCE = 1 << 27  # of a scan: bounds the queries that are answered together
 
@@ -201,15 +202,15 @@ class _Reader:
         most = FIRST_LEAVES
         while bool(needed.any()):
             is_read |= needed
-            num_read = LEAF * int(is_read.sum()) + self.num_rows * (self.length - self.filed)
-            if num_read > SCAN_SHARE * self.length * self.num_rows:
-                is_read[:] = True
-                candidates = self._read_places(0)
-                break
             candidates = candidates.joined(self._read_leaves(needed, floor))
             floor = self._floor(candidates.scores, is_read)
             candidates = candidates.above(floor)
             needed = (bounds > floor.unsqueeze(1)) & ~is_read
+            num_read = LEAF * int((is_read | needed).sum()) + self.num_rows * (self.length - self.filed)
+            if most >= TELLING_LEAVES and num_read > SCAN_SHARE * self.length * self.num_rows:
+                is_read[:] = True
+                candidates = self._read_places(0)
+                break
             most *= GROWTH
             if needed.shape[1] > most:  # the threshold may rise: the most promising first
                 needed = _largest(bounds.masked_fill(~needed, -torch.inf), most)

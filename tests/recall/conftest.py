@@ -13,6 +13,7 @@ def small_blocks(monkeypatch):
         (search, "LEAF", 8),
         (index_file, "LEAF", 8),
         (search, "FIRST_LEAVES", 2),
+        (search, "TELLING_LEAVES", 8),
         (index, "BLOCK", 512),
         (index, "SMALLEST_BLOCK", 32),
         (reading, "SMALLEST_BLOCK", 32),
