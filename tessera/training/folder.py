@@ -26,7 +26,7 @@ from tessera.base.errors import TesseraError
 from tessera.base.files import remove, sync, write_text_atomically, writing
 from tessera.base.locks import held, is_lock_file
 from tessera.base.yaml_files import parse_yaml
-from tessera.models.saving.model_card import CARD
+from tessera.models.saving.beside_weights import CARD
 from tessera.recipes.model_section import base_folder
 from tessera.recipes.recipe import recipe_to_dict
 from tessera.recipes.sections import Recipe

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tessera.base.files import write_text_atomically
 from tessera.evaluation.provenance import portable
-from tessera.models.saving.model_card import CARD, render_card
+from tessera.models.saving.beside_weights import CARD, render_card
 from tessera.recipes.sections import Recipe
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from tessera.base.files import remove, sync, write_text_atomically, writing
 from tessera.evaluation.provenance import provenance
-from tessera.models.saving.model_card import CARD
+from tessera.models.saving.beside_weights import CARD
 from tessera.models.sizes import num_parameters
 from tessera.recipes.recipe import recipe_to_dict
 from tessera.recipes.sections import Recipe
