@@ -19,7 +19,7 @@ from transformers import AutoConfig, GPT2Config, PreTrainedConfig
 
 from tessera.base.errors import TesseraError
 from tessera.interop.layouts import REFERENCES
-from tessera.interop.published import Published, check_arguments, refuse, require_shapes
+from tessera.interop.published import Published, check_arguments, refuse, require_shapes, shown
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
 from tessera.models.recurrence import SegmentedConfig, SegmentedForCausalLM
@@ -81,7 +81,7 @@ def _rebuild(source: str, model_class: type, state_dict: dict[str, Tensor], argu
     if missing:
         raise TesseraError(f"{source}: the checkpoint has nothing for {', '.join(missing[:5])}.")
     if loaded.unexpected_keys:
-        raise TesseraError(f"{source}: unexpected tensors, as {', '.join(loaded.unexpected_keys[:5])}.")
+        raise TesseraError(f"{source}: unexpected tensors, as {', '.join(map(shown, loaded.unexpected_keys[:5]))}.")
     model.tie_weights()
     return model.to(next(iter(kept.values())).dtype).eval()
 
