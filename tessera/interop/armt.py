@@ -19,7 +19,15 @@ from transformers import AutoConfig, GPT2Config, PreTrainedConfig
 
 from tessera.base.errors import TesseraError
 from tessera.interop.layouts import REFERENCES
-from tessera.interop.published import Published, check_arguments, refuse, require_shapes, shown
+from tessera.interop.published import (
+    Published,
+    check_arguments,
+    refuse,
+    renamed,
+    require_shapes,
+    shown,
+    without_wrappers,
+)
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
 from tessera.models.recurrence import SegmentedConfig, SegmentedForCausalLM
@@ -149,7 +157,7 @@ def base_configuration(source: str, base_model: dict | PreTrainedConfig) -> PreT
 def convert(source: str, state_dict: dict[str, Tensor], config: SegmentedConfig) -> dict[str, Tensor]:
     """Our parameters as a differentiable function of the published ones."""
     layers = f"memory_cell.model.{config.layers_path}"
-    tensors = {_with_cell(name): tensor for name, tensor in state_dict.items()}
+    tensors = renamed(source, state_dict, _with_cell)
     published = Published(source, tensors, lambda name, _: _is_redundant(name, config))
     result = {}
     for index in range(config.num_hidden_layers):
@@ -186,5 +194,5 @@ def _tied(config: SegmentedConfig) -> bool:
 
 def _with_cell(name: str) -> str:
     """The name inside the recurrent wrapper; a bare memory cell's names lack its prefix."""
-    bare = name.removeprefix("_orig_mod.").removeprefix("module.")
+    bare = without_wrappers(name)
     return bare if bare.startswith("memory_cell.") else f"memory_cell.{bare}"

@@ -21,15 +21,12 @@ class Published:
 
     def __init__(self, source: str, tensors: dict[str, Tensor], constant: Callable[[str, Tensor], bool] | None = None):
         self.source = source
-        self._tensors = {}
-        for name, tensor in tensors.items():
-            for wrapper in _WRAPPERS:
-                name = name.removeprefix(wrapper)
-            # Masks and coefficient tables that the published modules keep as buffers carry no information.
-            if constant is None or not constant(name, tensor):
-                if name in self._tensors:
-                    raise TesseraError(f"{source}: the checkpoint holds tensor {shown(name)} twice.")
-                self._tensors[name] = tensor
+        # Masks and coefficient tables that the published modules keep as buffers carry no information.
+        self._tensors = {
+            name: tensor
+            for name, tensor in renamed(source, tensors, without_wrappers).items()
+            if constant is None or not constant(name, tensor)
+        }
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor called `name`; its shape is checked when given."""
@@ -51,6 +48,23 @@ class Published:
         if self._tensors:
             names = ", ".join(map(shown, sorted(self._tensors)[:5]))
             raise TesseraError(f"{self.source}: unexpected tensors: {names}.")
+
+
+def without_wrappers(name: str) -> str:
+    """`name` as the module itself calls it."""
+    for wrapper in _WRAPPERS:
+        name = name.removeprefix(wrapper)
+    return name
+
+
+def renamed(source: str, tensors: dict[str, Tensor], rename: Callable[[str], str]) -> dict[str, Tensor]:
+    """The same tensors by other names. Raises `TesseraError` where two get one name."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if (new := rename(name)) in result:
+            raise TesseraError(f"{source}: the checkpoint holds tensor {shown(new)} twice.")
+        result[new] = tensor
+    return result
 
 
 def shown(value: object) -> str:
