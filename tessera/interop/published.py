@@ -22,18 +22,17 @@ class Published:
 
     def __init__(self, source: str, tensors: dict[str, Tensor], constant: Callable[[str, Tensor], bool] | None = None):
         self.source = source
-        self._tensors = {}
-        for name, tensor in tensors.items():
-            for wrapper in _WRAPPERS:
-                name = name.removeprefix(wrapper)
-            # Masks and coefficient tables that the published modules keep as buffers carry no information.
-            if constant is None or not constant(name, tensor):
-                self._tensors[name] = tensor
+        # Masks and coefficient tables that the published modules keep as buffers carry no information.
+        self._tensors = {
+            name: tensor
+            for name, tensor in renamed(source, tensors, without_wrappers).items()
+            if constant is None or not constant(name, tensor)
+        }
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor called `name`; its shape is checked when given."""
         if name not in self._tensors:
-            near = ", ".join(difflib.get_close_matches(name, self._tensors, n=3)) or "none like it"
+            near = ", ".join(map(shown, difflib.get_close_matches(name, self._tensors, n=3))) or "none like it"
             raise TesseraError(f"{self.source}: tensor {name!r} is missing from the checkpoint; it holds {near}.")
         tensor = self._tensors.pop(name)
         reason = _no_weights(tensor)
@@ -48,7 +47,31 @@ class Published:
     def finish(self) -> None:
         """Raise if a tensor was not taken: the checkpoint holds something this model has no place for."""
         if self._tensors:
-            raise TesseraError(f"{self.source}: unexpected tensors: {', '.join(sorted(self._tensors)[:5])}.")
+            names = ", ".join(map(shown, sorted(self._tensors)[:5]))
+            raise TesseraError(f"{self.source}: unexpected tensors: {names}.")
+
+
+def without_wrappers(name: str) -> str:
+    """`name` as the module itself calls it."""
+    for wrapper in _WRAPPERS:
+        name = name.removeprefix(wrapper)
+    return name
+
+
+def renamed(source: str, tensors: dict[str, Tensor], rename: Callable[[str], str]) -> dict[str, Tensor]:
+    """The same tensors by other names. Raises `TesseraError` where two get one name."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if (new := rename(name)) in result:
+            raise TesseraError(f"{source}: the checkpoint holds tensor {shown(new)} twice.")
+        result[new] = tensor
+    return result
+
+
+def shown(value: object) -> str:
+    """A name or value out of a file, which may hold line ends and go on for ever."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _no_weights(tensor: Tensor) -> str | None:
@@ -76,7 +99,9 @@ def filled(source: str, model_class: type[Model], config: PreTrainedConfig, para
     with torch.device("meta"):
         model = model_class(config)
     require_shapes(source, model, parameters)
-    model.load_state_dict({name: tensor.clone() for name, tensor in parameters.items()}, strict=False, assign=True)
+    # In order: transformers cannot save a tied matrix whose rows do not follow one another.
+    copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in parameters.items()}
+    model.load_state_dict(copies, strict=False, assign=True)
     model.tie_weights()
     return model.eval()
 
@@ -85,13 +110,13 @@ def check_arguments(source: str, arguments: dict, known: Mapping[str, object]) -
     """`known` (name -> default) updated with `arguments`; an unknown name is an error."""
     for name in arguments:
         if name not in known:
-            raise TesseraError(f"{source}: unknown argument {name!r}. {did_you_mean(name, known)}")
+            raise TesseraError(f"{source}: unknown argument {shown(name)}. {did_you_mean(name, known)}")
     return {**known, **arguments}
 
 
 def refuse(source: str, name: str, allowed: str, value: object) -> TesseraError:
     """The error for an argument that no model of this library expresses."""
-    return TesseraError(f"{source}: {name} must be {allowed} to be expressed as a Tessera model; got {value!r}.")
+    return TesseraError(f"{source}: {name} must be {allowed} to be expressed as a Tessera model; got {shown(value)}.")
 
 
 def precise(tensor: Tensor) -> Tensor:
