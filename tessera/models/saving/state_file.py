@@ -64,7 +64,7 @@ class StateFile:
     checksum: int | None
 
     @classmethod
-    def open(cls, path: str | Path, where: str) -> "StateFile":
+    def open(cls, path: str | Path, where: str, argument: str = "path") -> "StateFile":
         """Look at the description of a file, not at its tensors.
 
         Raises `TesseraError`: no memory, one of a later version, or one whose description was changed.
@@ -75,21 +75,21 @@ class StateFile:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
         except Exception as error:  # safetensors raises its own, the system's, and Rust's
-            raise TesseraError(f"{where}: path must be a stored memory; got {str(path)!r} ({error}).") from None
-        expect(KIND in metadata, where, "path", "be a stored memory", f"{str(path)!r}, another file")
+            raise TesseraError(f"{where}: {argument} must be a stored memory; got {str(path)!r} ({error}).") from None
+        expect(KIND in metadata, where, argument, "be a stored memory", f"{str(path)!r}, another file")
         checksum, _, text = metadata[KIND].partition(" ")
         if not text:
             checksum = metadata.get(CRC, "")
-            expect(not checksum or checksum.isdecimal(), where, "path", "be a stored memory", f"{str(path)!r}, changed")
+            expect(not checksum or checksum.isdecimal(), where, argument, "be a stored memory", f"{str(path)!r}, changed")
             return cls(Path(path), metadata[KIND], None, metadata, int(checksum) if checksum else None)
         if checksum != str(zlib.crc32(text.encode())):
-            raise _changed(where, path)
+            raise _changed(f"{where}: {argument}", path)
         try:
             header = json.loads(text)
             version, kind, content, crc = (header[name] for name in ("version", "kind", "content", CRC))
         except (ValueError, TypeError, KeyError, RecursionError) as error:  # made by hand
-            raise TesseraError(f"{where}: path must be a stored memory; got {str(path)!r} ({error}).") from None
-        expect(version == THIS_VERSION, where, "path", f"be a memory of version {THIS_VERSION}", f"version {version}")
+            raise TesseraError(f"{where}: {argument} must be a stored memory; got {str(path)!r} ({error}).") from None
+        expect(version == THIS_VERSION, where, argument, f"be a memory of version {THIS_VERSION}", f"version {version}")
         return cls(Path(path), kind, version, content, crc)
 
     def tensors(self, device: str | torch.device = "cpu") -> dict[str, Tensor]:
@@ -100,7 +100,7 @@ class StateFile:
     def verify(self) -> None:
         """Compare the tensors with their checksum: one pass. Raises `TesseraError` where they were changed."""
         if self.checksum not in (None, tensor_checksum(self.tensors())):
-            raise _changed("load", self.path)
+            raise _changed("load: path", self.path)
 
     def values(self, device: str | torch.device = "cpu", is_used: bool = True) -> dict[str, Any]:
         """What was saved; `is_used` False: to be looked at alone, unverified and mapped.
@@ -121,8 +121,8 @@ class StateFile:
             raise TesseraError(f"load: path must be a stored memory; got {str(self.path)!r} ({error}).") from None
 
 
-def _changed(where: str, path: str | Path) -> TesseraError:
-    return TesseraError(f"{where}: path must be a memory as it was stored; got {str(path)!r}, which was changed.")
+def _changed(argument: str, path: str | Path) -> TesseraError:
+    return TesseraError(f"{argument} must be a memory as it was stored; got {str(path)!r}, which was changed.")
 
 
 def _is_finite(tensor: Tensor) -> bool:
