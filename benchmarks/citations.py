@@ -53,7 +53,9 @@ class Facts:
         words = [token[1:] for token in tokens if token[0] == " " and token[1:].isalpha() and len(token) > 5]
         single = [word for word in words if word != ABSENT and len(self.encode(f" is {word}.")) == 3]
         self.names, self.words = single[::2], single[1::2]
-        self.of_name = {name: [sentence for sentence in self.sentences if name in sentence.split()] for name in self.names}
+        self.of_name = {
+            name: [sentence for sentence in self.sentences if name in sentence.split()] for name in self.names
+        }
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -97,7 +97,8 @@ def continuation(
 ) -> str:
     """What `model` writes after `prompt`; `inputs` are further arguments of `generate`, such as `memory_state`.
 
-    `read`: tokens that `past_key_values` holds, whose places in the text `generate` looks for and does not read. With `stream`, prompt and continuation are printed, token by token where no beam search chooses at the end.
+    `read`: tokens that `past_key_values` holds; `generate` counts them and does not read them. With `stream`, prompt
+    and continuation are printed, token by token where no beam search chooses at the end.
     """
     ids = prompt_tokens(model, tokenizer, prompt, sampling.max_new_tokens, where)
     ids = torch.cat([ids.new_zeros(1, read), ids], dim=1)

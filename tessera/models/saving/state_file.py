@@ -80,7 +80,9 @@ class StateFile:
         checksum, _, text = metadata[KIND].partition(" ")
         if not text:
             checksum = metadata.get(CRC, "")
-            expect(not checksum or checksum.isdecimal(), where, argument, "be a stored memory", f"{str(path)!r}, changed")
+            expect(
+                not checksum or checksum.isdecimal(), where, argument, "be a stored memory", f"{str(path)!r}, changed"
+            )
             return cls(Path(path), metadata[KIND], None, metadata, int(checksum) if checksum else None)
         if checksum != str(zlib.crc32(text.encode())):
             raise _changed(f"{where}: {argument}", path)

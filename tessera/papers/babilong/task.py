@@ -28,7 +28,7 @@ from tessera.papers.babilong.stories import (
     examples_of,
     facts_of,
     generate,
-    is_asked,
+    is_like,
     labels,
     questions_after,
     stories_of,
@@ -182,7 +182,11 @@ class BABILong(Task):
 
     def is_known(self, question: str) -> bool:
         """See `QuestionTask`."""
-        return is_asked(question, (self.kind, *self.also_asked))
+        return any(is_like(question, examples_of(kind)) for kind in (self.kind, *self.also_asked))
+
+    def is_stated(self, sentence: str) -> bool:
+        """See `QuestionTask`."""
+        return is_like(sentence, facts_of(self.kind))
 
     def context_lengths(self, segments: int, segment: int) -> range:
         """See `QuestionTask` and `from_memory`."""
