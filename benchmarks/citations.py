@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.citations --out results/memory_files/citations.json
 
 A mosaic of two layers is trained on the spot on texts of up to 1,024 tokens: facts, `The code of NAME is WORD.`,
-between sentences of a book of fairy tales, half of which hold a name that is asked for (in a long text every name stands
-in other sentences too); asked of a name of which no fact is there, it is to say `nothing`. Then only the 32
+between sentences of a book of fairy tales, half of which hold a name that is asked for (in a long text every name
+stands in other sentences too); asked of a name of which no fact is there, it is to say `nothing`. Then only the 32
 nearest pairs of each query count, so that their weights do not thin out in long texts (without training on such). It
 reads long texts (2,000 short sentences of books that it did not learn from) and short ones (18 sentences of that book),
 is asked of names that are there and of names that are not, and cites. --split validation is for choices.
