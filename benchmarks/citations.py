@@ -4,7 +4,7 @@
 
 A mosaic of two layers is trained on the spot on texts of up to 1,024 tokens: facts, `The code of NAME is WORD.`,
 between sentences of a book of fairy tales, half of which hold a name that is asked for (in a long text every name
-stands in other sentences too); asked of a name of which no fact is there, it is to say `nothing`. Then only the 32
+stands in other sentences too); asked of a name of which no fact is there, it is to say `nothing`. Then only the 4
 nearest pairs of each query count, so that their weights do not thin out in long texts (without training on such). It
 reads long texts (2,000 short sentences of books that it did not learn from) and short ones (18 sentences of that book),
 is asked of names that are there and of names that are not, and cites. --split validation is for choices.
@@ -180,9 +180,9 @@ def main() -> None:
     """Train, read, ask, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--split", choices=SEEDS, default="test")
-    parser.add_argument("--steps", type=int, default=350, help="of the training")
+    parser.add_argument("--steps", type=int, default=700, help="of the training")
     parser.add_argument("--model", type=Path, help="folder to keep the trained mosaic in, and to take it from")
-    parser.add_argument("--nearest", type=int, default=32, help="pairs of a query that count")
+    parser.add_argument("--nearest", type=int, default=4, help="pairs of a query that count")
     parser.add_argument("--short", type=int, default=1000, help="texts of 18 sentences")
     parser.add_argument("--long", type=int, default=10, help="texts of 2,000 sentences")
     parser.add_argument("--asked", type=int, default=100, help="names asked of in each long text, as many not there")
@@ -192,8 +192,9 @@ def main() -> None:
     if arguments.model and arguments.model.exists():
         model = load_model(arguments.model)
     else:
-        model = with_nearest(trained(facts, arguments.steps), arguments.nearest)
-    if arguments.model:
+        model = trained(facts, arguments.steps)
+    model = with_nearest(model, arguments.nearest)
+    if arguments.model and not arguments.model.exists():
         model.save_pretrained(arguments.model)
         facts.tokenizer.save_pretrained(arguments.model)
     unseen = sentences_of("".join(text_of_files(text_files("test_books"))), 60)

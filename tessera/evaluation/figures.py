@@ -37,6 +37,7 @@ def training_curves(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]],
         axes.set_ylim(lowest - margin, highest + margin)
     axes.margins(x=0.02)
     if len(runs) > 2:  # would hide the curves
+        figure.set_figheight(figure.get_figheight() + 0.2 * len(runs))
         figure.legend(frameon=False, loc="outside lower center")
     else:
         axes.legend(frameon=False, loc="upper right")
