@@ -30,9 +30,10 @@ def training_curves(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]],
         train = [(r["tokens"] / 1e6, r["loss"]) for r in records if r.get("loss") is not None]
         check = _validation(records)
         if train:
-            axes.plot(*zip(*train), **look, linewidth=0.9, alpha=0.45, label=f"{name}, training")
+            label = None if check else f"{name}, training"
+            axes.plot(*zip(*train), **look, linewidth=0.9, alpha=0.45, label=label)
         if check:
-            label = f"{name}, validation ({check[-1][1]:.3f} at the end)"
+            label = f"{name}, validation ({check[-1][1]:.3f} at the end; thin: training)"
             axes.plot(*zip(*check), **look, linewidth=2, marker="o", markersize=4, label=label)
         settled = [loss for _, loss in train[max(1, len(train) // 20) :]] + [loss for _, loss in check]
         lowest, highest = min([lowest, *settled]), max([highest, *settled])
@@ -40,7 +41,11 @@ def training_curves(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]],
         margin = 0.08 * (highest - lowest) + 0.02
         axes.set_ylim(lowest - margin, highest + margin)
     axes.margins(x=0.02)
-    axes.legend(frameon=False, loc="upper right")
+    if len(runs) > 2:  # would hide the curves
+        figure.set_figheight(figure.get_figheight() + 0.2 * len(runs))
+        figure.legend(frameon=False, loc="outside lower center")
+    else:
+        axes.legend(frameon=False, loc="upper right")
     _save(figure, path)
 
 

@@ -78,8 +78,9 @@ class Leaves:
     @classmethod
     def joined(cls, several: Sequence[Self]) -> Self:
         """All of them, one behind the other."""
-        parts = [[getattr(leaves, field.name) for leaves in several] for field in fields(cls)]
-        return cls(*(torch.cat(of_all, 1) for of_all in parts[:-1]), torch.stack(parts[-1]).amax(0))
+        names = [field.name for field in fields(cls) if field.name != "size"]
+        parts = {name: torch.cat([getattr(leaves, name) for leaves in several], 1) for name in names}
+        return cls(**parts, size=torch.stack([leaves.size for leaves in several]).amax(0))
 
     def largest_similarities(self, queries: Float[Tensor, "H Q K"]) -> Float[Tensor, "H Q C"]:
         """No key of a leaf is more similar to the query than this, however the two were rounded."""

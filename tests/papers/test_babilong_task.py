@@ -388,7 +388,13 @@ def test_a_task_says_what_can_be_asked():
     assert task.is_known("where is mary")
     assert task.is_known("Where is the milk?")
     assert not task.is_known("Who is in the kitchen?")
+    assert [task.is_stated(f"Sandra {said} the office.") for said in ("went to", "left", "did not go to")] == [
+        True,
+        False,
+        False,
+    ]
     assert not BABILong("qa1", vocab_size=250).is_known("Where is the milk?")
     for other in BABILong.variants():
         sample = next(other.samples(0))
         assert other.is_known(sample.question.text)
+        assert all(map(other.is_stated, sample.story.facts))

@@ -64,7 +64,7 @@ class StateFile:
     checksum: int | None
 
     @classmethod
-    def open(cls, path: str | Path, where: str, what: str = "memory") -> "StateFile":
+    def open(cls, path: str | Path, where: str, what: str = "memory", argument: str = "path") -> "StateFile":
         """Look at the description of a file, which is to be a stored `what`, not at its tensors.
 
         Raises `TesseraError`: no memory, one of a later version, or one whose description was changed.
@@ -75,23 +75,23 @@ class StateFile:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
         except Exception as error:  # safetensors raises its own, the system's, and Rust's
-            raise TesseraError(f"{where}: path must be a stored {what}; got {str(path)!r} ({error}).") from None
-        expect(KIND in metadata, where, "path", f"be a stored {what}", f"{str(path)!r}, another file")
+            raise TesseraError(f"{where}: {argument} must be a stored {what}; got {str(path)!r} ({error}).") from None
+        expect(KIND in metadata, where, argument, f"be a stored {what}", f"{str(path)!r}, another file")
         checksum, _, text = metadata[KIND].partition(" ")
         if not text:
             checksum = metadata.get(CRC, "")
             expect(
-                not checksum or checksum.isdecimal(), where, "path", f"be a stored {what}", f"{str(path)!r}, changed"
+                not checksum or checksum.isdecimal(), where, argument, f"be a stored {what}", f"{str(path)!r}, changed"
             )
             return cls(Path(path), metadata[KIND], None, metadata, int(checksum) if checksum else None)
         if checksum != str(zlib.crc32(text.encode())):
-            raise _changed(where, path)
+            raise _changed(f"{where}: {argument}", path)
         try:
             header = json.loads(text)
             version, kind, content, crc = (header[name] for name in ("version", "kind", "content", CRC))
         except (ValueError, TypeError, KeyError, RecursionError) as error:  # made by hand
-            raise TesseraError(f"{where}: path must be a stored {what}; got {str(path)!r} ({error}).") from None
-        expect(version == THIS_VERSION, where, "path", f"be a {what} of version {THIS_VERSION}", f"version {version}")
+            raise TesseraError(f"{where}: {argument} must be a stored {what}; got {str(path)!r} ({error}).") from None
+        expect(version == THIS_VERSION, where, argument, f"be a {what} of version {THIS_VERSION}", f"version {version}")
         return cls(Path(path), kind, version, content, crc)
 
     def tensors(self, device: str | torch.device = "cpu") -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ class StateFile:
     def verify(self) -> None:
         """Compare the tensors with their checksum: one pass. Raises `TesseraError` where they were changed."""
         if self.checksum not in (None, tensor_checksum(self.tensors())):
-            raise _changed("load", self.path)
+            raise _changed("load: path", self.path)
 
     def values(self, device: str | torch.device = "cpu", is_used: bool = True) -> dict[str, Any]:
         """What was saved; `is_used` False: to be looked at alone, unverified and mapped.
@@ -123,8 +123,8 @@ class StateFile:
             raise TesseraError(f"load: path must be a stored memory; got {str(self.path)!r} ({error}).") from None
 
 
-def _changed(where: str, path: str | Path) -> TesseraError:
-    return TesseraError(f"{where}: path must be a memory as it was stored; got {str(path)!r}, which was changed.")
+def _changed(argument: str, path: str | Path) -> TesseraError:
+    return TesseraError(f"{argument} must be a memory as it was stored; got {str(path)!r}, which was changed.")
 
 
 def _encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -246,18 +246,19 @@ def understood(kind: str, answers: Sequence[str]) -> str:
     about = f" of {', '.join(people)}" if people else ""
     return (
         f'questions such as "{questions[0]}", answered in one word ({", ".join(answers)}), about sentences such as '
-        f'"{facts[0]}" or "{facts[-1]}"{about} anywhere in a text; of other names and verbs it knows nothing'
+        f'"{facts[0]}" or "{facts[-1]}"{about} anywhere in a text; of other names and verbs it knows nothing, and may '
+        'take what they say ("left", "did not go to") for such a sentence'
     )
 
 
-def is_asked(question: str, kinds: Iterable[str]) -> bool:
-    """Whether one of these tasks asks such a question, with other names in it perhaps."""
-    return _shape(question) in {_shape(text) for kind in kinds for text in examples_of(kind)}
+def is_like(sentence: str, examples: Iterable[str]) -> bool:
+    """Whether one of `examples` is such a sentence, with other names in it perhaps."""
+    return _shape(sentence) in {_shape(text) for text in examples}
 
 
-def _shape(question: str) -> str:
-    """A question with a mark for each name: two of one shape ask the same of other people, places and things."""
-    words = question.lower().rstrip(" ?").split()
+def _shape(sentence: str) -> str:
+    """A sentence with a mark for each name: two of one shape say the same of other people, places and things."""
+    words = sentence.lower().rstrip(" ?.").split()
     return " ".join(next((kind for kind, names in _NAMES.items() if word in names), word) for word in words)
 
 

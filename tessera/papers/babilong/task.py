@@ -175,7 +175,12 @@ class BABILong(Task):
 
     def is_known(self, question: str) -> bool:
         """See `QuestionTask`."""
-        return babi.is_asked(question, (self.kind, *self.also_asked))
+        examples = [text for kind in (self.kind, *self.also_asked) for text in babi.examples_of(kind)]
+        return babi.is_like(question, examples)
+
+    def is_stated(self, sentence: str) -> bool:
+        """See `QuestionTask`."""
+        return babi.is_like(sentence, babi.facts_of(self.kind))
 
     def context_lengths(self, segments: int, segment: int) -> range:
         """See `QuestionTask` and `from_memory`."""
