@@ -129,6 +129,11 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
         for option, texts in (("--plant", arguments.plant), ("QUESTION", arguments.questions)):
             for text in texts:
                 require_known_words(memory.tokenizer, text, option)
+        for sentence in arguments.plant:
+            if task is not None and not task.is_stated(sentence):
+                print(
+                    f"ask: the model was trained on no such sentence, and may misread it: {sentence}", file=sys.stderr
+                )
     cite = 3 if arguments.cite or arguments.page else 0
     if cite:
         memory.expect_pairs("ask: --cite")
@@ -158,7 +163,7 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
 
 def say_guess(task: Any, question: str) -> None:
     """Warn of a question of which nothing was learned, where the `task` of the training is known."""
-    if task is not None and not task.is_known(question):
+    if task is not None and question.strip() and not task.is_known(question):
         print("ask: the model was trained on no such question; its answer is a guess", file=sys.stderr)
 
 

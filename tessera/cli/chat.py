@@ -24,6 +24,8 @@ from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
 if TYPE_CHECKING:
     from tessera.memory_files.memory import Memory
 
+COMMANDS = ("/cite", "/read FILE", "/documents", "/forget NAME", "/save [M]", "/new", "/quit")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera chat`."""
@@ -47,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         refuse_sampling(arguments, "chat", "this model answers questions, with its likeliest word")
     if sys.stdin is not None and sys.stdin.isatty():
         import readline  # noqa: F401 (lines can be edited and called back)
+
+        print(f"Commands: {', '.join(COMMANDS)}. Ctrl-C stops an answer.", file=sys.stderr)
     chat = _Chat(arguments, memory, is_trained)
     for message in _messages():
         if message.strip() == "/quit":
@@ -78,7 +82,7 @@ class _Chat:
         commands = {"/cite": self._cite, "/read": self._read, "/forget": self._forget, "/save": self._save}
         commands |= {"/documents": self._documents, "/new": self._new}
         if word.startswith("/"):
-            expect(word in commands, "chat", "a command", f"be one of {', '.join(commands)} and /quit", repr(word))
+            expect(word in commands, "chat", "a command", f"be one of {', '.join(COMMANDS)}", repr(word))
             commands[word](rest.strip())
             return
         prompt = message if self.is_trained else self.said + message

@@ -24,10 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, print and draw."""
-    from tessera.evaluation.figures import is_figure
-    from tessera.evaluation.report import print_table, short_names
+    from tessera.evaluation.report import is_figure, print_table
     from tessera.tools.comparison import COLUMNS, draw_runs, run_state
-    from tessera.tools.sweep import runs_of_sweep
+    from tessera.tools.sweep import run_names, runs_of_sweep
 
     expect_output(arguments.plot, "compare", "--plot", is_figure, "a figure")
     folders = [run for folder in arguments.runs for run in runs_of_sweep(folder) or [folder]]
@@ -39,5 +38,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([to_json(state) for state in states], indent=1))
     else:
-        print_table(COLUMNS, short_names([state.folder for state in states]), [state.cells() for state in states])
+        print_table(COLUMNS, run_names([Path(state.folder) for state in states]), [state.cells() for state in states])
     return status

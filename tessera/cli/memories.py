@@ -37,8 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
         for path in sorted(path for path in folder.iterdir() if path.is_file() and is_stored_memory(path)):
             _print_info(path, False)
         return 0
-    least = {"info": 1, "merge": 2, "forget": 2}[action]
-    expect(len(names) >= least, "memories", action, f"name at least {least}", len(names))
+    needed = {"info": "a memory", "merge": "two memories", "forget": "a memory and a document"}[action]
+    named = " ".join(names) or "nothing"
+    expect(len(names) >= 1 + (action != "info"), "memories", action, f"be followed by {needed}", named)
     if action == "info":
         return of_each(names, lambda name: _print_info(Path(name), True))[1]
     return _change(arguments)
@@ -74,7 +75,7 @@ def _print_info(path: Path, with_documents: bool) -> None:
 
     expect_plain_file(path, "memories", "M")
     try:
-        file = StateFile.open(path, "memories")
+        file = StateFile.open(path, "memories", "M")
     except TesseraError as error:
         if with_documents:
             raise

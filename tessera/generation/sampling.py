@@ -92,13 +92,16 @@ def continuation(
     *,
     stream: bool = False,
     where: str = "generate",
+    read: int = 0,
     **inputs: Any,
 ) -> str:
     """What `model` writes after `prompt`; `inputs` are further arguments of `generate`, such as `memory_state`.
 
-    With `stream`, prompt and continuation are printed, token by token where no beam search chooses at the end.
+    `read`: tokens that `past_key_values` holds; `generate` counts them and does not read them. With `stream`, prompt
+    and continuation are printed, token by token where no beam search chooses at the end.
     """
     ids = prompt_tokens(model, tokenizer, prompt, sampling.max_new_tokens, where)
+    ids = torch.cat([ids.new_zeros(1, read), ids], dim=1)
     streamer = TextStreamer(tokenizer, skip_special_tokens=True) if stream and sampling.num_beams == 1 else None
     torch.manual_seed(sampling.seed)
     tokens = model.generate(

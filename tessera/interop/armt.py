@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import AutoConfig, GPT2Config, PreTrainedConfig
 
 from tessera.base.errors import TesseraError
-from tessera.interop.layouts import REFERENCES
 from tessera.interop.published import (
+    REFERENCES,
     Published,
     check_arguments,
     refuse,

@@ -118,8 +118,12 @@ def answer(
     if is_trained:
         ids = prompt_tokens(model, tokenizer, f"{question} {tokenizer.answer_token}", most, where, state)
     elif sampling.num_beams > 1:
-        expect(state is None or isinstance(state, State), where, "--beams", "be 1 with this model's cache", "more")
-        text = continuation(model, tokenizer, question, sampling, where=where, **{state_name(model): state})
+        expect(state is None or isinstance(state, State), where, "num_beams", "be 1 with this model's cache", "more")
+        read = 0 if state is None or state_name(model) == "memory_state" else state.get_seq_length()
+        if read:
+            state = state.select_batch(torch.zeros(sampling.num_beams, dtype=torch.long, device=ids.device))
+        options = {"read": read, state_name(model): state}
+        text = continuation(model, tokenizer, question, sampling, where=where, **options)
         return Answer(text, float("nan"), ids[0], ids[0, :0])
     chosen, probability = _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write)
     text = tokenizer.decode(chosen, skip_special_tokens=not is_trained)

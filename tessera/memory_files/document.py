@@ -70,7 +70,7 @@ def read_document_text(
         begins.append(places)
     tokens = np.concatenate(parts) if parts else np.zeros(0)
     if not len(tokens):
-        raise TesseraError(f"{where} must hold text; got an empty one.")
+        raise TesseraError(f"{where} must hold text; got {name!r}, which is empty.")
     starts = np.maximum.accumulate(np.concatenate([*begins, [size]]))
     starts[0] = 0  # a byte order mark belongs to the first
     widths = np.diff(starts)

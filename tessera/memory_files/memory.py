@@ -171,10 +171,10 @@ class Memory:
 
         Raises `TesseraError`: a document that both have.
         """
-        both = [name for name in other.names if name in self.names]
-        expect(not both, "merge", "documents", "have different names", f"two of {', '.join(map(repr, both))}")
         of_one, kinds = self.owner == other.owner, f"{self.kind} and another {other.kind}"
         expect(of_one, "merge", "memories", "be of one model", kinds)
+        both = [name for name in other.names if name in self.names]
+        expect(not both, "merge", "documents", "have different names", f"two of {', '.join(map(repr, both))}")
         self.verify()
         other.verify()
         for document in other.documents:
@@ -201,7 +201,7 @@ class Memory:
         Raises `TesseraError`: no memory, one of another model, tokenizer or version, or one that was changed.
         """
         expect_plain_file(Path(path), where, argument)
-        file = StateFile.open(path, where)
+        file = StateFile.open(path, where, argument)
         if self.model is not None:
             expect(file.kind == self.kind, where, argument, f"be a stored {self.kind} memory", f"{file.kind} file")
         owner = file.content.get(MADE_BY)

@@ -1,12 +1,13 @@
 """`transformers.pipeline("memory-question-answering", model=...)`: a context is read once, then asked."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 from transformers import AutoModelForCausalLM, Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from tessera.base.arguments import explains_mistakes
+from tessera.base.errors import expect
 from tessera.generation.sampling import Sampling
 from tessera.memory_files.memory import Memory
 
@@ -28,6 +29,10 @@ class MemoryQuestionAnswering(Pipeline):
     @explains_mistakes
     def __call__(self, context: Any, question: str | Sequence[str], cite: int = 0, **sampling: Any) -> Any:
         """See the class."""
+        unknown = ", ".join(sorted(sampling.keys() - vars(Sampling())))
+        expect(not unknown, TASK, "keywords", f"be cite or of {', '.join(vars(Sampling()))}", unknown)
+        is_given = isinstance(context, Memory) or not isinstance(context, Sized) or len(context) > 0
+        expect(is_given, TASK, "context", "hold text", "none")
         memory = context
         if not isinstance(context, Memory):
             memory = Memory(self.model, self.tokenizer)

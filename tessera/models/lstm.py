@@ -15,7 +15,7 @@ from tessera.base.state import State
 from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint, difference
 from tessera.models.forward_arguments import check_labels, checks_types, embedded, refuse_keywords
-from tessera.models.saving.code_beside_weights import SavesWithCode
+from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.sizes import num_parameters
 from tessera.models.strict_config import StrictConfig
 from tessera.ops.linear_cross_entropy import IGNORED

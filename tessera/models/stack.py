@@ -28,7 +28,7 @@ from tessera.models.forward_arguments import (
 from tessera.models.lazy_logits import LazyLogits, LazyOutput
 from tessera.models.prefix import Prefix
 from tessera.models.recall_recording import averaged_banks, recalling_memories, recorded_weights
-from tessera.models.saving.code_beside_weights import SavesWithCode
+from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.stack_state import StackState, last_document, read_documents
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 

@@ -71,6 +71,9 @@ class QuestionTask(Protocol):
     def is_known(self, question: str) -> bool:
         """Whether training asks such questions, with other names in them perhaps."""
 
+    def is_stated(self, sentence: str) -> bool:
+        """Whether texts of the training hold such sentences that answer, with other names in them perhaps."""
+
     def context_lengths(self, segments: int, segment: int) -> range:
         """Tokens that contexts of so many segments may have: training draws one, a validation takes the last."""
 

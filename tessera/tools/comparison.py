@@ -7,14 +7,12 @@ from typing import Any
 
 from tessera.base.checkpoints import checkpoints
 from tessera.base.errors import TesseraError, expect
-from tessera.evaluation.figures import training_curves
-from tessera.evaluation.report import short_names
+from tessera.evaluation.report import training_curves
 from tessera.models.saving.loading import load_config
 from tessera.models.sizes import count_parameters
-from tessera.training.folder import is_run
-from tessera.training.metrics import MetricsFile, median_speed
-from tessera.training.overwrite import METRICS
-from tessera.training.saved_recipe import saved_steps
+from tessera.tools.sweep import run_names
+from tessera.training.folder import METRICS, is_run, saved_steps
+from tessera.training.run_log import MetricsFile, median_speed
 
 COLUMNS = ("parameters", "steps", "tokens", "last loss", "best loss", "bits/byte", "tokens/s")
 
@@ -72,7 +70,7 @@ def run_state(folder: Path) -> RunState:
 
 def draw_runs(path: Path, folders: Sequence[Path]) -> None:
     """The training curves of all runs into the image file `path`. Raises `TesseraError` when none has a loss yet."""
-    runs = dict(zip(short_names([str(folder) for folder in folders]), map(_records, folders)))
+    runs = dict(zip(run_names(folders), map(_records, folders)))
     has_losses = any(record.keys() & {"loss", "validation_loss"} for records in runs.values() for record in records)
     expect(has_losses, "compare", "--plot", "have a run with losses to draw", "none", "Wait for the first step.")
     training_curves(path, runs)

@@ -11,13 +11,12 @@ from typing import Any
 
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import write_text_atomically, writing
+from tessera.evaluation.report import short_names
 from tessera.recipes.recipe import read_recipe
 from tessera.recipes.sections import Recipe
-from tessera.training.folder import is_run
+from tessera.training.folder import RECIPE, RESULT, equals_saved, is_run
 from tessera.training.loop import NotFinite
-from tessera.training.overwrite import RESULT
 from tessera.training.run import train
-from tessera.training.saved_recipe import RECIPE, equals_saved
 
 TABLE = "sweep.json"
 BRACKETS = {"[": "]", "{": "}", "(": ")"}
@@ -136,6 +135,24 @@ def is_done(folder: Path, recipe: Recipe) -> bool:
 def runs_of_sweep(folder: Path) -> list[Path]:
     """The runs in the folder of a sweep; none where `folder` is another."""
     return sorted(filter(is_run, folder.iterdir())) if (folder / TABLE).is_file() else []
+
+
+def run_names(folders: Sequence[Path]) -> list[str]:
+    """Short names of runs: those of their folders, or the settings by which a sweep named them where these are long."""
+    names = short_names([str(folder) for folder in folders])
+    settings = [_settings(folder) for folder in folders]
+    is_cut = any("…" in name for name in names)
+    return settings if is_cut and all(settings) and len(set(settings)) == len(settings) else names
+
+
+def _settings(folder: Path) -> str:
+    """What a sweep varied, in the run that it made in `folder`; empty of other runs."""
+    try:
+        runs = json.loads((folder.parent / TABLE).read_text(encoding="utf-8"))["runs"]
+        values = next(run["values"] for run in runs if Path(run["folder"]).name == folder.name)
+        return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, StopIteration):  # no table, or a changed one
+        return ""
 
 
 def best(outcomes: Sequence[Outcome]) -> int | None:

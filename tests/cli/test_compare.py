@@ -65,6 +65,23 @@ def test_a_sweep_is_its_runs(tessera, runs, tmp_path):
     assert (status, [line.split()[0] for line in out.splitlines()[1:]]) == (0, ["a", "b", "stopped"])
 
 
+def test_runs_with_long_names_are_called_by_what_their_sweep_varied(tessera, runs, tmp_path):
+    kernels = ("{name: knn, k: 4}", "gaussian")
+    folders = [tmp_path / "sweep" / f"{'_'.join(kernel)}_{'long' * 9}" for kernel in kernels]
+    for folder in folders:
+        shutil.copytree(runs[0], folder)
+    described = [
+        {"folder": f"elsewhere/{folder.name}", "values": {"model.kernel": kernel, "seed": "1"}}
+        for folder, kernel in zip(folders, kernels)
+    ]
+    for table in ({"runs": described}, {"runs": [None]}):
+        (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(table))
+        status, out, _ = tessera("compare", *folders)
+        named = [line.partition("  ")[0] for line in out.splitlines()[1:]]
+        assert status == 0
+        assert (named == [f"kernel={kernel}, seed=1" for kernel in kernels]) == (table["runs"] is described)
+
+
 def test_what_is_no_run_is_one_line(tessera, runs, tmp_path):
     shutil.copytree(runs[0], tmp_path / "other" / "below")  # in no sweep
     (tmp_path / "other" / "recipe.yaml").write_text("name: mine\n")

@@ -79,6 +79,10 @@ def test_what_the_model_cannot_know_is_refused_or_said(tessera, run, book):
     assert (status, out, unknown in err.splitlines()[-1]) == (2, "", True)
     status, out, err = tessera("ask", run, "Where is Mary?", *reading, "--plant", "Mary went to the moonbase.")
     assert (status, out, "--plant must be of words that the model knows" in err) == (2, "", True)
+    _, _, err = tessera("ask", run, "Where is Mary?", *reading, "--plant", "Mary went to the kitchen.")
+    assert "trained on no such sentence" not in err
+    _, _, err = tessera("ask", run, "Where is Mary?", *reading, "--plant", "Mary was in the kitchen.")
+    assert "trained on no such sentence, and may misread it: Mary was in the kitchen." in err
     status, out, err = tessera("ask", run, "Who was in the house?", *reading)
     assert (status, "trained on no such question; its answer is a guess" in err) == (0, True)
     status, _, err = tessera("ask", run, "Where is Mary?", *reading, "--temperature", 0.5)

@@ -7,8 +7,12 @@ from torch.nn.functional import cross_entropy
 
 from tessera.base.errors import TesseraError
 from tessera.interop import from_reference, nano_mosaics, recognised_source
-from tessera.interop.memory_mosaics import SparseKernelImporter, SparseKernelTrainingImporter, TrainingScriptImporter
-from tessera.interop.stack_asso_mem import StackAssoMemImporter
+from tessera.interop.memory_mosaics import (
+    SparseKernelImporter,
+    SparseKernelTrainingImporter,
+    StackAssoMemImporter,
+    TrainingScriptImporter,
+)
 from tests.covering import some
 from tests.golden_files import cases, load, part
 from tests.interop.hostile_tensors import expect_refusals

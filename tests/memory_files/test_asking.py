@@ -9,9 +9,10 @@ import pytest
 import torch
 from transformers import pipeline
 
+from tessera.base.errors import TesseraError
 from tessera.cli.main import main
 from tessera.data.tokenizers import byte_tokenizer
-from tessera.generation.sampling import Sampling
+from tessera.generation.sampling import Sampling, continuation
 from tessera.memory_files import Memory, citations
 from tessera.memory_files.answering import GREEDY
 from tessera.memory_files.page import is_page
@@ -76,6 +77,17 @@ def test_the_pipeline_answers_as_the_memory_does():
     memory = Memory(model, tokenizer).read(BOOK)
     assert asking(memory, question="Who", max_new_tokens=3) == single
     assert memory.ask("Who", Sampling(3, 0.0)).probability == single["score"]
+    with pytest.raises(TesseraError, match=r"keywords must be cite or of max_new_tokens.*; got batch_size"):
+        asking(BOOK, question="Who", batch_size=2)
+    with pytest.raises(TesseraError, match="context must hold text; got none"):
+        asking([], question="Who")
+
+
+@pytest.mark.parametrize("kind", ["v1", "v2", "linear attention", "lstm"])
+def test_beams_behind_a_memory_are_those_of_the_whole_text(kind):
+    model, tokenizer = make(kind), byte_tokenizer()
+    answer = Memory(model, tokenizer).read([BOOK]).ask("Who", Sampling(4, 0.0, num_beams=3))
+    assert answer.text == continuation(model, tokenizer, BOOK + "Who", Sampling(4, 0.0, num_beams=3))
 
 
 def test_a_context_that_is_the_name_of_a_file_is_a_text_all_the_same(tmp_path, monkeypatch):
@@ -110,7 +122,8 @@ def test_memories_are_made_listed_merged_and_forgotten(call, folder, tmp_path):
         (("memories", "forget", both, "three.txt"), "be one of 'two.txt'"),
         (("memories", "merge", both, second, "--out", tmp_path / "x"), "have different names"),
         (("memories", "merge", both, second), "--out must be given"),
-        (("memories", "info", tmp_path / "one.txt"), "must be a stored memory"),
+        (("memories", "info", tmp_path / "one.txt"), "memories: M must be a stored memory"),
+        (("memories", "forget", both), "forget must be followed by a memory and a document"),
         (("memories", "ls", tmp_path / "none"), "ls must be of one folder"),
         (("memories", "merge", both, first, "--out", second), "Use --overwrite"),
     ]:

@@ -66,9 +66,9 @@ def test_going_on_after_loading_is_never_having_stopped(kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_hundred_cuts_of_every_model(kind, tmp_path):
+def test_a_thousand_cuts_of_every_model(kind, tmp_path):
     model, chance = make(kind), random.Random(0)
-    assert all(goes_on(model, tmp_path / "state", chance) for _ in range(100))
+    assert all(goes_on(model, tmp_path / "state", chance) for _ in range(1000))
 
 
 @some("kind", MAKERS, by_default=OF_EACH_STATE)

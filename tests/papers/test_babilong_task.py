@@ -11,10 +11,19 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.papers.babilong import BABILong
-from tessera.papers.babilong.noise import SHORTEST, books_of, draw_noise
-from tessera.papers.babilong.sample import RESERVED, HalfFacts
-from tessera.papers.babilong.solver import answer, world_after
-from tessera.papers.babilong.stories import FEWEST, LENGTHS, PEOPLE, THINGS, facts_of, generate, labels, read_stories
+from tessera.papers.babilong.sample import RESERVED, SHORTEST, HalfFacts, books_of, draw_noise
+from tessera.papers.babilong.stories import (
+    FEWEST,
+    LENGTHS,
+    PEOPLE,
+    THINGS,
+    answer,
+    facts_of,
+    generate,
+    labels,
+    read_stories,
+    world_after,
+)
 from tessera.papers.babilong.vocabulary import NAMES, STORY_WORDS, Words, decode
 from tessera.tasks.task import estimate
 from tests.covering import each_value, some
@@ -379,7 +388,13 @@ def test_a_task_says_what_can_be_asked():
     assert task.is_known("where is mary")
     assert task.is_known("Where is the milk?")
     assert not task.is_known("Who is in the kitchen?")
+    assert [task.is_stated(f"Sandra {said} the office.") for said in ("went to", "left", "did not go to")] == [
+        True,
+        False,
+        False,
+    ]
     assert not BABILong("qa1", vocab_size=250).is_known("Where is the milk?")
     for other in BABILong.variants():
         sample = next(other.samples(0))
         assert other.is_known(sample.question.text)
+        assert all(map(other.is_stated, sample.story.facts))

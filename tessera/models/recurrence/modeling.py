@@ -47,7 +47,7 @@ from tessera.models.recurrence.segmented_input import (
     expect_counting_positions,
 )
 from tessera.models.recurrence.state import MemoryState
-from tessera.models.saving.code_beside_weights import SavesWithCode
+from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.sizes import flops_per_token, num_parameters
 
 REFUSED = {

@@ -98,6 +98,10 @@ class OwnQuestions(BABILong):
         """See `QuestionTask`: whether every word stands in a question of the files."""
         return _words(" ".join(known.text for known in self._questions)) >= _words(question)
 
+    def is_stated(self, sentence: str) -> bool:
+        """See `QuestionTask`: whether every word stands in a text of the files."""
+        return _words(" ".join(self._own.questions)) >= _words(sentence)
+
     def oracle(self, examples: TokenExamples) -> Tensor:
         """Has read the files."""
         return self._answering(examples, [sample.question.answer for sample in examples.details])
