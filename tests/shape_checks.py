@@ -13,10 +13,12 @@ from types import FunctionType, ModuleType
 from typing import Any, get_args
 
 import torch
+from beartype import BeartypeConf
 from beartype.door import is_bearable
 from jaxtyping import AbstractArray, jaxtyped
 from torch import Tensor
 
+TOWER = BeartypeConf(is_pep484_tower=True)  # an integer is a number where a float is asked for
 Kind = Any  # a nest of tuples: the types of values, dtypes and shapes of tensors
 
 
@@ -106,7 +108,7 @@ class _Check:
             return
         with jaxtyped("context"):
             for (name, hint), value in zip(self.hints.items(), values, strict=True):
-                if value is not _ABSENT and not is_bearable(value, hint):
+                if value is not _ABSENT and not is_bearable(value, hint, conf=TOWER):
                     raise ShapeError(f"{self.function.__qualname__}: {name} is not {hint}; got {kinds}")
         self.passed.add(kinds)
 

@@ -109,8 +109,15 @@ class DraftedGeneration:
     steps_per_block = 2.0  # with a few tokens, where products of a vector and a matrix become products of matrices
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *arguments):
-        if model_kwargs.get("past_key_values") is None:  # transformers would mark one, but a state is a value
+        state, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
+        if state is None:  # transformers would mark one, but a state is a value
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)  # type: ignore[misc]
+            return
+        # Of a prompt that was read to its end, transformers reads all tokens a second time.
+        length = getattr(generation_config, "_mask_length", -1) if mask is None else mask.shape[1]
+        read = state.get_seq_length()
+        is_left = length < 0 or read < length
+        expect(is_left, WHERE, "past_key_values", "leave a token of the prompt to read", f"{read} of {length} read")
 
     def _reorder_cache(self, past_key_values: Any, beam_idx: Tensor) -> Any:
         """For beams; a cache that is a base's too is used up."""

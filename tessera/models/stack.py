@@ -216,7 +216,6 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
         inputs_embeds: Tensor | None = None,
         past_key_values: StackState | Prefix | None = None,
         labels: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         use_cache: bool | None = None,
         document_ids: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
@@ -230,15 +229,16 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
         """Logits (B, T, V) of the next token at each step, and with `labels` (B, T) the mean loss in nats per token.
 
         Labels are shifted inside; left out are -100, padding, and what would be predicted from padding or from another
-        document. `shift_labels` (B, T) take their place: the target of each step itself, as those hand them over that
-        cut a text into parts. The loss is divided by `num_items_in_batch` when given (gradient accumulation).
+        document. A keyword `shift_labels` (B, T) takes their place: the target of each step itself, as those hand it
+        over that cut a text into parts. (Were it a named argument, the Trainer would give no loss without it.)
+        The loss is divided by `num_items_in_batch` when given (gradient accumulation).
 
         While training with labels the loss makes logits a block at a time, and the output's `logits` are computed when
         somebody looks at them (see `LazyOutput`; a compiled model returns none). `skip_logits` True leaves them out,
         False makes them. `logits_to_keep` computes only the last so many, or those of the steps in a 1-d tensor. Other
         arguments as in the stack's `forward`.
         """
-        where = type(self).__name__
+        where, shift_labels = type(self).__name__, keywords.pop("shift_labels", None)
         tokens = inputs_embeds if input_ids is None else input_ids
         steps = 0 if tokens is None or tokens.dim() < 2 else tokens.shape[1]
         kept = kept_steps(where, logits_to_keep, steps)

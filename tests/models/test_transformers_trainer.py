@@ -50,6 +50,10 @@ def test_it_learns_and_resumes_to_the_same_bits(build, tmp_path):
     whole.train()
     losses = [line["loss"] for line in whole.state.log_history if "loss" in line]
     assert losses[-1] < losses[0] - 0.2
+    rows = torch.stack([row["input_ids"] for row in Counting()])
+    with torch.no_grad():
+        expected = whole.model.eval()(rows, labels=rows).loss.item()
+    assert abs(whole.evaluate(Counting())["eval_loss"] - expected) < 1e-4
     shutil.rmtree(tmp_path / "run" / "checkpoint-8")
     resumed = trainer(build, tmp_path / "run")
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))

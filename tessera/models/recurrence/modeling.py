@@ -226,7 +226,6 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         loss_mask: Tensor | None = None,
         memory_state: MemoryState | None = None,
         past_key_values: SegmentCache | None = None,
@@ -240,7 +239,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        **keywords: object,
+        **keywords: Any,
     ) -> SegmentedOutput:
         """Read `input_ids` (B, T), any number of segments, after what `memory_state` (default: nothing) remembers.
 
@@ -249,7 +248,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
                 row alone); zeros inside hide a position. With a cache (B, T before + T), ones for new tokens.
             labels: (B, T), shifted inside once across the whole text, -100 left out. loss_mask: booleans (B, T),
                 whether position t, which predicts label t + 1, counts; default: all but zeros of `attention_mask`.
-            shift_labels: (B, T), in place of labels: the target of each position itself.
+            shift_labels: (B, T), in place of labels: the target of each position itself. Only a keyword, as the
+                Trainer evaluates nothing where a named argument with labels is left out.
             memory_state: of B rows, or fewer: each then serves as many consecutive rows of `input_ids`. Many questions
                 to one text need no copies of its memory (ARMT, while their segment stays open).
             past_key_values: what an earlier call with `use_cache` returned: the text goes on inside its segment.
@@ -266,7 +266,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         Raises:
             TesseraError: inputs that do not fit each other or the model, and other keywords of transformers, by name.
         """
-        where, cache = type(self).__name__, past_key_values
+        where, cache, shift_labels = type(self).__name__, past_key_values, keywords.pop("shift_labels", None)
         refuse_keywords(where, without_packing(keywords, None, position_ids), REFUSED, self.forward)
         _check_arguments(where, cache, logits_to_keep)
         self._expect_learning_memory()
