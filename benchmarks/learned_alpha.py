@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tessera.base.files import write_text_atomically
+from tessera.evaluation.loss import evaluate_text
 from tessera.evaluation.provenance import provenance
-from tessera.evaluation.text import evaluate_text
 from tessera.memories.pair_memory import PairMemory
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.recipes.recipe import read_recipe
-from tessera.training.overwrite import RESULT
+from tessera.training.folder import RESULT
 from tessera.training.run import train
 from tessera.training.run_data import evaluation_text
 

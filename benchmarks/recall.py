@@ -1,162 +1,231 @@
 """Exact recall through an index beside the scan of all pairs, on the keys of a trained Memory Mosaic.
 
-    tessera train stories-mosaic model.num_heads=2 --output runs/mosaic
-    OMP_NUM_THREADS=1 python -m benchmarks.recall runs/mosaic book.txt ... --out results/recall/cpu.json
+    make demo
+    OMP_NUM_THREADS=1 python -m benchmarks.recall runs/demo/mosaic book.txt ... --out results/recall/cpu.json
 
-The model reads the texts in pieces of `--context` tokens; the keys and values that each head stored are one memory, and
-the queries are keys of text that it did not store, with the bandwidths that the model has learned. Each case answers
-the same queries twice, in turn: by the index and by `kernel_regression` over all pairs, one query at a time. With
-`faiss-cpu` installed, FAISS's exact range search stands beside them: it is given the threshold that the index found,
-which it could not know. Shares of pairs do not depend on the machine; times do.
+The model reads the texts in pieces of `--context` tokens; the keys and values that a head stored are one memory, and
+the queries are keys of the last text, which it did not store, with the bandwidths that the model has learned. Each case
+answers the same queries by the index and by `kernel_regression` over all pairs, one query at a time, in turn. With
+`faiss-cpu` installed, FAISS's exact range search stands beside them (flat, and Panorama's): it is given the threshold
+that the index found, which it could not know. Then: keys drawn by chance, pairs that are appended, and with
+`--file-pairs` an index that is written, put out of the system's cache, opened and asked. Shares of pairs do not depend
+on the machine; times do.
 """
 
 import argparse
 import importlib.util
 import json
+import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
+from torch.utils._pytree import tree_leaves
 
 import tessera.recall
 from tessera.base.files import write_text_atomically
+from tessera.data.text_files import text_of_file
 from tessera.evaluation.provenance import provenance
 from tessera.kernels import kernel_from_config
 from tessera.memories.pair_memory import PairMemory
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.ops.kernel_regression import kernel_regression
-from tessera.recall.index import PairIndex
+from tessera.recall.pair_store import PairStore
 
 KERNELS = ("sparsemax", "biweight", "triweight", "relumax", "gaussian_knn", "gaussian")
-Pairs = tuple[Tensor, Tensor, Tensor]  # keys (H, N, K), values (H, N, V), queries (H, Q, K)
+APPENDED, TOGETHER = 1 << 17, 256
+Pairs = tuple[Tensor, Tensor, Tensor]  # of one head: keys (1, N, K), values (1, N, V), queries (1, Q, K)
 
 
 @torch.inference_mode()
-def stored_pairs(run: str, files: list[str], context: int, most: int, queries: int) -> dict[int, tuple[Pairs, Tensor]]:
-    """Layer -> (pairs and queries, inverse bandwidths (H,)): the last text gives the queries."""
+def stored_pairs(run: str, files: list[str], options: argparse.Namespace) -> Iterator[tuple[int, int, float, Pairs]]:
+    """(layer, head, inverse bandwidth, pairs and queries) of the first heads of every layer."""
     model, tokenizer = load_model(run).eval(), load_tokenizer(run)
-    texts = [Path(file).read_text(encoding="utf-8") for file in files]
-    ids = [torch.tensor(tokenizer(text)["input_ids"]) for text in texts]
-    stored, asked = torch.cat(ids[:-1])[:most], ids[-1][:context]
+    ids = [torch.tensor(tokenizer("".join(text_of_file(Path(file))))["input_ids"]) for file in files]
+    stored, asked = torch.cat(ids[:-1])[: options.most], ids[-1][: options.context]
     memories = [memory for memory in model.modules() if isinstance(memory, PairMemory)]
-    kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in memories]
-    for piece in stored.split(context):
-        if len(piece) > 1:
-            for layer, pairs in enumerate(pairs_of(model, piece)):
-                kept[layer].append(pairs)
-    layers = {}
-    for layer, (memory, queried) in enumerate(zip(memories, pairs_of(model, asked))):
-        keys, values = (torch.cat([pairs[side] for pairs in kept[layer]], 1).contiguous() for side in (0, 1))
-        step = max(1, queried[0].shape[1] // queries)
-        beta = memory.bandwidth.log_inverse_bandwidth.exp().flatten()
-        layers[layer] = (keys, values, queried[0][:, ::step][:, :queries].contiguous()), beta
-    return layers
+    pieces = [pairs_of(model, piece, options.heads) for piece in stored.split(options.context) if len(piece) > 1]
+    queried = pairs_of(model, asked, options.heads)
+    for layer, memory in enumerate(memories):
+        for head, beta in enumerate(memory.bandwidth.log_inverse_bandwidth.exp().flatten().tolist()[: options.heads]):
+            keys, values = (torch.cat([piece[layer][side][head] for piece in pieces])[None] for side in (0, 1))
+            queries = queried[layer][0][None, head]
+            step = max(1, queries.shape[1] // options.queries)
+            yield layer, head, beta, (keys, values, queries[:, ::step][:, : options.queries].contiguous())
 
 
-def pairs_of(model: Any, ids: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """What each memory stores of one piece of text: keys (H, N, K), values (H, N, V)."""
+def pairs_of(model: Any, ids: Tensor, heads: int) -> list[tuple[Tensor, Tensor]]:
+    """What the first heads of each memory store of one piece of text: keys (H, N, K), values (H, N, V)."""
     state = model(ids[None], use_cache=True).past_key_values
-    stores = [found for layer in state.layers for found in pair_stores(layer)]
-    return [(store.keys[0].float(), store.values[0].float()) for store in stores]
-
-
-def pair_stores(state: Any) -> list[Any]:
-    if hasattr(state, "pairs"):
-        return [state.pairs]
-    return [found for part in vars(state).values() if hasattr(part, "__dict__") for found in pair_stores(part)]
+    parts = tree_leaves(state, is_leaf=lambda part: isinstance(part, PairStore))
+    stores = [part for part in parts if isinstance(part, PairStore)]
+    return [(store.keys[0, :heads].float().clone(), store.values[0, :heads].float().clone()) for store in stores]
 
 
 def seconds(action: Callable[[], Any]) -> float:
+    """The time of one call."""
     began = time.perf_counter()
     action()
     return time.perf_counter() - began
 
 
-def measure(index: PairIndex, pairs: Pairs, head: int, beta: float, name: str) -> dict[str, Any]:
-    """Shares of pairs, and the ratio of the scan's time to the index's, the median over queries."""
+def case(index: Any, pairs: Pairs, beta: float, name: str) -> dict[str, Any]:
+    """Shares of pairs, and the times of scan, index and FAISS, medians over queries."""
     keys, values, queries = pairs
     kernel = kernel_from_config(name)
     slope, intercept = (0.0 if x is None else float(x) for x in kernel.affine(torch.tensor(beta)))
-    ratios, shares, supports, errors = [], [], [], []
+    rivals, rows = range_searches(keys), []
     for query in queries[0].split(1):
         recall = partial(index.recall, query[None], kernel=kernel, slope=slope, intercept=intercept)
         scan = partial(kernel_regression, query[None, None], keys[None], values[None], kernel=kernel, slope=slope)
-        ours, theirs = seconds(recall), seconds(scan)
-        ratios.append(theirs / ours)
-        found = recall()
-        shares.append(found.certificate.pairs_read.item() / len(index))
-        supports.append(found.certificate.pairs_in_support.item() / len(index))
-        errors.append((found.output - scan()[0]).abs().max().item())
-        assert found.certificate.is_exact or name == "gaussian"
-    return {
-        "head": head,
-        "kernel": name,
-        "beta": beta,
-        "ratio": statistics.median(ratios),
-        "slowest_ratio": min(ratios),
-        "share_read": statistics.median(shares),
-        "largest_share_read": max(shares),
-        "share_in_support": statistics.median(supports),
-        "largest_error": max(errors),
-        **faiss_ratio(index, pairs, kernel, slope),
-    }
+        if intercept:
+            scan = partial(scan, intercept=intercept)
+        found, expected = recall(), scan()
+        certificate = found.certificate
+        assert certificate.is_exact or name == "gaussian"
+        threshold = (float(certificate.threshold) - intercept) / slope
+        row = {"scan": seconds(scan), "index": seconds(recall)}
+        row |= {rival: seconds(partial(search, query.numpy(), threshold)) for rival, search in rivals.items()}
+        row |= {"read": certificate.pairs_read.item() / len(index)}
+        row |= {"in_support": certificate.pairs_in_support.item() / len(index)}
+        rows.append(row | {"error": (found.output - expected[0]).abs().max().item()})
+    medians = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+    ratios = [row["scan"] / row["index"] for row in rows]
+    slowest = {"slowest_ratio": min(ratios), "largest_read": max(row["read"] for row in rows)}
+    return {"kernel": name, "beta": beta, "ratio": statistics.median(ratios), **slowest, **medians}
 
 
-def faiss_ratio(index: PairIndex, pairs: Pairs, kernel: Any, slope: float) -> dict[str, float]:
-    """The time of FAISS's flat range search above the known threshold, over ours; {} without faiss."""
+def range_searches(keys: Tensor) -> dict[str, Callable[..., Any]]:
+    """FAISS's exact searches of all keys (1, N, K) above a similarity; none without faiss."""
     if importlib.util.find_spec("faiss") is None:
         return {}
     import faiss
 
     faiss.omp_set_num_threads(torch.get_num_threads())
-    flat = faiss.IndexFlatIP(pairs[0].shape[2])
-    flat.add(pairs[0][0].numpy())
-    ratios = []
-    for query in pairs[2][0].split(1):
-        recall = partial(index.recall, query[None], kernel=kernel, slope=slope)
-        threshold = float(recall().certificate.threshold) / slope
-        search = partial(flat.range_search, query.numpy(), threshold)
-        ours, theirs = seconds(recall), seconds(search)
-        ratios.append(theirs / ours)
-    return {"faiss_ratio": statistics.median(ratios)}
+    width, searches = keys.shape[2], {}
+    for name, flat in (
+        ("faiss_flat", faiss.IndexFlatIP(width)),
+        ("faiss_panorama", faiss.IndexFlatIPPanorama(width, 8)),
+    ):
+        flat.add(keys[0].numpy())
+        searches[name] = flat.range_search
+    return searches
+
+
+def appending(pairs: Pairs) -> dict[str, float]:
+    """Microseconds a pair that comes with 255 others, or alone, behind the pairs that are there."""
+    keys, values, _ = pairs
+    index = tessera.recall.build(keys, values)
+
+    def append_all() -> None:
+        longer = index
+        for first in range(0, APPENDED, TOGETHER):
+            longer = longer.append(keys[:, first : first + TOGETHER], values[:, first : first + TOGETHER])
+
+    def append_alone() -> None:
+        longer = index
+        for first in range(1024):
+            longer = longer.append(keys[:, first : first + 1], values[:, first : first + 1])
+
+    append_alone()  # the buffers get room
+    return {"together": 1e6 * seconds(append_all) / APPENDED, "alone": 1e6 * seconds(append_alone) / 1024}
+
+
+def from_file(pairs: Pairs, count: int, beta: float) -> dict[str, Any]:
+    """Seconds until an index of `count` pairs, the given ones and others near them, is open and has answered."""
+    keys, values, queries = pairs
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(keys.shape[1], (count,), generator=generator)
+    noise = torch.randn(count, keys.shape[2], generator=generator).mul_(0.01)
+    keys = normalize(keys[:, drawn] + noise, dim=-1)
+    del noise
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "pairs.index"
+        building = time.perf_counter()
+        index = tessera.recall.build(keys, values[:, drawn])
+        building = time.perf_counter() - building
+        tessera.recall.save(index, path)
+        del index, keys
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        answers = []
+        began = time.perf_counter()
+        opened = tessera.recall.open(path)
+        opening = time.perf_counter() - began
+        slope, _ = kernel_from_config("sparsemax").affine(torch.tensor(beta))
+        for query in queries[0].split(1):
+            answers.append(seconds(partial(opened.recall, query[None], kernel="sparsemax", slope=float(slope))))
+        size = path.stat().st_size
+    first = {"opening": opening, "first_answer": answers[0], "median_answer": statistics.median(answers)}
+    return {"pairs": count, "bytes": size, "building": building, **first}
+
+
+def by_chance(count: int, width: int) -> Pairs:
+    """Keys in which nothing can be left out: the index has to see it, and scan."""
+    generator = torch.Generator().manual_seed(0)
+    keys, queries = (normalize(torch.randn(1, n, width, generator=generator), dim=-1) for n in (count, 8))
+    return keys, torch.randn(1, count, width, generator=generator), queries
 
 
 def main() -> None:
-    """Measure every head of every layer, print a table, write the JSON."""
+    """Measure, print a table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="folder of a trained Memory Mosaic")
-    parser.add_argument("texts", nargs="+", help="books to store; the last one asks")
+    parser.add_argument("texts", nargs="+", help="books to store (text or .gz); the last one asks")
     parser.add_argument("--context", type=int, default=1024, help="tokens that are read at once (default: 1024)")
     parser.add_argument("--most", type=int, default=1 << 20, help="pairs of a head (default: 1,048,576)")
+    parser.add_argument("--heads", type=int, default=2, help="of each layer (default: 2)")
     parser.add_argument("--queries", type=int, default=8, help="of each head (default: 8)")
     parser.add_argument("--kernels", nargs="+", default=list(KERNELS), choices=KERNELS)
+    parser.add_argument(
+        "--file-pairs", type=int, default=0, help="of an index that is read from a file (default: none)"
+    )
     parser.add_argument("--out", type=Path, help="a JSON file for the measurements")
     arguments = parser.parse_args()
-    began, cases = time.perf_counter(), []
-    layers = stored_pairs(arguments.run, arguments.texts, arguments.context, arguments.most, arguments.queries)
-    print("layer head kernel        pairs      scan/index  read      support   faiss/index")
-    for layer, (pairs, betas) in layers.items():
-        for head, beta in enumerate(betas.tolist()):
-            of_head: Pairs = tuple(x[head : head + 1] for x in pairs)  # type: ignore[assignment]
-            building = time.perf_counter()
-            index = tessera.recall.build(of_head[0], of_head[1])
-            building = time.perf_counter() - building
-            for name in arguments.kernels:
-                case = {"layer": layer, **measure(index, of_head, head, beta, name), "building_seconds": building}
-                cases.append({**case, "pairs": len(index)})
-                print(
-                    f"{layer:5} {head:4} {name:12} {len(index):9,} {case['ratio']:10.1f} x {case['share_read']:8.2%} "
-                    f"{case['share_in_support']:9.4%} {case.get('faiss_ratio', float('nan')):8.1f} x",
-                    flush=True,
-                )
+    began, cases, last = time.perf_counter(), [], None
+    print("layer head kernel        pairs      scan/index  read      support   flat/index  Panorama/index")
+    for layer, head, beta, pairs in stored_pairs(arguments.run, arguments.texts, arguments):
+        last = (beta, pairs)
+        cases += measured(pairs, beta, arguments.kernels, {"layer": layer, "head": head})
+    assert last is not None, "the model has memories"
+    beta, pairs = last
+    drawn = by_chance(pairs[0].shape[1], pairs[0].shape[2])
+    cases += measured(drawn, beta, arguments.kernels, {"layer": -1, "head": -1})
+    record: dict[str, Any] = {"cases": cases, "appending": appending(pairs)}
+    print(
+        f"a pair appended: {record['appending']['together']:.1f} us of 256, {record['appending']['alone']:.0f} us alone"
+    )
+    if arguments.file_pairs:
+        record["file"] = from_file(pairs, arguments.file_pairs, beta)
+        print(f"from a file: {record['file']}")
     if arguments.out:
-        record = {"cases": cases, "provenance": provenance(wall_seconds=time.perf_counter() - began)}
+        record["provenance"] = provenance(wall_seconds=time.perf_counter() - began)
         write_text_atomically(arguments.out, json.dumps(record, indent=1) + "\n")
+
+
+def measured(pairs: Pairs, beta: float, kernels: list[str], of_head: dict[str, int]) -> list[dict[str, Any]]:
+    """All kernels on the pairs of one head."""
+    building = time.perf_counter()
+    index = tessera.recall.build(pairs[0], pairs[1])
+    building = time.perf_counter() - building
+    cases = []
+    for name in kernels:
+        found = {**of_head, "pairs": len(index), "building": building, **case(index, pairs, beta, name)}
+        cases.append(found)
+        rivals = [found.get(rival, float("nan")) / found["index"] for rival in ("faiss_flat", "faiss_panorama")]
+        print(
+            f"{of_head['layer']:5} {of_head['head']:4} {name:12} {len(index):9,} {found['ratio']:10.1f} x "
+            f"{found['read']:8.2%} {found['in_support']:9.4%} {rivals[0]:8.1f} x {rivals[1]:8.1f} x",
+            flush=True,
+        )
+    return cases
 
 
 if __name__ == "__main__":

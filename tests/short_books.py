@@ -5,7 +5,7 @@ import pytest
 from tessera.data import sources
 from tessera.data.text_files import text_of_file
 from tessera.memory_files import certainty
-from tessera.papers.babilong.noise import books_of
+from tessera.papers.babilong.sample import books_of
 from tessera.papers.babilong.vocabulary import sentence_tokens, vocabulary_of
 
 SHORT = 40_000  # characters of each book

@@ -24,8 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, print and draw."""
-    from tessera.evaluation.figures import is_figure
-    from tessera.evaluation.report import print_table
+    from tessera.evaluation.report import is_figure, print_table
     from tessera.tools.comparison import COLUMNS, draw_runs, run_state
     from tessera.tools.sweep import run_names, runs_of_sweep
 

@@ -81,7 +81,7 @@ OPTIONS = {
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate all models, then print and draw."""
     from tessera.evaluation import report
-    from tessera.evaluation.figures import is_figure
+    from tessera.evaluation.report import is_figure
 
     expect(not (arguments.task and arguments.tasks), "eval", "--task", "be left out with --tasks", arguments.task)
     chosen = "--task" if arguments.task else "--tasks" if arguments.tasks else "text"
@@ -123,7 +123,7 @@ def _own_task(folders: list[str]) -> str | None:
 
 
 def _on_text(folder: str, arguments: argparse.Namespace, _: list[dict]) -> dict:
-    from tessera.evaluation.text import evaluate_text
+    from tessera.evaluation.loss import evaluate_text
     from tessera.models.saving.loading import load_tokenizer
     from tessera.models.transformer import context_limit
     from tessera.training.run_data import evaluation_text

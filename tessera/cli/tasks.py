@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one line each."""
-    from tessera.papers.catalogue import EXPERIMENTS
+    from tessera.papers.experiment import EXPERIMENTS
     from tessera.tasks.task import TASKS
 
     tasks = {name: {"summary": task.summary, "source": task.source} for name, task in TASKS.items()}

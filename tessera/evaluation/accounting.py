@@ -61,7 +61,7 @@ def account(config: "PreTrainedConfig", context: int, dtype: "torch.dtype | None
         dtype=str(dtype).removeprefix("torch."),
         parameters=total,
         parameters_by_part=parts,
-        flops_per_token=int(_ask(model, "flops_per_token", _flops_per_token, context)),
+        flops_per_token=int(_ask(model, "flops_per_token", lambda model, n: flops_per_token(config, n), context)),
         state_bytes_per_1000_tokens=1000 * _ask(model, "state_bytes_per_token", state_bytes_per_token, dtype),
     )
 
@@ -89,10 +89,6 @@ def parameters_by_part(model: "nn.Module") -> dict[str, int]:
         part = next((part for part, pattern in _PARTS if pattern.search(name)), "other")
         counts[part] = counts.get(part, 0) + parameter.numel()
     return counts
-
-
-def _flops_per_token(model: "PreTrainedModel", context: int) -> int:
-    return flops_per_token(model.config, context)
 
 
 def state_bytes_per_token(model: "PreTrainedModel", dtype: "torch.dtype") -> float:

@@ -223,16 +223,12 @@ class Reader:
             more = start + size < longest
             options = {"past_key_values": state, "use_cache": more} if self.continues else {}
             if self._is_cut_by_length:
-                options = {"attention_mask": _is_token(texts, piece)}
+                lengths = torch.tensor([len(text) for text in texts], device=ids.device)
+                is_token = torch.arange(longest, device=ids.device) < lengths[:, None]
+                options = {"attention_mask": is_token.long()}
             output = self.model(piece, **options)
             state = output.past_key_values if more else None
             for row, text in enumerate(texts):
                 if len(text) > start:
                     logits = output.logits[row, : len(text) - start]
                     yield row, start, logits if logits.dtype == torch.float64 else logits.float()
-
-
-def _is_token(texts: Sequence[Sequence[int]], ids: Tensor) -> Tensor:
-    """Ones (B, T) where a row padded on the right has tokens."""
-    lengths = torch.tensor([len(text) for text in texts], device=ids.device)
-    return (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]).long()

@@ -3,9 +3,8 @@
 from tessera.base.arguments import explain_all
 from tessera.inspection.page import notebook_html
 from tessera.inspection.profile import recall_map, recalled_text, recency_profile
-from tessera.inspection.recall import Recall, recall_weights
+from tessera.inspection.recall import Recall, Site, find_sites, recall_weights
 from tessera.inspection.removal import Removal, loss_of
-from tessera.inspection.sites import Site, find_sites
 from tessera.inspection.trace import MemoryTrace, SegmentTrace, StoredMemory, Trace
 from tessera.inspection.tracing import trace, trace_memory
 

@@ -1,28 +1,22 @@
 """A trace: what every memory of a model stored, recalled and predicted while it read one text."""
 
-import json
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 
-from tessera.base.checkpoints import tensor_checksum
-from tessera.base.errors import TesseraError
-from tessera.base.files import expect_plain_file, write_atomically
+from tessera.base.errors import TesseraError, expect
+from tessera.base.state import CLASSES
+from tessera.models.saving.state_file import StateFile, save_values
 
 if TYPE_CHECKING:
     import pandas
 
-FORMAT = "tessera trace 1"
-CHECKSUM = "crc32"
-TENSORS = ("input_ids", "losses", "queries", "removed_pairs")
-BEFORE = ("before_tokens", "before_scores")  # absent where nothing was predicted
+KIND = "trace"
 
 
 @dataclass(frozen=True)
@@ -195,26 +189,12 @@ class Trace:
         return pandas.concat(parts, ignore_index=True)
 
     def save(self, path: str | Path) -> None:
-        """Write to a safetensors file: tensors by name (`memories/3/weights`), the rest as JSON in its metadata.
+        """Write to a safetensors file: tensors by name (`memories.3.weights`), the rest as JSON in its metadata.
 
         Raises `TesseraError`: the file cannot be written.
         """
-        tensors = {name: getattr(self, name) for name in (*TENSORS, *BEFORE) if getattr(self, name) is not None}
-        memories: list[dict[str, Any]] = []
-        plain = {"model": self.model, "tokens": self.tokens, "vocabulary": self.vocabulary, "memories": memories}
-        for index, memory in enumerate(self.memories):
-            values = vars(memory)
-            tensors |= _named(f"memories/{index}/", values)
-            memories.append({k: v for k, v in values.items() if not (v is None or torch.is_tensor(v))})
-        if self.segments is not None:
-            tensors |= _named("segments/", vars(self.segments))
-        if self.stored is not None:
-            tensors |= _named("stored/", vars(self.stored))
-            plain["stored"] = {name: value for name, value in vars(self.stored).items() if not torch.is_tensor(value)}
-        text = json.dumps(plain)
-        metadata = {"format": FORMAT, "trace": text, CHECKSUM: _checksum(tensors, text)}
         try:
-            write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, metadata))
+            save_values(Path(path), KIND, vars(self))
         except (OSError, SafetensorError) as error:
             raise TesseraError(f"{path}: the trace cannot be written ({error}).") from None
 
@@ -222,63 +202,19 @@ class Trace:
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote.
 
-        Raises `TesseraError`: the file is missing or no trace.
+        Raises `TesseraError`: the file is missing, no trace, or not as it was stored.
         """
-        if Path(path).exists():
-            expect_plain_file(Path(path), "Trace.load", "path")
-        try:
-            with safe_open(path, "pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        except (OSError, SafetensorError) as error:
-            raise TesseraError(f"{path}: must be a trace that `tessera inspect` saved; got {error}.") from None
-        if metadata.get("format") != FORMAT:
-            raise TesseraError(f"{path}: must be of format {FORMAT!r}; got {metadata.get('format')!r}.")
-        if metadata.get(CHECKSUM) != _checksum(tensors, metadata.get("trace", "")):
-            made = (
-                "has no checksum; traces of earlier releases are made again"
-                if CHECKSUM not in metadata
-                else "was changed"
-            )
-            raise TesseraError(f"{path}: must be a trace as `tessera inspect` saved it; this one {made}.")
-        plain = json.loads(metadata["trace"])
-        memories = [
-            MemoryTrace(**(known | _under(tensors, f"memories/{index}/")))
-            for index, known in enumerate(plain["memories"])
-        ]
-        segments = _under(tensors, "segments/")
-        return cls(
-            plain["model"],
-            tuple(plain["tokens"]),
-            tensors["input_ids"],
-            tensors["losses"],
-            tensors["queries"],
-            tuple(memories),
-            {int(token): text for token, text in plain["vocabulary"].items()},
-            SegmentTrace(**segments) if segments else None,
-            tensors["removed_pairs"],
-            StoredMemory(**(plain["stored"] | _under(tensors, "stored/"))) if "stored" in plain else None,
-            *(tensors.get(name) for name in BEFORE),
-        )
+        file = StateFile.open(path, "Trace.load", what=KIND)
+        expect(file.kind == KIND, "Trace.load", "path", "be a trace that `tessera inspect` saved", f"a {file.kind}")
+        return cls(**file.values())
 
 
-def _checksum(tensors: dict[str, Tensor], text: str) -> str:
-    return str(zlib.crc32(text.encode(), tensor_checksum(tensors)))
-
-
-def _named(prefix: str, values: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors among `values`, under names that begin with `prefix`."""
-    return {prefix + name: value.contiguous() for name, value in values.items() if torch.is_tensor(value)}
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+CLASSES.update({cls.__name__: cls for cls in (MemoryTrace, SegmentTrace, StoredMemory)})  # what files may hold
 
 
 def is_trace(path: Path) -> bool:
     """Whether `path` is a file that `Trace.save` wrote."""
     try:
-        with safe_open(path, "pt") as file:
-            return (file.metadata() or {}).get("format") == FORMAT
-    except (OSError, SafetensorError):
+        return StateFile.open(path, "is_trace").kind == KIND
+    except TesseraError:
         return False

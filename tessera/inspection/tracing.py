@@ -12,11 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tessera.base.errors import expect
 from tessera.inspection.reading import Reading
-from tessera.inspection.recall import QueryRecall, observe_recalls
+from tessera.inspection.recall import LAYER, QueryRecall, Site, find_sites, observe_recalls, own_residual
 from tessera.inspection.removal import Removal, without
-from tessera.inspection.segments import SegmentObserver
-from tessera.inspection.sites import LAYER, Site, find_sites, own_residual
-from tessera.inspection.stored import Lens, describe_memory
+from tessera.inspection.segments import Lens, SegmentObserver, describe_memory
 from tessera.inspection.text import UNFINISHED, TokenTexts
 from tessera.inspection.trace import MemoryTrace, Trace
 from tessera.kernels import Gaussian

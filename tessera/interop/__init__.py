@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import TesseraError, first_line
 from tessera.interop import armt, memory_mosaics, nano_mosaics  # noqa: F401 (they register themselves)
-from tessera.interop.layouts import REFERENCES, check_layout, recognised_source
+from tessera.interop.published import REFERENCES, check_layout, recognised_source
 
 
 @explains_mistakes

@@ -18,8 +18,16 @@ from torch import Tensor
 from transformers import AutoConfig, GPT2Config, PreTrainedConfig
 
 from tessera.base.errors import TesseraError
-from tessera.interop.layouts import REFERENCES
-from tessera.interop.published import Published, check_arguments, refuse, require_shapes
+from tessera.interop.published import (
+    REFERENCES,
+    Published,
+    check_arguments,
+    refuse,
+    renamed,
+    require_shapes,
+    shown,
+    without_wrappers,
+)
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
 from tessera.models.recurrence import SegmentedConfig, SegmentedForCausalLM
@@ -81,7 +89,7 @@ def _rebuild(source: str, model_class: type, state_dict: dict[str, Tensor], argu
     if missing:
         raise TesseraError(f"{source}: the checkpoint has nothing for {', '.join(missing[:5])}.")
     if loaded.unexpected_keys:
-        raise TesseraError(f"{source}: unexpected tensors, as {', '.join(loaded.unexpected_keys[:5])}.")
+        raise TesseraError(f"{source}: unexpected tensors, as {', '.join(map(shown, loaded.unexpected_keys[:5]))}.")
     model.tie_weights()
     return model.to(next(iter(kept.values())).dtype).eval()
 
@@ -149,7 +157,7 @@ def base_configuration(source: str, base_model: dict | PreTrainedConfig) -> PreT
 def convert(source: str, state_dict: dict[str, Tensor], config: SegmentedConfig) -> dict[str, Tensor]:
     """Our parameters as a differentiable function of the published ones."""
     layers = f"memory_cell.model.{config.layers_path}"
-    tensors = {_with_cell(name): tensor for name, tensor in state_dict.items()}
+    tensors = renamed(source, state_dict, _with_cell)
     published = Published(source, tensors, lambda name, _: _is_redundant(name, config))
     result = {}
     for index in range(config.num_hidden_layers):
@@ -186,5 +194,5 @@ def _tied(config: SegmentedConfig) -> bool:
 
 def _with_cell(name: str) -> str:
     """The name inside the recurrent wrapper; a bare memory cell's names lack its prefix."""
-    bare = name.removeprefix("_orig_mod.").removeprefix("module.")
+    bare = without_wrappers(name)
     return bare if bare.startswith("memory_cell.") else f"memory_cell.{bare}"

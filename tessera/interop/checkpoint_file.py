@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from tessera.base.errors import TesseraError, first_line
+from tessera.base.errors import TesseraError, expect, first_line
 from tessera.base.files import expect_new_folder, expect_plain_file, new_folder, writing
 from tessera.interop import from_reference, recognised_source
+from tessera.interop.published import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,6 +42,8 @@ def convert_checkpoint(
         raise TesseraError(f"{checkpoint}: it holds no model_args; give the constructor's with --arguments.")
     model = from_reference(source or recognised_source(weights, constructor), weights, constructor)
     model = model.to(getattr(torch, dtype))
+    large = next((name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())), None)
+    expect(large is None, "convert", f"tensor {large!r}", f"fit {dtype}", "numbers that become infinite")
     with writing(output), new_folder(output) as folder:
         model.save_pretrained(folder)
     return model
@@ -70,11 +73,12 @@ def read_checkpoint(path: Path) -> tuple[dict, dict | None]:
     tensors = {name: tensor for name, tensor in weights.items() if torch.is_tensor(tensor)}
     unnamed = next((name for name in tensors if not isinstance(name, str)), None)
     if unnamed is not None:
-        raise TesseraError(f"{path}: must hold tensors by name; got the name {unnamed!r}.")
-    tensors = {name.removeprefix("param/"): tensor for name, tensor in tensors.items()}
+        raise TesseraError(f"{path}: must hold tensors by name; got the name {shown(unnamed)}.")
+    plain = {name.removeprefix("param/"): tensor for name, tensor in tensors.items()}
     if not tensors:
         raise TesseraError(f"{path}: it holds no tensors.")
-    return tensors, constructor
+    expect(len(plain) == len(tensors), str(path), "names", "be different", 'the same with and without "param/"')
+    return plain, constructor
 
 
 def read_arguments(path: Path) -> dict:

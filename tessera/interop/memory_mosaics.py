@@ -11,19 +11,225 @@ cosine of query and key:
     norm_relu             [c_i]_+ over a sum of at least 1e-6: bandwidth sqrt(2), whatever s
     topK_uniform, relumax, norm_relu    see the pairs i <= T - 2: never the newest
 
-Neither of the scripts' modules drops contextual weights in training.
+Neither of the scripts' modules drops contextual weights in training. All four classes are called `StackAssoMem`; `b` is
+a published per-head scalar, which the code multiplies by ten.
 """
 
 import difflib
 import math
+import re
 
 import torch
 from torch import Tensor
 
 from tessera.base.errors import TesseraError
-from tessera.interop.layouts import REFERENCES
-from tessera.interop.stack_asso_mem import ARGUMENTS, StackAssoMemImporter, kernel_of_method
-from tessera.models.memory_mosaic import MemoryMosaicForCausalLM
+from tessera.interop.published import REFERENCES, Published, check_arguments, filled, precise, refuse
+from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
+
+ARGUMENTS = {
+    "vocab_size": None,
+    "n_head": 12,
+    "n_embd": 768,
+    "n_layer": 12,
+    "v_shift": 1,
+    "block_size": 512,
+    "k_fe_type": "linearconv",
+    "v_fe_type": "lowrlinearconv",
+    "k_kernel_size": 1,
+    "v_kernel_size": 2,
+    "ic_dropout": 0.05,
+    "hd_dropout": 0.05,
+    "bias": False,
+    "pmem_count": 1,
+    "pmem_size": 2688,
+    "pre_ln": True,
+    "weight_tying": True,
+    "skip_tokens": 0,
+    "attn_only": False,
+    "config": None,
+}
+# Arguments of the training scripts that say nothing about the function that the module computes. The scripts save all
+# their arguments as `model_args`, more than the class takes.
+SCRIPT_ARGUMENTS = frozenset(
+    "seed out_dir backend device dtype compile eval_interval save_checkpoint_interval log_interval eval_iters dataset "
+    "batch_size learning_rate max_iters weight_decay beta1 beta2 grad_clip decay_type warmup_iters lr_decay_iters "
+    "min_lr gamma milestone att_shift v_leaky gradient_accumulation_steps".split()
+)
+SMOOTH_KERNELS = {
+    "softmax": "gaussian",
+    "epanechnikov": "epanechnikov",
+    "biweight": "biweight",
+    "triweight": "triweight",
+}
+VALUE_EXTRACTORS = {("lowrlinearconv", 2): "mixed", ("linearconv", 2): "convolution", ("linearconv", 1): "convolution"}
+
+
+def shared_settings(source: str, arguments: dict, allowed: dict[str, tuple]) -> dict:
+    """Fields of `MemoryMosaicConfig` that all four classes share; `allowed` are the values that we can express."""
+    for name, values in allowed.items():
+        if arguments[name] not in values:
+            raise refuse(source, name, " or ".join(map(repr, values)), arguments[name])
+    value = (arguments["v_fe_type"], arguments["v_kernel_size"])
+    if value not in VALUE_EXTRACTORS:
+        raise refuse(source, "(v_fe_type, v_kernel_size)", " or ".join(map(str, VALUE_EXTRACTORS)), value)
+    return {
+        "vocab_size": arguments["vocab_size"],
+        "hidden_size": arguments["n_embd"],
+        "num_layers": arguments["n_layer"],
+        "num_heads": arguments["n_head"],
+        "num_persistent_slots": 0 if arguments["attn_only"] else arguments["pmem_size"],
+        "num_persistent_banks": arguments["pmem_count"],
+        "value_extractor": VALUE_EXTRACTORS[value],
+        "bias": arguments["bias"],
+        "norm_position": "pre" if arguments["pre_ln"] else "post",
+        "residual_dropout": arguments["hd_dropout"],
+        "logit_scale": 1 / math.sqrt(arguments["n_embd"]),
+        "tie_word_embeddings": arguments["weight_tying"],
+        "initialization": "fan_in",
+    }
+
+
+def kernel_of_method(source: str, method: object) -> str | dict:
+    """Our kernel for the `method` argument of the sparse-kernel code."""
+    if method in SMOOTH_KERNELS:
+        return SMOOTH_KERNELS[method]
+    if method == "relumax":
+        return {"name": "relumax", "margin": 1.0}
+    if method == "norm_relu":
+        return "normalized_relu"
+    nearest = re.fullmatch(r"top(\d+)(?:_(softmax)|_?(uniform))", str(method))
+    if nearest is None or int(nearest[1]) < 1:
+        known = [*SMOOTH_KERNELS, "relumax", "norm_relu", "topK_softmax", "topK_uniform"]
+        raise refuse(source, "method", " or ".join(known), method)
+    return {"name": "knn", "base": "gaussian" if nearest[2] else "uniform", "k": int(nearest[1])}
+
+
+LARGEST_LOG_KEY_SCALE = 5.0  # the published clamp of 10 b
+
+
+class StackAssoMemImporter:
+    """From one published class to ours; subclasses say what is theirs. This one is the plain Memory Mosaics module."""
+
+    known = ARGUMENTS
+    key_projection = "k_featurizer.conv"
+    leak = "leaky_key_beta"
+    allowed = {"v_shift": (1,), "k_fe_type": ("linearconv",), "k_kernel_size": (1,)}
+
+    def __init__(self, source: str, state_dict: dict[str, Tensor], arguments: dict):
+        self.source = source
+        self.arguments = self.checked(arguments)
+        self.published = Published(source, state_dict)
+
+    def checked(self, arguments: dict) -> dict:
+        """The constructor's arguments, all of them; those of the training script alone are left out."""
+        if "method" in arguments and "method" not in self.known:
+            other = self.source.replace("memory-mosaics", "sparse-kernel-regression")
+            raise TesseraError(
+                f"{self.source}: argument 'method' must be left out; got {arguments['method']!r}. "
+                f"A checkpoint with a method is one of the source {other!r}."
+            )
+        own = {name: value for name, value in arguments.items() if name not in SCRIPT_ARGUMENTS}
+        return check_arguments(self.source, own, self.known)
+
+    def settings(self) -> dict:
+        """Fields of `MemoryMosaicConfig` in which this class differs from the paper's model."""
+        return {"weight_dropout": self.arguments["ic_dropout"]}
+
+    def contextual_scores(self, log_key_scale: Tensor) -> dict[str, Tensor]:
+        """Parameters of the contextual memories' bandwidth: the slope of the scores in the cosine is s^2."""
+        return {"log_inverse_bandwidth": 2 * log_key_scale}
+
+    def log_value_scale(self, log_scale: Tensor) -> Tensor:
+        """Log of the contextual values' scale, from 10 b."""
+        return log_scale
+
+    def log_output_scale(self, log_scale: Tensor) -> Tensor:
+        """Log of the persistent memories' scale, from 10 b."""
+        return log_scale
+
+    def projection_weight(self, weight: Tensor) -> Tensor:
+        """The key projection (hidden, hidden) of the published tensor."""
+        return weight[:, :, 0]
+
+    def leak_rate(self, memory: str) -> Tensor:
+        """The published scalar of the leak, (H,)."""
+        return self.published.take(f"{memory}.{self.leak}", self.arguments["n_head"])
+
+    def model(self) -> MemoryMosaicForCausalLM:
+        """Our model, in eval mode."""
+        config = self.configuration()
+        return filled(self.source, MemoryMosaicForCausalLM, config, self.parameters())
+
+    def configuration(self) -> MemoryMosaicConfig:
+        """Our configuration of the published constructor's arguments."""
+        return MemoryMosaicConfig(**shared_settings(self.source, self.arguments, self.allowed), **self.settings())
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Our parameters as a differentiable function of the published ones; each tensor must be met once."""
+        arguments, published = self.arguments, self.published
+        shape = (arguments["vocab_size"], arguments["n_embd"])
+        result = {"model.embed_tokens.weight": published.take("emb.weight", *shape)}
+        head = published.take("head.weight", *shape)
+        if not arguments["weight_tying"]:
+            result["lm_head.weight"] = head
+        self._affine(result, "ln_out", "model.norm")
+        for index in range(arguments["n_layer"]):
+            block, layer = f"blocks.{index}", f"model.layers.{index}"
+            self._affine(result, f"{block}.ln1", f"{layer}.contextual_norm")
+            self._contextual(result, f"{block}.attn", f"{layer}.contextual")
+            if not arguments["attn_only"]:
+                self._affine(result, f"{block}.ln2", f"{layer}.persistent_norm")
+                self._persistent(result, f"{block}.pmem", f"{layer}.persistent")
+        published.finish()
+        return result
+
+    def _contextual(self, result: dict, theirs: str, ours: str) -> None:
+        log_key_scale, log_scale = self._memory(result, theirs, ours)
+        for name, tensor in self.contextual_scores(log_key_scale).items():
+            result[f"{ours}.bandwidth.{name}"] = tensor
+        result[f"{ours}.output.log_scale"] = self.log_value_scale(log_scale)
+        self._values(result, f"{theirs}.v_featurizer", f"{ours}.value_extractor")
+
+    def _persistent(self, result: dict, theirs: str, ours: str) -> None:
+        log_key_scale, log_scale = self._memory(result, theirs, ours)
+        # The query carries the squared key scale, the slots none.
+        result[f"{ours}.bandwidth.log_inverse_bandwidth"] = 2 * log_key_scale
+        result[f"{ours}.output.log_scale"] = self.log_output_scale(log_scale)
+        for name, prefix in (("slot_keys", "M_k"), ("slot_values", "M_v")):
+            banks = range(self.arguments["pmem_count"])
+            result[f"{ours}.{name}"] = torch.cat(
+                [self.published.take(f"{theirs}.pmem.{prefix}{bank}") for bank in banks]
+            )
+
+    def _memory(self, result: dict, theirs: str, ours: str) -> tuple[Tensor, Tensor]:
+        """Keys and combining layer of either memory; returns log s = min(10 b, 5) and 10 b of its other scalar."""
+        take = self.published.take
+        weight = take(f"{theirs}.{self.key_projection}.weight")
+        result[f"{ours}.key_extractor.projection.weight"] = self.projection_weight(weight)
+        if self.arguments["bias"]:
+            result[f"{ours}.key_extractor.projection.bias"] = take(f"{theirs}.{self.key_projection}.bias")
+        result[f"{ours}.key_extractor.decay_rate"] = 10 * precise(self.leak_rate(theirs))
+        self._affine(result, f"{theirs}.c_proj", f"{ours}.output.projection")
+        log_key_scale = (10 * precise(take(f"{theirs}.kernel_beta"))).clamp(max=LARGEST_LOG_KEY_SCALE)
+        return log_key_scale, 10 * precise(take(f"{theirs}.value_beta"))
+
+    def _values(self, result: dict, theirs: str, ours: str) -> None:
+        if self.arguments["v_fe_type"] == "lowrlinearconv":
+            self._affine(result, f"{theirs}.linear", f"{ours}.projection")
+            result[f"{ours}.mix"] = self.published.take(f"{theirs}.coef", self.arguments["n_head"])
+            return
+        weight = self.published.take(f"{theirs}.conv.weight")
+        first = weight[:, :, 0]
+        # A width of one with a shift of one reads x_{T+1} alone.
+        result[f"{ours}.projection.weight"] = first if weight.shape[2] == 2 else torch.zeros_like(first)
+        result[f"{ours}.next_projection.weight"] = weight[:, :, -1]
+        if self.arguments["bias"]:
+            result[f"{ours}.projection.bias"] = self.published.take(f"{theirs}.conv.bias")
+
+    def _affine(self, result: dict, theirs: str, ours: str) -> None:
+        result[f"{ours}.weight"] = self.published.take(f"{theirs}.weight")
+        if self.arguments["bias"]:
+            result[f"{ours}.bias"] = self.published.take(f"{theirs}.bias")
 
 
 class SparseKernelImporter(StackAssoMemImporter):

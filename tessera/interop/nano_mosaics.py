@@ -4,8 +4,7 @@ import math
 
 from torch import Tensor
 
-from tessera.interop.layouts import REFERENCES
-from tessera.interop.published import Published, check_arguments, filled, precise
+from tessera.interop.published import REFERENCES, Published, check_arguments, filled, precise
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 
 SOURCE = "nano-mosaics"

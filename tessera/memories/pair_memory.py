@@ -116,6 +116,8 @@ class PairMemory(nn.Module):
             expect(False, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
         documents = continued_documents(x, state, documents)
         keys, carry = self.key_extractor(x, continued_carry(state, documents), documents)
+        if state is not None and state.pending_key.dtype != keys.dtype:
+            state = state.to(keys.dtype)  # of this model in another dtype, or under autocast
         now, next_ = self.value_extractor(x)
         pairs = completed_pairs(keys, now, next_, state, documents, self.norm_eps)
         positions = num_pairs = None

@@ -10,7 +10,7 @@ from torch import Tensor
 from tessera.base.errors import expect
 from tessera.base.precision import autocast
 from tessera.base.state import State
-from tessera.models.forking import state_tensors
+from tessera.models.forking import fitting, state_tensors
 from tessera.models.recurrence import SegmentedForCausalLM, read_stream
 from tessera.models.recurrence.stream import progress_bar
 from tessera.models.transformer import context_limit
@@ -44,6 +44,7 @@ def read_on(model: Any, ids: Tensor, state: Any, **options: Any) -> tuple[Tensor
         options = {"use_cache": True, ("memory_state" if is_memory else "past_key_values"): state, **options}
         output = model(input_ids=ids, **options)
         return output.logits, output.past_key_values
+    state = fitting(state, model.get_input_embeddings().weight)
     output = model(input_ids=ids, use_cache=True, **{name: state}, **options)
     has_state = output.get(name) is not None
     expect(has_state, "read_on", "the model", f"take and return a state ({name})", type(model).__name__)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tessera.base.state import State
+
 
 def fork(state: Any, rows: int | Tensor) -> Any:
     """`state` of one row for `rows` rows, or of those of its rows that `rows` lists: an earlier `past_key_values`.
@@ -19,6 +21,23 @@ def fork(state: Any, rows: int | Tensor) -> Any:
     copied = copy.deepcopy(state)  # a cache of transformers changes in place
     copied.reorder_cache(index)
     return copied
+
+
+def fitting(cache: Any, weight: Tensor) -> Any:
+    """A cache of transformers, or a copy in the dtype and on the device of `weight` where another model has made it.
+
+    Beside its own dtype a model keeps sums in float32, and under autocast it takes both. States cast themselves.
+    """
+    if cache is None or isinstance(cache, State):
+        return cache
+    tensors = list(state_tensors(cache))
+    kinds = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    is_known = not kinds or (weight.dtype in kinds and kinds <= {weight.dtype, torch.float32})
+    is_known = is_known or torch.is_autocast_enabled(weight.device.type)
+    if is_known and all(tensor.device == weight.device for tensor in tensors):
+        return cache
+    cast = (tensor.to(weight if tensor.is_floating_point() else weight.device) for tensor in tensors)
+    return copy.deepcopy(cache, {id(old): new for old, new in zip(tensors, cast)})
 
 
 def state_bytes(state: Any) -> int:

@@ -15,7 +15,7 @@ from tessera.base.state import State
 from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint, difference
 from tessera.models.forward_arguments import check_labels, checks_types, embedded, refuse_keywords
-from tessera.models.saving.code_beside_weights import SavesWithCode
+from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.sizes import num_parameters
 from tessera.models.strict_config import StrictConfig
 from tessera.ops.linear_cross_entropy import IGNORED
@@ -175,8 +175,8 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
             expect(mismatch is None, where, "past_key_values", "be a state of this model", mismatch, advice)
             held, rows = len(past.hidden), len(input_ids)
             expect(held == rows, where, "past_key_values", f"have {rows} rows, as the text", held)
-            parts = (past.hidden.to(self.norm.weight.dtype), past.cell.to(self.norm.weight.dtype))
-            start = tuple(part.transpose(0, 1).contiguous() for part in parts)
+            parts = (past.hidden, past.cell)
+            start = tuple(part.to(self.norm.weight).transpose(0, 1).contiguous() for part in parts)
         hidden_input = embedded(where, self.embed_tokens, input_ids)
         # A processor without products in bfloat16 has no such LSTM under autocast.
         with torch.autocast("cpu", enabled=False):

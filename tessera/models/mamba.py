@@ -26,7 +26,7 @@ class ScanMixer(MambaMixer):
         x, gate = self.in_proj(hidden_states).chunk(2, dim=-1)
         if goes_on:
             layer, steps = cache_params.layers[self.layer_idx], x.shape[1]
-            read = torch.cat([layer.conv_states[0], x.transpose(1, 2)], -1)
+            read = torch.cat([layer.conv_states[0].to(x), x.transpose(1, 2)], -1)
             layer.conv_states[0] = read[..., -self.conv_kernel_size :]
             kept = self.conv_kernel_size
             convolved = self.conv1d(read)[..., kept : kept + steps]
@@ -37,7 +37,7 @@ class ScanMixer(MambaMixer):
         low_rank_step, write, read = self.x_proj(x).split(sizes, dim=-1)
         inputs = x, softplus(self.dt_proj(low_rank_step)), -self.A_log.exp(), write, read
         if goes_on:
-            y, layer.recurrent_states[0] = _scan_behind(layer.recurrent_states[0], *inputs)
+            y, layer.recurrent_states[0] = _scan_behind(layer.recurrent_states[0].to(x.device), *inputs)
         else:
             y = selective_scan(*inputs)
         return self.out_proj((y + self.D * x) * self.act(gate))

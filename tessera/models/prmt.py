@@ -62,7 +62,7 @@ class ParallelHooks(LayerHooks):
 
     def before(self, index: int, hidden: Tensor) -> Tensor:
         """The ordinary tokens between the carried ones."""
-        carried = self.states[index].tokens
+        carried = self.states[index].tokens.to(hidden)
         ordinary = hidden[:, self.front : hidden.shape[1] - self.back]
         parts = [carried if self.front else None, ordinary, carried if self.back else None]
         return torch.cat([part for part in parts if part is not None], 1)

@@ -28,7 +28,7 @@ from tessera.models.forward_arguments import (
 from tessera.models.lazy_logits import LazyLogits, LazyOutput
 from tessera.models.prefix import Prefix
 from tessera.models.recall_recording import averaged_banks, recalling_memories, recorded_weights
-from tessera.models.saving.code_beside_weights import SavesWithCode
+from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.stack_state import StackState, last_document, read_documents
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
@@ -147,7 +147,7 @@ class StackModel(StackPreTrainedModel):
         wants_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         model = self._fingerprint.of(self, past is None) if use_cache or past is not None else None
         if past is not None:
-            past.expect_fits(where, model, hidden.shape[0])
+            past = past.fitting(where, model, hidden)
         wants_weights = self.config.output_attentions if output_attentions is None else output_attentions
         inputs, states, weights = self._run_layers(hidden, past, documents, bool(use_cache), wants_weights)
         hidden, state = inputs[-1], None

@@ -1,7 +1,7 @@
 """Where a stack of memories stands in a sequence: its state, and which document each new step belongs to."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -35,13 +35,18 @@ class StackState(State):
         del parts["model"]
         return parts
 
-    def expect_fits(self, where: str, model: str | None, rows: int) -> None:
-        """Raise `TesseraError` where it is known to be the state of another model, or has another number of rows."""
+    def fitting(self, where: str, model: str | None, hidden: Tensor) -> Self:
+        """This state, on the device of `hidden` (B, T, hidden). Layers cast what has another dtype than theirs.
+
+        Raises `TesseraError` where it is known to be the state of another model, or has another number of rows.
+        """
         other_model = difference(self.model, model)
         needed, got = "be a state of this model", f"one of {other_model}"
         expect(other_model is None, where, "past_key_values", needed, got, "Read the text again.")
-        held = next((leaf.shape[0] for leaf in tree_leaves(self.layers) if isinstance(leaf, Tensor)), rows)
-        expect(held == rows, where, "past_key_values", f"have {rows} rows, as the text", held)
+        held = next((leaf for leaf in tree_leaves(self.layers) if isinstance(leaf, Tensor)), hidden)
+        rows = hidden.shape[0]
+        expect(held.shape[0] == rows, where, "past_key_values", f"have {rows} rows, as the text", held.shape[0])
+        return self if held.device == hidden.device else self.to(hidden.device)
 
     def to_legacy_cache(self) -> list[tuple[Tensor, Tensor]]:
         """The stored (keys, values) of each layer (the name PEFT asks for), to begin a prefix or a Cartridge with."""

@@ -1,11 +1,13 @@
-"""What an experiment is: the runs of a budget, how one of them is done, and what is shown of all of them."""
+"""What an experiment is (runs of a budget, how one is done, what is shown of all), and every experiment by its name."""
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tessera.base.errors import TesseraError, did_you_mean, expect
+from tessera.base.registry import Registry
 
 BUDGETS = ("smoke", "cpu")
 # Those that Sparse Attention as Compact Kernel Regression compares, in the order of its tables: names in our tables.
@@ -136,3 +138,79 @@ def _checked(option: str, known: Sequence[str], names: Sequence[str] | None) -> 
         if name not in known:
             raise TesseraError(f"reproduce: unknown {option.removesuffix('s')} {name!r}. {did_you_mean(name, known)}")
     return tuple(dict.fromkeys(names))
+
+
+# What `tessera tasks` prints without importing any of them: that takes seconds.
+LIBRARY = {
+    "armt_language": About(
+        "ARMT on language: bits per byte of each segment",
+        "Associative Recurrent Memory Transformer, appendix on language modeling",
+    ),
+    "associative_retrieval": About(
+        "Associative retrieval: what a memory of fixed size recalls",
+        "Associative Recurrent Memory Transformer, section 3 and appendix A",
+    ),
+    "attention_profiles": About(
+        "Attention profiles: where one block looks",
+        "Memory Mosaics, appendix D, figures 14 to 16",
+    ),
+    "babilong": About(
+        "BABILong: facts hidden in long texts",
+        "Associative Recurrent Memory Transformer, section 4",
+    ),
+    "document_qa": About(
+        "Document questions: one of many documents holds the answer",
+        "Memory Mosaics at scale (v2), section 5.2, tables 3, 4, 6 and 7; RULER, Hsieh et al. 2024",
+    ),
+    "induction": About(
+        "Induction: one block of memories, and one or two of attention",
+        "Memory Mosaics, section 3; the task of Bietti et al. 2023",
+    ),
+    "language_modeling": About(
+        "Language models by depth and kernel",
+        "Memory Mosaics, section 7; Sparse Attention as Compact Kernel Regression, section 4.1",
+    ),
+    "length_generalization": About(
+        "Length generalisation: MQMTAR, sort, reverse",
+        "Sparse Attention as Compact Kernel Regression, section 4.3, tables 2, 6 and 7",
+    ),
+    "many_shot": About(
+        "Many-shot classification: new classes from examples in the context",
+        "Memory Mosaics at scale (v2), section 5.3, figures 3, 4, 10 and 11",
+    ),
+    "out_of_distribution": About(
+        "Loss by position on text of another kind",
+        "Memory Mosaics, section 7 and figure 8; Sparse Attention as Compact Kernel Regression, figure 5",
+    ),
+    "regbench": About(
+        "RegBench: in-context learning of regular languages",
+        "Sparse Attention as Compact Kernel Regression, table 1; Memory Mosaics, section 7 and table 3",
+    ),
+    "three_moons": About(
+        "Three moons",
+        "Memory Mosaics, section 5 and appendix A, figures 4, 5 and 10",
+    ),
+}
+
+
+class Catalogue(Registry[Experiment | None]):
+    """The library's experiments, imported from `tessera.papers.NAME.report` when they are asked for, and added ones."""
+
+    def __init__(self, library: Mapping[str, About]) -> None:
+        super().__init__("experiment")
+        self.library = library
+        self._entries = dict.fromkeys(library)  # None: not imported yet
+
+    def about(self) -> dict[str, About]:
+        """What each experiment is; imports none."""
+        return {name: entry.about if entry else self.library[name] for name, entry in self._entries.items()}
+
+    def __getitem__(self, name: str) -> Experiment:
+        if name in self and self._entries[name] is None:
+            self._entries[name] = importlib.import_module(f"tessera.papers.{name}.report").EXPERIMENT
+        entry = super().__getitem__(name)
+        assert entry is not None, "it is imported"
+        return entry
+
+
+EXPERIMENTS = Catalogue(LIBRARY)

@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tessera.base.dataclass_io import from_json, read_dataclass, to_json
 from tessera.recipes.recipe import read_recipe, recipe_to_dict
 from tessera.recipes.sections import Recipe
+from tessera.training.folder import RESULT
+from tessera.training.loop import Report, unreported
+from tessera.training.run import train
 
 _read = cache(read_recipe)  # one process makes the list of runs several times
 
@@ -15,6 +19,13 @@ _read = cache(read_recipe)  # one process makes the list of runs several times
 def recipe_mapping(name: str, overrides: Sequence[str]) -> dict[str, Any]:
     """A shipped recipe with `key=value` overrides, complete, as plain values."""
     return to_json(recipe_to_dict(_read(name, tuple(overrides))))
+
+
+def trained(recipe: Recipe, folder: Path, report: Report = unreported) -> Path:
+    """The folder of the recipe's run, trained unless it is; a training that was killed goes on."""
+    if not (folder / RESULT).is_file():
+        train(recipe, folder, resume=True, progress=False, report=report)
+    return folder
 
 
 class RecipeSettings:

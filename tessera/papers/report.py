@@ -7,8 +7,7 @@ from tempfile import TemporaryDirectory
 
 from tessera.base.errors import TesseraError
 from tessera.base.files import write_atomically, write_text_atomically
-from tessera.papers.catalogue import EXPERIMENTS
-from tessera.papers.experiment import Experiment, Record, RunSelection
+from tessera.papers.experiment import EXPERIMENTS, Experiment, Record, RunSelection
 from tessera.papers.results import ResultsFile
 from tessera.papers.tables import markdown
 

@@ -9,8 +9,7 @@ from tessera.base.dataclass_io import from_json, to_json
 from tessera.base.errors import TesseraError
 from tessera.base.files import expect_writable, write_text_atomically
 from tessera.base.locks import folder_held
-from tessera.papers.catalogue import EXPERIMENTS
-from tessera.papers.experiment import Record
+from tessera.papers.experiment import EXPERIMENTS, Record
 
 FORMAT = 1
 

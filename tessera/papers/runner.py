@@ -1,24 +1,219 @@
-"""Do the runs of an experiment that are not done yet, side by side, and show all of them."""
+"""Do the runs of an experiment that are not done yet, side by side, and show all of them.
 
+In this process or in processes of their own: checkpoints, time over all interruptions, progress, failures.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Self
 
 import torch
+from tqdm import tqdm
 
+from tessera.base import plugins
+from tessera.base.bar_lines import bar_stream
+from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, expect
-from tessera.base.files import remove, writing
+from tessera.base.files import remove, write_text_atomically, writing
 from tessera.base.locks import held
-from tessera.evaluation.provenance import num_cores
-from tessera.papers.catalogue import EXPERIMENTS
-from tessera.papers.experiment import Record, Run, RunSelection
-from tessera.papers.jobs import Job, do_side_by_side
-from tessera.papers.progress import Bar
+from tessera.evaluation.provenance import num_cores, provenance
+from tessera.papers.experiment import EXPERIMENTS, Record, Run, RunContext, RunSelection
 from tessera.papers.report import write_report
 from tessera.papers.results import ResultsFile
+
+PROGRESS = "progress.json"
+LINE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Of one run: `share` of it done, a `note`, and the `seconds` it took so far, earlier attempts included."""
+
+    share: float = 0.0
+    note: str = ""
+    seconds: float = 0.0
+
+    def write(self, folder: Path) -> None:
+        """Leave it in the run's folder."""
+        with contextlib.suppress(PermissionError):  # Windows, while the parent reads it: the next one comes in a second
+            write_text_atomically(folder / PROGRESS, json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """What the run left there last; nothing if it left nothing."""
+        try:
+            return cls(**json.loads((folder / PROGRESS).read_text()))
+        except (OSError, ValueError, TypeError, RecursionError):
+            return cls()
+
+
+class Bar:
+    """One bar over the `runs` of a command, in units of their cost; it gives the time left for the `pending` ones.
+
+    On a terminal it moves; into a file it is a line a minute.
+    """
+
+    def __init__(self, runs: Sequence[Run], pending: Sequence[Run]) -> None:
+        self.total = sum(run.cost for run in runs)
+        self.done = self.total - sum(run.cost for run in pending)
+        form, stream = "{desc} {percentage:3.0f}%|{bar:20}| {elapsed}<{remaining} {postfix}", bar_stream(LINE_SECONDS)
+        self.bar = tqdm(total=self.total, initial=self.done, bar_format=form, leave=False, file=stream)
+
+    def show(self, under_way: Sequence[tuple[Run, float, str]]) -> None:
+        """Runs under way, each with its share done and a note."""
+        notes = "; ".join(f"{run.key}: {note}" for run, _, note in under_way if note)
+        self.bar.set_postfix_str(notes[:100], refresh=False)
+        now = self.done + sum(run.cost * min(1.0, share) for run, share, _ in under_way)
+        # A bar never goes back, even when a run is begun anew.
+        self.bar.update(max(0.0, now - self.bar.n))
+        self.bar.refresh()
+
+    def finished(self, run: Run, seconds: float) -> None:
+        """One run more is done, in so many seconds."""
+        self.done += run.cost
+        self.bar.write(f"{run.key}: done in {seconds:.0f} s", file=sys.stderr)
+        self.show([])
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self.bar.close()
+
+
+# A fork would copy PyTorch's threads in whatever state they are.
+SPAWN = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The runs of one experiment and budget, under `home`. It and all it takes and returns can be pickled.
+
+    Attributes:
+        imports: files and modules of plugins, which each process imports before its first run.
+    """
+
+    experiment: str
+    home: Path
+    imports: tuple[str, ...] = ()
+
+    def folder(self, run: Run) -> Path:
+        """Where a run keeps its checkpoints: a folder of its own for each configuration and version."""
+        made = {"version": EXPERIMENTS[self.experiment].version, "configuration": to_json(run.configuration)}
+        digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:10]
+        return self.home / f"{re.sub('[^A-Za-z0-9.=-]+', '_', run.key)}-{digest}"
+
+    def do(self, run: Run, threads: int | None = None, show: Callable[[float, str], None] | None = None) -> Record:
+        """Train and evaluate in this process; `show(share, note)` is called as it goes on."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        torch.manual_seed(run.configuration.seed)  # whatever this process did before
+        folder = self.folder(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        before, began = Progress.read(folder).seconds, time.perf_counter()
+        last = -math.inf
+
+        def report(share: float, note: str) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            if now - last >= 1.0:
+                last = now
+                Progress(min(1.0, share), note, before + now - began).write(folder)
+                if show is not None:
+                    show(share, note)
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        outcome = EXPERIMENTS[self.experiment].execute(run, RunContext(folder, report, device))
+        seconds = before + time.perf_counter() - began
+        made_with = provenance(seed=run.configuration.seed, wall_seconds=seconds)
+        return Record(run.configuration, to_json(outcome), made_with)
+
+
+def do_side_by_side(
+    job: Job,
+    pending: Sequence[Run],
+    workers: int,
+    threads: int,
+    finish: Callable[[Run, Record], None],
+    show: Callable[[list[tuple[Run, float, str]]], None],
+) -> None:
+    """Do all `pending` runs, `workers` at a time with `threads` each.
+
+    `finish(run, record)` is called for each that is done, `show` every second with (run, share, note) of those that
+    are under way. When one fails, those that are done are finished first, and the others are stopped. Raises the
+    `TesseraError` of the first run that failed or was killed, other exceptions as a RuntimeError with their traceback.
+    """
+    ended, alive = SPAWN.Pipe(duplex=False)
+    # One process each, so that it is known at which run a killed one was.
+    idle = [ProcessPoolExecutor(1, SPAWN, _prepare, (ended, job.imports)) for _ in range(min(workers, len(pending)))]
+    pools, waiting = list(idle), list(reversed(pending))
+    busy: dict[Future[Record], tuple[ProcessPoolExecutor, Run]] = {}
+    try:
+        while waiting or busy:
+            while waiting and idle:
+                pool, run = idle.pop(), waiting.pop()
+                busy[pool.submit(job.do, run, threads)] = (pool, run)
+            done = {future: busy.pop(future) for future in wait(busy, 1.0, FIRST_COMPLETED).done}
+            for future, (pool, run) in done.items():
+                idle.append(pool)
+                if future.exception() is None:
+                    finish(run, future.result())
+            for future, (_, run) in done.items():
+                if (error := future.exception()) is not None:
+                    raise _told(job, run, error) from None
+            under_way = [(run, Progress.read(job.folder(run))) for _, run in busy.values()]
+            show([(run, progress.share, progress.note) for run, progress in under_way])
+    except BaseException:
+        alive.close()  # no process waits for the end of its run: it has its checkpoints
+        raise
+    finally:
+        for pool in pools:
+            pool.shutdown(cancel_futures=True)
+        alive.close()
+
+
+def _told(job: Job, run: Run, error: BaseException) -> Exception:
+    """What is said of a run that failed."""
+    if isinstance(error, BrokenProcessPool) or not isinstance(error, Exception):  # killed, or stopped by SIGTERM
+        return TesseraError(
+            f"reproduce {job.experiment}: a worker process must not end early; that of {run.key} was killed (out "
+            "of memory?). The same command goes on from the checkpoints; --workers 1 needs the least memory."
+        )
+    # The cause is the traceback in the other process.
+    return error if isinstance(error, TesseraError) else RuntimeError(f"{run.key}:\n{error.__cause__}")
+
+
+def _prepare(ended: Connection, imports: Sequence[str]) -> None:
+    """In a new process: it leaves Ctrl-C to the parent, and ends when the other side of `ended` is closed.
+
+    That is so when the parent dies, too: alone, a process would write over the checkpoints of the next call.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        ended.poll(None)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    for name in imports:  # what a run is made of must be known before it is received
+        plugins.import_file(name)
+
 
 LOCK = "run.lock"
 DRAWN_EVERY = 10.0  # seconds, at most: some runs are quicker than the figure

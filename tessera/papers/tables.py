@@ -111,11 +111,6 @@ def markdown(headings: Iterable[object], rows: Iterable[Iterable[object]]) -> st
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
-def table_of(rows: Iterable[Row], columns: Mapping[str, Callable[[Row], object]]) -> str:
-    """A Markdown table of `columns`, heading -> cell of a row."""
-    return markdown(columns, ([cell(row) for cell in columns.values()] for row in rows))
-
-
 def curves_table(
     headings: Sequence[object],
     curves: Sequence[Curve],
@@ -131,18 +126,6 @@ def curves_table(
     return markdown([*headings, *map(length.format, lengths)], rows)
 
 
-def grid_table(
-    headings: Sequence[object],
-    rows: Mapping[Row, Sequence[object]],
-    columns: Iterable[tuple[str, Column]],
-    cell: Callable[[Row, Column], object],
-) -> str:
-    """A Markdown table of a `cell` for each row and column; `rows` say what stands first, under `headings`."""
-    columns = list(columns)
-    lines = [[*first, *(cell(row, column) for _, column in columns)] for row, first in rows.items()]
-    return markdown([*headings, *(name for name, _ in columns)], lines)
-
-
 def stages_table(
     records: Mapping[str, Record], cells: Mapping[str, Callable[[Any], str]], minutes: str = "minutes"
 ) -> str:
@@ -156,11 +139,10 @@ def stages_table(
     return markdown(["run", "parameters", *cells, minutes], rows)
 
 
-def settings_table(ours: Mapping[str, Any], published: Mapping[str, Any]) -> str:
-    """Each setting of `ours` beside the paper's (`-` where it says nothing)."""
-    return table_of(
-        ours, {"setting": str, "here": lambda name: _cell(ours[name]), "paper": lambda name: _cell(published.get(name))}
-    )
+def settings_table(rows: Mapping[str, tuple[Any, Any]]) -> str:
+    """What each setting is here, beside the paper's (`-` where one of them says nothing)."""
+    cells = [[heading, _cell(ours), _cell(paper)] for heading, (ours, paper) in rows.items()]
+    return markdown(["setting", "here", "paper"], cells)
 
 
 def settings_of(records: Iterable[Record], rows: SettingsRows) -> str:
@@ -170,10 +152,11 @@ def settings_of(records: Iterable[Record], rows: SettingsRows) -> str:
     the records. Empty without records.
     """
     known = list(records)
-    ours = {}
-    for heading, (here, _) in rows.items():
-        ours[heading] = here(known) if callable(here) else spread(_found(known, here.split(".")))
-    return settings_table(ours, {heading: paper for heading, (_, paper) in rows.items()}) if known else ""
+
+    def ours(here: str | Callable[[list[Record]], Any]) -> Any:
+        return here(known) if callable(here) else spread(_found(known, here.split(".")))
+
+    return settings_table({heading: (ours(here), paper) for heading, (here, paper) in rows.items()}) if known else ""
 
 
 def num_seeds(records: Iterable[Record]) -> int:

@@ -52,13 +52,19 @@ def train_stages(
     stages: Sequence[TaskStage],
     context: RunContext,
     test: Callable[[str], dict[str, Any]] = lambda name: {},
+    validate: Callable[[], float] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Train `model` in place, stage by stage; returns by name what `fit` says of each and what `test(name)` adds."""
-    outcomes, costs = {}, [stage.fit.steps * stage.batch_size for stage in stages]
-    for number, stage in enumerate(stages):
-        report = partial(_report_part, context, sum(costs[:number]) / sum(costs), costs[number] / sum(costs))
-        outcome = fit(model, partial(_loss, model, stage), stage.fit, context.folder, report=report, name=stage.name)
+    outcomes, done, total = {}, 0, sum(stage.fit.steps * stage.batch_size for stage in stages)
+    for stage in stages:
+
+        def report(share: float, note: str, stage: TaskStage = stage, done: int = done) -> None:
+            context.report((done + share * stage.fit.steps * stage.batch_size) / total, note)
+
+        options: dict[str, Any] = {"report": report, "validate": validate, "name": stage.name}
+        outcome = fit(model, partial(_loss, model, stage), stage.fit, context.folder, **options)
         outcomes[stage.name] = outcome.outcome() | test(stage.name)
+        done += stage.fit.steps * stage.batch_size
     return outcomes
 
 
@@ -94,7 +100,3 @@ def held_out_scores(model: nn.Module, task: Task, count: int, width: int, device
 def _loss(model: PreTrainedModel, stage: TaskStage, step: int) -> torch.Tensor:
     examples = stage.tasks[step % len(stage.tasks)].sample(stage.batch_size, stage.first_seed + step)
     return model(input_ids=examples.tokens.to(model.device), labels=examples.labels.to(model.device)).loss
-
-
-def _report_part(context: RunContext, before: float, share_of_stage: float, share: float, note: str) -> None:
-    context.report(before + share_of_stage * share, note)

@@ -15,8 +15,9 @@ score exceeds that threshold, solve again. The answer is that of all pairs, and 
 
 from tessera.base.arguments import explain_all
 from tessera.recall.index import PairIndex, build
+from tessera.recall.index_file import open, save
 from tessera.recall.search import Certificate, Recall, Support
 
-__all__ = ["Certificate", "PairIndex", "Recall", "Support", "build"]
+__all__ = ["Certificate", "PairIndex", "Recall", "Support", "build", "open", "save"]
 
 explain_all(globals(), __all__)

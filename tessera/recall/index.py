@@ -108,16 +108,21 @@ class PairIndex:
 
         A pair that comes alone is filed anew at most log2(BLOCK / SMALLEST_BLOCK) + 1 times.
         """
-        blocks, filed = self.blocks, 0
+        blocks, filed, full = self.blocks, 0, []
         for size in _block_sizes(len(self)):
             if filed + size <= self.filed and filed + size in _borders(blocks):
                 filed += size  # as it was
                 continue
             blocks = _cut(blocks, filed)
             made = Leaves.of(self.pairs.keys[0, :, filed : filed + size], filed)
-            if size == BLOCK and blocks:
-                made, blocks = blocks[0].joined(made), ()
-            blocks, filed = (*blocks, made), filed + size
+            if size == BLOCK:
+                full.append(made)
+            else:
+                blocks = (*blocks, made)
+            filed += size
+        if full:  # those of BLOCK pairs are one, and come first
+            num_full = int(self.filed >= BLOCK)
+            blocks = (Leaves.joined([*blocks[:num_full], *full]), *blocks[num_full:])
         return replace(self, blocks=blocks, filed=filed)
 
 

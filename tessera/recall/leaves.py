@@ -1,16 +1,22 @@
 """Leaves: small groups of near keys, and for each a bound on the similarity of a query to any key in it.
 
-A block of consecutive keys is halved again and again at the median of the principal coordinate that varies most, down
-to leaves of `LEAF` keys. With the `COORDINATES` first principal directions R of its block and the rest k_rest of a key,
+A block of consecutive keys is halved again and again at the median of the coordinate that varies most, down to leaves
+of `LEAF` keys. The coordinates of a vector x are those in the `COORDINATES` first principal directions R of its block,
+and the length of what is left:
 
-    q . k = sum_d (Rq)_d (Rk)_d + q_rest . k_rest
-         <= sum_d max((Rq)_d low_d, (Rq)_d high_d) + q . centre + |q_rest| radius,
+    c(x) = (Rx, |x - R'Rx|),    |c(q) - c(k)| <= |q - k|.
 
-where low and high are the leaf's extreme coordinates, centre is the mean of its k_rest and radius the largest distance
-from it. The bound is one product of a query's `features` with the leaf's `bounds`.
+So with the lowest and highest coordinates of a leaf's keys k, and the longest of them,
+
+    q . k = (|q|^2 + |k|^2 - |q - k|^2) / 2
+         <= (|q|^2 + longest^2 - sum_d max(low_d - c_d(q), c_d(q) - high_d, 0)^2) / 2.
+
+It holds for q of any length: a query is made as long as the longest of all keys, and the bound is scaled back. Between
+keys of one length, as memories store them, the first line is their distance and nothing else.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Self
 
 import torch
@@ -19,24 +25,28 @@ from torch import Tensor
 from tessera.base.shapes import Float, Int
 
 LEAF = 128
-BLOCK = 65_536
-COORDINATES = 16
+BLOCK = 262_144
+COORDINATES = 8
+NUMBERS_AT_ONCE = 1 << 21  # of boxes that are compared with queries
+ROUNDING = 24  # of a bound, in K eps |q| |k|: products, their squares, and directions that are nearly orthonormal
 
 
 @dataclass(frozen=True)
 class Leaves:
-    """C leaves of S keys in G blocks, for every head; `C = G * BLOCK / S`.
+    """C leaves of S keys in G blocks, for every head; `C = G * BLOCK / S`, c = C / G.
 
     Attributes:
         keys: (H, C, S, K). places: (H, C, S), where each key stands in the store; those of a leaf ascend.
-        directions: (H, G, K, D), orthonormal columns. bounds: (H, G, 2 D + K + 1, C / G), see the module.
-        size: of keys, the largest norm per head (H,).
+        directions: (H, G, K, D), orthonormal columns. low, high: (H, G, D + 1, c). longest: (H, G, c), the largest
+            squared norm, or infinity where keys are not finite. size: of keys, the largest norm per head (H,).
     """
 
     keys: Float[Tensor, "H C S K"]
     places: Int[Tensor, "H C S"]
     directions: Float[Tensor, "H G K D"]
-    bounds: Float[Tensor, "H G F c"]
+    low: Float[Tensor, "H G coordinates c"]
+    high: Float[Tensor, "H G coordinates c"]
+    longest: Float[Tensor, "H G c"]
     size: Float[Tensor, " H"]
 
     def __len__(self) -> int:
@@ -50,46 +60,50 @@ class Leaves:
         precise = keys.to(working_dtype(keys)).masked_fill(~finite, 0)  # a leaf with others has no bound
         centred = precise - precise.mean(1, keepdim=True)
         directions = torch.linalg.eigh(centred.mT @ centred)[1].flip(-1)[..., : min(COORDINATES, width)]
-        coordinates = precise @ directions
+        coordinates = _coordinates(precise, directions)
         order = _order(coordinates)
-        leaf_keys = _take(keys, order).view(heads, -1, LEAF, width)
-        inside = _take(coordinates, order).view(heads, -1, LEAF, directions.shape[-1])
-        rest = _take(precise, order).view(leaf_keys.shape) - inside @ directions.unsqueeze(1).mT
-        centre = rest.mean(2)
-        bounded = _take(finite, order).view(heads, -1, LEAF).all(2)
-        radius = (rest - centre.unsqueeze(2)).norm(dim=-1).amax(2).masked_fill(~bounded, torch.inf)
-        bounds = torch.cat([inside.amax(2), inside.amin(2), centre, radius.unsqueeze(-1)], dim=-1)
-        places = (order + first).view(heads, -1, LEAF)
-        size = precise.norm(dim=-1).amax(1)
-        return cls(leaf_keys, places, directions.unsqueeze(1), bounds.mT.unsqueeze(1).contiguous(), size)
-
-    def of_head(self, head: int) -> Self:
-        """The leaves of one head."""
-        own = slice(head, head + 1)
-        return type(self)(self.keys[own], self.places[own], self.directions[own], self.bounds[own], self.size[own])
-
-    def joined(self, later: Self) -> Self:
-        """These leaves and later ones."""
-        return type(self)(
-            torch.cat([self.keys, later.keys], 1),
-            torch.cat([self.places, later.places], 1),
-            torch.cat([self.directions, later.directions], 1),
-            torch.cat([self.bounds, later.bounds], 1),
-            torch.maximum(self.size, later.size),
+        of_leaf = _take(coordinates, order).view(heads, -1, LEAF, coordinates.shape[-1])
+        lengths = precise.norm(dim=-1, keepdim=True)
+        longest = _take(lengths.square().masked_fill(~finite, torch.inf), order).view(heads, -1, LEAF).amax(2)
+        return cls(
+            _take(keys, order).view(heads, -1, LEAF, width),
+            (order + first).view(heads, -1, LEAF),
+            directions.unsqueeze(1),
+            of_leaf.amin(2).mT.unsqueeze(1).contiguous(),
+            of_leaf.amax(2).mT.unsqueeze(1).contiguous(),
+            longest.unsqueeze(1),
+            lengths.amax((1, 2)),
         )
+
+    @classmethod
+    def joined(cls, several: Sequence[Self]) -> Self:
+        """All of them, one behind the other."""
+        parts = [[getattr(leaves, field.name) for leaves in several] for field in fields(cls)]
+        return cls(*(torch.cat(of_all, 1) for of_all in parts[:-1]), torch.stack(parts[-1]).amax(0))
 
     def largest_similarities(self, queries: Float[Tensor, "H Q K"]) -> Float[Tensor, "H Q C"]:
         """No key of a leaf is more similar to the query than this, however the two were rounded."""
-        inside = queries.unsqueeze(1) @ self.directions  # (H, G, Q, D)
-        rest = queries.unsqueeze(1) - inside @ self.directions.mT
-        repeated = queries.unsqueeze(1).expand(-1, inside.shape[1], -1, -1)
-        features = torch.cat(
-            [inside.clamp(min=0), inside.clamp(max=0), repeated, rest.norm(dim=-1, keepdim=True)], dim=-1
-        )
-        largest = (features @ self.bounds).permute(0, 2, 1, 3).flatten(2)
-        epsilon = torch.finfo(queries.dtype).eps
-        rounding = 8 * queries.shape[-1] * epsilon * queries.norm(dim=-1) * self.size.unsqueeze(-1)
-        return largest + rounding.unsqueeze(-1)
+        lengths, size = queries.norm(dim=-1, keepdim=True), self.size.view(-1, 1, 1)
+        epsilon, tiny = torch.finfo(queries.dtype).eps, torch.finfo(queries.dtype).tiny
+        asked = (queries / lengths.clamp(min=tiny) * size).unsqueeze(1)  # (H, 1, Q, K)
+        coordinates = _coordinates(asked, self.directions)
+        together = max(1, NUMBERS_AT_ONCE // self.low.numel())
+        parts = [self._distances(part.unsqueeze(-1)) for part in coordinates.split(together, dim=2)]
+        largest = (size.unsqueeze(1).square() + self.longest.unsqueeze(2) - torch.cat(parts, 2)) / 2
+        rounding = ROUNDING * queries.shape[-1] * epsilon * lengths * size
+        return largest.permute(0, 2, 1, 3).flatten(2) * (lengths / size.clamp(min=tiny)) + rounding
+
+    def _distances(self, coordinates: Float[Tensor, "H G Q d 1"]) -> Float[Tensor, "H G Q c"]:
+        """The squared distances of queries from the boxes of the leaves."""
+        nearest = torch.clamp(coordinates, self.low.unsqueeze(2), self.high.unsqueeze(2))
+        return nearest.sub_(coordinates).square_().sum(3)
+
+
+def _coordinates(vectors: Float[Tensor, "*B N K"], directions: Float[Tensor, "*B K D"]) -> Float[Tensor, "*B N d"]:
+    """See the module; d is D + 1."""
+    inside = vectors @ directions
+    rest = vectors - inside @ directions.mT  # a difference of squares would have half the digits
+    return torch.cat([inside, rest.norm(dim=-1, keepdim=True)], dim=-1)
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
@@ -113,4 +127,7 @@ def _order(coordinates: Float[Tensor, "H N D"]) -> Int[Tensor, "H N"]:
 
 
 def _take(rows: Tensor, order: Int[Tensor, "H N"]) -> Tensor:
-    return rows.gather(1, order.unsqueeze(-1).expand(-1, -1, rows.shape[-1]))
+    """The rows of each head in another order; whole rows are copied, which `gather` does number by number."""
+    heads, count, width = rows.shape
+    of_head = torch.arange(0, heads * count, count, device=order.device).unsqueeze(1)
+    return rows.flatten(0, 1).index_select(0, (order + of_head).flatten()).view(heads, count, width)

@@ -14,7 +14,9 @@ from tessera.recall.leaves import LEAF, Leaves
 from tessera.recall.pair_store import PairStore
 
 FIRST_LEAVES = 8  # read for each query before its first threshold is known
+LEAVES_AT_ONCE = 64  # copied and scored while they are in the cache
 GROWTH = 4  # each further round reads up to this many times as many
+TELLING_LEAVES = 128  # once so many are read for a query, its threshold rises little, and tells what else is needed
 SCAN_SHARE = 0.5  # of the pairs: where more would be read, all are scanned, which reads them in order
 SCORES_AT_ONCE = 1 << 27  # of a scan: bounds the queries that are answered together
 
@@ -177,6 +179,7 @@ class _Reader:
         self.kernel, self.tolerance = kernel, tolerance
         self.documents = None if pairs.documents is None else pairs.documents[0]
         self.blocks, self.filed, self.kept, self.length = blocks, filed, kept, pairs.length
+        self.ends = torch.tensor([leaves.places.shape[1] for leaves in blocks]).cumsum(0)  # of the leaves of each block
         self.heads, self.count, _ = queries.vectors.shape
         self.num_rows = self.heads * self.count
         self.slopes, self.intercepts = queries.slopes.flatten(), queries.intercepts.flatten()
@@ -199,15 +202,15 @@ class _Reader:
         most = FIRST_LEAVES
         while bool(needed.any()):
             is_read |= needed
-            num_read = LEAF * int(is_read.sum()) + self.num_rows * (self.length - self.filed)
-            if num_read > SCAN_SHARE * self.length * self.num_rows:
-                is_read[:] = True
-                candidates = self._read_places(0)
-                break
             candidates = candidates.joined(self._read_leaves(needed, floor))
             floor = self._floor(candidates.scores, is_read)
             candidates = candidates.above(floor)
             needed = (bounds > floor.unsqueeze(1)) & ~is_read
+            num_read = LEAF * int((is_read | needed).sum()) + self.num_rows * (self.length - self.filed)
+            if most >= TELLING_LEAVES and num_read > SCAN_SHARE * self.length * self.num_rows:
+                is_read[:] = True
+                candidates = self._read_places(0)
+                break
             most *= GROWTH
             if needed.shape[1] > most:  # the threshold may rise: the most promising first
                 needed = _largest(bounds.masked_fill(~needed, -torch.inf), most)
@@ -292,34 +295,45 @@ class _Reader:
 
     def _read_leaves(self, needed: Tensor, floor: Tensor) -> _Candidates:
         """The pairs of the leaves that are `needed` (R, leaves) and score above `floor` (R,)."""
-        parts, first = [], 0
-        for leaves in self.blocks:
-            num_leaves = leaves.places.shape[1]
-            within = needed[:, first : first + num_leaves].view(self.heads, self.count, num_leaves)
-            first += num_leaves
-            for chosen, asking in _grouped(within):
-                parts.append(self._scores(leaves, chosen, asking, floor))
-        rows, scores, places = (torch.cat(tensors) for tensors in zip(*parts))
-        order = rows.argsort(stable=True)
-        return _Candidates.of(rows[order], scores[order], places[order], self.num_rows)
-
-    def _scores(self, leaves: Leaves, chosen: Tensor, asking: Tensor, floor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, scores and places of what scores above the floor in the chosen leaves (c,), asked by rows (c, n)."""
-        vectors = self.queries.vectors.flatten(0, 1)
-        keys = leaves.keys.flatten(0, 1).index_select(0, chosen).to(vectors.dtype)
-        similarities = vectors[asking.clamp(min=0)] @ keys.mT  # (c, n, S)
         # A margin for rounding: what is above the floor is found in one pass, and looked at exactly afterwards.
         lowest = (floor - self.intercepts) / self.slopes
         epsilon = 8 * torch.finfo(lowest.dtype).eps
         lowest = lowest - epsilon * (lowest.abs() + (self.intercepts / self.slopes).abs())
-        lowest = lowest[asking.clamp(min=0)]
-        is_above = ~(similarities <= lowest.unsqueeze(-1)) & (asking >= 0).unsqueeze(-1)
+        found = [
+            self._scores(*self._contents(*together), lowest)
+            for group in _grouped(needed.view(self.heads, self.count, -1))
+            for together in zip(*(part.split(LEAVES_AT_ONCE) for part in group))
+        ]
+        rows, scores, places = (torch.cat(tensors) for tensors in zip(*found))
+        order = rows.argsort(stable=True)
+        return _Candidates.of(rows[order], scores[order], places[order], self.num_rows)
+
+    def _contents(self, chosen: Tensor, asking: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys (c, S, K) and places (c, S) of the flat leaves `chosen` (c,), and who asks (c, n), block by block."""
+        head, leaf = chosen // int(self.ends[-1]), chosen % int(self.ends[-1])
+        owner = torch.bucketize(leaf, self.ends, right=True)
+        keys, places, order = [], [], []
+        for block in owner.unique().tolist():
+            leaves, of_block = self.blocks[block], (owner == block).nonzero().squeeze(1)
+            last = int(self.ends[block])
+            num_leaves = leaves.places.shape[1]
+            flat = head[of_block] * num_leaves + leaf[of_block] - (last - num_leaves)
+            keys.append(leaves.keys.flatten(0, 1).index_select(0, flat))
+            places.append(leaves.places.flatten(0, 1).index_select(0, flat))
+            order.append(of_block)
+        return torch.cat(keys), torch.cat(places), asking[torch.cat(order)]
+
+    def _scores(self, keys: Tensor, places: Tensor, asking: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, scores, places of what is more similar than `lowest` (R,) among keys (c, S, K) of rows (c, n)."""
+        vectors, known = self.queries.vectors.flatten(0, 1), asking.clamp(min=0)
+        similarities = vectors[known] @ keys.to(vectors.dtype).mT  # (c, n, S)
+        is_above = ~(similarities <= lowest[known].unsqueeze(-1)) & (asking >= 0).unsqueeze(-1)
         leaf, column, inside = is_above.nonzero(as_tuple=True)
-        rows, places = asking[leaf, column], leaves.places.flatten(0, 1)[chosen[leaf], inside]
+        rows, of_pairs = asking[leaf, column], places[leaf, inside]
         scores = similarities[leaf, column, inside] * self.slopes[rows] + self.intercepts[rows]
         if not self.all_visible:
-            scores = scores.masked_fill(~self._visible(self.of_query[rows], places), -torch.inf)
-        return rows, scores, places
+            scores = scores.masked_fill(~self._visible(self.of_query[rows], of_pairs), -torch.inf)
+        return rows, scores, of_pairs
 
     def _visible(self, asking: Tensor, places: Tensor) -> Tensor:
         """Whether the queries `asking` see the places, broadcast."""

@@ -220,6 +220,11 @@ class TrainingSection:
         return problems + self._curriculum_problems()
 
     @property
+    def validation_in_steps(self) -> float:
+        """How many steps take as long as a validation: forward passes are a third of the arithmetic."""
+        return self.evaluate_sequences / self.batch_size / 3
+
+    @property
     def curriculum_steps(self) -> int:
         """The most that all stages take together."""
         return sum(stage.steps for stage in self.curriculum)
@@ -287,3 +292,10 @@ def _is_unicode(text: str) -> bool:
         return True
     except UnicodeEncodeError:
         return False
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """Stages in their order, as experiments store them."""
+
+    stages: tuple[Stage, ...]

@@ -7,14 +7,12 @@ from typing import Any
 
 from tessera.base.checkpoints import checkpoints
 from tessera.base.errors import TesseraError, expect
-from tessera.evaluation.figures import training_curves
+from tessera.evaluation.report import training_curves
 from tessera.models.saving.loading import load_config
 from tessera.models.sizes import count_parameters
 from tessera.tools.sweep import run_names
-from tessera.training.folder import is_run
-from tessera.training.metrics import MetricsFile, median_speed
-from tessera.training.overwrite import METRICS
-from tessera.training.saved_recipe import saved_steps
+from tessera.training.folder import METRICS, is_run, saved_steps
+from tessera.training.run_log import MetricsFile, median_speed
 
 COLUMNS = ("parameters", "steps", "tokens", "last loss", "best loss", "bits/byte", "tokens/s")
 

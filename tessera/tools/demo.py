@@ -9,16 +9,15 @@ import torch
 from tessera.base.errors import expect
 from tessera.base.files import write_text_atomically, writing
 from tessera.base.locks import held
-from tessera.evaluation.figures import training_curves
 from tessera.evaluation.provenance import provenance
+from tessera.evaluation.report import training_curves
 from tessera.generation.sampling import Sampling, continuation
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.transformer import context_limit
 from tessera.recipes.recipe import read_recipe
 from tessera.training.folder import delete_run
-from tessera.training.metrics import MetricsFile, RunSummary
 from tessera.training.run import train
-from tessera.training.time_estimate import evaluation_in_steps
+from tessera.training.run_log import MetricsFile, RunSummary
 
 RECIPES = {"Memory Mosaic": "demo-mosaic", "transformer, RoPE": "demo-transformer"}
 TRIAL_STEPS, EVALUATIONS = 4, 10
@@ -58,7 +57,7 @@ def affordable_steps(demo: Demo) -> int | None:
     """None when the recipes' steps fit into the time; else how many do, measured on a few steps of each model."""
     section = read_recipe(next(iter(RECIPES.values())), demo.overrides).training
     seconds = sum(seconds_per_step(recipe, demo) for recipe in RECIPES.values())
-    evaluating = EVALUATIONS * evaluation_in_steps(section.evaluate_sequences, section.batch_size)
+    evaluating = EVALUATIONS * section.validation_in_steps
     steps, affordable = section.steps, int(60 * demo.minutes / seconds - evaluating)
     if affordable >= steps:
         return None

@@ -14,11 +14,9 @@ from tessera.base.files import write_text_atomically, writing
 from tessera.evaluation.report import short_names
 from tessera.recipes.recipe import read_recipe
 from tessera.recipes.sections import Recipe
-from tessera.training.folder import is_run
+from tessera.training.folder import RECIPE, RESULT, equals_saved, is_run
 from tessera.training.loop import NotFinite
-from tessera.training.overwrite import RESULT
 from tessera.training.run import train
-from tessera.training.saved_recipe import RECIPE, equals_saved
 
 TABLE = "sweep.json"
 BRACKETS = {"[": "]", "{": "}", "(": ")"}

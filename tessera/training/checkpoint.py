@@ -120,7 +120,7 @@ class Checkpoints:
     ) -> None:
         self.folder, self.model, self.processes, self.keep = folder, model, processes, keep
         self.describe, self.published = describe, published
-        self.stages: list[TrainingProgress] = []  # those that are over
+        self.stages: list[TrainingProgress] = []  # those that are over: the next checkpoint is of the next one
         self.latest: Path | None = None
         self.passed: list[str] = []  # a line for each damaged one
         if resume:
@@ -182,10 +182,6 @@ class Checkpoints:
             torch.cuda.set_rng_state(random["cuda"], device)
         recent = list(torch.tensor(self._read["recent"], device=device))
         return TrainingProgress.read(stored, recent), best
-
-    def end_stage(self, progress: TrainingProgress) -> None:
-        """The stage is over; the next checkpoint is of the next one."""
-        self.stages.append(progress)
 
     def save(self, optimizer: Optimizer, progress: TrainingProgress, best: dict[str, Tensor] | None) -> None:
         """Write a checkpoint: the first process, or where the model is sharded, all of them in the background.

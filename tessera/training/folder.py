@@ -1,48 +1,251 @@
-"""A run's folder: whose it is, and who works in it.
+"""A run's folder: whose it is, who works in it, and how one run replaces another.
 
-recipe.yaml (every setting), inputs.json (checksums of tokenizer and tokens), tokenizer files, metrics.jsonl,
-checkpoints/, run.lock (which process works here), and once training is over config.json, model.safetensors,
-generation_config.json and, written last, run.json (results and provenance).
+recipe.yaml (every setting), inputs.json (checksums of tokenizer and tokens, by which a resumed run sees that text
+changed), tokenizer files, metrics.jsonl, checkpoints/, run.lock (which process works here), and once training is over
+config.json, model.safetensors, generation_config.json and, written last, run.json (results and provenance).
+
+A kill at any moment of a replacement leaves one of two runs: the old run's files, and no others, are moved into
+replaced-run/, recipe.yaml first; the new run writes its recipe.yaml first; replaced-run/ is deleted when the new run
+has a checkpoint. So recipe.yaml is missing exactly while files are moved.
 """
 
+import json
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tessera.base.checkpoints import MANIFEST, checkpoints
+import yaml
+
+from tessera.base.checkpoints import FOLDER, MANIFEST, TEMPORARY, checkpoints, describe, differences, latest_complete
+from tessera.base.dataclass_io import read_dataclass
 from tessera.base.errors import TesseraError
-from tessera.base.files import remove, write_text_atomically, writing
+from tessera.base.files import remove, sync, write_text_atomically, writing
 from tessera.base.locks import held, is_lock_file
+from tessera.base.yaml_files import parse_yaml
+from tessera.models.saving.beside_weights import CARD
 from tessera.recipes.model_section import base_folder
+from tessera.recipes.recipe import recipe_to_dict
 from tessera.recipes.sections import Recipe
-from tessera.training.data_fingerprint import (
-    TOKENIZER,
-    require_same_inputs,
-    require_same_tokenizer,
-    write_inputs,
-    write_tokenizer,
-)
-from tessera.training.overwrite import (
-    METRICS,
-    REPLACED,
-    RESULT,
-    RUN_FILES,
-    TEMPORARY_FILES,
-    holds_replaced,
-    matching,
-    move_aside,
-    recover,
-)
-from tessera.training.saved_recipe import (
-    RECIPE,
-    equals_saved,
-    is_machine_written,
-    is_saved_recipe,
-    require_same,
-    saved_text,
-)
+from tessera.training.model_card import is_generated_card
 from tessera.training.training_data import TrainingData
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from tessera.training.training_data import TrainingData
+
+
+RECIPE = "recipe.yaml"
+# What changes no weight: they may differ when a run goes on.
+RESUMABLE_KEYS = {
+    f"training.{name}" for name in ("log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints", "report_to")
+}
+STEPS = "training.steps"
+SECTIONS = {"name", "model", "data", "tokenizer", "training", "seed"}
+
+
+def saved_text(recipe: Recipe) -> str:
+    """Every setting, defaults included; of a task the tokenizer is its own, and nothing is said of one."""
+    plain = recipe_to_dict(recipe)
+    return yaml.safe_dump({**plain, "tokenizer": {}} if recipe.data.task else plain, sort_keys=False)
+
+
+def is_saved_recipe(path: Path) -> bool:
+    """Does `path` hold a recipe with every section, as runs write it? People leave out what has a default."""
+    content = _read(path)[1]
+    sections = isinstance(content, dict) and content.keys() >= SECTIONS
+    return sections and all(isinstance(content[name], dict) for name in ("model", "data", "tokenizer", "training"))
+
+
+def equals_saved(path: Path, recipe: Recipe) -> bool:
+    """Does the saved recipe hold the very settings of `recipe`? Keys count as in `require_same`."""
+    return _completed(_read(path)[1]) == recipe_to_dict(recipe)
+
+
+def saved_steps(run: Path) -> int | None:
+    """The steps that the run in this folder was begun with, if it says."""
+    content = _read(run / RECIPE)[1]
+    steps = content.get("training", {}).get("steps") if is_saved_recipe(run / RECIPE) else None
+    return steps if isinstance(steps, int) else None
+
+
+def is_machine_written(path: Path) -> bool:
+    """Is the saved recipe, byte for byte, what YAML's writer makes of it? Comments and other layouts are a person's."""
+    text, content = _read(path)
+    return is_saved_recipe(path) and text == yaml.safe_dump(content, sort_keys=False)
+
+
+def require_same(run: Path, recipe: Recipe) -> None:
+    """Raise `TesseraError` unless the run's recipe says what `recipe` says, naming the first key that differs.
+
+    Keys that a later release has added count with their defaults, and those that it has dropped do not. Intervals may
+    differ, and there may be more steps.
+    """
+    before, now = _flat(_completed(_read(run / RECIPE)[1])), _flat(recipe_to_dict(recipe))
+    is_longer = isinstance(before.get(STEPS), int) and now[STEPS] > before[STEPS]
+    fixed = (before.keys() | now.keys()) - RESUMABLE_KEYS - ({STEPS} if is_longer else set())
+    differing = [key for key in sorted(fixed) if before.get(key) != now.get(key)]
+    if differing:
+        key = differing[0]
+        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+        raise TesseraError(
+            f"{run}: holds a run of another recipe; {key} is {before.get(key)!r} there and {now.get(key)!r} here{more}."
+            " Use another --output, or --overwrite."
+        )
+
+
+def _completed(content: Any) -> Any:
+    """A saved recipe with all keys of today and no others; as it is where it cannot be read."""
+    complete = read_dataclass(Recipe, content, lambda key, message: None)
+    return content if complete is None else recipe_to_dict(complete)
+
+
+def _read(path: Path) -> tuple[str, Any]:
+    """(text, content); both empty when it is not there or no YAML."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, parse_yaml(text, str(path))
+    except (OSError, ValueError):
+        return "", None
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    return {
+        key: leaf for name, item in value.items() for key, leaf in _flat(item, f"{prefix}.{name}".strip(".")).items()
+    }
+
+
+INPUTS, TOKENIZER = "inputs.json", "tokenizer.json"
+
+
+def write_tokenizer(run: Path, tokenizer: "PreTrainedTokenizerFast") -> None:
+    """Put the tokenizer's files into `run`, each complete or not at all, `tokenizer.json` last."""
+    temporary = run / "tokenizer.tmp"
+    remove(temporary)
+    tokenizer.save_pretrained(temporary)
+    for file in sorted(temporary.iterdir(), key=lambda path: path.name == TOKENIZER):
+        sync(file)
+        os.replace(file, run / file.name)
+    remove(temporary)
+
+
+def write_inputs(run: Path, corpus: "TrainingData") -> None:
+    """Note what the run reads."""
+    files = sorted(path for path in run.glob("tokenizer*.json") if path.is_file())
+    record = {"tokenizer": describe(run, files), **corpus.checksums()}
+    write_text_atomically(run / INPUTS, json.dumps(record, indent=1) + "\n")
+
+
+def require_same_tokenizer(run: Path) -> None:
+    """Raise `TesseraError` when the tokenizer in `run` is not the one that the run began with."""
+    record = _recorded(run)
+    reason = differences(run, record["tokenizer"]) if record else None
+    if reason is not None:
+        raise TesseraError(
+            f"{run}: the tokenizer must be the one the run began with; {reason}. "
+            "Restore it (checkpoints hold copies), or start again: --overwrite."
+        )
+
+
+def require_same_inputs(run: Path, corpus: "TrainingData") -> None:
+    """Raise `TesseraError` when the run began with other tokens than `corpus` has. Older runs have no record."""
+    record = _recorded(run)
+    if not record:
+        return
+    for name, now in corpus.checksums().items():
+        before = record[name]
+        if before != now:
+            raise TesseraError(
+                f"{run}: the {name} text must be the one the run began with, and it has changed: "
+                f"{before['tokens']:,} tokens then, {now['tokens']:,} now. Restore it, or start again: --overwrite."
+            )
+
+
+def _recorded(run: Path) -> dict[str, Any] | None:
+    """What `write_inputs` wrote; None where there is nothing."""
+    path = run / INPUTS
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(record["tokenizer"], dict) or not all(
+            isinstance(record[name]["tokens"], int) for name in ("training", "validation")
+        ):
+            raise TypeError("it lacks entries")
+        return record
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TesseraError(
+            f"{path}: must be what the run wrote; it cannot be read ({error}). Delete it to resume without comparing "
+            "the text with the one that the run began with."
+        ) from None
+
+
+RESULT, METRICS, EVENTS, REPLACED = "run.json", "metrics.jsonl", "tensorboard", "replaced-run"
+# What a run writes into its folder; nothing else in it is ever moved or deleted.
+RUN_FILES = (
+    f"{RECIPE} {INPUTS} {RESULT} {METRICS} {EVENTS} {FOLDER} config.json generation_config.json model.safetensors "
+    "model-*.safetensors model.safetensors.index.json tokenizer.json tokenizer_config.json special_tokens_map.json "
+    f"added_tokens.json vocab.json vocab.txt merges.txt chat_template.jinja {CARD}"
+).split()
+# What a process that died has left half written; the first ones are those of earlier releases.
+TEMPORARY_FILES = ["recipe.yaml.tmp", "metrics.tmp", "run.tmp", "model.tmp", "tokenizer.tmp", f"{REPLACED}.tmp"]
+TEMPORARY_FILES += [f"{name}.*.tmp" for name in RUN_FILES]
+
+
+def matching(run: Path, patterns: list[str]) -> list[Path]:
+    """The files and folders directly in `run` whose names match; a model card only if a run wrote it."""
+    paths = [path for path in run.iterdir() if any(fnmatchcase(path.name, pattern) for pattern in patterns)]
+    return [path for path in paths if path.name != CARD or is_generated_card(path)]
+
+
+def holds_replaced(run: Path) -> bool:
+    """Is there a run in `run`/replaced-run?"""
+    return is_saved_recipe(run / REPLACED / RECIPE)
+
+
+def move_aside(run: Path) -> None:
+    """Make room in `run` for another run; call `discard_replaced` when that one has a checkpoint."""
+    if holds_replaced(run):  # this run has no checkpoint yet: what is worth keeping has been moved aside before
+        for path in _recipe_last(matching(run, RUN_FILES)):
+            remove(path)
+        return
+    (run / REPLACED).mkdir(exist_ok=True)
+    for path in reversed(_recipe_last(matching(run, RUN_FILES))):
+        os.replace(path, run / REPLACED / path.name)
+
+
+def discard_replaced(run: Path) -> None:
+    """Delete the run that was moved aside, if there is one."""
+    if holds_replaced(run):
+        os.replace(run / REPLACED, run / f"{REPLACED}.tmp")  # a half deleted run must not look like one
+        remove(run / f"{REPLACED}.tmp")
+
+
+def recover(run: Path) -> None:
+    """Bring to an end what a process that died began: moving, moving back, deleting. The caller holds the lock."""
+    for path in matching(run, TEMPORARY_FILES):
+        remove(path)
+    remove(run / FOLDER / TEMPORARY)
+    if not holds_replaced(run):
+        if (run / REPLACED).is_dir() and not any((run / REPLACED).iterdir()):
+            (run / REPLACED).rmdir()
+    elif not (run / RECIPE).exists():
+        for path in _recipe_last(list((run / REPLACED).iterdir())):
+            os.replace(path, run / path.name)
+        (run / REPLACED).rmdir()
+    elif latest_complete(run)[0] is not None:
+        discard_replaced(run)
+
+
+def _recipe_last(paths: list[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: (path.name == RECIPE, path.name))
+
 
 LOCK = "run.lock"
 OUTPUT, ADVICE = "output folder", "Use --output."

@@ -90,7 +90,7 @@ def train_stages(
         progress = checkpoints.ended(number)
         if progress is None:
             progress = _train_stage(model, stage, number, checkpoints, log, is_stopped, processes)
-            checkpoints.end_stage(progress)
+            checkpoints.stages.append(progress)
         else:
             log.begin(number, progress)
     checkpoints.finish()
@@ -118,7 +118,9 @@ def _train_stage(
     over = _is_over(progress, stage)
     for step in () if over else range(progress.steps, options.steps):
         step_began = time.perf_counter()
-        _set_rate(optimizer, peaks, stage, step)
+        factor = schedule_factor(options, step) * stage.rate_factor(step)
+        for group, peak in zip(optimizer.param_groups, peaks):
+            group["lr"] = peak * factor
         loss, norm = _backward(parameters, optimizer, stage.loss_at(step), options, processes)
         _update(optimizer, stage, progress, loss, norm, checkpoints)
         now = time.perf_counter()
@@ -155,12 +157,6 @@ def _train_stage(
 
 def _every(interval: int, step: int) -> bool:
     return interval > 0 and step % interval == 0
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, peaks: list[float], stage: StagePlan, step: int) -> None:
-    factor = schedule_factor(stage.options, step) * stage.rate_factor(step)
-    for group, peak in zip(optimizer.param_groups, peaks):
-        group["lr"] = peak * factor
 
 
 def _backward(

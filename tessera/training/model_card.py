@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from tessera.base.files import write_text_atomically
 from tessera.evaluation.provenance import portable
-from tessera.models.saving.model_card import CARD, render_card
+from tessera.models.saving.beside_weights import CARD, render_card
 from tessera.recipes.sections import Recipe
 
 if TYPE_CHECKING:
-    from tessera.training.metrics import RunSummary
+    from tessera.training.run_log import RunSummary
 
 MARK = "<!-- written by tessera train; a README.md without this line is left alone -->"
 RECORDS = "Every setting is in `recipe.yaml`; versions, hardware and the command are in `run.json`."

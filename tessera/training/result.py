@@ -10,15 +10,15 @@ from torch.distributed.fsdp import FSDPModule
 
 from tessera.base.files import remove, sync, write_text_atomically, writing
 from tessera.evaluation.provenance import provenance
-from tessera.models.saving.model_card import CARD
+from tessera.models.saving.beside_weights import CARD
 from tessera.models.sizes import num_parameters
 from tessera.recipes.recipe import recipe_to_dict
 from tessera.recipes.sections import Recipe
 from tessera.training.checkpoint import TrainingProgress
 from tessera.training.checkpoint_tensors import SHARDS, WEIGHT, ShardWriter, merge, model_tensors, prefixed
-from tessera.training.metrics import MetricsFile, RunSummary, median_speed
+from tessera.training.folder import METRICS, RESULT
 from tessera.training.model_card import write_model_card
-from tessera.training.overwrite import METRICS, RESULT
+from tessera.training.run_log import MetricsFile, RunSummary, median_speed
 from tessera.training.training_data import TrainingData
 
 if TYPE_CHECKING:

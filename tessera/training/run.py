@@ -1,35 +1,79 @@
-"""A run from a recipe to a folder that holds a model."""
+"""A run from a recipe to a folder that holds a model; Ctrl-C ends it behind a step, with a checkpoint."""
 
 import logging
+import os
+import signal
+import sys
+import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from tqdm import tqdm
 
 from tessera.base.arguments import explain_all
 from tessera.recipes.sections import Recipe
 from tessera.training.checkpoint import Checkpoints
 from tessera.training.corpus import open_corpus
-from tessera.training.curriculum import stage_plans
 from tessera.training.distributed import Processes, batch_shape, init_processes, shard
-from tessera.training.folder import Claim, claimed
+from tessera.training.fit import stage_plans
+from tessera.training.folder import METRICS, Claim, claimed, discard_replaced, saved_steps
 from tessera.training.initial_model import enable_checkpointing, require_document_ids, require_start, starting_model
 from tessera.training.loop import Report, train_stages, unreported
-from tessera.training.metrics import MetricsFile, RunSummary
 from tessera.training.optimizer import schedule_factor, stage_options
-from tessera.training.overwrite import METRICS, discard_replaced
 from tessera.training.result import publish_model, write_model_files
-from tessera.training.run_log import RunLog
-from tessera.training.saved_recipe import saved_steps
-from tessera.training.signals import Interruption
+from tessera.training.run_log import MetricsFile, RunLog, RunSummary, require_trackers, trackers
 from tessera.training.staged_data import open_staged_data
-from tessera.training.tracking import require_trackers, trackers
 from tessera.training.training_data import TextData, TrainingData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class Interruption:
+    """Whether one of `SIGNALS` came inside `listening`. A second one raises `KeyboardInterrupt` at once."""
+
+    def __init__(self) -> None:
+        self.is_requested = False
+        self._terminals: list[int] = []
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Catch the signals until the block ends; outside the main thread Python allows no handlers, so nothing.
+
+        A signal that is ignored (SIGHUP under nohup) stays so.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._terminals = [number for number in (1, 2) if os.isatty(number)]
+        heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._interrupt) for number in heard}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        if self.is_requested:
+            raise KeyboardInterrupt
+        self.is_requested = True
+        if number == getattr(signal, "SIGHUP", None):
+            with open(os.devnull, "wb") as nowhere:  # the terminals are gone: every write to them would fail
+                for terminal in self._terminals:
+                    os.dup2(nowhere.fileno(), terminal)
+        with suppress(RuntimeError):  # it came inside a write to the same stream, which takes no other
+            tqdm.write(
+                "Stopping after this step, with a checkpoint. Ctrl-C again stops at once, without.", file=sys.stderr
+            )
+
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from tessera.base.dataclass_io import from_json
 from tessera.base.errors import TesseraError
 from tessera.base.yaml_files import read_yaml
 from tessera.data.sources import text_source
-from tessera.evaluation.text import EvaluationText
+from tessera.evaluation.loss import EvaluationText
 from tessera.recipes.sections import DataSection
 from tessera.tasks.question_answering import QuestionTask, question_task
-from tessera.training.saved_recipe import RECIPE
+from tessera.training.folder import RECIPE
 
 
 class TrainedTask(NamedTuple):

@@ -1,6 +1,13 @@
-"""What a run tells while it trains: metrics.jsonl, trackers, and for people a bar and a few lines."""
+"""What a run tells while it trains: metrics as JSON lines, trackers, and for people a bar and a few lines."""
 
+import json
+import os
 import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -8,13 +15,192 @@ from torch import nn
 from tqdm import tqdm
 
 from tessera.base.bar_lines import bar_stream
-from tessera.recipes.sections import Recipe
+from tessera.base.dataclass_io import to_json
+from tessera.base.errors import TesseraError, first_line
+from tessera.base.files import write_text_atomically, writing
+from tessera.models.sizes import num_parameters
+from tessera.recipes.recipe import recipe_to_dict
+from tessera.recipes.sections import Recipe, TrainingSection
 from tessera.training.checkpoint import TrainingProgress
+from tessera.training.folder import EVENTS
 from tessera.training.loop import Report
-from tessera.training.metrics import MetricsFile
-from tessera.training.time_estimate import TimeEstimate, duration
-from tessera.training.tracking import Tracker
 from tessera.training.training_data import TrainingData
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What came out of a run. Losses in nats per token; speed is the median over the log lines.
+
+    Of a run on questions, the loss is that of the answers' tokens, and `exact_match` the share of right answers; it has
+    no bits per byte.
+    """
+
+    name: str
+    folder: str
+    parameters: int
+    steps: int
+    tokens: int
+    skipped_steps: int
+    validation_loss: float
+    validation_bits_per_byte: float | None
+    tokens_per_second: float | None
+    validation_exact_match: float | None = None
+
+    @property
+    def quality(self) -> str:
+        """The validation in words."""
+        if self.validation_exact_match is not None:
+            right = f"{100 * self.validation_exact_match:.1f} % of the answers are right"
+            return f"validation: {right}, loss {self.validation_loss:.4f} nats/token"
+        bits = f", {self.validation_bits_per_byte:.4f} bits/byte" if self.validation_bits_per_byte is not None else ""
+        return f"validation loss {self.validation_loss:.4f} nats/token{bits}"
+
+
+def median_speed(records: Iterable[Mapping[str, Any]]) -> float | None:
+    """Tokens per second, the median over the lines that tell it."""
+    speeds = [record["tokens_per_second"] for record in records if record.get("tokens_per_second")]
+    return median(speeds) if speeds else None
+
+
+class MetricsFile:
+    """`metrics.jsonl` of a run.
+
+    Training lines hold step, loss (nats/token, mean since the last line), learning_rate, gradient_norm, tokens (seen
+    so far), tokens_per_second (while training, evaluation and checkpoints not counted) and skipped_steps. Validation
+    lines hold step, validation_loss (nats/token) and validation_bits_per_byte.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add one line. Values that are not finite are written as null, which is what JSON has."""
+        with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(to_json(record)) + "\n")
+
+    def read(self) -> list[dict[str, Any]]:
+        """All lines but a last one that a kill cut short. Raises `TesseraError` for a damaged one."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_bytes().split(b"\n")
+        return [self._record(number, line) for number, line in enumerate(lines[:-1], start=1) if line]
+
+    def cut_after(self, step: int) -> None:
+        """Drop everything written after `step`, in one atomic replacement: a resumed run writes it again."""
+        kept = [record for record in self.read() if record["step"] <= step]
+        with writing(self.path):
+            write_text_atomically(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+
+    def skipped_steps(self) -> int:
+        """How many steps were left out until the last line."""
+        return max((record.get("skipped_steps", 0) for record in self.read()), default=0)
+
+    def _record(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                return record
+        except (ValueError, RecursionError):
+            pass
+        raise TesseraError(
+            f"{self.path}: line {number} must be a JSON object with a step; got {line[:40]!r}. Delete damaged lines."
+        )
+
+
+MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
+
+
+def require_trackers(section: TrainingSection) -> None:
+    """Raise `TesseraError` unless each package that `training.report_to` needs can be imported."""
+    for name in section.report_to:
+        try:
+            import_module(MODULES[name])
+        except ImportError as error:
+            raise TesseraError(
+                f"training.report_to: {name} must be installed; got {first_line(error)}. "
+                f"Install it: pip install {name}. Or leave it out."
+            ) from error
+
+
+def trackers(recipe: Recipe, run: Path, step: int) -> "list[Tracker]":
+    """What `training.report_to` names, for a run in folder `run` that goes on after `step`.
+
+    TensorBoard's event files go to `run`/tensorboard (or to $TENSORBOARD_LOGGING_DIR); what was written after `step`
+    by a process that died is not shown any more. Weights & Biases is told by its own environment variables
+    (WANDB_PROJECT, WANDB_MODE, ...) where to write.
+    """
+    known: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+    return [known[name](recipe, run, step) for name in recipe.training.report_to]
+
+
+class TensorBoard:
+    """Event files; metrics go there beside metrics.jsonl."""
+
+    def __init__(self, recipe: Recipe, run: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = os.path.expanduser(os.environ.get("TENSORBOARD_LOGGING_DIR") or run / EVENTS)
+        self._writer = SummaryWriter(folder, purge_step=step + 1)
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        """Numbers by their names, such as "train/loss", after a step; None is no number."""
+        for name, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of its own there, under the recipe's name."""
+
+    def __init__(self, recipe: Recipe, run: Path, step: int) -> None:
+        import wandb  # type: ignore[import-not-found]
+
+        self._run = wandb.init(name=recipe.name, config=recipe_to_dict(recipe))
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        """As `TensorBoard.log`."""
+        self._run.log({name: value for name, value in values.items() if value is not None}, step=step)
+
+    def close(self) -> None:
+        """As `TensorBoard.close`."""
+        self._run.finish()
+
+
+Tracker = TensorBoard | WeightsAndBiases
+
+
+def duration(seconds: float) -> str:
+    """A time in plain words.
+
+    >>> [duration(seconds) for seconds in (20, 90, 1500, 9000, 111600, 1e6)]
+    ['under a minute', '2 minutes', '25 minutes', '2.5 hours', '31 hours', '12 days']
+    """
+    minutes, hours = round(seconds / 60), seconds / 3600
+    if seconds < 60:
+        return "under a minute"
+    if minutes < 100:
+        return f"{minutes} minute{'s' if minutes > 1 else ''}"
+    if hours < 100:
+        return f"{hours:.0f} hours" if hours >= 10 else f"{hours:.1f} hours"
+    return f"{hours / 24:,.0f} days"
+
+
+def sizes(recipe: Recipe, model: nn.Module, segment: int, done: int) -> str:
+    """The line before the first step: what is trained on how much; `done`: steps that a checkpoint holds."""
+    section, parameters = recipe.training, num_parameters(model)
+    line = f"{recipe.name}: {parameters:,} parameters, "
+    if section.curriculum:
+        lengths = ", ".join(str(stage.length) for stage in section.stages)
+        line += f"{len(section.stages)} stages of {lengths} segments, at most {section.curriculum_steps:,} steps"
+    else:
+        tokens = section.steps * section.batch_size * segment
+        line += f"{tokens:,} training tokens ({tokens / parameters:.3g} per parameter), {section.steps:,} steps"
+    return line + (f", {done:,} of them done" if done else "") + " (Ctrl-C stops; --resume goes on)"
 
 
 class RunLog:
@@ -34,14 +220,13 @@ class RunLog:
         self.ended: list[TrainingProgress] = []  # of the stages before the one under way
         self.progress: TrainingProgress | None = None
         self.validated: dict[str, float] = {}  # what the last validation said
-        self._line_tokens, self._line_seconds = 0, 0.0
-        self._estimate = TimeEstimate(recipe, data.validation_sequences, data.segment)
+        self._line_tokens = 0
         self._notes: dict[str, str] = {}
         self._bar: Any = None
 
     def open(self, model: nn.Module, done: int) -> None:
         """Say what is trained, `done` steps of which a checkpoint holds, and start the bar."""
-        self.say(self._estimate.sizes(model, done))
+        self.say(sizes(self.recipe, model, self.data.segment, done))
         left = (
             "{remaining} left at most"
             if self.recipe.training.curriculum
@@ -62,7 +247,7 @@ class RunLog:
             self.ended.append(self.progress)
         self.number, self.progress = number, progress
         self.tokens += sum(self.data.batch_tokens(self.stages[number], step) for step in range(progress.steps))
-        self._line_tokens, self._line_seconds = self.tokens, 0.0
+        self._line_tokens = self.tokens
         if self._bar is not None:
             self._bar.n = self._bar.initial = self._cost
 
@@ -70,9 +255,7 @@ class RunLog:
         """See `TrainingLog`."""
         tokens = self.data.batch_tokens(self.stages[self.number], progress.steps - 1)
         self.tokens += tokens
-        seconds, self._line_seconds = progress.step_seconds - self._line_seconds, progress.step_seconds
         if self.shown:
-            self.say(self._estimate.after_step(self.number, progress.steps, seconds, tokens))
             self._bar.update(self._cost - self._bar.n)
         self.report(self._cost / self.total_cost, f"step {self._step:,}")
 
@@ -89,7 +272,7 @@ class RunLog:
             "skipped_steps": sum(stage.skipped for stage in [*self.ended, progress]),
         }
         self._write(record, "train")
-        self._line_tokens, self._line_seconds = self.tokens, 0.0
+        self._line_tokens = self.tokens
         if "loss" in record:
             self._note(loss=f"loss {record['loss']:.3f}", speed=f"{speed or 0:,.0f} tokens/s")
 

@@ -63,11 +63,6 @@ class TrainingData(ABC):
         """The largest token id that occurs; -1: no larger one than the tokenizer's."""
         return -1
 
-    @property
-    def validation_sequences(self) -> int:
-        """How many a validation reads."""
-        return self.recipe.training.evaluate_sequences
-
     def begin(self, model: Any, stage: Stage) -> None:  # noqa: B027
         """Set in `model` what holds from this stage on; by default nothing."""
 
@@ -117,11 +112,6 @@ class TextData(CorpusData):
         """The sequences of a validation."""
         data, sequences = self.recipe.data, self.recipe.training.evaluate_sequences
         return ValidationWindows(self.corpus.validation, data.context, sequences, data.document_ids)
-
-    @property
-    def validation_sequences(self) -> int:
-        """The text may be shorter than was asked for."""
-        return len(self.held_out)
 
     def losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> Iterator[Tensor]:
         """Of all tokens that have a label; micro-batches with fewer of them count less."""

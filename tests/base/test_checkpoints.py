@@ -3,7 +3,7 @@
 import pytest
 
 from tessera.base.checkpoints import checkpoints, latest_complete, prune, publish, verify
-from tessera.training.metrics import MetricsFile
+from tessera.training.run_log import MetricsFile
 
 
 @pytest.fixture

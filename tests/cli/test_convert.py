@@ -135,17 +135,30 @@ def test_weights_that_are_no_numbers_are_not_saved(published, tmp_path, capsys):
     weights, constructor = published
     (tmp_path / "arguments.json").write_text(json.dumps(constructor))
     name = "mosaic.h.0.attn.c_proj.weight"
-    for what, tensor in (
-        ("NaN", weights[name] * float("nan")),
-        ("int64", weights[name].long()),
-        ("shape", weights[name][:1]),
+    for what, changed in (
+        ("NaN", {name: weights[name] * float("nan")}),
+        ("int64", {name: weights[name].long()}),
+        ("shape", {name: weights[name][:1]}),
+        ("must fit float32", {name: weights[name].double() + 1e300}),
+        (f"holds tensor '{name}' twice", {f"module.{name}": weights[name] + 1}),
+        ('the same with and without "param/"', {f"param/{name}": weights[name] + 1}),
+        ("unexpected tensors: 'two\\nlines", {"two\nlines" + 5000 * "x": weights[name]}),
     ):
-        torch.save({**weights, name: tensor}, tmp_path / "weights.pt")
+        torch.save({**weights, **changed}, tmp_path / "weights.pt")
         assert convert(tmp_path / "weights.pt", tmp_path / "out", "--arguments", tmp_path / "arguments.json") == 2
         error = capsys.readouterr().err
         assert what in error
         assert len(error.splitlines()) == 1
+        assert len(error) < 300
     assert sorted(path.name for path in tmp_path.iterdir()) == ["arguments.json", "weights.pt"]
+
+
+def test_a_tied_matrix_whose_rows_lie_apart(published, tmp_path):
+    weights, constructor = published
+    apart = {"mosaic.wte.weight": weights["mosaic.wte.weight"].T.contiguous().T}
+    torch.save({"model": {**weights, **apart}, "model_args": constructor}, tmp_path / "ckpt.pt")
+    assert convert(tmp_path / "ckpt.pt", tmp_path / "out") == 0
+    expect_logits(tmp_path / "out")
 
 
 def test_arguments_nested_for_ever_and_pipes(published, tmp_path, capsys):

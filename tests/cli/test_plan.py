@@ -6,7 +6,7 @@ from functools import lru_cache
 import pytest
 
 from tessera.recipes.recipe import read_recipe
-from tessera.tools.step_memory import step_memory
+from tessera.tools.plan import step_memory
 
 RECIPE = ("tiny", "data.context=32", "model.num_layers=1")
 

@@ -10,10 +10,9 @@ import time
 import pytest
 
 from tessera.cli.main import main
-from tessera.papers import jobs, runner
-from tessera.papers.catalogue import EXPERIMENTS
-from tessera.papers.experiment import RunSelection
-from tessera.papers.jobs import do_side_by_side
+from tessera.papers import runner
+from tessera.papers.experiment import EXPERIMENTS, RunSelection
+from tessera.papers.runner import do_side_by_side
 from tessera.tasks.task import TASKS
 from tests.covering import some
 from tests.papers import toy
@@ -55,7 +54,7 @@ def test_refusals_are_one_line_and_status_2(arguments, message, capsys, tmp_path
 
 
 REGISTRATION = """
-from tessera.papers.catalogue import EXPERIMENTS
+from tessera.papers.experiment import EXPERIMENTS
 
 EXPERIMENTS.add("line_of_a_test", EXPERIMENT)
 """
@@ -68,14 +67,14 @@ def test_worker_processes_import_what_the_command_imported(capsys, tmp_path, mon
     monkeypatch.setattr(runner, "do_side_by_side", lambda job, runs, _, *rest: do_side_by_side(job, runs, 1, *rest))
     monkeypatch.setattr(EXPERIMENTS, "_entries", dict(EXPERIMENTS._entries))  # the plugin registers here too
     if start == "fork":
-        prepare = jobs._prepare
+        prepare = runner._prepare
 
         def forget_and_prepare(*arguments):
             del sys.modules["plugin_of_a_test"], EXPERIMENTS._entries["line_of_a_test"]
             prepare(*arguments)
 
-        monkeypatch.setattr(jobs, "SPAWN", multiprocessing.get_context("fork"))
-        monkeypatch.setattr(jobs, "_prepare", forget_and_prepare)
+        monkeypatch.setattr(runner, "SPAWN", multiprocessing.get_context("fork"))
+        monkeypatch.setattr(runner, "_prepare", forget_and_prepare)
     # The plugin is a copy, so that a worker can know it by its import alone.
     (tmp_path / "plugin_of_a_test.py").write_text(inspect.getsource(toy) + REGISTRATION)
     options = ["--seeds", "1", "--workers", "2", "--import", "plugin_of_a_test.py"]

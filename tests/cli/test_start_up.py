@@ -52,7 +52,7 @@ def test_to_list_tasks_and_experiments_does_not_import_them(how, tmp_path):
         "for name in list(sys.modules):\n"
         "    if name.split('.')[0] == 'transformers':\n        del sys.modules[name]\n"  # a fork has it
         "from tessera.cli.main import main\nmain(['tasks'])\n"
-        "print()\nprint({'transformers', 'tessera.papers.induction.run'} & set(sys.modules))"
+        "print()\nprint({'transformers', 'tessera.papers.induction.report'} & set(sys.modules))"
     )
     assert new_process.run(how, tmp_path, code).splitlines()[-1] == "set()"
 

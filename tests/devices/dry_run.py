@@ -19,8 +19,7 @@ from torch import nn
 from benchmarks.pretend_gpu import PretendGPU, pretend_gpu
 from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models.recurrence import read_stream
-from tessera.papers.catalogue import EXPERIMENTS
-from tessera.papers.experiment import RunContext, RunSelection
+from tessera.papers.experiment import EXPERIMENTS, RunContext, RunSelection
 from tests.models.armt.bases import make
 
 STEPS = 40

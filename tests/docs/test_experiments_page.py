@@ -6,7 +6,7 @@ import pytest
 
 from tessera.base.errors import TesseraError
 from tessera.papers import report
-from tessera.papers.catalogue import EXPERIMENTS
+from tessera.papers.experiment import EXPERIMENTS
 from tessera.papers.report import END, MARKED, report_text, with_tables
 from tessera.papers.results import ResultsFile
 from tests.docs.test_code_blocks import ROOT

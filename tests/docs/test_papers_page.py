@@ -9,7 +9,7 @@ import pytest
 
 from tessera.cli.main import make_parser
 from tessera.models import MODELS
-from tessera.papers.catalogue import EXPERIMENTS
+from tessera.papers.experiment import EXPERIMENTS
 from tessera.recipes.files import find_recipe
 from tessera.recipes.recipe import read_recipe
 from tessera.tools.sweep import grid

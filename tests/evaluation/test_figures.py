@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tessera.evaluation.figures import (
+from tessera.evaluation.report import (
     _looks,
     _validation,
     binned,

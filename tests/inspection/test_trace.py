@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 import tessera
 from tessera.base.errors import TesseraError
 from tessera.inspection import Removal, Trace, find_sites, loss_of, recall_weights, trace, trace_memory
-from tessera.inspection.stored import Lens
+from tessera.inspection.segments import Lens
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
 
 IDS = (torch.arange(1, 21)[None] ** 2) % 30
@@ -183,8 +183,8 @@ def test_numpy_reads_the_file(tmp_path):
     done = trace(build("v1"), IDS, removed_pairs=[3])
     done.save(tmp_path / "t.safetensors")
     arrays = load_file(tmp_path / "t.safetensors")
-    assert (arrays["memories/0/weights"] == done.memories[0].weights.numpy()).all()
-    assert (arrays["memories/2/pair_loss_change"][:, 1:] == done.memories[2].pair_loss_change[:, 1:].numpy()).all()
+    assert (arrays["memories.0.weights"] == done.memories[0].weights.numpy()).all()
+    assert (arrays["memories.2.pair_loss_change"][:, 1:] == done.memories[2].pair_loss_change[:, 1:].numpy()).all()
 
 
 @pytest.mark.parametrize("make", ["wrap", "wrap_rmt"])
@@ -223,7 +223,7 @@ def test_what_a_stored_memory_holds():
 
 def test_what_is_no_trace(tmp_path):
     (tmp_path / "x").write_bytes(b"no")
-    with pytest.raises(TesseraError, match="must be a trace"):
+    with pytest.raises(TesseraError, match="must be a stored trace"):
         Trace.load(tmp_path / "x")
     with pytest.raises(TesseraError, match="removals must be one of"):
         trace(build("v1"), IDS, removals="some")

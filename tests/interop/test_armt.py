@@ -181,6 +181,9 @@ def test_missing_and_unexpected_tensors_are_refused():
         from_reference("rmt", {k: v for k, v in published.items() if "ln_f.bias" not in k}, arguments)
     with pytest.raises(TesseraError, match=r"unexpected"):
         from_reference("rmt", {**published, "memory_cell.extra": torch.ones(1)}, arguments)
+    name = next(iter(published))
+    with pytest.raises(TesseraError, match=r"holds tensor .* twice"):
+        from_reference("rmt", {**published, f"module.{name}": published[name] + 1}, arguments)
     with pytest.raises(TesseraError, match=r"unexpected"):
         from_reference("rmt", {**published, "memory_cell.model.transformer.extra": torch.ones(1)}, arguments)
 

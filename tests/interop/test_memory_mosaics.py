@@ -7,8 +7,12 @@ from torch.nn.functional import cross_entropy
 
 from tessera.base.errors import TesseraError
 from tessera.interop import from_reference, nano_mosaics, recognised_source
-from tessera.interop.memory_mosaics import SparseKernelImporter, SparseKernelTrainingImporter, TrainingScriptImporter
-from tessera.interop.stack_asso_mem import StackAssoMemImporter
+from tessera.interop.memory_mosaics import (
+    SparseKernelImporter,
+    SparseKernelTrainingImporter,
+    StackAssoMemImporter,
+    TrainingScriptImporter,
+)
 from tests.covering import some
 from tests.golden_files import cases, load, part
 from tests.interop.hostile_tensors import expect_refusals
@@ -143,7 +147,7 @@ def test_what_cannot_be_rebuilt_is_refused_with_the_reason():
         ({"v_kernel_size": 3}, "v_fe_type, v_kernel_size"),
         ({"n_heads": 4}, "unknown argument 'n_heads'. Did you mean 'n_head'"),
         ({"n_layer": 3}, "'blocks.2.ln1.weight' is missing"),
-        ({"n_layer": 1}, "unexpected tensors: blocks.1"),
+        ({"n_layer": 1}, "unexpected tensors: 'blocks.1"),
         ({"n_embd": 64}, "must have shape"),
     ):
         with pytest.raises(TesseraError, match=message):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.base.errors import TesseraError
-from tessera.papers import jobs
+from tessera.papers import runner
 from tessera.papers.experiment import Record, Run
 
 
@@ -41,7 +41,7 @@ class Chores:
 
 def two_that_wait(home):
     """In a process that will be killed: two others, forked where the code is imported."""
-    jobs.SPAWN = multiprocessing.get_context("forkserver")
-    jobs.SPAWN.set_forkserver_preload(["tests.papers.chores"])
+    runner.SPAWN = multiprocessing.get_context("forkserver")
+    runner.SPAWN.set_forkserver_preload(["tests.papers.chores"])
     runs = [Run("wait", {}), Run("wait too", {})]
-    jobs.do_side_by_side(Chores(home), runs, 2, 1, lambda run, record: None, lambda shown: None)
+    runner.do_side_by_side(Chores(home), runs, 2, 1, lambda run, record: None, lambda shown: None)

@@ -7,22 +7,24 @@ import torch
 
 from tessera.models.small_models import ModelSize
 from tessera.papers.associative_retrieval import AssociativeRetrieval, capacity
-from tessera.papers.associative_retrieval.report import curves, numbers_kept
-from tessera.papers.associative_retrieval.run import CONTEXTS_AT_ONCE, EXPERIMENT, exact_match, mean_loss, memory_norms
-from tessera.papers.associative_retrieval.settings import (
+from tessera.papers.associative_retrieval.report import EXPERIMENT, curves, numbers_kept
+from tessera.papers.associative_retrieval.run import (
     BUDGETS,
     BY_GRADIENT,
+    CONTEXTS_AT_ONCE,
     KEY_SIZE,
     NAMES,
     VOCABULARY,
     build,
+    exact_match,
+    mean_loss,
+    memory_norms,
     stage,
 )
 from tessera.papers.experiment import Record, RunSelection
-from tessera.recipes.curriculum import Curriculum
+from tessera.recipes.sections import Curriculum
 from tessera.tasks.task import generator_of
-from tessera.training.curriculum import train_stages
-from tessera.training.fit import FitOptions
+from tessera.training.fit import FitOptions, train_stages
 from tests.papers.test_associative_retrieval_task import generator
 
 SIZES = ModelSize(

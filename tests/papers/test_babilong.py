@@ -9,9 +9,8 @@ import torch
 from tessera.models.adjusting import adjusted_config
 from tessera.models.sizes import count_parameters
 from tessera.papers.babilong import run as module
-from tessera.papers.babilong.run import LastSegment
+from tessera.papers.babilong.run import BUDGETS, MODELS, RECIPES, SHUT, THRESHOLD, UNSEEN, LastSegment
 from tessera.papers.babilong.sample import RESERVED
-from tessera.papers.babilong.settings import BUDGETS, MODELS, RECIPES, SHUT, THRESHOLD, UNSEEN
 from tessera.papers.results import ResultsFile
 from tessera.recipes.model_section import model_config
 from tessera.recipes.recipe import read_recipe

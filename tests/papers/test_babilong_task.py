@@ -11,10 +11,19 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.papers.babilong import BABILong
-from tessera.papers.babilong.noise import SHORTEST, books_of, draw_noise
-from tessera.papers.babilong.sample import RESERVED, HalfFacts
-from tessera.papers.babilong.solver import answer, world_after
-from tessera.papers.babilong.stories import FEWEST, LENGTHS, PEOPLE, THINGS, facts_of, generate, labels, read_stories
+from tessera.papers.babilong.sample import RESERVED, SHORTEST, HalfFacts, books_of, draw_noise
+from tessera.papers.babilong.stories import (
+    FEWEST,
+    LENGTHS,
+    PEOPLE,
+    THINGS,
+    answer,
+    facts_of,
+    generate,
+    labels,
+    read_stories,
+    world_after,
+)
 from tessera.papers.babilong.vocabulary import NAMES, STORY_WORDS, Words, decode
 from tessera.tasks.task import estimate
 from tests.covering import each_value, some

@@ -10,8 +10,7 @@ import pytest
 from tessera.base.dataclass_io import from_json, to_json
 from tessera.base.errors import TesseraError
 from tessera.papers import runner
-from tessera.papers.catalogue import EXPERIMENTS
-from tessera.papers.experiment import RunSelection
+from tessera.papers.experiment import EXPERIMENTS, RunSelection
 from tessera.papers.results import ResultsFile
 from tessera.papers.runner import reproduce
 from tessera.recipes.files import find_recipe

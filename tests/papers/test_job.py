@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from tessera.papers.experiment import Run
-from tessera.papers.jobs import Job
-from tessera.papers.progress import Progress
+from tessera.papers.runner import Job, Progress
 
 
 def test_time_counts_over_interruptions(tmp_path, monkeypatch):
@@ -35,7 +34,7 @@ class Passing:
 
 
 def experiments():
-    from tessera.papers.catalogue import EXPERIMENTS
+    from tessera.papers.experiment import EXPERIMENTS
 
     return EXPERIMENTS._entries
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tessera.base.errors import TesseraError
-from tessera.papers.catalogue import EXPERIMENTS
-from tessera.papers.experiment import Record, RunSelection
+from tessera.papers.experiment import EXPERIMENTS, Record, RunSelection
 from tessera.papers.language_modeling.report import by_row, loss, tables
-from tessera.papers.language_modeling.settings import MAIN, POSITIONS, RATES, SEARCH
+from tessera.papers.language_modeling.run import MAIN, POSITIONS, RATES, SEARCH
 from tessera.papers.out_of_distribution import report as other_text
 from tessera.papers.results import ResultsFile
 from tessera.papers.tables import difference

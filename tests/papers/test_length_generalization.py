@@ -7,8 +7,8 @@ import torch
 
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 from tessera.papers.experiment import RunSelection
-from tessera.papers.length_generalization.report import FACTORS, half
-from tessera.papers.length_generalization.run import EXPERIMENT, SETTINGS, evaluate, sharper
+from tessera.papers.length_generalization.report import EXPERIMENT, FACTORS, half
+from tessera.papers.length_generalization.run import SETTINGS, evaluate, sharper
 
 
 def settings_of(budget, task):

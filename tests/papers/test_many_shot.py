@@ -6,8 +6,8 @@ import pytest
 
 from tessera.papers.experiment import Record, RunSelection
 from tessera.papers.many_shot.prompts import STRATEGIES
-from tessera.papers.many_shot.report import best
-from tessera.papers.many_shot.run import BUDGETS, EXPERIMENT, build, evaluate
+from tessera.papers.many_shot.report import EXPERIMENT, best
+from tessera.papers.many_shot.run import BUDGETS, build, evaluate
 
 SMOKE = BUDGETS["smoke"]
 

@@ -11,8 +11,8 @@ from tessera.base.errors import TesseraError
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.experiment import Record, RunContext, RunSelection
 from tessera.papers.regbench import RegBench
-from tessera.papers.regbench.report import longest_trainings, tables
-from tessera.papers.regbench.run import EXPERIMENT, Batches, loss_by_block, mean_loss, scores_of
+from tessera.papers.regbench.report import EXPERIMENT, longest_trainings, tables
+from tessera.papers.regbench.run import Batches, loss_by_block, mean_loss, scores_of
 
 SMALL = RegBench.variants()[1]
 

@@ -9,8 +9,7 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.papers.regbench import RegBench
-from tessera.papers.regbench.automaton import canonical, random_automaton
-from tessera.papers.regbench.task import ngram_log_probabilities
+from tessera.papers.regbench.task import canonical, ngram_log_probabilities, random_automaton
 
 SMALL = RegBench.variants()[1]
 

@@ -8,8 +8,7 @@ import pytest
 
 from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError
-from tessera.papers.catalogue import EXPERIMENTS, LIBRARY, Catalogue
-from tessera.papers.experiment import RunSelection
+from tessera.papers.experiment import EXPERIMENTS, LIBRARY, Catalogue, RunSelection
 from tessera.papers.runner import reproduce
 from tessera.training.fit import FitOptions
 from tests.papers import toy as module

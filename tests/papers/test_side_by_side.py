@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tessera.base.errors import TesseraError
-from tessera.papers import jobs
+from tessera.papers import runner
 from tessera.papers.experiment import Run
 from tests.papers.chores import Chores, two_that_wait
 
@@ -24,7 +24,7 @@ def processes():
 
 @pytest.fixture
 def do(tmp_path, processes, monkeypatch):
-    monkeypatch.setattr(jobs, "SPAWN", processes)
+    monkeypatch.setattr(runner, "SPAWN", processes)
     finished, shown = {}, []
 
     def finish(run, record):
@@ -33,7 +33,7 @@ def do(tmp_path, processes, monkeypatch):
 
     def call(*keys):
         # As in real runs, the configuration is a dictionary: a run cannot be the key of another one.
-        jobs.do_side_by_side(Chores(tmp_path), [Run(key, {"key": key}) for key in keys], 2, 1, finish, shown.append)
+        runner.do_side_by_side(Chores(tmp_path), [Run(key, {"key": key}) for key in keys], 2, 1, finish, shown.append)
 
     call.finished, call.shown = finished, shown
     return call
@@ -51,8 +51,8 @@ def test_each_run_is_done_once_and_elsewhere_and_shown_meanwhile(do):
 
 def test_processes_without_a_run_end_by_themselves(do, monkeypatch):
     """A process that is stopped leaves semaphores behind, of which Python then warns."""
-    started, start = [], jobs.SPAWN.Process.start
-    monkeypatch.setattr(jobs.SPAWN.Process, "start", lambda process: started.append(process) or start(process))
+    started, start = [], runner.SPAWN.Process.start
+    monkeypatch.setattr(runner.SPAWN.Process, "start", lambda process: started.append(process) or start(process))
     do("work 1", "work 2")
     assert [process.exitcode for process in started] == [0, 0]
 
@@ -67,7 +67,7 @@ def test_a_failure_waits_for_no_other_and_ends_it(do, tmp_path):
 
 def test_a_finished_run_is_kept_although_another_failed_in_the_same_moment(do, monkeypatch):
     """Both are done when the parent looks: the good one is stored before the bad one is told."""
-    monkeypatch.setattr(jobs, "wait", lambda futures, *first: wait(futures))
+    monkeypatch.setattr(runner, "wait", lambda futures, *first: wait(futures))
     with pytest.raises(TesseraError, match="fail: failed"):
         do("fail", "work")
     assert list(do.finished) == ["work"]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.papers.catalogue import EXPERIMENTS
-from tessera.papers.experiment import RunSelection
+from tessera.papers.experiment import EXPERIMENTS, RunSelection
 from tessera.papers.results import ResultsFile
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -9,7 +9,6 @@ from tessera.papers.tables import (
     Curve,
     curves_table,
     difference,
-    grid_table,
     grouped,
     num_seeds,
     percent,
@@ -78,9 +77,3 @@ def test_cells():
     assert with_error(Estimate(0.5, 0.125, 2), "+.3f") == "+0.500 ± 0.125"
     assert with_error(Estimate(0.5, float("nan"), 1)) == "0.50"
     assert with_error(None) == percent(None) == ""
-
-
-def test_a_grid_has_the_columns_it_is_given_even_twice():
-    made = grid_table(["row"], {"r": ("R",)}, [("same", 1), ("same", 2)], lambda row, column: f"{row}{column}")
-    assert made.splitlines()[::2] == ["| row | same | same |", "| R | r1 | r2 |"]
-    assert grid_table(["row"], {}, [("same", 1)], lambda row, column: "") == ""

@@ -10,11 +10,9 @@ from tessera.base.errors import TesseraError
 from tessera.kernels import Triweight
 from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.papers.experiment import RunContext, RunSelection
-from tessera.papers.three_moons import continuations
 from tessera.papers.three_moons import run as module
-from tessera.papers.three_moons.disentangling import dedication, disentangled, gains, levels, weights
-from tessera.papers.three_moons.run import EXPERIMENT
-from tessera.papers.three_moons.settings import BUDGETS, VARIANTS
+from tessera.papers.three_moons.report import EXPERIMENT, dedication, disentangled, gains, levels
+from tessera.papers.three_moons.run import BUDGETS, VARIANTS, weights
 from tessera.papers.three_moons.task import ThreeMoons, deviation
 from tests.tolerances import REORDERED_FLOAT64
 
@@ -22,8 +20,8 @@ from tests.tolerances import REORDERED_FLOAT64
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("kernel", [None, Triweight()], ids=["gaussian", "triweight"])
 def test_continuations_are_generations_from_every_context(heads, kernel, monkeypatch):
-    monkeypatch.setattr(continuations, "SEQUENCES", 2)
-    monkeypatch.setattr(continuations, "CONTEXTS", 7)
+    monkeypatch.setattr(module, "SEQUENCES", 2)
+    monkeypatch.setattr(module, "CONTEXTS", 7)
     norm_eps = None if kernel is None else 1e-3
     memory = LinearContextualMemory(
         6, heads, 6 // heads, kernel=kernel or "gaussian", norm_eps=norm_eps, dtype=torch.float64
@@ -31,19 +29,19 @@ def test_continuations_are_generations_from_every_context(heads, kernel, monkeyp
     examples = ThreeMoons(context=30, horizon=5).sample(3, 0)
     x = torch.cat([examples.observations, examples.future], 1).double()
     slow = [deviation(memory.generate(x[:, :c], 5), x[:, c : c + 5]) for c in range(1, 31)]
-    errors = continuations.continuation_errors(memory, x, 5)
+    errors = module.continuation_errors(memory, x, 5)
     torch.testing.assert_close(errors, torch.stack(slow, 1), rtol=0, atol=REORDERED_FLOAT64)
 
 
 def test_repeating_the_last_observation_by_hand():
     x = torch.arange(12.0).view(1, 6, 2).repeat(3, 1, 1)
     # Two coordinates that grow by 2 at each step: 2, 4 and 6 away after one, two and three steps.
-    torch.testing.assert_close(continuations.repetition_errors(x, 3), torch.full((3, 3), 4.0))
+    torch.testing.assert_close(module.repetition_errors(x, 3), torch.full((3, 3), 4.0))
 
 
 def test_continuations_refuse_another_delay():
     with pytest.raises(TesseraError, match="must have delay 1"):
-        continuations.continuation_errors(LinearContextualMemory(delay=2), torch.zeros(1, 5, 6), 2)
+        module.continuation_errors(LinearContextualMemory(delay=2), torch.zeros(1, 5, 6), 2)
 
 
 def test_rate_factor_takes_the_bias_correction_out_of_adamw():
@@ -165,7 +163,7 @@ def test_identity_matrices_predict_once_everything_was_seen():
     task = ThreeMoons(context=300, horizon=5, periods=(1.5, 2.0, 3.0))
     examples = task.sample(2, 0)
     x = torch.cat([examples.observations, examples.future], 1)
-    errors = continuations.continuation_errors(memory, x, 5).mean(0)
+    errors = module.continuation_errors(memory, x, 5).mean(0)
     slowest = math.ceil(3 * 400 / 9)
     assert errors[slowest + 5 :].max() < 0.05
     assert errors[: slowest // 3].mean() > 0.1

@@ -8,7 +8,7 @@ from torch import nn
 from tessera.base.errors import TesseraError
 from tessera.papers.curves import draw_curve, panels
 from tessera.papers.experiment import About, Experiment, Run
-from tessera.papers.tables import grouped, mean_of, table_of, with_error
+from tessera.papers.tables import grouped, markdown, mean_of, with_error
 from tessera.training.fit import FitOptions, fit
 
 EXECUTED, FAILING = [], set()  # keys of runs
@@ -61,8 +61,9 @@ def losses(records):
 
 def tables(records):
     """The losses of both models."""
-    columns = {"model": lambda row: row[0], "loss": lambda row: with_error(row[1])}
-    return {"Losses": table_of(losses(records).items(), columns)}
+    return {
+        "Losses": markdown(["model", "loss"], [[model, with_error(mean)] for model, mean in losses(records).items()])
+    }
 
 
 def plot(records, path):

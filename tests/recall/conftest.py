@@ -2,7 +2,7 @@
 
 import pytest
 
-from tessera.recall import index, leaves, reading, search
+from tessera.recall import index, index_file, leaves, reading, search
 
 
 @pytest.fixture
@@ -11,7 +11,9 @@ def small_blocks(monkeypatch):
     for module, name, value in (
         (leaves, "LEAF", 8),
         (search, "LEAF", 8),
+        (index_file, "LEAF", 8),
         (search, "FIRST_LEAVES", 2),
+        (search, "TELLING_LEAVES", 8),
         (index, "BLOCK", 512),
         (index, "SMALLEST_BLOCK", 32),
         (reading, "SMALLEST_BLOCK", 32),

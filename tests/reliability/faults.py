@@ -14,6 +14,8 @@ from collections.abc import Callable
 from errno import ENOSPC
 from pathlib import Path
 
+from tqdm.std import TRLock, tqdm
+
 # event -> index of the argument that is the path
 EVENTS = {"os.rename": 1, "os.remove": 0, "os.rmdir": 0, "os.mkdir": 0, "shutil.rmtree": 0}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -27,6 +29,7 @@ def in_child(call: Callable[[], int], prepare: Callable[[], None] = lambda: None
     if child == 0:
         status = CRASHED
         try:
+            tqdm.set_lock(TRLock())  # its own is shared with all forks: one that is killed would keep it for ever
             os.dup2(write, 2)
             sys.stdout, sys.stderr = open(os.devnull, "w"), os.fdopen(2, "w", buffering=1)  # noqa: SIM115
             prepare()

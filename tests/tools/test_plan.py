@@ -15,8 +15,7 @@ from tessera.evaluation.accounting import training_flops_per_sequence
 from tessera.models.sizes import count_parameters, flops_per_sequence, flops_per_token, meta_model
 from tessera.recipes.model_section import untrained_config
 from tessera.recipes.recipe import read_recipe
-from tessera.tools.plan import H100_FLOPS, plan
-from tessera.tools.step_memory import _mesh, step_memory
+from tessera.tools.plan import H100_FLOPS, _mesh, plan, step_memory
 from tessera.training.distributed import shard
 from tessera.training.run import train
 

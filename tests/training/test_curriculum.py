@@ -4,68 +4,36 @@ from dataclasses import asdict
 
 import pytest
 import torch
-import yaml
 
+from tessera.base.dataclass_io import from_json
 from tessera.base.errors import TesseraError
-from tessera.recipes.curriculum import Curriculum
-from tessera.recipes.sections import Stage
-from tessera.training.curriculum import train_stages
+from tessera.recipes.sections import Curriculum, Stage
+from tessera.training.fit import train_stages
 from tessera.training.optimizer import FitOptions
-
-TEXT = """
-stages:
-  - {length: 1, steps: 10, target: 0.9}
-  - {length: 5, min_length: 2, steps: 20, learning_rate: 1.0e-2, settings: {key_size: 2}}
-"""
-
-
-def test_a_curriculum_is_a_yaml_file(tmp_path):
-    path = tmp_path / "pairs.yaml"
-    path.write_text(TEXT)
-    curriculum = Curriculum.read(path)
-    assert curriculum.stages == (
-        Stage(1, 10, target=0.9),
-        Stage(5, 20, 2, learning_rate=0.01, settings={"key_size": 2}),
-    )
-    path.write_text(yaml.safe_dump(curriculum.to_dict()))
-    assert Curriculum.read(path) == curriculum
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("stage", "message"),
     [
-        ("stages: [", "pairs.yaml: file must be YAML"),
-        ("", "file must hold `stages:` and a list of them; got None"),
-        ("stages: []", "file must hold `stages:`"),
-        ("steps: 3", "file must hold `stages:`"),
-        ("stages: [{length: 1}]", r"stages\[0\].steps must be given \(an integer\); got nothing"),
-        ("stages: [{length: 1, steps: many}]", r"stages\[0\].steps must be an integer; got 'many'"),
+        ({"length": 1}, r"stages\[0\].steps must be given \(an integer\); got nothing"),
+        ({"length": 1, "steps": "many"}, r"stages\[0\].steps must be an integer; got 'many'"),
         (
-            "stages: [{length: 1, step: 3, steps: 3}]",
+            {"length": 1, "step": 3, "steps": 3},
             r"stages\[0\].step is not a known key; got 3. Did you mean 'steps'",
         ),
-        ("stages: [{length: 0, steps: 3}]", r"stages\[0\].length must be at least 1; got 0"),
-        ("stages: [{length: 2, min_length: 3, steps: 3}]", r"min_length must be at most length \(2\); got 3"),
-        ("stages: [{length: 2, steps: 3, target: 0}]", "target must be positive; got 0"),
+        ({"length": 0, "steps": 3}, r"stages\[0\].length must be at least 1; got 0"),
+        ({"length": 2, "min_length": 3, "steps": 3}, r"min_length must be at most length \(2\); got 3"),
+        ({"length": 2, "steps": 3, "target": 0}, "target must be positive; got 0"),
     ],
 )
-def test_other_files_are_refused(tmp_path, text, message):
-    path = tmp_path / "pairs.yaml"
-    path.write_text(text)
+def test_other_stages_are_refused(stage, message):
     with pytest.raises(TesseraError, match=message):
-        Curriculum.read(path)
+        from_json(Curriculum, {"stages": [stage]}, "pairs")
 
 
-def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(TesseraError, match="absent.yaml: cannot be read"):
-        Curriculum.read(tmp_path / "absent.yaml")
-
-
-def test_every_problem_is_reported_at_once(tmp_path):
-    path = tmp_path / "pairs.yaml"
-    path.write_text("stages: [{length: 1, steps: 0}, {length: 1, steps: x}]")
+def test_every_problem_is_reported_at_once():
     with pytest.raises(TesseraError) as caught:
-        Curriculum.read(path)
+        from_json(Curriculum, {"stages": [{"length": 1, "steps": 0}, {"length": 1, "steps": "x"}]}, "pairs")
     assert len(str(caught.value).splitlines()) == 2
 
 

@@ -9,7 +9,7 @@ import yaml
 from tessera.base.errors import TesseraError
 from tessera.models.saving.loading import load_model
 from tessera.recipes.recipe import read_recipe
-from tessera.training import overwrite as replacing
+from tessera.training import folder as replacing
 from tessera.training.run import train
 
 REPLACED = "replaced-run"

@@ -12,9 +12,9 @@ from tessera.base.errors import TesseraError
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.recipes.recipe import read_recipe
 from tessera.training import training_data
-from tessera.training.metrics import MetricsFile
 from tessera.training.model_card import is_generated_card
 from tessera.training.run import train
+from tessera.training.run_log import MetricsFile
 from tests.covering import some
 
 TRANSFORMER = "model={type: transformer, hidden_size: 16, num_layers: 1, num_heads: 2, dropout: 0.1}"

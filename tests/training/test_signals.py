@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 from tessera.base.checkpoints import latest_complete, step_of
 from tessera.cli.main import main
 from tessera.recipes.recipe import read_recipe
-from tessera.training.run import train
-from tessera.training.signals import Interruption
+from tessera.training.run import Interruption, train
 
 
 def as_a_process(words, before=lambda: None):

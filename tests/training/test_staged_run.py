@@ -12,12 +12,11 @@ from tessera.base.checkpoints import FOLDER, verify
 from tessera.base.errors import TesseraError, TrainingInterrupted
 from tessera.base.files import remove
 from tessera.recipes.recipe import read_recipe
-from tessera.training import curriculum, staged_data
+from tessera.training import fit, staged_data
 from tessera.training import run as run_module
 from tessera.training.initial_model import starting_model
-from tessera.training.metrics import MetricsFile
-from tessera.training.run import train
-from tessera.training.signals import Interruption
+from tessera.training.run import Interruption, train
+from tessera.training.run_log import MetricsFile
 from tests.covering import some
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 
@@ -333,7 +332,7 @@ def test_a_threshold_holds_without_a_run_folder_too(recipe_of, tmp_path):
     recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]")
     data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
     model = starting_model(recipe, data.tokenizer, context=64)
-    curriculum.train_stages_of(model, recipe, data, tmp_path, lambda share, note: None)
+    fit.train_stages_of(model, recipe, data, tmp_path, lambda share, note: None)
     assert [memory.gate.threshold for memory in model.memories] == [0.6]
 
 

@@ -89,8 +89,8 @@ class StackSteps:
             return None
         stack = self.model.model
         model = stack._fingerprint.of(stack, False)
-        past.expect_fits(type(stack).__name__, model, len(ids))
         hidden, states = embedded(type(stack).__name__, stack.embed_tokens, ids), []
+        past = past.fitting(type(stack).__name__, model, hidden)
         ends: dict[tuple[int, int], list[Tensor]] = {}  # mostly the same in all layers
         run_layer, run_head = self._programs(hidden, past.layers[0], model)
         for weights, before in zip(self.flat_weights, past.layers, strict=True):

@@ -47,7 +47,7 @@ from tessera.models.recurrence.segmented_input import (
     expect_counting_positions,
 )
 from tessera.models.recurrence.state import MemoryState
-from tessera.models.saving.code_beside_weights import SavesWithCode
+from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.sizes import flops_per_token, num_parameters
 
 REFUSED = {
@@ -376,7 +376,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         divides = state.batch_size > 0 and batch % state.batch_size == 0
         rows = f"have a number of rows that divides {batch}, the rows of input_ids"
         expect(divides, type(self).__name__, "memory_state", rows, state.batch_size)
-        return state.to(next(tensor.dtype for tensor in template.tensors().values() if tensor.is_floating_point()))
+        like = next(tensor for tensor in template.tensors().values() if tensor.is_floating_point())
+        return state.to(like.device, like.dtype)
 
 
 def _check_arguments(where: str, cache: object, logits_to_keep: int | Tensor) -> None:

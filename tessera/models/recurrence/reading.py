@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from tessera.models.forking import fitting
 from tessera.models.recurrence.cache import OpenSegment, SegmentCache
 from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.segment_runner import Segment, SegmentResult, SegmentRunner
@@ -75,13 +76,13 @@ def _segment(text: SegmentedInput, span: Span, before: OpenSegment | None, colle
         read = before.length
         if visible is not None or before.visible is not None:
             ones = torch.ones(len(span.rows), 1, dtype=torch.bool, device=embeddings.device)
-            old = ones.expand(-1, read) if before.visible is None else before.visible
+            old = ones.expand(-1, read) if before.visible is None else before.visible.to(ones.device)
             visible = torch.cat([old, ones.expand(-1, span.steps) if visible is None else visible], 1)
     return Segment(
         embeddings,
         read,
         span.close,
-        None if before is None else before.again(),
+        None if before is None else fitting(before.again(), embeddings),
         visible,
         None if span.is_even else torch.tensor(span.lengths, device=embeddings.device),
         collector.needs(span),

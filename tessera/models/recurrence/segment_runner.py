@@ -161,7 +161,7 @@ class SegmentRunner:
     def run(self, segment: Segment, state: MemoryState | None) -> SegmentResult:
         """Read `segment` after the memory `state` (None: nothing was read), whose rows may serve several each."""
         is_empty, rows = state is None, segment.embeddings.shape[0]
-        state = self.memory.empty(rows) if state is None else state
+        state = self.memory.empty(rows) if state is None else state.to(segment.embeddings.device)
         if segment.close or not self.memory.is_shared:
             state = state.for_batch(rows)
         front = self.front if segment.cache is None else 0
@@ -171,7 +171,7 @@ class SegmentRunner:
             hooks.needed = back  # with gradients, a checkpointed layer is computed again without its hooks
         if segment.hidden_states:
             hooks.inputs = []
-        tokens = self.memory.embeddings(state) if front or back else None
+        tokens = self.memory.embeddings(state).to(segment.embeddings) if front or back else None
         parts = [tokens if front else None, segment.embeddings, tokens if back else None]
         output = self.call_base(torch.cat([part for part in parts if part is not None], 1), segment, hooks)
         ordinary, seen = slice(front, front + segment.steps), {"balance": output.get("aux_loss")}

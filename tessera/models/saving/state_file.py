@@ -1,4 +1,4 @@
-"""What models have read, as files: any nested value of states, caches of transformers, tensors and JSON.
+"""What models have read, and traces, as files: any nested value of states, caches of transformers, tensors and JSON.
 
 A file is safetensors. Its tensors are mapped into memory and read from the disk when they are looked at. Its metadata
 says what they make up, of which version, and the checksums of both: one entry of JSON. Nothing in a file names code:
@@ -41,7 +41,7 @@ def save_values(path: Path, kind: str, values: Mapping[str, Any], finite: bool =
         read = {
             name: x.masked_fill(x == -torch.inf, 0) if name.endswith("log_weight") else x for name, x in tensors.items()
         }
-        broken = [name for name, tensor in read.items() if not _is_finite(tensor)]
+        broken = [name for name, x in read.items() if x.is_floating_point() and not bool(x.isfinite().all())]
         advice = "The text drives this model out of range: use one that was trained on such lengths."
         expect(not broken, "memorize", "the memory", "be finite", "NaN or infinity", advice)
     described = {"kind": kind, "version": THIS_VERSION, CRC: tensor_checksum(tensors), "content": content}
@@ -64,8 +64,8 @@ class StateFile:
     checksum: int | None
 
     @classmethod
-    def open(cls, path: str | Path, where: str, argument: str = "path") -> "StateFile":
-        """Look at the description of a file, not at its tensors.
+    def open(cls, path: str | Path, where: str, argument: str = "path", what: str = "memory") -> "StateFile":
+        """Look at the description of a file, which is to be a stored `what`, not at its tensors.
 
         Raises `TesseraError`: no memory, one of a later version, or one whose description was changed.
         """
@@ -75,13 +75,13 @@ class StateFile:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
         except Exception as error:  # safetensors raises its own, the system's, and Rust's
-            raise TesseraError(f"{where}: {argument} must be a stored memory; got {str(path)!r} ({error}).") from None
-        expect(KIND in metadata, where, argument, "be a stored memory", f"{str(path)!r}, another file")
+            raise TesseraError(f"{where}: {argument} must be a stored {what}; got {str(path)!r} ({error}).") from None
+        expect(KIND in metadata, where, argument, f"be a stored {what}", f"{str(path)!r}, another file")
         checksum, _, text = metadata[KIND].partition(" ")
         if not text:
             checksum = metadata.get(CRC, "")
             expect(
-                not checksum or checksum.isdecimal(), where, argument, "be a stored memory", f"{str(path)!r}, changed"
+                not checksum or checksum.isdecimal(), where, argument, f"be a stored {what}", f"{str(path)!r}, changed"
             )
             return cls(Path(path), metadata[KIND], None, metadata, int(checksum) if checksum else None)
         if checksum != str(zlib.crc32(text.encode())):
@@ -90,8 +90,8 @@ class StateFile:
             header = json.loads(text)
             version, kind, content, crc = (header[name] for name in ("version", "kind", "content", CRC))
         except (ValueError, TypeError, KeyError, RecursionError) as error:  # made by hand
-            raise TesseraError(f"{where}: {argument} must be a stored memory; got {str(path)!r} ({error}).") from None
-        expect(version == THIS_VERSION, where, argument, f"be a memory of version {THIS_VERSION}", f"version {version}")
+            raise TesseraError(f"{where}: {argument} must be a stored {what}; got {str(path)!r} ({error}).") from None
+        expect(version == THIS_VERSION, where, argument, f"be a {what} of version {THIS_VERSION}", f"version {version}")
         return cls(Path(path), kind, version, content, crc)
 
     def tensors(self, device: str | torch.device = "cpu") -> dict[str, Tensor]:
@@ -125,10 +125,6 @@ class StateFile:
 
 def _changed(argument: str, path: str | Path) -> TesseraError:
     return TesseraError(f"{argument} must be a memory as it was stored; got {str(path)!r}, which was changed.")
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(tensor.isfinite().all())
 
 
 def _encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessera.papers.armt_language.settings import CONTINUED
+from tessera.papers.armt_language.run import CONTINUED, MODELS, SegmentSettings, execute, plan
 from tessera.papers.curves import panels
-from tessera.papers.experiment import Record
+from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.tables import (
     SettingsRows,
     markdown,
@@ -155,3 +155,7 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
                     axis.axvline(trained + 0.5, color="black", lw=0.8, ls="--", label="longest in training")
             above.set(title=f"{BASES[base]}, {TEXTS[text]}", ylabel="bits per byte")
             below.set(xlabel="segment", ylabel="minus the base with one segment")
+
+
+PUBLISHED = "The published trainings are recipes: `tessera train gpt2-wikitext-103`, then `armt-wikitext-103`."
+EXPERIMENT = Experiment(LIBRARY["armt_language"], SegmentSettings, plan, execute, tables, plot, MODELS, (), PUBLISHED)

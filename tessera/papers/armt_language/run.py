@@ -4,7 +4,7 @@ The figure of the ARMT paper's appendix on language, on stories, and on novels.
 """
 
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,137 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
+from tessera.base.dataclass_io import from_json
 from tessera.base.locks import folder_held
 from tessera.data.sources import text_source
 from tessera.data.windows import ValidationWindows
-from tessera.evaluation.loss import bits_per_byte, loss_by_position
-from tessera.evaluation.text import EvaluationText
+from tessera.evaluation.loss import EvaluationText, bits_per_byte, loss_by_position
 from tessera.models.saving.loading import load_model
 from tessera.models.sizes import num_parameters
-from tessera.papers.armt_language import report
-from tessera.papers.armt_language.settings import BASE, CONTINUED, MODELS, SegmentSettings, plan
-from tessera.papers.catalogue import LIBRARY
-from tessera.papers.experiment import Experiment, Run, RunContext
+from tessera.papers.experiment import Run, RunContext, RunSelection
+from tessera.papers.recipe_settings import trained
+from tessera.recipes.sections import Recipe
 from tessera.training.corpus import Corpus, open_corpus
-from tessera.training.curriculum import train_stages_of
+from tessera.training.fit import train_stages_of
 from tessera.training.initial_model import starting_model
-from tessera.training.overwrite import RESULT
-from tessera.training.run import train
 from tessera.training.staged_data import StagedText
+
+BASE, CONTINUED = "base", "continued"
+MODELS = (BASE, CONTINUED, "armt", "rmt")
+RATE = 3e-3  # peak of the base's training
+
+
+@dataclass(frozen=True)
+class SegmentSettings:
+    """One training on stories, and its tests.
+
+    Attributes:
+        model: one of `MODELS`. base: a key of `BASES`.
+        base_recipe, recipe: of the base's training and, but for the base itself, of the one that starts from it; plain
+            values of a `tessera.recipes.sections.Recipe`, without the folder of the base.
+        segment: tokens. trained, tested: segments of the longest text in training, and of a tested text.
+        sequences: tested texts of each kind.
+    """
+
+    model: str
+    base: str
+    seed: int
+    base_recipe: dict[str, Any]
+    recipe: dict[str, Any]
+    segment: int
+    trained: int
+    tested: int
+    sequences: int
+
+    def read_base_recipe(self) -> Recipe:
+        """The recipe of the base, checked."""
+        return from_json(Recipe, self.base_recipe, "armt_language")
+
+    def read_recipe(self, base: Path) -> Recipe:
+        """The recipe of what starts from the base in this folder, checked."""
+        recipe = {**self.recipe, "training": dict(self.recipe["training"]), "model": dict(self.recipe["model"])}
+        if self.model == CONTINUED:
+            recipe["training"]["initialize_from"] = str(base)
+        else:
+            recipe["model"]["base"] = str(base)
+        return from_json(Recipe, recipe, "armt_language")
+
+    def run(self, model: str, base: str, section: dict[str, Any], seed: int) -> Run:
+        """The same for another model, base (of this model section) and seed: the same texts in the same steps."""
+        base_recipe = {**self.base_recipe, "name": base, "seed": seed, "model": section}
+        sections = {CONTINUED: section, "armt": self.recipe["model"]}
+        sections["rmt"] = {key: value for key, value in sections["armt"].items() if key != "memory_dim"}
+        sections["rmt"]["type"] = "rmt"
+        recipe = {**base_recipe, "name": model, "training": self.recipe["training"], "model": sections.get(model)}
+        settings = replace(self, model=model, base=base, seed=seed, base_recipe=base_recipe)
+        settings = replace(settings, recipe={} if model == BASE else recipe)
+        return Run(f"{base}/{model}/seed {seed}", settings, 0.2 if model == BASE else 1.0)
+
+
+def _budget(
+    segment: int, memory: dict[str, int], vocab_size: int, steps: int, stages: tuple[tuple[int, int], ...],
+    sequences: int, **sizes: int,
+) -> SegmentSettings:  # fmt: skip
+    """ARMT around the first base; `stages`: segments and steps of a memory's training; `steps`: of the base's."""
+    trained = max(length for length, _ in stages)
+    training: dict[str, Any] = {
+        "betas": [0.9, 0.999],
+        "weight_decay": 0.01,
+        "clip": 1.0,
+        "scalar_learning_rate_scale": 10.0,
+        "precision": "fp32",
+        **sizes,
+    }
+    base_training = {
+        "steps": steps,
+        "learning_rate": RATE,
+        "min_learning_rate": RATE / 10,
+        "warmup_steps": steps // 10,
+        "checkpoint_every": max(1, steps // 5),
+        **training,
+    }
+    curriculum = [
+        {"length": length, "min_length": length, "steps": steps, "learning_rate": 1e-3, "target": 2.0}
+        for length, steps in stages
+    ]
+    base_recipe = {
+        "tokenizer": {"type": "bpe", "vocab_size": vocab_size},
+        "data": {"source": "stories", "context": trained * segment},
+        "training": base_training,
+    }
+    section = {"type": "armt", "segment_size": segment, **memory}
+    recipe = {"model": section, "training": {**training, "curriculum": curriculum}}
+    return SegmentSettings("armt", "transformer", 0, base_recipe, recipe, segment, trained, 2 * trained - 1, sequences)
+
+
+BUDGETS = {
+    "smoke": _budget(
+        16, {"num_memory_tokens": 2, "memory_dim": 4}, 300, 2, ((2, 1), (3, 1)), 3,
+        batch_size=2, evaluate_every=2, evaluate_sequences=2,
+    ),
+    "cpu": _budget(
+        64, {"num_memory_tokens": 8, "memory_dim": 32}, 2048, 400, ((2, 100), (4, 100), (8, 200)), 64,
+        batch_size=8, evaluate_every=50, evaluate_sequences=16,
+    ),
+}  # fmt: skip
+# Model sections of the bases.
+_SMALL = {"type": "transformer", "positions": "rope", "hidden_size": 16, "num_layers": 2, "num_heads": 4}
+_MOSAIC = {"type": "memory_mosaic", "hidden_size": 128, "num_layers": 2, "num_heads": 4, "num_persistent_slots": 448}
+BASES: dict[str, dict[str, dict[str, Any]]] = {
+    "smoke": {"transformer": _SMALL},
+    "cpu": {"transformer": {**_SMALL, "hidden_size": 128, "num_layers": 4}, "memory_mosaic": _MOSAIC},
+}
+
+
+def plan(selection: RunSelection) -> list[Run]:
+    """Base by base, seed by seed; the models of a base start from the same weights."""
+    return [
+        BUDGETS[selection.budget].run(model, base, section, seed)
+        for seed in range(selection.seeds or 1)
+        for base, section in BASES[selection.budget].items()
+        for model in selection.models or MODELS
+    ]
+
 
 TESTED_SHARE = 0.5  # of the held-out book; the rest of it chooses the weights
 DIGITS = 4
@@ -116,10 +230,7 @@ def _trained_base(settings: SegmentSettings, context: RunContext) -> Path:
     folder = context.folder.parent / "bases" / f"{recipe.name}-{recipe.seed}"
     folder.mkdir(parents=True, exist_ok=True)
     with folder_held(folder):
-        if not (folder / RESULT).is_file():
-            context.report(0.0, "training the base")
-            train(recipe, folder, resume=True, progress=False)
-    return folder
+        return trained(recipe, folder, context.report)
 
 
 def _trained_from(
@@ -130,9 +241,3 @@ def _trained_from(
     model = starting_model(recipe, data.tokenizer, context=settings.tested * settings.segment).to(context.device)
     trained = SegmentsAlone(model, settings.segment) if settings.model == CONTINUED else model
     return model, train_stages_of(trained, recipe, data, context.folder, context.report)
-
-
-PUBLISHED = "The published trainings are recipes: `tessera train gpt2-wikitext-103`, then `armt-wikitext-103`."
-EXPERIMENT = Experiment(
-    LIBRARY["armt_language"], SegmentSettings, plan, execute, report.tables, report.plot, MODELS, (), PUBLISHED
-)

@@ -12,9 +12,9 @@ import torch
 
 from tessera.evaluation.questions import is_segmented
 from tessera.models.forking import state_numbers
-from tessera.papers.associative_retrieval.settings import KEY_SIZE, NAMES, RetrievalSettings, build
+from tessera.papers.associative_retrieval.run import KEY_SIZE, NAMES, RetrievalSettings, build, execute, plan
 from tessera.papers.curves import draw_curve, panels, styles
-from tessera.papers.experiment import Record
+from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.tables import (
     Curve,
     by_model,
@@ -183,3 +183,6 @@ def _draw_bounds(axis, rule: str, quantity: str, longest: float, trained: int) -
         reach = [trained, RECALLS_BEYOND_TRAINING * trained]
         label = f"paper: ARMT recalls to {RECALLS_BEYOND_TRAINING} x"
         axis.plot(reach, [1.015, 1.015], color="tab:blue", linestyle="--", linewidth=2, label=label)
+
+
+EXPERIMENT = Experiment(LIBRARY["associative_retrieval"], RetrievalSettings, plan, execute, tables, plot, tuple(NAMES))

@@ -1,6 +1,7 @@
 """Associative retrieval, trained by a curriculum and measured far past its trained length (ARMT, section 3)."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -9,22 +10,126 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tessera.evaluation.questions import answer_loss, is_segmented, right_answers
+from tessera.models.gradient_writing import GradientWriter
+from tessera.models.recurrence.modeling import SegmentedForCausalLM
 from tessera.models.sizes import num_parameters
-from tessera.papers.associative_retrieval import AssociativeRetrieval, capacity, capacity_error, report
-from tessera.papers.associative_retrieval.settings import (
-    BUDGETS,
-    BY_GRADIENT,
-    KEY_SIZE,
-    NAMES,
-    SEEDS,
-    RetrievalSettings,
-    build,
-)
-from tessera.papers.catalogue import LIBRARY
-from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
-from tessera.recipes.sections import Stage
+from tessera.models.small_models import ModelSize, build_small_model
+from tessera.papers.associative_retrieval.task import RULES, AssociativeRetrieval, capacity, capacity_error
+from tessera.papers.experiment import Run, RunContext, RunSelection
+from tessera.recipes.sections import Curriculum, Stage
 from tessera.tasks.task import estimate, generator_of
-from tessera.training.curriculum import train_stages
+from tessera.training.fit import FitOptions, train_stages
+
+# Names of rows, in the order of tables and figures; the mosaic and the model without correction are ours to compare.
+NAMES = {
+    "armt": "ARMT",
+    "armt_no_correction": "ARMT, no correction",
+    "rmt": "RMT",
+    "prmt": "PRMT",
+    "gradmem": "RMT, written by gradient",
+    "gradmem_matrix": "ARMT, written by gradient",
+    "mamba": "Mamba",
+    "mosaic": "Memory Mosaic",
+}
+VOCABULARY = AssociativeRetrieval().vocab_size
+KEY_SIZE = "key_size"
+# The models whose memory is written by gradient descent (GradMem): whose memory it is, its steps, and its first rate.
+BY_GRADIENT = {"gradmem": ("rmt", 3, 5.0), "gradmem_matrix": ("armt", 1, 30.0)}
+# Relative time of a step: what the time left is estimated from.
+COSTS = {"rmt": 0.7, "prmt": 0.7, "mosaic": 0.4, **dict.fromkeys(BY_GRADIENT, 2.0)}
+
+
+@dataclass(frozen=True)
+class RetrievalSettings:
+    """One training by a curriculum, and its tests.
+
+    Attributes:
+        model: one of `NAMES`. rule: "rewrite" or "remember". curriculum, fit: the stages, and what they share.
+        batch_size, questions: contexts per step, and questions to each of them.
+        measured: numbers of pairs. test_contexts: held-out contexts per measured number of at most 10 pairs, a quarter
+            of them for more, with `test_questions` to each. validation_contexts: of a validation.
+    """
+
+    model: str
+    rule: str
+    seed: int
+    sizes: ModelSize
+    curriculum: Curriculum
+    fit: FitOptions
+    batch_size: int
+    questions: int
+    measured: tuple[int, ...]
+    test_contexts: int
+    test_questions: int
+    validation_contexts: int
+
+    def task(self, pairs: int, key_size: int | None = None) -> AssociativeRetrieval:
+        """The rule with so many pairs; None: of keys as in the last stage."""
+        return AssociativeRetrieval(self.rule, pairs, key_size or self.curriculum.stages[-1].settings[KEY_SIZE])
+
+    def run(self, model: str, seed: int) -> Run:
+        """The same for another model and seed."""
+        # Mamba: 4 blocks of width 128, as published.
+        sizes = replace(self.sizes, mamba_state_size=32) if model == "mamba" else self.sizes
+        cost = COSTS.get(model, 1.0) * sum(stage.steps * (stage.length + 8) for stage in self.curriculum.stages)
+        return Run(f"{model}/{self.rule}/seed {seed}", replace(self, model=model, seed=seed, sizes=sizes), cost)
+
+
+def build(name: str, size: ModelSize, seed: int) -> PreTrainedModel | GradientWriter:
+    """The model called `name`, initialised from `seed`, all of about as many parameters.
+
+    `size` is that of the segmented models and of Mamba. The mosaic has half the layers, of 9/8 the width; it stores
+    every pair that it reads, the upper bound of any memory of fixed size. A memory written by gradient descent is
+    that of ARMT or RMT, into which the whole text is written as one segment.
+    """
+    if name in BY_GRADIENT:
+        written, steps, rate = BY_GRADIENT[name]
+        model = build_small_model(written, seed, **asdict(size))
+        assert isinstance(model, SegmentedForCausalLM), "its memory is written"
+        return GradientWriter(model, steps, rate)
+    if name == "mosaic":
+        width = round(size.hidden_size * 9 / 8 / size.num_heads) * size.num_heads
+        size = replace(size, hidden_size=width, num_layers=max(1, size.num_layers // 2))
+    return build_small_model(name, seed, **asdict(size))
+
+
+def stage(pairs: int, steps: int, target: float, rate: float, key_size: int = 1, at_least: int = 1) -> Stage:
+    """A stage of so many pairs, of keys of so many symbols."""
+    return Stage(pairs, steps, at_least, target, rate, {KEY_SIZE: key_size})
+
+
+def _by_rule(settings: RetrievalSettings, stages: Any, measured: Any) -> dict[str, RetrievalSettings]:
+    """The settings of each rule, from the stages and the measured numbers of pairs of each."""
+    pairs = zip(RULES, stages, measured, strict=True)
+    return {rule: replace(settings, rule=rule, curriculum=Curriculum(s), measured=m) for rule, s, m in pairs}
+
+
+_FIRST = (stage(1, 100, 0.99, 1e-3), stage(3, 500, 0.95, 1e-3, at_least=2))
+# Published (ARMT, appendix A and the scripts of its repository): AdamW, weight decay 1e-3, gradients clipped by value.
+_CPU = RetrievalSettings(
+    "armt", "rewrite", 0, ModelSize(VOCABULARY, initializer_range=0.05, max_positions=1024), Curriculum(_FIRST),
+    FitOptions(steps=1, learning_rate=1e-3, evaluate_every=50, weight_decay=1e-3, clip_value=1.0, decay="linear"),
+    batch_size=16, questions=8, measured=(), test_contexts=192, test_questions=16, validation_contexts=32,
+)  # fmt: skip
+_SMOKE = replace(
+    _CPU, sizes=ModelSize(VOCABULARY, 16, 2, 2, 64, num_memory_tokens=2, memory_dim=4), batch_size=4, questions=2,
+    fit=replace(_CPU.fit, evaluate_every=4), test_contexts=6, test_questions=4, validation_contexts=4,
+)  # fmt: skip
+BUDGETS: dict[str, dict[str, RetrievalSettings]] = {
+    "smoke": _by_rule(
+        _SMOKE, [(stage(1, 4, 0.9, 1e-3), stage(2, 4, 0.99, 1e-3, key_size)) for key_size in (2, 1)], [(1, 4), (1, 4)]
+    ),
+    "cpu": _by_rule(
+        _CPU,
+        [
+            (*_FIRST, stage(10, 300, 0.99, 1e-3), stage(20, 250, 0.99, 1e-3, key_size=2)),
+            (*_FIRST, stage(10, 400, 0.99, 1e-3), stage(50, 150, 0.998, 5e-4)),
+        ],
+        [(1, 3, 5, 10, 20, 40, 60, 100), (1, 3, 5, 10, 20, 50, 100, 200, 500)],
+    ),
+}
+SEEDS = {"smoke": 1, "cpu": 2}
+
 
 # Of held-out contexts that are read at once: at most so many, and at most so many pairs of all of them.
 CONTEXTS_AT_ONCE, PAIRS_AT_ONCE = 16, 2000
@@ -123,8 +228,3 @@ def memory_norms(model: PreTrainedModel, task: AssociativeRetrieval, lengths: Se
         norms["normaliser"][str(length)] = state.z.norm(dim=-1).mean().item()
         norms["matrix"][str(length)] = state.A.flatten(2).norm(dim=-1).mean().item()
     return norms
-
-
-EXPERIMENT = Experiment(
-    LIBRARY["associative_retrieval"], RetrievalSettings, plan, execute, report.tables, report.plot, tuple(NAMES)
-)

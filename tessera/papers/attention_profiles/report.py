@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from tessera.papers.attention_profiles.settings import MODELS
+from tessera.papers.attention_profiles.run import MODELS, ProfileSettings, execute, plan
 from tessera.papers.curves import new_figure
-from tessera.papers.experiment import Record
-from tessera.papers.tables import SettingsRows, by_model, grid_table, markdown, mean_of, settings_of, with_error
+from tessera.papers.experiment import LIBRARY, Experiment, Record
+from tessera.papers.tables import SettingsRows, by_model, markdown, mean_of, settings_of, with_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,11 +69,6 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 
 
 def _profiles(records: Mapping[str, Record]) -> str:
-    rows = {
-        (MODELS[name], length): [measured.outcome["lengths"][length] for measured in seeds]
-        for name, seeds in by_model(records, MODELS).items()
-        for length in sorted(seeds[0].outcome["lengths"], key=int)
-    }
     columns = {
         "loss at the end, nats": ("loss", ".3f"),
         "first token, times the mean weight": ("first", ".2f"),
@@ -82,17 +77,17 @@ def _profiles(records: Mapping[str, Record]) -> str:
         "share beyond the trained length": ("beyond", ".3f"),
         "if even": ("even", ".3f"),
     }
-
-    def cell(row: tuple[str, str], column: tuple[str, str]) -> str:
-        quantity, form = column
-        seeds = rows[row][:1] if quantity == "even" else rows[row]  # which is the same for all seeds
-        values = [{"loss": measured["loss"], **measured["mean"]}[quantity] for measured in seeds]
-        numbers = [value for value in values if value is not None]
-        return with_error(mean_of(numbers), form) if numbers else ""
-
-    return grid_table(
-        ["model", "tokens", "seeds"], {row: (*row, len(rows[row])) for row in rows}, columns.items(), cell
-    )
+    rows = []
+    for name, seeds in by_model(records, MODELS).items():
+        for length in sorted(seeds[0].outcome["lengths"], key=int):
+            rows.append([MODELS[name], length, len(seeds)])
+            for quantity, form in columns.values():
+                of_seeds = seeds[:1] if quantity == "even" else seeds  # which is the same for all seeds
+                measured = [record.outcome["lengths"][length] for record in of_seeds]
+                values = [{"loss": of_seed["loss"], **of_seed["mean"]}[quantity] for of_seed in measured]
+                numbers = [value for value in values if value is not None]
+                rows[-1].append(with_error(mean_of(numbers), form) if numbers else "")
+    return markdown(["model", "tokens", "seeds", *columns], rows)
 
 
 def _peaks(records: Mapping[str, Record]) -> str:
@@ -154,3 +149,8 @@ def _draw_peaks(axis: "Axes", every: Sequence[Head]) -> None:
     axis.grid(alpha=0.2)
     if axis.lines:
         axis.legend(fontsize=8)
+
+
+RECIPES = "The published trainings are recipes: `tessera train babistories-1 data.source=PATH`, for example."
+ABOUT = LIBRARY["attention_profiles"]
+EXPERIMENT = Experiment(ABOUT, ProfileSettings, plan, execute, tables, plot, tuple(MODELS), published=RECIPES)

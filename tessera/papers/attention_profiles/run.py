@@ -4,6 +4,7 @@ Memory Mosaics, figures 14 to 16.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,13 +17,77 @@ from tessera.inspection import recall_weights
 from tessera.models.saving.loading import load_model
 from tessera.models.sizes import num_parameters
 from tessera.models.transformer import context_limit
-from tessera.papers.attention_profiles import report
-from tessera.papers.attention_profiles.settings import MODELS, ProfileSettings, plan
-from tessera.papers.catalogue import LIBRARY
-from tessera.papers.experiment import Experiment, Run, RunContext
+from tessera.papers.experiment import Run, RunContext, RunSelection
+from tessera.papers.language_modeling.run import POSITIONS
+from tessera.papers.recipe_settings import RecipeSettings, recipe_mapping, trained
 from tessera.training.corpus import open_corpus
-from tessera.training.overwrite import RESULT
-from tessera.training.run import train
+
+# Name: its name in tables and figures.
+MODELS = {
+    "transformer": "Transformer, absolute positions",
+    "transformer_rope": "Transformer, RoPE",
+    "transformer_alibi": "Transformer, ALiBi",
+    "mosaic": "Memory Mosaic",
+}
+
+
+@dataclass(frozen=True)
+class ProfileSettings(RecipeSettings):
+    """One training of a model of one block, and the profiles of its attention.
+
+    Attributes:
+        model: one of `MODELS`. recipe: see `RecipeSettings`. lengths: profiles are measured in texts of so many times
+            the trained context (learned positions end with the first).
+        sequences: validation texts that a profile is averaged over.
+    """
+
+    model: str
+    recipe: dict[str, Any]
+    lengths: tuple[int, ...]
+    sequences: int
+
+
+# What a budget changes in the recipes "demo-mosaic" and "demo-transformer", and the slots of its mosaic.
+OVERRIDES = {
+    "smoke": (
+        "model.hidden_size=16",
+        "model.num_heads=2",
+        "tokenizer={type: byte}",
+        "data.source=novels",
+        "data.context=24",
+        "training.steps=2",
+        "training.batch_size=2",
+        "training.evaluate_sequences=2",
+    ),
+    "cpu": (
+        "model.hidden_size=128",
+        "model.num_heads=8",
+        "tokenizer={type: bpe, vocab_size: 2048}",
+        "data.context=128",
+        "training.steps=600",
+        "training.batch_size=16",
+        "training.warmup_steps=60",
+        "training.learning_rate=3.0e-3",
+        "training.evaluate_every=200",
+        "training.checkpoint_every=200",
+    ),
+}
+SLOTS, SEQUENCES, SEEDS = {"smoke": 56, "cpu": 448}, {"smoke": 3, "cpu": 500}, {"smoke": 1, "cpu": 2}
+
+
+def plan(selection: RunSelection) -> list[Run]:
+    """Every model, seed by seed."""
+    budget = selection.budget
+    runs = []
+    for seed in range(selection.seeds or SEEDS[budget]):
+        for model in selection.models or MODELS:
+            name, own = "demo-mosaic", f"model.num_persistent_slots={SLOTS[budget]}"
+            if model in POSITIONS:
+                name, own = "demo-transformer", f"model.positions={POSITIONS[model]}"
+            recipe = recipe_mapping(name, [*OVERRIDES[budget], own, "model.num_layers=1", f"seed={seed}"])
+            runs.append(Run(f"{model}/seed {seed}", ProfileSettings(model, recipe, (1, 3), SEQUENCES[budget])))
+    return runs
+
 
 # The older half of the tokens says what a head gives whatever the age.
 OLDER_HALF = 0.5
@@ -46,11 +111,6 @@ def mean_profile(
     return total / len(texts)
 
 
-def by_distance(profile: Tensor) -> Tensor:
-    """(..., T - 1): weight by distance 1, 2, ... from the last token, of a profile (..., T) by position."""
-    return profile[..., :-1].flip(-1)
-
-
 def recent_peak_width(profile: Tensor) -> float:
     """Tokens from the query until a head's recent peak has fallen halfway to the level of the older tokens.
 
@@ -58,7 +118,7 @@ def recent_peak_width(profile: Tensor) -> float:
     weight among the newer half. Linear between whole distances. NaN where the peak is less than twice the level: such a
     head has none.
     """
-    weights = by_distance(profile)
+    weights = profile[:-1].flip(0)  # by distance 1, 2, ... from the query
     newer = max(1, int(len(weights) * (1 - OLDER_HALF)))
     level = weights[newer:].median() if newer < len(weights) else weights.new_zeros(())
     top = int(weights[:newer].argmax())
@@ -102,10 +162,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     # Runs of one budget stand beside each other, and share their tokenised text.
     settings, folder = run.configuration, context.folder.parent / TRAINED / context.folder.name
     recipe = settings.read_recipe()
-    if not (folder / RESULT).is_file():
-        context.report(0.0, "training")
-        train(recipe, folder, resume=True, progress=False)
-    model = load_model(folder).to(context.device).eval()
+    model = load_model(trained(recipe, folder, context.report)).to(context.device).eval()
     validation = open_corpus(recipe, folder).validation
     longest = context_limit(model.config)
     lengths = [times * settings.context for times in settings.lengths]
@@ -149,10 +206,3 @@ def _leaks(model: PreTrainedModel) -> list[float]:
     """lambda of each head's leaky average of a mosaic's contextual memory; none of a transformer."""
     memories = [module.contextual for module in model.modules() if hasattr(module, "contextual")]
     return [leak for memory in memories for leak in memory.key_extractor.decay().tolist()]
-
-
-RECIPES = "The published trainings are recipes: `tessera train babistories-1 data.source=PATH`, for example."
-ABOUT = LIBRARY["attention_profiles"]
-EXPERIMENT = Experiment(
-    ABOUT, ProfileSettings, plan, execute, report.tables, report.plot, tuple(MODELS), published=RECIPES
-)

@@ -17,17 +17,8 @@ from tessera.memory_files.answering import answer
 from tessera.memory_files.document import text_of_document
 from tessera.memory_files.memory import Memory
 from tessera.models.recurrence import SegmentedForCausalLM
-from tessera.papers.babilong.benchmark import (
-    ASKED,
-    TextSample,
-    benchmark_labels,
-    exact_match,
-    published_match,
-    read_samples,
-    results_file,
-    write_results,
-)
-from tessera.papers.babilong.noise import SENTENCE_END
+from tessera.papers.babilong import benchmark
+from tessera.papers.babilong.sample import SENTENCE_END
 from tessera.papers.babilong.stories import generate
 
 if TYPE_CHECKING:
@@ -84,14 +75,14 @@ def shots_of(kind: str, count: int) -> str:
     """`count` short stories of a task, each with a question and its answer, to stand before a sample."""
     stories = [generate(kind, Random(f"shot {index}"), SHOT_FACTS) for index in range(count)]
     pairs = [(" ".join(story.facts), story.questions[0]) for story in stories]
-    return "".join(f"{facts}{ASKED.format(question=first.text)} {first.answer}\n\n" for facts, first in pairs)
+    return "".join(f"{facts}{benchmark.ASKED.format(question=first.text)} {first.answer}\n\n" for facts, first in pairs)
 
 
 @torch.no_grad()
 def answered(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerFast",
-    sample: TextSample,
+    sample: benchmark.TextSample,
     answers: Collection[str],
     sampling: Sampling,
     shots: str | None = None,
@@ -110,7 +101,7 @@ def answered(
     """
     text, question = sample.input, sample.question
     if shots is not None:
-        text, question = shots + text, ASKED.format(question=question.strip())
+        text, question = shots + text, benchmark.ASKED.format(question=question.strip())
     memory = None
     if isinstance(model, SegmentedForCausalLM):
         memory = Memory(model, tokenizer).read([text], "input", "ask: input", precision="auto").state
@@ -119,8 +110,8 @@ def answered(
     said = answer(model, tokenizer, question, memory, sampling).text
     if shots is not None:
         said = said.strip().partition("\n")[0]
-    match = published_match(said, sample.question, sample.target, answers)
-    return Answered(said, exact_match(said, sample.target), match)
+    match = benchmark.published_match(said, sample.question, sample.target, answers)
+    return Answered(said, benchmark.exact_match(said, sample.target), match)
 
 
 def score_samples(
@@ -139,15 +130,15 @@ def score_samples(
     Raises:
         TesseraError: a path that does not name the task or length that `shots` and `results` need.
     """
-    samples = read_samples(path)
-    kind, labels = benchmark_labels(path, [sample.target for sample in samples])
+    samples = benchmark.read_samples(path)
+    kind, labels = benchmark.benchmark_labels(path, [sample.target for sample in samples])
     expect(shots is None or bool(kind), "ask", "--shots", "come with samples of qa1 to qa5", str(path))
     before = None if shots is None else shots_of(kind, shots)
-    file = None if results is None else results_file(results, path, kind, bool(before))
+    file = None if results is None else benchmark.results_file(results, path, kind, bool(before))
     bar = tqdm(samples, desc="samples", disable=not sys.stderr.isatty())
     scores = [answered(model, tokenizer, sample, labels, sampling, before) for sample in bar]
     if file is not None:
-        write_results(file, samples, [score.said for score in scores], before, sampling.arguments)
+        benchmark.write_results(file, samples, [score.said for score in scores], before, sampling.arguments)
     exact, published = (
         100 * sum(getattr(score, name) for score in scores) / len(scores) for name in ("exact", "published")
     )

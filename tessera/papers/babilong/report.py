@@ -1,22 +1,23 @@
 """Tables and figure of BABILong: exact match by tokens beside the paper's, what is written, trainings."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tessera.papers.babilong.settings import LAST_SEGMENT, MODELS, SHUT, THRESHOLD, UNSEEN
+from tessera.papers.babilong.run import LAST_SEGMENT, MODELS, SHUT, THRESHOLD, UNSEEN, BabilongSettings, execute, plan
 from tessera.papers.curves import draw_curve, panels, styles
-from tessera.papers.experiment import Record
+from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.tables import (
     Curve,
+    SettingsRows,
     by_model,
     curves_table,
     markdown,
+    num_seeds,
     points_of,
-    settings_table,
+    settings_of,
     spread,
     stages_table,
-    table_of,
 )
 
 TOKENS = {"64k": 64_000, "128k": 128_000, "500k": 500_000, "1M": 1_000_000, "10M": 10_000_000, "50M": 50_000_000}
@@ -31,18 +32,28 @@ EXACT_MATCH = {
     "qa4": {"ARMT": (100, 100, 99.9, 99.8, 91.5), "RMT": (51.2, 40.0, 29.4, 27.3, 17.2), "Mamba": (99.7, 97.6)},
     "qa5": {"ARMT": (99.0, 98.7, 98.4, 97.3, 80.9), "RMT": (88.5, 78.1, 56.4, 48.0, 27.3), "Mamba": (98.7, 97.5)},
 }
-SETTING = {
-    "base": "GPT-2, pretrained",
-    "tokens of a segment": 512,
-    "memory tokens": 10,
-    "memory width": 64,
-    "segments in the stages": "2, 3, 5, 8, 16, 32",
-    "contexts per step": 64,
-    "questions to each context": 1,
-    "most steps": 80_000,
-    "peak learning rate": 1e-4,
+# Here, and in the paper's section 4.
+SETTINGS: SettingsRows = {
+    "base": (lambda records: f"{', '.join(_bases(records))}, from scratch", "GPT-2, pretrained"),
+    "tokens of a segment": ("context", 512),
+    "segments in the stages": (
+        lambda records: ", ".join(str(stage["length"]) for stage in max(_curricula(records), key=len)),
+        "2, 3, 5, 8, 16, 32",
+    ),
+    "contexts per step": ("recipe.training.batch_size", 64),
+    "questions to each context": ("recipe.data.questions", 1),
+    "most steps": (
+        lambda records: spread(sum(stage["steps"] for stage in stages) for stages in _curricula(records)),
+        80_000,
+    ),
+    "peak learning rate": (
+        lambda records: spread(stage["learning_rate"] for stages in _curricula(records) for stage in stages),
+        1e-4,
+    ),
+    "seeds": (num_seeds, None),
+    "memory tokens": ("recipe.model.num_memory_tokens", 10),
+    "memory width": ("recipe.model.memory_dim", 64),
 }
-
 
 FURTHEST = (UNSEEN, SHUT, THRESHOLD, "armt_mosaic")  # first the one that reads furthest
 # What the figure sets side by side on QA1; bars are two standard errors.
@@ -84,21 +95,16 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         parts[f"{kind.upper()}, exact match in per cent"] = curves_table(["tokens"], list(curves.values()))
         rows = [[name, *values, *[""] * (len(TOKENS) - len(values))] for name, values in published.items()]
         parts[f"{kind.upper()}, the paper"] = markdown(["tokens", *TOKENS], rows) if curves else ""
-    noise, facts = (
-        [(key, record.outcome[name]) for key, record in records.items() if name in record.outcome]
-        for name in ("written_noise", "written_facts")
-    )
-    parts["Segments of noise that are written, per cent"] = table_of(
-        noise,
-        {
-            "run": lambda row: row[0],
-            "after the text before them": lambda row: f"{100 * row[1]['in_text']:.1f}",
-            "with an empty memory": lambda row: f"{100 * row[1]['alone']:.1f}",
-            "mean size of z after 1, 16, 256, 1,024 of them": lambda row: _sizes(row[1].get("normaliser", {})),
-        },
-    )
-    rows = [[key, *(f"{100 * shares[part]:.1f}" if part in shares else "" for part in PARTS)] for key, shares in facts]
-    parts["Facts that are written, per cent"] = markdown(["run", *PARTS.values()], rows)
+    noise, facts = [], []
+    for key, record in records.items():
+        if written := record.outcome.get("written_noise"):
+            shares = [f"{100 * written[name]:.1f}" for name in ("in_text", "alone")]
+            noise.append([key, *shares, _sizes(written.get("normaliser", {}))])
+        if written := record.outcome.get("written_facts"):
+            facts.append([key, *(f"{100 * written[part]:.1f}" if part in written else "" for part in PARTS)])
+    headings = ["after the text before them", "with an empty memory", "mean size of z after 1, 16, 256, 1,024 of them"]
+    parts["Segments of noise that are written, per cent"] = markdown(["run", *headings], noise)
+    parts["Facts that are written, per cent"] = markdown(["run", *PARTS.values()], facts)
     parts["Trainings"] = stages_table(
         records,
         {
@@ -106,7 +112,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
             "best score of each": lambda stage: f"{stage['best']:.3f}",
         },
     )
-    parts["Settings"] = _settings(records)
+    parts["Settings"] = settings_of(records.values(), SETTINGS)
     return {heading: table for heading, table in parts.items() if table}
 
 
@@ -165,24 +171,15 @@ def _longest_in_training(records: Mapping[str, Record], model: str) -> int:
     return longest
 
 
-def _settings(records: Mapping[str, Record]) -> str:
-    recipes = [record.configuration.recipe for record in records.values()]
-    stages = [recipe["training"]["curriculum"] for recipe in recipes]
-    bases = sorted({recipe["model"].get("base", recipe["model"])["type"] for recipe in recipes})
-    memories = [recipe["model"] for recipe in recipes if "num_memory_tokens" in recipe["model"]]
-    widths = [memory["memory_dim"] for memory in memories if "memory_dim" in memory]
-    ours: dict[str, Any] = {
-        "base": ", ".join(bases) + ", from scratch",
-        "tokens of a segment": recipes[0]["data"]["context"],
-        "segments in the stages": ", ".join(str(stage["length"]) for stage in max(stages, key=len)),
-        "contexts per step": spread(recipe["training"]["batch_size"] for recipe in recipes),
-        "questions to each context": spread(recipe["data"]["questions"] for recipe in recipes),
-        "most steps": spread(sum(stage["steps"] for stage in of_run) for of_run in stages),
-        "peak learning rate": spread(stage["learning_rate"] for of_run in stages for stage in of_run),
-        "seeds": len({recipe["seed"] for recipe in recipes}),
-    }
-    if memories:
-        ours["memory tokens"] = spread(memory["num_memory_tokens"] for memory in memories)
-    if widths:
-        ours["memory width"] = spread(widths)
-    return settings_table(ours, SETTING)
+def _curricula(records: Iterable[Record]) -> list[list[dict[str, Any]]]:
+    return [record.configuration.recipe["training"]["curriculum"] for record in records]
+
+
+def _bases(records: Iterable[Record]) -> list[str]:
+    """The types of the models that read, inside a memory or alone."""
+    sections = [record.configuration.recipe["model"] for record in records]
+    return sorted({section.get("base", section)["type"] for section in sections})
+
+
+# ARMT around several bases, its relatives, and models that read the whole text or the last segment alone.
+EXPERIMENT = Experiment(LIBRARY["babilong"], BabilongSettings, plan, execute, tables, plot, tuple(MODELS))

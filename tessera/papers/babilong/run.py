@@ -1,28 +1,236 @@
-"""BABILong, trained by a curriculum and measured far past the trained length (ARMT, section 4)."""
+"""BABILong, trained by a curriculum and measured far past the trained length (ARMT, section 4).
+
+Which recipe each run is trained by, the lengths that are measured, and what an ARMT writes of books and of facts.
+"""
 
 import time
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from tessera.evaluation.questions import right_answers
-from tessera.models.armt.modeling import ARMTForCausalLM
+from tessera.models.armt.modeling import ARMTForCausalLM, ARMTState
 from tessera.models.sizes import num_parameters
-from tessera.papers.babilong import report
-from tessera.papers.babilong.sample import RESERVED
-from tessera.papers.babilong.settings import BUDGETS, LAST_SEGMENT, MODELS, UNSEEN, WHOLE_TEXT, BabilongSettings
+from tessera.papers.babilong.sample import RESERVED, Borders, hide
 from tessera.papers.babilong.stories import LENGTHS, PLAIN_FACT
 from tessera.papers.babilong.task import BABILong
-from tessera.papers.babilong.writes import written_facts, written_noise
-from tessera.papers.catalogue import LIBRARY
-from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
+from tessera.papers.experiment import Run, RunContext, RunSelection
+from tessera.papers.recipe_settings import RecipeSettings
+from tessera.recipes.files import SHIPPED, recipe_mapping
 from tessera.recipes.sections import Stage
 from tessera.tasks.question_answering import QuestionBatch, question_task
 from tessera.tasks.task import estimate
-from tessera.training.curriculum import train_stages_of
+from tessera.training.fit import train_stages_of
 from tessera.training.initial_model import starting_model
 from tessera.training.staged_data import StagedQuestions
+
+RECIPES = Path(__file__).parent / "recipes"
+QA1 = SHIPPED / "armt-babilong-qa1.yaml"
+WHOLE_TEXT = ("mamba", "mosaic", "mosaic_v2")  # read the text without segments
+LAST_SEGMENT = "last_segment"
+THRESHOLD = "armt_mosaic_threshold"
+SHUT = "armt_mosaic_shut"
+UNSEEN = "armt_mosaic_unseen"
+
+MEMORY = {"segment_size": 64, "num_memory_tokens": 10}
+MOSAIC = {
+    "type": "memory_mosaic",
+    "hidden_size": 128,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_persistent_slots": 128,
+    "initialization": "fan_in",
+}
+MOSAIC_V2 = {
+    "type": "memory_mosaic_v2",
+    "hidden_size": 128,
+    "num_layers": 4,
+    "num_heads": 4,
+    "intermediate_size": 128,
+    "short_term_span": 16,
+    "long_term_delay": 4,
+    "training_long_term_delay": [4, 16],
+    "initializer_range": 128**-0.5,
+    "tie_word_embeddings": True,
+}
+# Of width 120, so that ARMT has as many parameters as around a mosaic.
+V2_BASE = {**MOSAIC_V2, "num_layers": 2, "hidden_size": 120, "intermediate_size": 120, "initializer_range": 120**-0.5}
+TRANSFORMER = {"type": "transformer", "positions": "rope", "hidden_size": 128, "num_layers": 4, "num_heads": 4}
+
+
+class Model(NamedTuple):
+    """A model that is compared.
+
+    Attributes:
+        label: in tables and figures. model: its section of a recipe, in place of the recipe's. cost: of a run, in any
+            unit. contexts: the fewest that are read of each length. recipes: kind of question -> file. first_seed: of
+            its runs. on_one_book: as before its recipe took other books for tests (its test book was one that designs
+            were chosen on). gates_normaliser: against its recipe, shut gates leave the normaliser as it is.
+    """
+
+    label: str
+    model: dict[str, Any] | None = None
+    cost: float = 1.0
+    contexts: int = 4
+    recipes: Mapping[str, Path] = {"qa1": QA1}
+    first_seed: int = 0
+    on_one_book: bool = False
+    gates_normaliser: bool = False
+
+
+LONG = {"qa1": SHIPPED / "armt-babilong-qa1-long.yaml"} | {
+    kind: RECIPES / f"{kind}-long.yaml" for kind in ("qa2", "qa3", "qa4", "qa5")
+}
+
+MODELS = {
+    # Tested with seeds and on books of no earlier design; the second of the two was chosen on validation books.
+    SHUT: Model(
+        "ARMT around a Memory Mosaic, shut gates write nothing (unseen books)",
+        contexts=8,
+        recipes=LONG,
+        first_seed=11,
+        gates_normaliser=True,
+    ),
+    UNSEEN: Model(
+        "ARMT around a Memory Mosaic, cost of writes, then a threshold (unseen books)",
+        contexts=8,
+        recipes=LONG,
+        first_seed=21,
+    ),
+    "armt_mosaic": Model("ARMT around a Memory Mosaic"),
+    THRESHOLD: Model(
+        "ARMT around a Memory Mosaic, cost of writes, then a threshold", contexts=16, recipes=LONG, on_one_book=True
+    ),
+    "armt": Model("ARMT around GPT-NeoX", cost=1.3, recipes={"qa1": RECIPES / "qa1-neox.yaml"}),
+    "armt_mosaic_v2": Model(
+        "ARMT around a Memory Mosaic v2", {"type": "armt", **MEMORY, "memory_dim": 64, "base": V2_BASE}, 1.3
+    ),
+    "armt_no_correction": Model(
+        "ARMT around a Memory Mosaic, no correction",
+        {"type": "armt", **MEMORY, "memory_dim": 64, "base": MOSAIC, "correction": False},
+    ),
+    "rmt": Model("RMT around a Memory Mosaic", {"type": "rmt", **MEMORY, "base": MOSAIC}),
+    "prmt": Model("PRMT around a Memory Mosaic", {"type": "prmt", **MEMORY, "base": MOSAIC}),
+    "mamba": Model(
+        "Mamba, whole text", {"type": "mamba", "hidden_size": 128, "num_hidden_layers": 4, "state_size": 16}, 2.5
+    ),
+    "mosaic": Model("Memory Mosaic, whole text", {**MOSAIC, "num_layers": 4}, 1.5),
+    "mosaic_v2": Model("Memory Mosaic v2, whole text", MOSAIC_V2, 1.5),
+    LAST_SEGMENT: Model("transformer, last segment only", TRANSFORMER, 0.3),
+}
+CHAINED = ("qa2", "qa3")  # with four layers, a context takes twice the time
+
+
+@dataclass(frozen=True)
+class BabilongSettings(RecipeSettings):
+    """One training by a recipe with a curriculum, and its tests.
+
+    Attributes:
+        model: one of `MODELS`. measured: segments of the tested samples. test_tokens: tokens to read at each of them,
+            in at least `fewest_contexts` and at most `test_contexts` contexts.
+    """
+
+    model: str
+    kind: str
+    recipe: dict
+    measured: tuple[int, ...]
+    test_tokens: int
+    test_contexts: int
+    fewest_contexts: int
+
+    def contexts(self, segments: int) -> int:
+        """How many contexts of so many segments are read."""
+        return max(self.fewest_contexts, min(self.test_contexts, self.test_tokens // (segments * self.context)))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What runs have in common.
+
+    Attributes:
+        measured, test_tokens, test_contexts: see `BabilongSettings`. longest_whole_text: segments of the longest sample
+            that models without segments are tested on. kinds: of questions; the first is asked of all models.
+        sizes: other values of these keys, wherever in the recipe they stand. steps, length: the most of a stage.
+    """
+
+    measured: tuple[int, ...]
+    longest_whole_text: int
+    test_tokens: int
+    test_contexts: int
+    kinds: tuple[str, ...]
+    seeds: int
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    steps: int | None = None
+    length: int | None = None
+
+    def run(self, model: str, kind: str, seed: int) -> Run:
+        """One training and its measurement."""
+        of_model = MODELS[model]
+        recipe = recipe_mapping(of_model.recipes[kind]) | {"name": f"{model}-{kind}", "seed": seed}
+        if of_model.model is not None:
+            recipe["model"] = of_model.model
+        if of_model.gates_normaliser:
+            recipe["model"] = {**recipe["model"], "gate_normalizer": True}
+        if of_model.on_one_book:
+            task = {key: value for key, value in recipe["data"]["task"].items() if key != "test_noise"}
+            recipe["data"] = {**recipe["data"], "task": task}
+        recipe = self._resized(recipe)
+        contexts = of_model.contexts // 2 if kind in CHAINED else of_model.contexts
+        measured = tuple(n for n in self.measured if model not in WHOLE_TEXT or n <= self.longest_whole_text)
+        settings = BabilongSettings(model, kind, recipe, measured, self.test_tokens, self.test_contexts, contexts)
+        return Run(f"{model}/{kind}/seed {seed}", settings, of_model.cost)
+
+    def _resized(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._resized(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        resized = {key: self.sizes.get(key, self._resized(item)) for key, item in value.items()}
+        for key, most in (("steps", self.steps), ("length", self.length), ("min_length", self.length)):
+            if most is not None and key in resized:
+                resized[key] = min(most, resized[key])
+        return resized
+
+
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_persistent_slots": 16,
+    "num_memory_tokens": 2,
+    "memory_dim": 4,
+    "vocab_size": 250,
+    "batch_size": 2,
+    "questions": 2,
+    "evaluate_sequences": 2,
+}
+BUDGETS = {
+    "smoke": Budget(
+        measured=(2, 3),
+        longest_whole_text=3,
+        test_tokens=512,
+        test_contexts=4,
+        kinds=("qa1", "qa4"),
+        seeds=1,
+        sizes=SMALL,
+        steps=1,
+        length=3,
+    ),
+    "cpu": Budget(
+        measured=(2, 4, 8, 16, 64, 256, 1024, 4096, 15625),
+        longest_whole_text=64,
+        test_tokens=1_000_000,
+        test_contexts=128,
+        kinds=("qa1", "qa4", "qa5", "qa2", "qa3"),
+        seeds=3,
+    ),
+}
+
 
 READ_AT_ONCE = 1 << 22  # tokens of the contexts that are read side by side, segment by segment or the last alone
 NOISE_SEGMENTS = 1024
@@ -110,5 +318,67 @@ def _measure(model: torch.nn.Module, data: StagedQuestions, settings: BabilongSe
     return estimate(torch.cat(shares), groups), seconds / (count * (tokens - RESERVED))
 
 
-# ARMT around several bases, its relatives, and models that read the whole text or the last segment alone.
-EXPERIMENT = Experiment(LIBRARY["babilong"], BabilongSettings, plan, execute, report.tables, report.plot, tuple(MODELS))
+@torch.no_grad()
+def written_noise(
+    model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: int = 4, segments: int = 1024
+) -> dict[str, Any]:
+    """The shares of segments of the test's books that change an association matrix.
+
+    Returns:
+        `in_text`: read after the text in front of them. `alone`: the same segments, each read with an empty memory. If
+        that is far more, gates stay shut because of what the memory holds, and open when it is overwritten.
+        `normaliser`: the mean of |z| over layers, features and texts after 1, 2, 4, ... segments.
+    """
+    segment, random = model.config.segment_size, Random(f"noise {seed}")
+    books = task.books("test")
+    contexts = [hide((), books, segments * segment + RESERVED, random).tokens() for _ in range(texts)]
+    tokens = torch.from_numpy(np.stack(contexts).astype(np.int64)).to(model.device)
+    empty = memory = cast("ARMTState", model.empty_memory(texts))
+    in_text = alone = 0.0
+    normaliser: dict[str, float] = {}
+    for number, segment_tokens in enumerate(tokens.split(segment, 1), 1):
+        before, memory = memory, model(input_ids=segment_tokens, memory_state=memory, skip_logits=True).memory_state
+        in_text += _changed(before, memory).sum().item()
+        if number.bit_count() == 1:
+            normaliser[str(number)] = memory.z.abs().mean().item()
+        alone += _changed(empty, model(input_ids=segment_tokens, skip_logits=True).memory_state).sum().item()
+    shares = {"in_text": in_text / (texts * segments), "alone": alone / (texts * segments)}
+    return {**shares, "normaliser": normaliser}
+
+
+@torch.no_grad()
+def written_facts(model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: int = 1024) -> dict[str, float]:
+    """The shares of facts for which an association matrix changes: one fact in two segments of the test's books each.
+
+    Returns:
+        `whole`: of the facts that lie in one segment. Of those that lie across the border, `first_part`: in the first
+        segment, and `second_part`: in the second. A kind of which there was none is left out.
+    """
+    segment, random = model.config.segment_size, Random(f"facts {seed}")
+    books = task.books("test")
+    facts = task.possible_facts()
+    written: dict[str, list[bool]] = {"whole": [], "first_part": [], "second_part": []}
+    for share in (0.0, 1.0):  # by chance too few facts lie across the border
+        contexts = [
+            hide((random.choice(facts),), books, 2 * segment + RESERVED, random, borders=Borders(segment, share))
+            for _ in range(texts // 2)
+        ]
+        tokens = torch.from_numpy(np.stack([one.tokens() for one in contexts]).astype(np.int64)).to(model.device)
+        memory = cast("ARMTState", model.empty_memory(len(contexts)))
+        changes = []
+        for one in tokens.split(segment, 1):
+            before, memory = memory, model(input_ids=one, memory_state=memory, skip_logits=True).memory_state
+            changes.append(_changed(before, memory).tolist())
+        for context, first, second in zip(contexts, *changes):
+            in_first, in_second = (part.any() for part in np.split(context.is_fact(), 2))
+            if in_first and in_second:
+                written["first_part"].append(first)
+                written["second_part"].append(second)
+            else:
+                written["whole"].append(first if in_first else second)
+    return {part: float(np.mean(changed)) for part, changed in written.items() if changed}
+
+
+def _changed(before: ARMTState, after: ARMTState) -> Tensor:
+    """Booleans (B,): whether any layer's association matrix is another one."""
+    return (before.A != after.A).flatten(2).any(2).any(0)

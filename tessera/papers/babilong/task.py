@@ -14,26 +14,19 @@ from torch import Tensor
 from tessera.base.errors import expect
 from tessera.data.sources import text_files
 from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.papers.babilong import stories as babi
 from tessera.papers.babilong.benchmark import ASKED, published_match
-from tessera.papers.babilong.noise import Book, Source, books_of
-from tessera.papers.babilong.sample import RESERVED, Borders, HalfFacts, Lookalikes, Sample, has_room, hide
-from tessera.papers.babilong.solver import answer_to_text
-from tessera.papers.babilong.stories import (
-    FEWEST,
-    LENGTHS,
-    PLAIN_FACT,
-    SHORTEST_FACT,
-    Question,
-    Story,
-    examples_of,
-    facts_of,
-    generate,
-    is_like,
-    labels,
-    questions_after,
-    stories_of,
-    unanswered_after,
-    understood,
+from tessera.papers.babilong.sample import (
+    RESERVED,
+    Book,
+    Borders,
+    HalfFacts,
+    Lookalikes,
+    Sample,
+    Source,
+    books_of,
+    has_room,
+    hide,
 )
 from tessera.papers.babilong.vocabulary import (
     END,
@@ -121,16 +114,16 @@ class BABILong(Task):
 
     def __post_init__(self) -> None:
         where = type(self).__name__
-        kinds = ", ".join(LENGTHS)
-        expect(self.kind in LENGTHS, where, "kind", f"be one of {kinds}", repr(self.kind))
-        others = set(LENGTHS) - {self.kind}
+        kinds = ", ".join(babi.LENGTHS)
+        expect(self.kind in babi.LENGTHS, where, "kind", f"be one of {kinds}", repr(self.kind))
+        others = set(babi.LENGTHS) - {self.kind}
         expect(others.issuperset(self.also_asked), where, "also_asked", f"be other kinds of {kinds}", self.also_asked)
         expect(0 < self.facts_share < 1, where, "facts_share", "lie in (0, 1)", self.facts_share)
         for name in ("lookalikes", "near_facts", "absent"):
             expect(0 <= getattr(self, name) < 1, where, name, "lie in [0, 1)", getattr(self, name))
         for name in ("split_facts", "half_facts", "cut_facts"):
             expect(0 <= getattr(self, name) <= 1, where, name, "lie in [0, 1]", getattr(self, name))
-        least, most = FEWEST[self.kind], LENGTHS[self.kind][1]
+        least, most = babi.FEWEST[self.kind], babi.LENGTHS[self.kind][1]
         is_possible = self.fewest_facts is None or least <= self.fewest_facts <= most
         expect(is_possible, where, "fewest_facts", f"be from {least} to {most} for {self.kind}", self.fewest_facts)
         self._require_room(self.length)
@@ -138,7 +131,7 @@ class BABILong(Task):
             both = {file.name for file in text_files(self.noise)} & {file.name for file in text_files(self.test_noise)}
             expect(not both, where, "test_noise", "be other books than noise", ", ".join(sorted(both)))
         if self.tokenizer is not None:
-            longest = max(len(self.question_tokens(text)) for text in examples_of(self.kind))
+            longest = max(len(self.question_tokens(text)) for text in babi.examples_of(self.kind))
             longest += max(len(self.answer_tokens(word)) for word in self.labels)
             room = f"take at most {RESERVED} tokens for a question and its answer"
             expect(longest <= RESERVED, where, "tokenizer", room, f"{longest} by {self.tokenizer}")
@@ -146,7 +139,7 @@ class BABILong(Task):
     @classmethod
     def variants(cls) -> "list[Task]":
         """Every kind of question."""
-        return [cls(kind, length=128 if kind in ("qa1", "qa4") else 300, vocab_size=250) for kind in LENGTHS]
+        return [cls(kind, length=128 if kind in ("qa1", "qa4") else 300, vocab_size=250) for kind in babi.LENGTHS]
 
     def books(self, split: str) -> tuple[Book, ...]:
         """The noise of a split."""
@@ -173,7 +166,7 @@ class BABILong(Task):
     @property
     def understands(self) -> str:
         """See `QuestionTask`."""
-        return understood(self.kind, self.labels)
+        return babi.understood(self.kind, self.labels)
 
     @property
     def longest_answer(self) -> int:
@@ -182,11 +175,11 @@ class BABILong(Task):
 
     def is_known(self, question: str) -> bool:
         """See `QuestionTask`."""
-        return any(is_like(question, examples_of(kind)) for kind in (self.kind, *self.also_asked))
+        return any(babi.is_like(question, babi.examples_of(kind)) for kind in (self.kind, *self.also_asked))
 
     def is_stated(self, sentence: str) -> bool:
         """See `QuestionTask`."""
-        return is_like(sentence, facts_of(self.kind))
+        return babi.is_like(sentence, babi.facts_of(self.kind))
 
     def context_lengths(self, segments: int, segment: int) -> range:
         """See `QuestionTask` and `from_memory`."""
@@ -199,7 +192,7 @@ class BABILong(Task):
     @property
     def labels(self) -> tuple[str, ...]:
         """The answers there are."""
-        return (*labels(self.kind), *([NOT_IN_TEXT] if self.absent else []))
+        return (*babi.labels(self.kind), *([NOT_IN_TEXT] if self.absent else []))
 
     def samples(self, seed: int, split: str = "train") -> Iterator[Sample]:
         """Samples without end; the same seed and split give the same ones."""
@@ -226,7 +219,7 @@ class BABILong(Task):
             tokens = sample.context.tokens()
             sources.append(books.index(sample.context.spans[0].book))
             contexts.append(tokens if halves is None else halves.into(tokens, sample.context.is_fact(), random))
-            possible: Sequence[Question] = sample.story.questions
+            possible: Sequence[babi.Question] = sample.story.questions
             if self.also_asked and sample.story.facts:
                 possible = self._questions_about(sample.story.facts, split)
             questions_by_row.append(self._asked(possible, sample.story.facts, questions, random, split))
@@ -296,7 +289,7 @@ class BABILong(Task):
         for row in range(len(examples)):
             end = int(self._answer_places(examples, row)[0]) - 1
             text = decode(self.vocabulary, examples.tokens[row, :end]).lower().partition("\nanswer")[0]
-            words.append(answer_to_text(text) or NOT_IN_TEXT)
+            words.append(babi.answer_to_text(text) or NOT_IN_TEXT)
         return self._answering(examples, words)
 
     def guess(self, examples: TokenExamples, seed: int) -> Tensor:
@@ -328,23 +321,25 @@ class BABILong(Task):
     ) -> Sample:
         is_empty = bool(self.absent) and random.random() < self.absent
         while True:
-            story = Story((), self._unanswered((), split)) if is_empty else self._story(random, split, length)
+            story = babi.Story((), self._unanswered((), split)) if is_empty else self._story(random, split, length)
             facts = [self._tokens(fact) for fact in story.facts]
             if has_room(facts, length, self.facts_share):
                 context = hide(facts, books, length, random, self._lookalikes(random), borders)
                 return Sample(context, story, random.choice(story.questions))
 
-    def _questions_about(self, facts: Sequence[str], split: str) -> list[Question]:
+    def _questions_about(self, facts: Sequence[str], split: str) -> list[babi.Question]:
         kinds = (self.kind, *(self.also_asked if split == "train" else ()))
-        return [question for kind in kinds for question in questions_after(kind, facts)]
+        return [question for kind in kinds for question in babi.questions_after(kind, facts)]
 
-    def _unanswered(self, facts: Sequence[str], split: str) -> tuple[Question, ...]:
-        """Questions that these facts do not answer."""
-        return tuple(Question(text, NOT_IN_TEXT) for text in unanswered_after(self.kind, facts))
+    def _unanswered(self, facts: Sequence[str], split: str) -> tuple[babi.Question, ...]:
+        """Questions that these facts do not answer, and others may."""
+        answered = {question.text for question in babi.questions_after(self.kind, facts)}
+        others = (text for text in babi.examples_of(self.kind) if text not in answered)
+        return tuple(babi.Question(text, NOT_IN_TEXT) for text in others)
 
     def _asked(
-        self, answered: Sequence[Question], facts: Sequence[str], count: int, random: Random, split: str
-    ) -> list[Question]:
+        self, answered: Sequence[babi.Question], facts: Sequence[str], count: int, random: Random, split: str
+    ) -> list[babi.Question]:
         """At most `count` of the questions that `facts` answer; a share `absent` gives way to others, if there are."""
         chosen = random.sample(answered, min(count, len(answered)))
         if not self.absent or not (others := self._unanswered(facts, split)):
@@ -363,22 +358,22 @@ class BABILong(Task):
 
     def possible_facts(self) -> tuple[np.ndarray, ...]:
         """Tokens of every fact that stories of this kind may have."""
-        return tuple(map(self._tokens, facts_of(self.kind)))
+        return tuple(map(self._tokens, babi.facts_of(self.kind)))
 
     def _names(self) -> np.ndarray:
         return np.unique(self._tokens(NAMES))
 
     def _require_room(self, length: int) -> None:
         """Raise unless the shortest stories fit into a sample of `length` tokens."""
-        fewest = LENGTHS[self.kind][0] if self.fewest_facts is None else self.fewest_facts
-        shortest = PLAIN_FACT[self.kind] * fewest
+        fewest = babi.LENGTHS[self.kind][0] if self.fewest_facts is None else self.fewest_facts
+        shortest = babi.PLAIN_FACT[self.kind] * fewest
         needed = max(shortest + RESERVED, math.ceil(shortest / self.facts_share))
         hint = (
             f"The shortest stories of {self.kind} take {shortest}; facts_share allows {self.facts_share} of a sample."
         )
         expect(length >= needed, type(self).__name__, "length", f"be at least {needed} tokens", length, hint)
 
-    def _in_rows(self, questions_by_row: Sequence[Sequence[Question]], count: int) -> tuple[Tensor, Tensor]:
+    def _in_rows(self, questions_by_row: Sequence[Sequence[babi.Question]], count: int) -> tuple[Tensor, Tensor]:
         """Tokens and labels of some questions per row."""
         rows = [
             [(self.question_tokens(question.text), self.answer_tokens(question.answer)) for question in row]
@@ -393,12 +388,12 @@ class BABILong(Task):
     def _special(self, name: str) -> int:
         return token_of(self.vocabulary, self.special_tokens[name])
 
-    def _story(self, random: Random, split: str, length: int) -> Story:
+    def _story(self, random: Random, split: str, length: int) -> babi.Story:
         """One for a sample of `length` tokens, in which it may have no room all the same."""
         if self.stories is not None:
-            return random.choice(stories_of(self.stories, self.kind, split))
-        most_facts = int(self.facts_share * length) // SHORTEST_FACT[self.kind]
+            return random.choice(babi.stories_of(self.stories, self.kind, split))
+        most_facts = int(self.facts_share * length) // babi.SHORTEST_FACT[self.kind]
         while True:
-            story = generate(self.kind, random, most_facts, self.fewest_facts)
+            story = babi.generate(self.kind, random, most_facts, self.fewest_facts)
             if Random(" ".join(story.facts)).randrange(10) in SPLIT_TENTHS[split]:
                 return story

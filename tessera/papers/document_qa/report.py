@@ -7,17 +7,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from tessera.papers.curves import doubling, draw_curve, panels, styles
-from tessera.papers.experiment import Record
+from tessera.papers.document_qa.run import NAMES, DocumentSettings, execute, plan
+from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.tables import Curve, by_model, curves_table, markdown, points_of, settings_table, spread
 
 STAGES = {"training": "After training", "tuning": "After tuning"}
-# Names of rows, in the order of tables and figures.
-NAMES = {
-    "mosaic_v2": "Memory Mosaic v2",
-    "llama": "Llama twin (RoPE)",
-    "transformer_alibi": "Transformer (ALiBi)",
-    "lstm": "LSTM",
-}
 OFF = "Memory Mosaic v2, long-term memories off"
 
 # Tables 3, 4 and 7 of Memory Mosaics v2: trained at 4k; then tuned at 32k; then with the long-term memories off. None:
@@ -38,15 +32,6 @@ PAPER: dict[str, dict[str, tuple[float | None, ...]]] = {
         "Transformer large": (51.2, 48.8, 44.7, 41.1, None),
         f"{OFF} (large)": TUNED_V2_OFF,
     },
-}
-SETTING = {
-    "parameters": "9.9 billion (v2 large), 8.8 billion (transformer)",
-    "trained length": "4,096",
-    "tuned length": "32,768",
-    "short-term span": 256,
-    "long-term delay in training": "64 to 256",
-    "long-term delay in tests": 64,
-    "documents": "SQuAD and HotpotQA paragraphs",
 }
 
 
@@ -89,6 +74,7 @@ def _every_training(records: Mapping[str, Record]) -> str:
 
 
 def _settings(records: Collection[Record]) -> str:
+    """Here, and in section 5.2."""
     configurations = [record.configuration for record in records]
     first = configurations[0]
     task, tuned = first.task_at(first.length), first.task_at(first.tuned_length)
@@ -98,25 +84,27 @@ def _settings(records: Collection[Record]) -> str:
         for record in records
         if record.configuration.early_stages
     ]
-    ours = {
-        "parameters": spread(record.outcome["parameters"] for record in records),
-        "layers": first.num_layers,
-        "width": first.hidden_size,
-        "heads": first.num_heads,
-        "trained length": f"up to {first.length}",
-        "tuned length": first.tuned_length,
-        "documents of a sample": f"{task.num_documents} in training, {tuned.num_documents} in tuning",
-        "questions of a sample": task.questions,
-        "short-term span": first.span,
-        "long-term delay in training": f"{first.span // 4} to {first.span}",
-        "long-term delay in tests": first.span // 4,
-        "steps": f"{steps} in training, {first.tuning.steps:,} in tuning",
-        **({"early steps of the twin": spread(early)} if early else {}),
-        "samples per step": f"{first.batch_size} in training, {first.tuned_batch_size} in tuning",
-        "peak learning rate": f"{rates} in training, {first.tuning.learning_rate:g} in tuning",
-        "documents": f"stories about {task.people} people of their own",
-    }
-    return settings_table(ours, SETTING)
+    parameters = spread(record.outcome["parameters"] for record in records)
+    return settings_table(
+        {
+            "parameters": (parameters, "9.9 billion (v2 large), 8.8 billion (transformer)"),
+            "layers": (first.num_layers, None),
+            "width": (first.hidden_size, None),
+            "heads": (first.num_heads, None),
+            "trained length": (f"up to {first.length}", "4,096"),
+            "tuned length": (first.tuned_length, "32,768"),
+            "documents of a sample": (f"{task.num_documents} in training, {tuned.num_documents} in tuning", None),
+            "questions of a sample": (task.questions, None),
+            "short-term span": (first.span, 256),
+            "long-term delay in training": (f"{first.span // 4} to {first.span}", "64 to 256"),
+            "long-term delay in tests": (first.span // 4, 64),
+            "steps": (f"{steps} in training, {first.tuning.steps:,} in tuning", None),
+            **({"early steps of the twin": (spread(early), None)} if early else {}),
+            "samples per step": (f"{first.batch_size} in training, {first.tuned_batch_size} in tuning", None),
+            "peak learning rate": (f"{rates} in training, {first.tuning.learning_rate:g} in tuning", None),
+            "documents": (f"stories about {task.people} people of their own", "SQuAD and HotpotQA paragraphs"),
+        }
+    )
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
@@ -134,3 +122,7 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             axis.axvline(trained, color="black", linewidth=0.8, linestyle=":")
             axis.set(ylim=(0, 102), xlabel="tokens of a sample", ylabel="right answers, %")
             axis.set_title(f"{title} at {trained:,} tokens")
+
+
+# Memory Mosaics v2, tables 3, 4 and 7 at small size.
+EXPERIMENT = Experiment(LIBRARY["document_qa"], DocumentSettings, plan, execute, tables, plot, tuple(NAMES))

@@ -1,12 +1,114 @@
-"""Induction: accuracy on the successors of triggers, and while the models learn."""
+"""Induction: which models of one and two blocks say again what followed a trigger, and how soon they learn it.
 
-from collections.abc import Callable, Mapping
+Memory Mosaics, section 3: one layer of memories is enough, a transformer needs two layers of attention.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tessera.models.sizes import num_parameters
 from tessera.papers.curves import draw_learning, panels
-from tessera.papers.experiment import Record
-from tessera.papers.induction.settings import MODELS
-from tessera.papers.tables import SettingsRows, by_model, grid_table, score, settings_of, table_of, with_error
+from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
+from tessera.papers.induction import Induction
+from tessera.papers.tables import SettingsRows, by_model, markdown, score, settings_of, with_error
+from tessera.papers.task_stage import TaskStage, small_model, train_stages
+from tessera.tasks.task import TokenExamples, estimate
+from tessera.training.fit import FitOptions
+
+# Name: model of `MODELS`, blocks, name in tables and figures.
+MODELS = {
+    "mosaic-1": ("mosaic", 1, "Memory Mosaic, 1 block"),
+    "transformer-1": ("transformer", 1, "transformer, absolute positions, 1 block"),
+    "transformer_rope-1": ("transformer_rope", 1, "transformer, rotary positions, 1 block"),
+    "transformer-2": ("transformer", 2, "transformer, absolute positions, 2 blocks"),
+    "transformer_rope-2": ("transformer_rope", 2, "transformer, rotary positions, 2 blocks"),
+}
+
+
+@dataclass(frozen=True)
+class InductionSettings:
+    """One training and its test.
+
+    Attributes:
+        model: one of `MODELS`. hidden_size, num_heads: of the model. task: of training, validation and test.
+        batch_size, fit: of the training. validation, test: sequences.
+    """
+
+    model: str
+    seed: int
+    hidden_size: int
+    num_heads: int
+    task: Induction
+    batch_size: int
+    fit: FitOptions
+    validation: int = 128
+    test: int = 1000
+
+
+_FIT = FitOptions(
+    1500, 3e-3, warmup_ratio=0.05, weight_decay=0.1, betas=(0.9, 0.95), clip=1.0, scalar_learning_rate_scale=10.0,
+    evaluate_every=50,
+)  # fmt: skip
+BUDGETS = {
+    "smoke": InductionSettings(
+        "mosaic-1", 0, 16, 2, Induction(16), 8, replace(_FIT, steps=8, evaluate_every=4), validation=8, test=16
+    ),
+    "cpu": InductionSettings("mosaic-1", 0, 64, 4, Induction(64), 32, _FIT),
+}
+SEEDS = {"smoke": 1, "cpu": 3}
+
+
+SCORED_AT_ONCE = 128  # sequences
+
+
+def plan(selection: RunSelection) -> list[Run]:
+    """Every model, seed by seed."""
+    seeds = range(selection.seeds or SEEDS[selection.budget])
+    names = [(name, seed) for seed in seeds for name in selection.models or MODELS]
+    return [
+        Run(f"{name}/seed {seed}", replace(BUDGETS[selection.budget], model=name, seed=seed), 1.0 + MODELS[name][1])
+        for name, seed in names
+    ]
+
+
+def execute(run: Run, context: RunContext) -> dict[str, Any]:
+    """Train on sequences drawn for each step; test the best weights on others."""
+    settings, task = run.configuration, run.configuration.task
+    model = build(settings).to(context.device)
+    validation = task.sample(settings.validation, 0, "validation")
+
+    def error() -> float:
+        return 1 - estimate(scores_of(model, task, validation)["accuracy"]).mean
+
+    stage = TaskStage("training", (task,), settings.batch_size, settings.fit, settings.seed * 10_000_000)
+    trained = train_stages(model, [stage], context, validate=error)
+    scores = scores_of(model, task, task.sample(settings.test, 0, "test"))
+    return {
+        "parameters": num_parameters(model),
+        **trained,
+        "scores": {name: estimate(values) for name, values in scores.items()},
+    }
+
+
+def build(settings: InductionSettings) -> PreTrainedModel:
+    """The model before its training."""
+    kind, num_layers, _ = MODELS[settings.model]
+    sizes = {"vocab_size": settings.task.vocab_size, "max_positions": settings.task.length}
+    return small_model(settings, kind, num_layers=num_layers, **sizes)
+
+
+@torch.no_grad()
+def scores_of(model: PreTrainedModel, task: Induction, examples: TokenExamples) -> dict[str, Tensor]:
+    """The task's scores of each example (B,)."""
+    rows = examples.tokens.to(model.device).split(SCORED_AT_ONCE)
+    return task.scores(torch.cat([model(input_ids=tokens).logits.cpu() for tokens in rows]), examples)
+
 
 # The shares of right successors whose step of training is told.
 LEVELS = (0.5, 0.9)
@@ -28,34 +130,26 @@ SETTINGS: SettingsRows = {
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """Accuracy, the course of the trainings, settings."""
-    groups = by_model(records, MODELS)
-    rows = {
-        name: (MODELS[name][2], f"{seeds[0].outcome['parameters']:,}", len(seeds)) for name, seeds in groups.items()
+    scored = {
+        "accuracy from the second occurrence on": "accuracy",
+        "at the first": "first_accuracy",
+        "loss from the second on, nats": "loss",
+        "loss elsewhere, nats": "other_loss",
     }
+    learned, trained = [], []
+    for name, seeds in by_model(records, MODELS).items():
+        scores = [with_error(score(seeds, "scores", quantity), ".3f") for quantity in scored.values()]
+        parameters = f"{seeds[0].outcome['parameters']:,}"
+        learned.append([MODELS[name][2], parameters, len(seeds), *scores, f"*{_published(name)}*"])
+    for key, record in records.items():
+        training = record.outcome["training"]
+        reached = [[step for step, share in accuracies(record) if share >= level] for level in LEVELS]
+        steps = [f"{first[0]:,}" if first else "never" for first in reached]
+        trained.append([key, *steps, f"{1 - training['best']:.3f}", f"{training['seconds'] / 60:.1f}"])
+    at_levels = [f"{level:.0%} right at step" for level in LEVELS]
     return {
-        "Successors of triggers": grid_table(
-            ["model", "parameters", "seeds"],
-            rows,
-            {
-                "accuracy from the second occurrence on": "accuracy",
-                "at the first": "first_accuracy",
-                "loss from the second on, nats": "loss",
-                "loss elsewhere, nats": "other_loss",
-                "the paper says": "",
-            }.items(),
-            lambda name, quantity: (
-                with_error(score(groups[name], "scores", quantity), ".3f") if quantity else f"*{_published(name)}*"
-            ),
-        ),
-        "Trainings": table_of(
-            records.items(),
-            {
-                "run": lambda row: row[0],
-                **{f"{level:.0%} right at step": _step_cell(level) for level in LEVELS},
-                "best validation accuracy": lambda row: f"{1 - row[1].outcome['training']['best']:.3f}",
-                "minutes": lambda row: f"{row[1].outcome['training']['seconds'] / 60:.1f}",
-            },
-        ),
+        "Successors of triggers": markdown(["model", "parameters", "seeds", *scored, "the paper says"], learned),
+        "Trainings": markdown(["run", *at_levels, "best validation accuracy", "minutes"], trained),
         "Settings": settings_of(records.values(), SETTINGS),
     }
 
@@ -70,11 +164,6 @@ def accuracies(record: Record) -> list[tuple[int, float]]:
     return [(step, 1 - error) for step, error in record.outcome["training"]["checks"]]
 
 
-def _step_cell(level: float) -> Callable[[tuple[str, Record]], str]:
-    """The first validation with at least this share of right successors."""
-    return lambda row: next((f"{step:,}" for step, share in accuracies(row[1]) if share >= level), "never")
-
-
 def plot(records: Mapping[str, Record], path: Path) -> None:
     """Right successors against the step of training, of each model."""
     with panels(path, 8, 4.6) as (axis,):
@@ -85,3 +174,6 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
         axis.axhline(chance, color="gray", lw=0.8, ls=":", label="guess")
         axis.set(xlabel="step of training", ylabel="right successors", ylim=(0, 1.02))
         axis.set_title("Successor of a trigger, from its second occurrence on\nthick: mean over seeds, thin: each seed")
+
+
+EXPERIMENT = Experiment(LIBRARY["induction"], InductionSettings, plan, execute, tables, plot, tuple(MODELS))

@@ -6,24 +6,30 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from tessera.papers.curves import doubling, draw_curve, panels, styles
-from tessera.papers.experiment import Record
-from tessera.papers.language_modeling.settings import (
+from tessera.papers.experiment import LIBRARY, Experiment, Record
+from tessera.papers.language_modeling.run import (
+    KERNELS,
     MAIN,
     MAIN_NAMES,
+    MODELS,
     MOSAIC,
     NAMES,
     OTHER_KERNELS,
     POSITIONS,
+    PUBLISHED_RECIPES,
     SEARCH,
     V2,
     V2_KERNELS,
+    LanguageSettings,
     blocks,
+    execute,
+    plan,
 )
 from tessera.papers.tables import (
     SettingsRows,
     difference,
-    grid_table,
     grouped,
+    markdown,
     mean_of,
     num_seeds,
     settings_of,
@@ -123,30 +129,23 @@ def _by_depth(rows: Rows) -> str:
     names = [name for name in COLORS if name == MOSAIC or any(row[0] == name for row in rows)]
     others = {name: NAMES[name].replace("Transformer", "transformer").replace("Mosaic", "mosaic") for name in names[1:]}
 
-    def seeds(name: str, depth: int) -> Sequence[Record]:
-        return rows.get((name, depth), ())
-
-    def outcomes(depth: int) -> list[dict[str, float]]:
-        return [seeds(name, depth)[0].outcome for name in names if seeds(name, depth)]
-
-    def cell(depth: int, column: tuple[str, bool]) -> str:
-        name, is_difference = column
-        theirs = seeds(name, depth)
-        return _difference_cell(seeds(MOSAIC, depth), theirs) if is_difference else _loss_cell(theirs)
-
-    rows_of = {
-        depth: (
-            depth,
-            " / ".join(str(len(seeds(name, depth))) for name in names),
-            " / ".join(f"{one['parameters']:,}" for one in outcomes(depth)),
-            f"{max(one['tokens'] / one['parameters'] for one in outcomes(depth)):.2g}",
+    lines = []
+    for depth in sorted({depth for name, depth in rows if name in names}):
+        by_name = {name: rows.get((name, depth), ()) for name in names}
+        outcomes = [seeds[0].outcome for seeds in by_name.values() if seeds]
+        lines.append(
+            [
+                depth,
+                " / ".join(str(len(seeds)) for seeds in by_name.values()),
+                " / ".join(f"{outcome['parameters']:,}" for outcome in outcomes),
+                f"{max(outcome['tokens'] / outcome['parameters'] for outcome in outcomes):.2g}",
+                *map(_loss_cell, by_name.values()),
+                *(_difference_cell(by_name[MOSAIC], by_name[name]) for name in others),
+            ]
         )
-        for depth in sorted({depth for name, depth in rows if name in names})
-    }
-    columns = [("mosaic", (MOSAIC, False))]
-    columns += [(heading, (name, False)) for name, heading in others.items()]
-    columns += [(f"mosaic - {heading.removeprefix('transformer, ')}", (name, True)) for name, heading in others.items()]
-    return grid_table(["blocks", "seeds", "parameters", "tokens per parameter"], rows_of, columns, cell)
+    differences = [f"mosaic - {heading.removeprefix('transformer, ')}" for heading in others.values()]
+    first = ["blocks", "seeds", "parameters", "tokens per parameter"]
+    return markdown([*first, "mosaic", *others.values(), *differences], lines)
 
 
 def _kernel_depths(rows: Rows) -> list[int]:
@@ -163,17 +162,15 @@ def _by_kernel(rows: Rows) -> str:
         if name in present and present & set(others)
     ]
 
-    def cell(name: str, column: tuple[int, bool]) -> str:
-        depth, is_difference = column
-        seeds = rows.get((name, depth), ())
-        if not is_difference:
-            return _loss_cell(seeds)
-        gaussian = V2 if name in V2_KERNELS else MOSAIC
-        return "" if name in (MOSAIC, V2) else _difference_cell(seeds, rows.get((gaussian, depth), ()))
-
-    first = {name: (NAMES[name], max(len(rows.get((name, depth), ())) for depth in depths)) for name in names}
-    columns = [(word or blocks(depth), (depth, bool(word))) for depth in depths for word in ("", "minus Gaussian")]
-    return grid_table(["kernel", "seeds"], first, columns, cell)
+    lines = []
+    for name in names:
+        gaussian = V2 if name in (V2, *V2_KERNELS) else MOSAIC
+        at_depths = [(rows.get((name, depth), ()), rows.get((gaussian, depth), ())) for depth in depths]
+        lines.append([NAMES[name], max(len(seeds) for seeds, _ in at_depths)])
+        for seeds, others in at_depths:
+            lines[-1] += [_loss_cell(seeds), "" if name == gaussian else _difference_cell(seeds, others)]
+    columns = [heading for depth in depths for heading in (blocks(depth), "minus Gaussian")]
+    return markdown(["kernel", "seeds", *columns], lines)
 
 
 def _rates(records: Mapping[str, Record]) -> str:
@@ -184,12 +181,13 @@ def _rates(records: Mapping[str, Record]) -> str:
         return ""
     rates = sorted({rate for of_row in losses.values() for rate in of_row})
 
-    def cell(row: tuple[int, int, int], rate: float) -> str:
-        text = f"{losses[row][rate]:.3f}" if rate in losses[row] else ""
-        return f"**{text}**" if rate == min(losses[row], key=losses[row].__getitem__) else text
-
-    first = {row: ([*NAMES.values()][row[0]], row[1], f"{row[2]:,}") for row in losses}
-    return grid_table(["model", "blocks", "steps"], first, [(f"{rate:g}", rate) for rate in rates], cell)
+    lines = []
+    for (name, depth, steps), of_row in losses.items():
+        best = min(of_row, key=of_row.__getitem__)
+        cells = [f"{of_row[rate]:.3f}" if rate in of_row else "" for rate in rates]
+        lines.append([[*NAMES.values()][name], depth, f"{steps:,}", *cells])
+        lines[-1][3 + rates.index(best)] = f"**{of_row[best]:.3f}**"
+    return markdown(["model", "blocks", "steps", *(f"{rate:g}" for rate in rates)], lines)
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
@@ -233,3 +231,18 @@ def _draw_trainings(axis: "Axes", rows: Rows, depths: Sequence[int]) -> None:
     axis.set(xlabel="tokens seen, millions", title="Validation (lines) and training (dotted), by blocks")
     if highest:
         axis.set_ylim(top=highest + 0.1)
+
+
+EXPERIMENT = Experiment(
+    LIBRARY["language_modeling"],
+    settings=LanguageSettings,
+    plan=plan,
+    execute=execute,
+    tables=tables,
+    plot=plot,
+    models=MODELS,
+    kernels=KERNELS,
+    published=PUBLISHED_RECIPES,
+    takes_data=True,
+    long=True,
+)

@@ -5,22 +5,291 @@ Memory Mosaics, figures 7 and 13; Sparse Attention as Compact Kernel Regression,
 
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tessera.base.dataclass_io import to_json
+from tessera.base.errors import TesseraError, expect
 from tessera.base.precision import resolve_precision
-from tessera.evaluation.text import evaluate_text
+from tessera.data.sources import text_files
+from tessera.evaluation.loss import evaluate_text
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.sizes import num_parameters
-from tessera.papers.catalogue import LIBRARY
-from tessera.papers.experiment import Experiment, Run, RunContext
-from tessera.papers.language_modeling import report
-from tessera.papers.language_modeling.settings import KERNELS, MODELS, LanguageSettings, plan
-from tessera.training.metrics import MetricsFile
-from tessera.training.overwrite import METRICS, RESULT
-from tessera.training.run import train
+from tessera.papers.experiment import PAPER_KERNELS, Run, RunContext, RunSelection
+from tessera.papers.recipe_settings import RecipeSettings, recipe_mapping, trained
+from tessera.training.folder import METRICS
 from tessera.training.run_data import evaluation_text
+from tessera.training.run_log import MetricsFile
+
+# A transformer is named after its positions; the plain one learns a vector for each, as GPT-2 does.
+POSITIONS = {"transformer": "absolute", "transformer_rope": "rope", "transformer_alibi": "alibi"}
+MODELS = ("mosaic", "mosaic_v2", *POSITIONS)
+KERNELS = tuple(PAPER_KERNELS)
+MOSAIC = "mosaic gaussian"
+# Names of rows, model and kernel, in the order of tables and figures.
+NAMES = {
+    MOSAIC: "Mosaic, Gaussian",
+    "mosaic sparsemax": "Mosaic, Epanechnikov (sparsemax)",
+    "mosaic biweight": "Mosaic, biweight",
+    "mosaic triweight": "Mosaic, triweight",
+    "mosaic relumax": "Mosaic, Epanechnikov (ReLUmax)",
+    "mosaic normalized_relu": "Mosaic, Epanechnikov (normalised ReLU)",
+    "mosaic gaussian_knn": "Mosaic, Gaussian kNN, k = 16",
+    "mosaic uniform_knn": "Mosaic, uniform kNN, k = 16",
+    "mosaic_v2 gaussian": "Mosaic v2, Gaussian",
+    "mosaic_v2 sparsemax": "Mosaic v2, Epanechnikov (sparsemax)",
+    "mosaic_v2 biweight": "Mosaic v2, biweight",
+    "mosaic_v2 triweight": "Mosaic v2, triweight",
+    "transformer": "Transformer, learned positions",
+    "transformer_rope": "Transformer, RoPE",
+    "transformer_alibi": "Transformer, ALiBi",
+}
+MAIN_NAMES = (MOSAIC, *POSITIONS)
+V2 = "mosaic_v2 gaussian"
+LONG_NAMES = (MOSAIC, V2, "transformer_rope", "transformer")
+OTHER_KERNELS = tuple(f"mosaic {kernel}" for kernel in KERNELS if kernel != "gaussian")
+V2_KERNELS = tuple(f"mosaic_v2 {kernel}" for kernel in ("sparsemax", "biweight", "triweight"))
+SEARCH, MAIN = "rates", ""
+
+
+@dataclass(frozen=True)
+class LanguageSettings(RecipeSettings):
+    """One training and its evaluation.
+
+    Attributes:
+        model, kernel: one of `MODELS`, and one of `KERNELS` for mosaics ("" for transformers).
+        part: `SEARCH` for trainings that choose a learning rate, else `MAIN`.
+        sequences: of validation text that the trained model is evaluated on.
+        recipe: see `RecipeSettings`.
+        text: digest of the training text where it is not the recipe's own, else "".
+    """
+
+    model: str
+    kernel: str
+    part: str
+    sequences: int
+    recipe: dict[str, Any]
+    text: str = ""
+
+    @property
+    def name(self) -> str:
+        """Model and kernel, as tables are keyed."""
+        return f"{self.model} {self.kernel}".strip()
+
+    @property
+    def other_text(self) -> str:
+        """The name of the training text where it is not the recipe's own, else ""."""
+        return self.recipe["data"]["source"] if self.text else ""
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks."""
+        return self.recipe["model"]["num_layers"]
+
+    @property
+    def dropout(self) -> float:
+        """Of the residual stream."""
+        section = self.recipe["model"]
+        return section.get("residual_dropout", section.get("dropout", 0.0))
+
+    @property
+    def learning_rate(self) -> float:
+        """Its peak."""
+        return self.recipe["training"]["learning_rate"]
+
+
+class Text(NamedTuple):
+    """A text of the user's: what the results call it, where it lies, and a digest of its files."""
+
+    name: str
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """A part of a budget: the models called `names` at each of `depths`, for the `first` seed or for all the others.
+
+    With `rates` it is a search of the learning rate, on so many `steps`; else each has its rate of `RATES`. `in_full`:
+    every rate is a training like any other, for all seeds, and tables show each model at the best of them.
+    """
+
+    names: tuple[str, ...]
+    depths: tuple[int, ...]
+    first: bool = True
+    rates: tuple[float | None, ...] = (None,)
+    steps: int | None = None
+    in_full: bool = False
+
+    def points(self, names: Sequence[str], seeds: int) -> "Iterator[tuple[int, int, str, float | None]]":
+        """(seed, depth, name, searched rate) of each training of the models among `names`."""
+        return product(
+            range(1) if self.first else range(1, seeds),
+            self.depths,
+            [name for name in names if name in self.names],
+            self.rates,
+        )
+
+
+# The peak learning rates that the trainings of "cpu" chose (table "Learning rates"). The other kernels were searched at
+# one block alone; at four they take the Gaussian kernel's.
+RATES: dict[tuple[str, int], float] = {
+    **{(f"mosaic {kernel}", 1): 3e-2 for kernel in KERNELS},
+    **{(f"mosaic {kernel}", 1): 1e-2 for kernel in ("gaussian", "biweight", "normalized_relu")},
+    **{(f"mosaic {kernel}", 4): 3e-3 for kernel in KERNELS},
+    **{(transformer, depth): 3e-3 for transformer in POSITIONS for depth in (1, 4)},
+    (V2, 1): 3e-3,
+}
+DEFAULT_RATE = 3e-3
+_TRIED = (1e-3, 3e-3, 1e-2, 3e-2)
+# In the order of their value: learning rates, the first seed of depths and kernels, the other seeds; the deepest late.
+BUDGETS = {
+    "smoke": (
+        Trainings((MOSAIC, "transformer"), (1,), rates=(1e-3, 3e-3), steps=2),
+        Trainings(MAIN_NAMES, (1,)),
+        Trainings(MAIN_NAMES, (1,), first=False),
+    ),
+    "cpu": (
+        Trainings(MAIN_NAMES, (1, 4), rates=_TRIED, steps=250),
+        Trainings(OTHER_KERNELS, (1,), rates=_TRIED, steps=250),
+        # After 250 steps losses at one block are too close to choose by.
+        Trainings(MAIN_NAMES, (1,), rates=_TRIED),
+        Trainings(("transformer_rope",), (4,), rates=(1e-3, 3e-3)),  # the two best of the short search, as close
+        Trainings(MAIN_NAMES, (1, 2, 4)),
+        Trainings(OTHER_KERNELS, (1,)),
+        Trainings(MAIN_NAMES, (1, 2, 4), first=False),
+        Trainings(MAIN_NAMES, (8,)),
+        Trainings(OTHER_KERNELS, (4,)),
+        Trainings(MAIN_NAMES, (8,), first=False),
+        Trainings(OTHER_KERNELS, (1, 4), first=False),
+        Trainings((V2,), (1, 4), rates=_TRIED, steps=250),
+        Trainings((V2,), (1,), rates=(3e-3, 1e-2)),  # the two best of the short search, as close
+        Trainings((V2,), (1, 4)),
+        Trainings((V2,), (1, 4), first=False),
+    ),
+    "long": (
+        Trainings(LONG_NAMES, (1, 4), rates=_TRIED[:3], in_full=True),
+        # Where the best of those three rates was the lowest or the highest.
+        Trainings((V2, "transformer_rope"), (4,), rates=(3e-4,), in_full=True),
+        Trainings(LONG_NAMES, (1,), rates=(3e-2,), in_full=True),
+        Trainings(LONG_NAMES, (1, 4), rates=_TRIED[:3], in_full=True, first=False),
+        Trainings((V2, "transformer_rope"), (4,), rates=(3e-4,), in_full=True, first=False),
+        Trainings(LONG_NAMES, (1,), rates=(3e-2,), in_full=True, first=False),
+        Trainings(V2_KERNELS, (1, 4), rates=_TRIED[:3], in_full=True),
+    ),
+}
+SEEDS = {"smoke": 1, "cpu": 3, "long": 2}
+SEQUENCES = {"smoke": 4, "cpu": 256, "long": 256}
+# What a budget changes in the recipes "stories-mosaic" and "stories-transformer".
+SMALL = (
+    "model.hidden_size=16",
+    "model.num_heads=2",
+    "tokenizer={type: bpe, vocab_size: 300}",
+    "data.source=novels",
+    "data.context=32",
+    "training.log_every=1",
+    "training.evaluate_every=2",
+    "training.evaluate_sequences=2",
+    "training.steps=3",
+)
+# 20 million tokens.
+LONG = (
+    "training.steps=2440",
+    "training.batch_size=32",
+    "training.warmup_steps=200",
+    "training.log_every=61",
+    "training.evaluate_every=122",
+    "training.checkpoint_every=610",
+)
+OVERRIDES: dict[str, tuple[str, ...]] = {"smoke": SMALL, "cpu": (), "long": LONG}
+MOSAIC_OVERRIDES: dict[str, tuple[str, ...]] = {"smoke": ("model.num_persistent_slots=56",), "cpu": (), "long": ()}
+# As many parameters, and windows that are to the context as published.
+V2_MODEL = {"hidden_size": 128, "num_heads": 4, "intermediate_size": 251, "short_term_span": 16, "long_term_delay": 4,
+            "tie_word_embeddings": True}  # fmt: skip
+
+
+def plan(selection: RunSelection) -> list[Run]:
+    """The runs of a selection, on the budget's text or on one of the user's."""
+    texts = texts_of(selection.data)
+    expect(len(texts) < 2, "reproduce", "--data", "name one text to train on", " ".join(selection.data or ()))
+    models = selection.models or (("mosaic", "mosaic_v2") if selection.kernels else MODELS)  # which have kernels
+    kernels = ("", *(selection.kernels or KERNELS))
+    names = [name for name in NAMES if (parts := name.partition(" "))[0] in models and parts[2] in kernels]
+    seeds = selection.seeds or SEEDS[selection.budget]
+    runs = [
+        _run(selection.budget, part, *point, texts[0] if texts else None)
+        for part in BUDGETS[selection.budget]
+        for point in part.points(names, seeds)
+    ]
+    if not runs:
+        raise TesseraError("reproduce: --models and --kernels must leave a run of this budget; got none.")
+    return runs
+
+
+def _run(budget: str, part: Trainings, seed: int, depth: int, name: str, rate: float | None, text: Text | None) -> Run:
+    model, _, kernel = name.partition(" ")
+    overrides = [*OVERRIDES[budget], f"model.num_layers={depth}", f"seed={seed}"]
+    overrides.append(f"training.learning_rate={rate or rate_of(name, depth)}")
+    if part.steps:
+        overrides += [f"training.steps={part.steps}", f"training.warmup_steps={part.steps // 10}"]
+    if kernel not in ("", "gaussian"):
+        overrides.append(f"model.kernel={kernel}")
+    if model == "mosaic_v2":
+        sizes = "".join(f", {size}: {str(value).lower()}" for size, value in V2_MODEL.items())
+        overrides.insert(0, f"model={{type: memory_mosaic_v2{sizes}}}")
+        overrides.append("training.scalar_learning_rate_scale=1.0")  # it learns its scalars as they are
+    else:
+        overrides += MOSAIC_OVERRIDES[budget] if kernel else [f"model.positions={POSITIONS[model]}"]
+    if text:
+        overrides.append(f"data.source={text.name}")
+        overrides += ["data.validation=stories"] if budget == "long" else []
+    recipe = recipe_mapping("stories-mosaic" if kernel else "stories-transformer", overrides)
+    searched, digest = SEARCH if rate and not part.in_full else MAIN, text.digest if text else ""
+    settings = LanguageSettings(model, kernel, searched, SEQUENCES[budget], recipe, digest)
+    last = f"rate {rate:g}, {recipe['training']['steps']} steps" if searched else f"seed {seed}"
+    last = f"rate {rate:g}, {last}" if part.in_full else last
+    key = "/".join([*([text.name] if text else []), *([searched] if searched else []), name, blocks(depth), last])
+    return Run(key, settings, settings.tokens * (1.0 + depth) * 1e-4, {text.name: text.path} if text else {})
+
+
+def blocks(number: int) -> str:
+    """So many blocks, as keys of runs and tables say it."""
+    return f"{number} block{'s' * (number > 1)}"
+
+
+def rate_of(name: str, num_layers: int) -> float:
+    """The chosen rate: that of the nearest searched depth that is no deeper, else of one block."""
+    known = {depth: rate for (model, depth), rate in RATES.items() if model == name}
+    depths = [depth for depth in known if depth <= num_layers]
+    return known[max(depths)] if depths else DEFAULT_RATE
+
+
+def texts_of(data: Sequence[str] | None) -> list[Text]:
+    """The texts that `--data NAME=PATH ...` names; none without it.
+
+    Raises:
+        TesseraError: what is no NAME=PATH, two texts of one name, or a path without text files.
+    """
+    texts = [_text(text) for text in data or ()]
+    names = [text.name for text in texts]
+    expect(len(set(names)) == len(names), "reproduce", "--data", "give each text a name of its own", ", ".join(names))
+    return texts
+
+
+@cache
+def _text(text: str) -> Text:
+    name, equals, path = text.partition("=")
+    is_pair = bool(name and equals and path)
+    expect(is_pair, "reproduce", "--data", "be NAME=PATH", text, "The name stands in the results.")
+    digest = hashlib.sha256()
+    for file in text_files(path):
+        digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return Text(name, path, digest.hexdigest()[:16])
+
 
 SHARED_MODELS = "language_models"
 
@@ -36,9 +305,7 @@ def trained_model(settings: LanguageSettings, context: RunContext, data: str | N
     models = context.folder.parents[2] / SHARED_MODELS
     name = f"{settings.name.replace(' ', '-')}-{settings.num_layers}"
     folder = models / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
-    if not (folder / RESULT).is_file():
-        train(settings.read_recipe(data), folder, resume=True, progress=False, report=context.report)
-    return folder
+    return trained(settings.read_recipe(data), folder, context.report)
 
 
 PUBLISHED_RECIPES = "The published trainings are recipes: `tessera train babistories-8 data.source=PATH`, for example."
@@ -72,18 +339,3 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
 def rounded(losses: list[float | None]) -> list[float | None]:
     """With four decimals; None where no token stands."""
     return [None if loss is None else round(loss, 4) for loss in losses]
-
-
-EXPERIMENT = Experiment(
-    LIBRARY["language_modeling"],
-    settings=LanguageSettings,
-    plan=plan,
-    execute=execute,
-    tables=report.tables,
-    plot=report.plot,
-    models=MODELS,
-    kernels=KERNELS,
-    published=PUBLISHED_RECIPES,
-    takes_data=True,
-    long=True,
-)

@@ -6,16 +6,15 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tessera.memories.contextual import ContextualMemory
 from tessera.models.sizes import num_parameters
-from tessera.papers.catalogue import LIBRARY
-from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
-from tessera.papers.length_generalization import MultiQueryRecall, Reverse, Sort, SourceTargetTask, report
-from tessera.papers.task_stage import held_out_scores, small_model
+from tessera.papers.experiment import Run, RunContext, RunSelection
+from tessera.papers.length_generalization import MultiQueryRecall, Reverse, Sort, SourceTargetTask
+from tessera.papers.task_stage import TaskStage, held_out_scores, small_model, train_stages
 from tessera.tasks.task import TASKS
-from tessera.training.fit import FitOptions, fit
+from tessera.training.fit import FitOptions
 
 KERNELS: dict[str, Any] = {
     "gaussian": "gaussian",
@@ -31,6 +30,8 @@ KERNELS: dict[str, Any] = {
     "learned_alpha": {"name": "entmax", "alpha": 1.5},
 }
 MODELS = ("mosaic", "transformer")
+# Table 6: lengths of the tests as multiples of 64.
+FACTORS = {"mqmtar": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0), "reverse": (1.0, 1.5), "sort": (1.0, 2.0, 4.0)}
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class LengthSettings:
 
 def _cpu(name: str, task: SourceTargetTask, num_layers: int, steps: int, **changes: Any) -> LengthSettings:
     fit = FitOptions(steps, 3e-3, warmup_ratio=0.05, weight_decay=0.1, clip=1.0, scalar_learning_rate_scale=10.0)
-    return LengthSettings(name, asdict(task), 64, num_layers, 4, 0, 32, fit, report.FACTORS[name], **changes)
+    return LengthSettings(name, asdict(task), 64, num_layers, 4, 0, 32, fit, FACTORS[name], **changes)
 
 
 def _smoke(settings: LengthSettings) -> LengthSettings:
@@ -132,13 +133,8 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     """Train on examples that are new at every step, then test at every length."""
     settings, device, task = run.configuration, context.device, run.configuration.trained_task
     model = build(settings).to(device)
-
-    def loss_at(step: int) -> Tensor:
-        examples = task.sample(settings.batch_size, settings.seed * 10_000_019 + step)
-        return model(input_ids=examples.tokens.to(device), labels=examples.labels.to(device)).loss
-
-    training = fit(model, loss_at, settings.fit, context.folder, report=context.report).outcome()
-    outcome: dict[str, Any] = {"training": training, "parameters": num_parameters(model)}
+    stage = TaskStage("training", (task,), settings.batch_size, settings.fit, settings.seed * 10_000_019)
+    outcome: dict[str, Any] = {**train_stages(model, [stage], context), "parameters": num_parameters(model)}
     for factor in settings.factors:
         context.report(1.0, f"testing at {factor:g} x {settings.test_length}")
         outcome.setdefault("scores", {})[f"{factor:g}"] = evaluate(model, settings, factor, device)
@@ -177,9 +173,3 @@ def sharper(model: nn.Module, settings: LengthSettings, scores: dict[str, Any], 
         for memory in memories:
             memory.bandwidth.get_parameter("log_inverse_bandwidth").add_(math.log(SHARPER))
     return {"sharper": {f"{alive[-1]:g}": evaluate(model, settings, alive[-1], device)}}
-
-
-# Sparse Attention as Compact Kernel Regression, tables 2, 6 and 7; the transformer (rotary) is our addition.
-EXPERIMENT = Experiment(
-    LIBRARY["length_generalization"], LengthSettings, plan, execute, report.tables, report.plot, MODELS, tuple(KERNELS)
-)

@@ -7,27 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tessera.papers.curves import doubling, draw_curve, panels, styles
-from tessera.papers.experiment import Record
+from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.many_shot.prompts import STRATEGIES
+from tessera.papers.many_shot.run import NAMES, ManyShotSettings, execute, plan
 from tessera.papers.tables import Curve, by_model, curves_table, markdown, points_of, settings_table, spread
 
-# Names of rows, in the order of tables and figures.
-NAMES = {"mosaic_v2": "Memory Mosaic v2", "mosaic": "Memory Mosaic v1", "llama": "Llama twin"}
 WITHOUT_LONG_TERM = "Memory Mosaic v2, long-term memories off"
-# Section 4 and 5.3, appendices D and G.
-SETTING = {
-    "parameters": "9.9 billion (v2 large), 8.8 billion (transformer)",
-    "layers": 32,
-    "width": 4096,
-    "heads": 32,
-    "trained on": "1,000 billion tokens of text",
-    "short-term span": 256,
-    "long-term delay in training": "64 to 256",
-    "long-term delay in tests": 64,
-    "classes of a context": "77, 41, 28 (Banking77, Tacred, GoEmotions)",
-    "delimiters": "newline, space",
-    "orders": "fixed, shuffled",
-}
 SCORES = {"exact_match": "exact match", "likeliest_label": "likeliest label"}
 
 
@@ -103,31 +88,37 @@ def _every_seed(records: Mapping[str, Record]) -> str:
 
 
 def _settings(records: list[Record]) -> str:
+    """Here, and in sections 4 and 5.3 and appendices D and G."""
     first = records[0].configuration
     task = first.trained_tasks()[0]
     num_steps = sum(stage.fit.steps for stage in first.stages())
-    ours = {
-        "parameters": spread(record.outcome["parameters"] for record in records),
-        "layers": first.num_layers,
-        "width": first.hidden_size,
-        "heads": first.num_heads,
-        "trained on": f"{num_steps * first.batch_size:,} contexts of 52 classes",
-        "short-term span": first.span,
-        "long-term delay in training": f"{first.span // 4} to {first.span}",
-        "long-term delay in tests": first.span // 4,
-        "classes of a context": f"{task.fewest_classes or task.num_classes} to {task.num_classes}, tests "
-        f"{first.test_classes} of 17 others",
-        "shots in training": task.shots,
-        "steps": first.fit.steps,
-        "early steps with texts that repeat": num_steps - first.fit.steps,
-        "contexts per step": first.batch_size,
-        "peak learning rate": first.fit.learning_rate,
-        "longest text, characters": task.max_characters,
-        "delimiters": "newline, space",
-        "orders": "fixed, shuffled",
-        "tested queries of each cell and seed": first.contexts * first.queries,
-    }
-    return settings_table(ours, SETTING)
+    classes = f"{task.fewest_classes or task.num_classes} to {task.num_classes}"
+    parameters = spread(record.outcome["parameters"] for record in records)
+    return settings_table(
+        {
+            "parameters": (parameters, "9.9 billion (v2 large), 8.8 billion (transformer)"),
+            "layers": (first.num_layers, 32),
+            "width": (first.hidden_size, 4096),
+            "heads": (first.num_heads, 32),
+            "trained on": (f"{num_steps * first.batch_size:,} contexts of 52 classes", "1,000 billion tokens of text"),
+            "short-term span": (first.span, 256),
+            "long-term delay in training": (f"{first.span // 4} to {first.span}", "64 to 256"),
+            "long-term delay in tests": (first.span // 4, 64),
+            "classes of a context": (
+                f"{classes}, tests {first.test_classes} of 17 others",
+                "77, 41, 28 (Banking77, Tacred, GoEmotions)",
+            ),
+            "shots in training": (task.shots, None),
+            "steps": (first.fit.steps, None),
+            "early steps with texts that repeat": (num_steps - first.fit.steps, None),
+            "contexts per step": (first.batch_size, None),
+            "peak learning rate": (first.fit.learning_rate, None),
+            "longest text, characters": (task.max_characters, None),
+            "delimiters": ("newline, space", "newline, space"),
+            "orders": ("fixed, shuffled", "fixed, shuffled"),
+            "tested queries of each cell and seed": (first.contexts * first.queries, None),
+        }
+    )
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
@@ -146,3 +137,7 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             axis.axhline(chance, color="black", linewidth=0.8, linestyle="--", label="guess")
             doubling(axis, [shots for curve in rows for shots in curve.points])
             axis.set(ylim=(0, 101), xlabel="shots (examples of each class)", ylabel="%", title=f"New classes: {title}")
+
+
+# Memory Mosaics v2, figures 4, 6 and 11 at small size: anonymous labels, models trained on episodes.
+EXPERIMENT = Experiment(LIBRARY["many_shot"], ManyShotSettings, plan, execute, tables, plot, tuple(NAMES))

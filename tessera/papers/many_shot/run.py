@@ -8,15 +8,15 @@ from transformers import PreTrainedModel
 
 from tessera.evaluation.continuations import Request
 from tessera.models.sizes import num_parameters
-from tessera.papers.catalogue import LIBRARY
-from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
-from tessera.papers.many_shot import ManyShot, report
+from tessera.papers.experiment import Run, RunContext, RunSelection
+from tessera.papers.many_shot import ManyShot
 from tessera.papers.many_shot.prompting import episode_shares, over_contexts
 from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example
 from tessera.papers.task_stage import TEST_SEED, EarlyStage, TaskStage, scores_of_memories, small_model, train_stages
 from tessera.training.fit import FitOptions
 
-MODELS = tuple(report.NAMES)
+# Names of rows, in the order of tables and figures.
+NAMES = {"mosaic_v2": "Memory Mosaic v2", "mosaic": "Memory Mosaic v1", "llama": "Llama twin"}
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ SEEDS = {"smoke": 1, "cpu": 3}
 def plan(selection: RunSelection) -> list[Run]:
     """Seed by seed, all models of a seed."""
     seeds = range(selection.seeds or SEEDS[selection.budget])
-    return [BUDGETS[selection.budget].run(name, seed) for seed in seeds for name in selection.models or MODELS]
+    return [BUDGETS[selection.budget].run(name, seed) for seed in seeds for name in selection.models or NAMES]
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
@@ -129,7 +129,3 @@ def evaluate(model: PreTrainedModel, settings: ManyShotSettings, context: RunCon
 def _requests(task: ManyShot, episode: Episode, query: Example) -> list[Request]:
     prompt = task.prompt(episode, query)
     return [Request(prompt, [task.label(label)]) for label in (*episode.labels, query.label)]
-
-
-# Memory Mosaics v2, figures 4, 6 and 11 at small size: anonymous labels, models trained on episodes.
-EXPERIMENT = Experiment(LIBRARY["many_shot"], ManyShotSettings, plan, execute, report.tables, report.plot, MODELS)

@@ -12,23 +12,12 @@ from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.papers.many_shot.prompts import (
-    ANONYMOUS,
-    BANKING77,
-    DELIMITERS,
-    ORDERS,
-    TEMPLATES,
-    Episode,
-    Example,
-    by_label,
-    draw_episode,
-    read_examples,
-)
+from tessera.papers.many_shot import prompts
 from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples
 
 # Of the 77 classes, in an order of chance.
 SPLIT_CLASSES = {"train": slice(0, 52), "validation": slice(52, 60), "test": slice(60, 77)}
-TEMPLATE = TEMPLATES["banking77"]
+TEMPLATE = prompts.TEMPLATES["banking77"]
 MOST_CLASSES = 8
 PAD, UNKNOWN, LINE_BREAK = "<pad>", "<unk>", "\n"
 
@@ -73,8 +62,8 @@ class ManyShot(Task):
         expect(2 <= self.num_classes <= MOST_CLASSES, where, "num_classes", needed, self.num_classes)
         needed = f"be between 2 and num_classes ({self.num_classes})"
         expect(2 <= self._fewest_classes <= self.num_classes, where, "fewest_classes", needed, self.fewest_classes)
-        expect(self.order in ORDERS, where, "order", "be one of " + ", ".join(ORDERS), repr(self.order))
-        expect(self.delimiter in DELIMITERS, where, "delimiter", "be newline or space", repr(self.delimiter))
+        expect(self.order in prompts.ORDERS, where, "order", "be one of " + ", ".join(prompts.ORDERS), repr(self.order))
+        expect(self.delimiter in prompts.DELIMITERS, where, "delimiter", "be newline or space", repr(self.delimiter))
         needed = f"be between 1 and shots ({self.shots})"
         expect(self.distinct is None or 1 <= self.distinct <= self.shots, where, "distinct", needed, self.distinct)
 
@@ -94,7 +83,7 @@ class ManyShot(Task):
         """Texts to tokens."""
         return _vocabulary(self.max_characters, self.vocab_size)
 
-    def episodes(self, count: int, seed: int, split: str = "train", num_queries: int = 1) -> list[Episode]:
+    def episodes(self, count: int, seed: int, split: str = "train", num_queries: int = 1) -> list[prompts.Episode]:
         """`count` contexts with so many queries each; the same seed and split give the same ones."""
         expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
         random = Random(f"{self} {seed} {split}")
@@ -104,7 +93,7 @@ class ManyShot(Task):
         """`count` contexts in a row each, the query's label last, then padding."""
         episodes = self.episodes(count, seed, split)
         rows = [[*self.prompt(e, e.queries[0]), self.label(e.queries[0].label)] for e in episodes]
-        label_tokens = {self.label(ANONYMOUS.format(number=n)) for n in range(1, self.num_classes + 1)}
+        label_tokens = {self.label(prompts.ANONYMOUS.format(number=n)) for n in range(1, self.num_classes + 1)}
         tokens = torch.full((count, max(map(len, rows))), 0)
         labels = torch.full_like(tokens, IGNORED)
         for row, (ids, episode) in enumerate(zip(rows, episodes)):
@@ -120,10 +109,10 @@ class ManyShot(Task):
         assert token is not None, f"{label!r} is no token"
         return token
 
-    def prompt(self, episode: Episode, query: Example) -> list[int]:
+    def prompt(self, episode: prompts.Episode, query: prompts.Example) -> list[int]:
         """The tokens of one context with one of its queries, up to the query's label."""
         full_prompt = TEMPLATE.prompt(episode.demonstrations, query, self.delimiter)
-        text = full_prompt.removeprefix(TEMPLATE.instruction).lstrip() + DELIMITERS[self.delimiter]
+        text = full_prompt.removeprefix(TEMPLATE.instruction).lstrip() + prompts.DELIMITERS[self.delimiter]
         return self.vocabulary.encode(text).ids
 
     def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
@@ -161,12 +150,12 @@ class ManyShot(Task):
         queries = {episode.queries[0].text for episode in examples.details}
         return queries | {name for episode in examples.details for name in episode.classes}
 
-    def _episode(self, random: Random, split: str, num_queries: int) -> Episode:
+    def _episode(self, random: Random, split: str, num_queries: int) -> prompts.Episode:
         demonstrations = _texts("train", self.max_characters)
         queries = _texts("test" if split == "test" else "train", self.max_characters)
         count = random.randint(self._fewest_classes, self.num_classes)
         classes = random.sample(_class_names()[SPLIT_CLASSES[split]], count)
-        return draw_episode(
+        return prompts.draw_episode(
             demonstrations, queries, classes, self.shots, self.order, True, random, num_queries, self.distinct
         )
 
@@ -186,24 +175,24 @@ class ManyShot(Task):
 
 
 @lru_cache(maxsize=4)
-def _texts(file: str, max_characters: int) -> dict[str, list[Example]]:
+def _texts(file: str, max_characters: int) -> dict[str, list[prompts.Example]]:
     """Texts by class that are short enough; a text that stands in two classes has no right answer and is left out."""
-    examples = read_examples("banking77", BANKING77 / f"{file}.csv")
-    return by_label([e for e in examples if len(e.text) <= max_characters and e.text in _classes_by_text()])
+    examples = prompts.read_examples("banking77", prompts.BANKING77 / f"{file}.csv")
+    return prompts.by_label([e for e in examples if len(e.text) <= max_characters and e.text in _classes_by_text()])
 
 
 @lru_cache(maxsize=1)
 def _classes_by_text() -> dict[str, str]:
     classes: dict[str, set[str]] = {}
     for file in ("train", "test"):
-        for example in read_examples("banking77", BANKING77 / f"{file}.csv"):
+        for example in prompts.read_examples("banking77", prompts.BANKING77 / f"{file}.csv"):
             classes.setdefault(example.text, set()).add(example.label)
     return {text: names.pop() for text, names in classes.items() if len(names) == 1}
 
 
 @lru_cache(maxsize=1)
 def _class_names() -> list[str]:
-    names = sorted({example.label for example in read_examples("banking77", BANKING77 / "test.csv")})
+    names = sorted({example.label for example in prompts.read_examples("banking77", prompts.BANKING77 / "test.csv")})
     Random("banking77").shuffle(names)
     return names
 
@@ -216,7 +205,7 @@ def _vocabulary(max_characters: int, vocab_size: int) -> Tokenizer:
     """
     texts = _texts("train", max_characters)
     fixed = [LINE_BREAK, f"{TEMPLATE.text_name}:", f"{TEMPLATE.label_name}:"]
-    fixed += [ANONYMOUS.format(number=number) for number in range(1, MOST_CLASSES + 1)]
+    fixed += [prompts.ANONYMOUS.format(number=number) for number in range(1, MOST_CLASSES + 1)]
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -1,6 +1,11 @@
-"""Loss by position in bins and as curves, and the differences of models whose batches were the same."""
+"""Out of distribution: models that were trained on stories read novels, or any text of the user's.
+
+Memory Mosaics, figure 8; Sparse Attention as Compact Kernel Regression, figure 5. Loss by position in bins and as
+curves, and the differences of models whose batches were the same.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -8,14 +13,70 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tessera.evaluation.figures import moving_average
+from tessera.data.sources import text_source
+from tessera.evaluation.loss import EvaluationText, evaluate_text
+from tessera.evaluation.report import moving_average
+from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.papers.curves import panels
-from tessera.papers.experiment import Record
-from tessera.papers.language_modeling.settings import MAIN_NAMES, MOSAIC, NAMES, POSITIONS
-from tessera.papers.tables import difference, grid_table, grouped, markdown, mean_of, with_error
+from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
+from tessera.papers.language_modeling import run as language
+from tessera.papers.language_modeling.run import MAIN_NAMES, MOSAIC, NAMES, POSITIONS
+from tessera.papers.tables import difference, grouped, markdown, mean_of, with_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+NOVELS = "novels"
+SEQUENCES = {"smoke": 4, "cpu": 256}
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """One trained model on one text.
+
+    Attributes:
+        trained: its training in `language_modeling`.
+        text: `NOVELS`, or a name that the user gave with `--data`. digest: of the user's text, else "".
+        sequences: at most so many, spread over the text.
+    """
+
+    trained: language.LanguageSettings
+    text: str
+    digest: str
+    sequences: int
+
+    @property
+    def seed(self) -> int:
+        """Of the training."""
+        return self.trained.seed
+
+
+def plan(selection: RunSelection) -> list[Run]:
+    """Every model of `language_modeling`, in its order, on the bundled novels or on the texts of `--data`."""
+    chosen = language.texts_of(selection.data)
+    places = {text.name: text.path for text in chosen}
+    models = [run for run in language.plan(replace(selection, data=None)) if run.configuration.part == language.MAIN]
+    count = SEQUENCES[selection.budget]
+    return [
+        Run(f"{name}/{run.key}", TextSettings(run.configuration, name, digest, count), run.cost, places)
+        for name, digest in [(text.name, text.digest) for text in chosen] or [(NOVELS, "")]
+        for run in models
+    ]
+
+
+def execute(run: Run, context: RunContext) -> dict[str, Any]:
+    """Evaluate a trained model, which is trained first unless `language_modeling` has; nats per token."""
+    settings = run.configuration
+    folder = language.trained_model(settings.trained, context)
+    context.report(1.0, f"reading {settings.text}")
+    source = text_source(run.data.get(settings.text, settings.text))
+    text = EvaluationText(source, context=settings.trained.context)
+    model = load_model(folder).to(context.device)
+    measured = evaluate_text(model, load_tokenizer(folder), text, sequences=settings.sequences)
+    numbers = {name: measured[name] for name in ("loss", "bits_per_byte", "tokens", "sequences")}
+    return {**numbers, "loss_by_position": language.rounded(measured["loss_by_position"])}
+
 
 # Borders of the bins, in tokens of context before the predicted one: 1 to 16, 17 to 50, ...
 BORDERS = (0, 16, 50, 100, 150, 255, 511)
@@ -68,13 +129,11 @@ def _columns(rows: Rows) -> dict[str, Callable[[Record], float]]:
 
 
 def _losses(rows: Rows) -> str:
-    first = {row: (NAMES[row[0]], row[1], len(seeds)) for row, seeds in rows.items()}
-    return grid_table(
-        ["model", "blocks", "seeds"],
-        first,
-        _columns(rows).items(),
-        lambda row, value: with_error(mean_of(list(map(value, rows[row]))), ".3f"),
-    )
+    columns, lines = _columns(rows), []
+    for (name, depth), seeds in rows.items():
+        means = [mean_of(list(map(loss, seeds))) for loss in columns.values()]
+        lines.append([NAMES[name], depth, len(seeds), *(with_error(mean, ".3f") for mean in means)])
+    return markdown(["model", "blocks", "seeds", *columns], lines)
 
 
 def _differences(heading: str, rows: Rows, pairs: Iterable[tuple[Row, Row, Row]]) -> str:
@@ -123,3 +182,9 @@ def _color(name: str, depth: int, depths: list[int], place: int) -> Any:
     from matplotlib import colormaps
 
     return colormaps[MAPS[name]](0.4 + 0.5 * depths.index(depth) / (len(depths) - 1))
+
+
+EXPERIMENT = Experiment(
+    LIBRARY["out_of_distribution"], TextSettings, plan, execute, tables, plot, language.MODELS,
+    language.KERNELS, language.PUBLISHED_RECIPES, takes_data=True,
+)  # fmt: skip

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
+from tessera.kernels import kernel_names
 from tessera.papers.curves import draw_curve, panels, styles
-from tessera.papers.experiment import PAPER_KERNELS, Record
+from tessera.papers.experiment import LIBRARY, PAPER_KERNELS, Experiment, Record
+from tessera.papers.regbench.run import LOSS_BLOCK, MODELS, NGRAM, RegBenchSettings, execute, plan
 from tessera.papers.tables import SettingsRows, grouped, markdown, score, settings_of, spread, with_error
 from tessera.tasks.task import Estimate
 
-NGRAM = "ngram"  # counts in each problem and is not trained
-LOSS_BLOCK = 20  # positions whose losses are averaged
 KERNELS = "gaussian gaussian_knn uniform_knn normalized_relu relumax sparsemax biweight triweight".split()
 # Names of rows, in the order of tables and figures; the last ones are not in the papers' tables.
 NAMES = {
@@ -181,3 +181,10 @@ def _draw_losses(axis, trainings: Trainings) -> None:
                 axis.plot(positions, means, color=style["color"], lw=2)
                 break
     axis.set(xlabel="tokens read before", title="Loss, nats per symbol, of the models trained on the fewest problems")
+
+
+# Sparse Attention as Compact Kernel Regression, table 1; Memory Mosaics, figure 9 and table 3.
+EXPERIMENT = Experiment(
+    LIBRARY["regbench"], RegBenchSettings, plan, execute, tables, plot, MODELS, tuple(kernel_names()),
+    long=True,
+)  # fmt: skip

@@ -12,17 +12,16 @@ from transformers.utils import ModelOutput
 
 from tessera.base.precision import autocast, resolve_precision
 from tessera.evaluation.loss import loss_by_position
-from tessera.kernels import kernel_names
 from tessera.models.sizes import num_parameters
-from tessera.papers.catalogue import LIBRARY
-from tessera.papers.experiment import PAPER_KERNELS, Experiment, Run, RunContext, RunSelection
-from tessera.papers.regbench import RegBench, report
-from tessera.papers.regbench.report import LOSS_BLOCK, NGRAM
+from tessera.papers.experiment import PAPER_KERNELS, Run, RunContext, RunSelection
+from tessera.papers.regbench import RegBench
 from tessera.papers.regbench.task import ngram_log_probabilities
 from tessera.papers.task_stage import small_model
 from tessera.tasks.task import Estimate, TokenExamples, estimate
 from tessera.training.fit import FitOptions, fit
 
+NGRAM = "ngram"  # counts in each problem and is not trained
+LOSS_BLOCK = 20  # positions whose losses are averaged
 MOSAICS = ("mosaic", "mosaic_v2")
 TRAINED = (*MOSAICS, "transformer", "transformer_rope", "lstm", "mamba", "linear_transformer", "retnet", "gla")
 MODELS = (*TRAINED, NGRAM)
@@ -275,10 +274,3 @@ def loss_by_block(model: PreTrainedModel, examples: TokenExamples, block: int, t
     losses = loss_by_position(model, [{"input_ids": row, "labels": labels} for row, labels in rows], batch_size=32)
     pairs = zip(losses.total.split(block), losses.count.split(block))
     return [round(float(total.sum() / count.sum()), 5) for total, count in pairs if count.sum() > 0]
-
-
-# Sparse Attention as Compact Kernel Regression, table 1; Memory Mosaics, figure 9 and table 3.
-EXPERIMENT = Experiment(
-    LIBRARY["regbench"], RegBenchSettings, plan, execute, report.tables, report.plot, MODELS, tuple(kernel_names()),
-    long=True,
-)  # fmt: skip

@@ -1,18 +1,25 @@
 """Three moons: errors by context (figures 4 and 5), which moons the heads follow (figure 10), why errors remain."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from tessera.papers.curves import new_figure
-from tessera.papers.experiment import Record
-from tessera.papers.tables import SettingsRows, mean_of, settings_of, table_of, with_error
-from tessera.papers.three_moons.disentangling import LATER, dedication, disentangled, gains, levels, moduli
-from tessera.papers.three_moons.settings import INVERSE_BANDWIDTH, VARIANTS
+from tessera.papers.experiment import LIBRARY, Experiment, Record
+from tessera.papers.tables import SettingsRows, markdown, mean_of, settings_of, with_error
+from tessera.papers.three_moons.run import INVERSE_BANDWIDTH, VARIANTS, MoonSettings, execute, plan
 from tessera.papers.three_moons.task import MEAN_MODULUS, common_period, in_observations
 
+# A head is dedicated to a moon that has at least this share of its squared moduli.
+DEDICATED = 0.9
+# "A few steps" after a period, and the level that counts as accurate.
+LATER = 5
+ACCURATE = 0.1
 ROUNDS = {"first_round": "as published", "second_round": "second round"}
 # Here, and in the paper, whose figures carry no numbers.
 SETTINGS: SettingsRows = {
@@ -32,6 +39,77 @@ PANELS = {"one_head": "one_head_identity", "three_heads": "three_heads_identity"
 Outcome = Mapping[str, Any]
 
 
+def matrices_of(stored: dict[str, list]) -> dict[str, Tensor]:
+    """W_phi and W_psi (rows: complex components of the heads, columns: moons) and W_z (the other way round)."""
+    return {name: torch.view_as_complex(torch.tensor(pairs)) for name, pairs in stored.items()}
+
+
+def moduli(stored: dict[str, list]) -> dict[str, Tensor]:
+    """How much of each moon there is in each head's component; of real matrices the norms of their 2 x 2 blocks."""
+    if torch.tensor(stored["W_phi"]).ndim == 3:
+        return {name: matrix.abs() for name, matrix in matrices_of(stored).items()}
+    blocks = {name: torch.tensor(rows).unflatten(0, (-1, 2)).unflatten(2, (-1, 2)) for name, rows in stored.items()}
+    return {name: block.square().sum((1, 3)).sqrt() for name, block in blocks.items()}
+
+
+def dedication(stored: dict[str, list]) -> list[int | None]:
+    """For each head of one complex component the moon (0, 1, 2) that it is dedicated to, or None, given the `weights`.
+
+    The share of moon m in head h is `|W_hm|^2 / sum_n |W_hn|^2` (in W_z: `|W_mh|^2 / sum_n |W_nh|^2`). A head is
+    dedicated to m if this share is at least 0.9 in W_phi, in W_psi and in W_z.
+    """
+    parts = moduli(stored)
+    power = torch.stack([parts["W_phi"], parts["W_psi"], parts["W_z"].mT]).square()
+    share = (power / power.sum(-1, keepdim=True)).amin(0)
+    return [int(row.argmax()) if row.max() >= DEDICATED else None for row in share]
+
+
+def disentangled(moons: list[int | None]) -> bool:
+    """Whether every head is dedicated, each to another moon."""
+    return None not in moons and len(set(moons)) == len(moons)
+
+
+def gains(stored: dict[str, list]) -> dict[str, float]:
+    """What a disentangled network does to a moon between memory and prediction, given its `weights`.
+
+    `turn`: the mean angle of the diagonal of W_z W_psi, positive when predictions run ahead (angles of observations
+    fall with time, since they hold the sine first). `leak`: its largest modulus off the diagonal. `width`: the mean of
+    `1 / (sqrt(beta) |w|)`, the angular width of a head's kernel, with beta = 50 and w its largest entry of W_phi.
+    """
+    matrix = matrices_of(stored)
+    product = matrix["W_z"] @ matrix["W_psi"]
+    off = product.abs() * (1 - torch.eye(len(product)))
+    width = (INVERSE_BANDWIDTH**0.5 * matrix["W_phi"].abs().amax(1)).reciprocal()
+    return {"turn": -product.diagonal().angle().mean().item(), "leak": off.max().item(), "width": width.mean().item()}
+
+
+def levels(curve: list[float], periods: tuple[float, ...]) -> dict[str, float | int | None]:
+    """What a curve of errors says; entry c - 1 is for c observations.
+
+    `early`: mean up to the shortest period. `after_slowest`, `after_common`: 5 observations after the longest and the
+    common period, as shares of `early`, or of the error of always saying 0 if that is less (continuations of some
+    networks explode early, and would look accurate beside that). `accurate_from`: the least context length from which
+    on the error stays below a tenth of the same. None where the curve is too short, or never accurate.
+    """
+    shortest, slowest = in_observations(min(periods)), in_observations(max(periods))
+    start = curve[: math.floor(shortest)]
+    early = sum(start) / len(start)
+    usual = min(early, MEAN_MODULUS)
+
+    def share_after(period: float) -> float | None:
+        context = math.ceil(period) + LATER
+        return curve[context - 1] / usual if context <= len(curve) else None
+
+    wrong = [context for context, error in enumerate(curve, 1) if error >= ACCURATE * usual]
+    last = wrong[-1] if wrong else 0
+    return {
+        "early": early,
+        "after_slowest": share_after(slowest),
+        "after_common": share_after(in_observations(common_period(periods))),
+        "accurate_from": last + 1 if last < len(curve) else None,
+    }
+
+
 def seeds_of(records: Mapping[str, Record], name: str) -> list[Record]:
     """The finished runs of one memory, by seed."""
     seeds = [record for key, record in records.items() if key.startswith(f"{name}/")]
@@ -41,11 +119,6 @@ def seeds_of(records: Mapping[str, Record], name: str) -> list[Record]:
 def triples_of(records: Mapping[str, Record]) -> list[str]:
     """The names of the triples that were evaluated."""
     return list(dict.fromkeys(name for record in records.values() for name in record.outcome["first_round"]["errors"]))
-
-
-def is_disentangled(outcome: Outcome) -> bool:
-    """Whether each head follows a moon of its own."""
-    return disentangled(dedication(outcome["weights"]))
 
 
 def outcomes_of(records: Mapping[str, Record], name: str) -> dict[str, list[Outcome]]:
@@ -59,7 +132,7 @@ def outcomes_of(records: Mapping[str, Record], name: str) -> dict[str, list[Outc
         elif outcomes:
             groups[title] = outcomes
             if seeds[0].configuration.num_heads == 3:
-                groups[f"{title}, disentangled seeds"] = [outcome for outcome in outcomes if is_disentangled(outcome)]
+                groups[f"{title}, disentangled seeds"] = [o for o in outcomes if disentangled(dedication(o["weights"]))]
     return {title: outcomes for title, outcomes in groups.items() if outcomes}
 
 
@@ -80,24 +153,21 @@ def _errors(records: Mapping[str, Record], triple: str) -> str:
             if measured:
                 periods = tuple(measured[0]["errors"][triple]["periods"])
                 seeds = [levels(outcome["errors"][triple]["mean"], periods) for outcome in measured]
-                losses = [outcome["loss"] for outcome in measured if "loss" in outcome]
-                rows.append((variant.title, title, losses, periods, seeds))
-    return table_of(
-        rows,
-        {
-            "memory": lambda row: row[0],
-            "training": lambda row: row[1],
-            "seeds": lambda row: len(row[4]),
-            "loss": lambda row: _number(row[2], ".6f"),
-            "early error": lambda row: _number([one["early"] for one in row[4]], ".3f"),
-            f"at max(p) + {LATER}": lambda row: _number([one["after_slowest"] for one in row[4]], ".1%"),
-            f"at lcm + {LATER}": lambda row: _number([one["after_common"] for one in row[4]], ".1%"),
-            "max(p), lcm": lambda row: (
-                f"{in_observations(max(row[3])):.0f}, {in_observations(common_period(row[3])):.0f}"
-            ),
-            "accurate from": lambda row: ", ".join(str(one["accurate_from"] or "never") for one in row[4]),
-        },
-    )
+                rows.append(
+                    [
+                        variant.title,
+                        title,
+                        len(seeds),
+                        _number([outcome["loss"] for outcome in measured if "loss" in outcome], ".6f"),
+                        _number([level["early"] for level in seeds], ".3f"),
+                        _number([level["after_slowest"] for level in seeds], ".1%"),
+                        _number([level["after_common"] for level in seeds], ".1%"),
+                        f"{in_observations(max(periods)):.0f}, {in_observations(common_period(periods)):.0f}",
+                        ", ".join(str(level["accurate_from"] or "never") for level in seeds),
+                    ]
+                )
+    later = [f"at max(p) + {LATER}", f"at lcm + {LATER}", "max(p), lcm", "accurate from"]
+    return markdown(["memory", "training", "seeds", "loss", "early error", *later], rows)
 
 
 def _number(values: Sequence[float | None], form: str) -> str:
@@ -108,50 +178,30 @@ def _number(values: Sequence[float | None], form: str) -> str:
 
 def _heads(records: Mapping[str, Record]) -> str:
     """The moon of each head, seed by seed, after each round of training."""
-    rows = [
-        (variant.title, record.configuration.seed, title, record.outcome[part])
-        for name, variant in VARIANTS.items()
-        for part, title in ROUNDS.items()
-        for record in seeds_of(records, name)
-        if record.configuration.num_heads == 3 and "loss" in record.outcome.get(part, {})
-    ]
-
-    def moon(row: tuple[str, int, str, Outcome], head: int) -> str:
-        followed = dedication(row[3]["weights"])[head]
-        return "none" if followed is None else f"moon {followed + 1}"
-
-    return table_of(
-        rows,
-        {
-            "memory": lambda row: row[0],
-            "seed": lambda row: row[1],
-            "training": lambda row: row[2],
-            "loss": lambda row: f"{row[3]['loss']:.6f}",
-            "head 1": lambda row: moon(row, 0),
-            "head 2": lambda row: moon(row, 1),
-            "head 3": lambda row: moon(row, 2),
-            "disentangled": lambda row: "yes" if is_disentangled(row[3]) else "no",
-        },
-    )
+    rows = []
+    for name, variant in VARIANTS.items():
+        for part, title in ROUNDS.items():
+            for record in seeds_of(records, name):
+                outcome = record.outcome.get(part, {})
+                if record.configuration.num_heads == 3 and "loss" in outcome:
+                    moons = dedication(outcome["weights"])
+                    heads = ["none" if moon is None else f"moon {moon + 1}" for moon in moons]
+                    follows = "yes" if disentangled(moons) else "no"
+                    about = [variant.title, record.configuration.seed, title, f"{outcome['loss']:.6f}"]
+                    rows.append([*about, *heads, follows])
+    headings = ["memory", "seed", "training", "loss", "head 1", "head 2", "head 3", "disentangled"]
+    return markdown(headings, rows)
 
 
 def _gains(records: Mapping[str, Record]) -> str:
     """What disentangled seeds do to a moon between memory and prediction (see `gains`)."""
-    rows = [
-        (title, [gains(outcome["weights"]) for outcome in outcomes])
-        for title, outcomes in outcomes_of(records, "three_heads").items()
-        if "disentangled" in title
-    ]
-    return table_of(
-        rows,
-        {
-            "training": lambda row: row[0],
-            "seeds": lambda row: len(row[1]),
-            "turn (radians)": lambda row: _number([one["turn"] for one in row[1]], ".4f"),
-            "leak": lambda row: _number([one["leak"] for one in row[1]], ".4f"),
-            "width of the kernels (radians)": lambda row: _number([one["width"] for one in row[1]], ".4f"),
-        },
-    )
+    rows = []
+    for title, outcomes in outcomes_of(records, "three_heads").items():
+        if "disentangled" in title:
+            seeds = [gains(outcome["weights"]) for outcome in outcomes]
+            means = [_number([gain[name] for gain in seeds], ".4f") for name in ("turn", "leak", "width")]
+            rows.append([title, len(seeds), *means])
+    return markdown(["training", "seeds", "turn (radians)", "leak", "width of the kernels (radians)"], rows)
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
@@ -221,3 +271,9 @@ def _draw_matrices(figure, record: Record) -> None:
         axis.set(**dict(zip(("xlabel", "ylabel"), ("head", "moon") if name == "W_z" else ("moon", "head"))))
         axis.set_title(f"|{SYMBOLS[name]}|, 3 heads, seed {record.configuration.seed}, as published", fontsize=10)
         figure.colorbar(picture, ax=axis, fraction=0.046)
+
+
+PUBLISHED = "The first round of --budget cpu is the published training."
+EXPERIMENT = Experiment(
+    LIBRARY["three_moons"], MoonSettings, plan, execute, tables, plot, tuple(VARIANTS), (), PUBLISHED
+)

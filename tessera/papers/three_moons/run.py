@@ -1,21 +1,152 @@
-"""Three moons (Memory Mosaics, section 5): one memory of all moons against one memory for each."""
+"""Three moons (Memory Mosaics, section 5): one memory of all moons against one memory for each.
 
+The memories and how a budget trains them, and the continuation of a sequence from every context length at once, each as
+if nothing after it had been read.
+"""
+
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
+from tessera.base.errors import expect
+from tessera.kernels.workspace import Workspace
 from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.models.sizes import num_parameters
-from tessera.papers.catalogue import LIBRARY
-from tessera.papers.experiment import Experiment, Run, RunContext, RunSelection
-from tessera.papers.three_moons import report
-from tessera.papers.three_moons.continuations import continuation_errors, repetition_errors
-from tessera.papers.three_moons.disentangling import layers, weights
-from tessera.papers.three_moons.settings import BUDGETS, DEFAULT, SEEDS, VARIANTS, Evaluation, MoonSettings, Round
-from tessera.papers.three_moons.task import TRAINING, ThreeMoons
-from tessera.training.fit import fit
+from tessera.papers.experiment import Run, RunContext, RunSelection
+from tessera.papers.three_moons.task import HELD_OUT, TRAINING, Periods, ThreeMoons, deviation
+from tessera.training.fit import FitOptions, fit
+
+INVERSE_BANDWIDTH = 50.0  # the paper's
+MATRICES = ("W_phi", "W_psi", "W_z")
+# Names of triples: that of the published figures, one of training whose common period is, like the held-out one's,
+# twice its longest period, and the held-out one.
+TRIPLES: dict[str, Periods] = {"published": (0.5, 1.0, 2.5), "training": (1.5, 2.0, 3.0), "held out": HELD_OUT[0]}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`horizon` predictions after every context length up to `contexts`, over `sequences` of each triple of periods."""
+
+    sequences: int
+    contexts: int
+    horizon: int
+    triples: dict[str, tuple[float, float, float]]
+
+
+@dataclass(frozen=True)
+class Round:
+    """A training and its evaluation; `fit` None trains nothing.
+
+    Attributes:
+        batch_size: sequences per step. loss_from: observations that the loss leaves out. first_step: where its
+            sequences begin to be drawn.
+    """
+
+    batch_size: int
+    loss_from: int
+    first_step: int
+    fit: FitOptions | None
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True)
+class MoonSettings:
+    """One memory, trained in two rounds.
+
+    The published loss counts the steps at which the memories are nearly empty, and they make most of what remains of
+    it. The second round, which is ours (few sequences, a fresh optimizer, the loss from `loss_from` observations on),
+    shows how much of the error after the first one is owed to them.
+
+    Attributes:
+        num_heads: that share three complex dimensions; 0 repeats the last observation.
+        length: observations of a training sequence.
+        bias_correction: whether AdamW corrects the bias of its averages (the published framework's does not).
+        identity: of `MATRICES`, those that are fixed to the identity; all three: nothing is trained.
+        is_complex: 3 x 3 complex matrices; else 6 x 6 real ones.
+        clip: of the error in the loss; None is none.
+    """
+
+    num_heads: int
+    seed: int
+    length: int
+    inverse_bandwidth: float
+    bias_correction: bool
+    identity: tuple[str, ...]
+    is_complex: bool
+    clip: float | None
+    first_round: Round
+    second_round: Round | None
+
+    def run(self, name: str, seed: int) -> Run:
+        """The run of one of `VARIANTS` in a budget that trains three heads with these settings."""
+        variant = VARIANTS[name]
+        settings, first = replace(self, seed=seed, **variant.changes), self.first_round
+        is_trained = len(settings.identity) < len(MATRICES)
+        assert first.fit is not None, "a budget trains"
+        rate = first.fit.learning_rate * variant.rate
+        fit = replace(first.fit, learning_rate=rate) if is_trained else None
+        second = self.second_round if is_trained else None
+        settings = replace(settings, first_round=replace(first, fit=fit), second_round=second)
+        return Run(f"{name}/seed {seed}", settings, cost=(1.0 + 5.0 * is_trained) * (0.4 + settings.num_heads))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of the table: how its settings differ from the budget's, and its share of the published learning rate."""
+
+    title: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    rate: float = 1.0
+
+
+VARIANTS = {
+    "three_heads": Variant("3 heads"),
+    "one_head": Variant("1 head", {"num_heads": 1}),
+    "three_heads_identity": Variant("3 heads, identity matrices", {"identity": MATRICES}),
+    "one_head_identity": Variant("1 head, identity matrices", {"num_heads": 1, "identity": MATRICES}),
+    "repeat_last": Variant("last observation repeated", {"num_heads": 0, "identity": MATRICES}),
+    "three_heads_corrected": Variant("3 heads, AdamW with bias correction", {"bias_correction": True}),
+    "one_head_corrected": Variant("1 head, AdamW with bias correction", {"num_heads": 1, "bias_correction": True}),
+    "three_heads_slow": Variant("3 heads, 0.3 of the learning rate", rate=0.3),
+    # The ablations of the paper's appendix A.
+    "three_heads_identity_phi": Variant("3 heads, W_phi = 1", {"identity": ("W_phi",)}),
+    "three_heads_identity_psi": Variant("3 heads, W_psi = 1", {"identity": ("W_psi",)}),
+    "three_heads_identity_z": Variant("3 heads, W_z = 1", {"identity": ("W_z",)}),
+    "three_heads_real": Variant("3 heads, real matrices", {"is_complex": False}),
+    "three_heads_unclipped": Variant("3 heads, loss not clipped", {"clip": None}),
+}
+# The others are there for who asks for them: what they answer is about training, not about memories.
+DEFAULT = ("three_heads", "one_head", "three_heads_identity", "one_head_identity", "repeat_last")
+
+
+_EVALUATION = Evaluation(512, 775, 25, TRIPLES)
+_FIT = FitOptions(500, 1e-2, 5e-6, warmup_ratio=0.0, decay="linear")
+# The first round is as published.
+CPU = MoonSettings(
+    num_heads=3,
+    seed=0,
+    length=800,
+    inverse_bandwidth=INVERSE_BANDWIDTH,
+    bias_correction=False,
+    identity=(),
+    is_complex=True,
+    clip=0.5,
+    first_round=Round(64, 0, 0, _FIT, _EVALUATION),
+    second_round=Round(8, 200, 500, replace(_FIT, steps=300, learning_rate=5e-2), replace(_EVALUATION, sequences=64)),
+)
+_FEW = Evaluation(4, 60, 5, TRIPLES)
+SMOKE = replace(
+    CPU,
+    length=60,
+    first_round=Round(4, 0, 0, replace(_FIT, steps=6), _FEW),
+    second_round=Round(8, 20, 6, replace(_FIT, steps=3, learning_rate=5e-2), _FEW),
+)
+BUDGETS = {"smoke": SMOKE, "cpu": CPU}
+SEEDS = {"smoke": 1, "cpu": 5}
 
 
 def plan(selection: RunSelection) -> list[Run]:
@@ -72,6 +203,18 @@ def build(settings: MoonSettings) -> LinearContextualMemory:
     return memory
 
 
+def layers(memory: LinearContextualMemory) -> dict[str, nn.Linear]:
+    """The layers of the three matrices by their names in the paper."""
+    assert memory.output is not None, "the experiment's memories have an output layer"
+    return {"W_phi": memory.key_extractor, "W_psi": memory.value_extractor, "W_z": memory.output}
+
+
+def weights(memory: LinearContextualMemory) -> dict[str, list]:
+    """The three matrices, JSON-ready: [real, imaginary] for each complex entry, a number for each real one."""
+    matrices = {name: layer.weight.detach() for name, layer in layers(memory).items()}
+    return {name: (torch.view_as_real(one) if one.is_complex() else one).tolist() for name, one in matrices.items()}
+
+
 def batch_loss(
     memory: LinearContextualMemory, task: ThreeMoons, settings: MoonSettings, part: Round, step: int
 ) -> Tensor:
@@ -120,7 +263,95 @@ def evaluate(
     return errors_of
 
 
-PUBLISHED = "The first round of --budget cpu is the published training."
-EXPERIMENT = Experiment(
-    LIBRARY["three_moons"], MoonSettings, plan, execute, report.tables, report.plot, tuple(VARIANTS), (), PUBLISHED
-)
+# Sequences and contexts done together: their scores stay in the second-level cache.
+SEQUENCES = 8
+CONTEXTS = 64
+
+
+@torch.no_grad()
+def continuation_errors(memory: LinearContextualMemory, x: Tensor, horizon: int) -> Tensor:
+    """Mean absolute deviation of `horizon` predictions from what follows, for each sequence and context length.
+
+    For x (B, T, input) the result is (B, T - horizon): entry C - 1 is for the context x_1..x_C, continued by the memory
+    reading its own predictions (as its `generate` does) and compared with x_{C+1}..x_{C+horizon}.
+    """
+    expect(bool(memory.window.delay == 1), "continuation_errors", "memory", "have delay 1", memory.window.delay)
+    contexts = x.shape[1] - horizon
+    errors = x.new_empty(x.shape[0], contexts)
+    workspace = Workspace()
+    for rows in torch.arange(x.shape[0]).split(SEQUENCES):
+        group = x[rows]
+        # Row C - 1: the observations after x_C.
+        future = group[:, 1:].unfold(1, horizon, 1).mT
+        # The longest contexts first: they set the size of the reused memory.
+        for first in reversed(range(0, contexts, CONTEXTS)):
+            cut = slice(first, min(first + CONTEXTS, contexts))
+            errors[rows, cut] = deviation(_continue(memory, group, cut, horizon, workspace), future[:, cut])
+    return errors
+
+
+def repetition_errors(x: Tensor, horizon: int) -> Tensor:
+    """The same of who repeats the last observation of each context."""
+    future = x[:, 1:].unfold(1, horizon, 1).mT
+    return deviation(x[:, : future.shape[1], None].expand_as(future), future)
+
+
+def _continue(memory: LinearContextualMemory, x: Tensor, cut: slice, horizon: int, workspace: Workspace) -> Tensor:
+    """Predictions (B, C, horizon, input) after each of the C contexts x_1..x_{c+1}, c in `cut`.
+
+    At each step a query sees the pairs of its context, which all contexts share, and those that its own predictions
+    completed. Its scores against both are one row.
+    """
+    held = _Held(memory, x, cut, horizon, workspace)
+    keys, _ = memory.features(x[:, cut])
+    predictions = []
+    for step in range(horizon):
+        predictions.append(memory.combine(held.recall(keys)))
+        if step + 1 < horizon:
+            read, values = memory.features(predictions[-1])
+            held.add(keys, values)
+            keys = read
+    return torch.stack(predictions, 2)
+
+
+class _Held:
+    """The pairs that the contexts of a group hold: context c (from 0) has read x_1..x_{c+1} and holds the pairs 1..c.
+
+    `keys` and `values` (B H, width, N + horizon) are transposed, with empty columns where each context's own pairs go.
+    """
+
+    def __init__(self, memory, x: Tensor, cut: slice, horizon: int, workspace: Workspace) -> None:
+        self.kernel, self.workspace, self.scores = memory.kernel, workspace, memory.scores(x)
+        keys, values = memory.features(x[:, : cut.stop])
+        self.heads, self.shared, self.own = keys.shape[:2], cut.stop - 1, 0
+        self.keys = pad(keys[:, :, :-1].flatten(0, 1).mT, (0, horizon))
+        self.values = pad(values[:, :, 1:].flatten(0, 1).mT, (0, horizon))
+        size = (len(self.keys), cut.stop - cut.start, horizon)
+        self.own_keys, self.own_values = x.new_empty(*size, keys.shape[-1]), x.new_empty(*size, values.shape[-1])
+        # The pairs before `start` are seen by all contexts of the cut, the later ones by some.
+        self.start = cut.start
+        self.hidden = torch.arange(cut.start, self.shared) >= torch.arange(cut.start, cut.stop)[:, None]
+
+    def add(self, keys: Tensor, values: Tensor) -> None:
+        """One more pair (B, H, C, width) for each context, of its own."""
+        self.own_keys[:, :, self.own], self.own_values[:, :, self.own] = keys.flatten(0, 1), values.flatten(0, 1)
+        self.own += 1
+
+    def recall(self, keys: Tensor) -> Tensor:
+        """Answers (B, H, C, V) to the queries `keys` (B, H, C, K)."""
+        width = self.shared + self.own
+        if width == 0:
+            return keys.new_zeros(*keys.shape[:3], self.values.shape[1])
+        self.workspace.clear()
+        query = keys.flatten(0, 1) * (self.scores["slope"] * self.kernel.score_scale)
+        scores = self.workspace.empty((*query.shape[:2], width), query)
+        torch.bmm(query, self.keys[..., :width], out=scores)
+        scores[..., self.shared :] = (query[:, :, None] * self.own_keys[:, :, : self.own]).sum(-1)
+        if self.scores["intercept"] is not None:
+            scores += self.scores["intercept"] * self.kernel.score_scale
+        scores[..., self.start : self.shared].masked_fill_(self.hidden, -torch.inf)
+        weights, _ = self.kernel.forward(scores, self.workspace)
+        # Transposed: products with few columns are slow.
+        answers = torch.bmm(self.values[..., :width], weights.mT).mT
+        answers = answers + (weights[..., self.shared :, None] * self.own_values[:, :, : self.own]).sum(-2)
+        return answers.unflatten(0, self.heads)

@@ -1,0 +1,57 @@
+"""A state that a model in another dtype has made goes on, near what the model itself would say."""
+
+import copy
+from contextlib import nullcontext
+
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig
+
+from tessera.armt import wrap_rmt
+from tessera.models.carried_state import read_on
+from tessera.models.mamba import use_selective_scan
+from tests.covering import each_value
+from tests.models.armt.bases import make
+from tests.models.contract import CASES, tokens
+
+GPT2 = GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=None, eos_token_id=None)
+MAMBA = MambaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, state_size=4)
+BUILD = {
+    "v1": CASES["v1 published"].build,
+    "v2": CASES["v2 gaussian"].build,
+    "lstm": CASES["lstm"].build,
+    "transformer": lambda: AutoModelForCausalLM.from_config(GPT2),
+    "mamba": lambda: use_selective_scan(AutoModelForCausalLM.from_config(MAMBA)),
+    "armt around gpt2": make,
+    "rmt around v2": lambda: wrap_rmt(CASES["v2 gaussian"].build(), segment_size=8, num_memory_tokens=2),
+    "prmt around gpt2": lambda: make("prmt"),
+}
+
+
+@each_value(name=list(BUILD), dtype=[torch.float64, torch.bfloat16], steps=[1, 5], grad=[False, True])
+def test_a_state_in_another_dtype_goes_on(name, dtype, steps, grad):
+    model = BUILD[name]().float().eval()
+    text, more = tokens(2, 13) % 60, tokens(2, steps, seed=1) % 60
+    with torch.set_grad_enabled(grad):
+        _, state = read_on(copy.deepcopy(model).to(dtype), text, None)
+        expected, _ = read_on(model, more, read_on(model, text, None)[1])
+        for _ in range(2):  # what was converted stays what it was
+            logits, after = read_on(model, more, state)
+            assert logits.dtype == torch.float32
+            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4 if dtype == torch.float64 else 0.05)
+        read_on(model, more[:, :1], after)
+
+
+@each_value(name=list(BUILD), is_read_in_bfloat16=[True, False])
+@torch.no_grad()
+def test_a_state_goes_on_inside_and_outside_of_autocast(name, is_read_in_bfloat16):
+    model = BUILD[name]().float().eval()
+    surroundings = [nullcontext(), torch.autocast("cpu", torch.bfloat16)]
+    text, more = tokens(2, 13) % 60, tokens(2, 3, seed=1) % 60
+    expected, _ = read_on(model, torch.cat([text, more[:, :2]], 1), None)
+    with surroundings[is_read_in_bfloat16]:
+        _, state = read_on(model, text, None)
+    with surroundings[not is_read_in_bfloat16]:
+        _, state = read_on(model, more[:, :1], state)
+    with surroundings[is_read_in_bfloat16]:
+        logits, _ = read_on(model, more[:, 1:2], state)
+    torch.testing.assert_close(logits.float()[:, -1], expected[:, -1], rtol=0, atol=0.05)
