@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--text", action="append", default=[], metavar="FILE", help=meaning)
     meaning = "hide this sentence in the text, at a place that --seed decides; may be given several times"
     add("--plant", action="append", default=[], metavar="SENTENCE", help=meaning)
-    add("--cite", action="store_true", help="also print the passages that the answer came from (v1 and v2 models)")
+    add("--cite", action="store_true", help="also print the passages that the answer came from (Memory Mosaics)")
     add("--page", type=Path, metavar="FILE", help="write the texts with these passages marked into this HTML file")
     meaning = "read questions from the terminal or standard input, one a line, until its end"
     add("--interactive", action="store_true", help=meaning)

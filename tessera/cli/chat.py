@@ -2,7 +2,7 @@
 
 A line that ends in a backslash goes on in the next one. What was said stays in the conversation, not in the memory.
 
-  /cite          the passages that carried the last answer (v1, v2)
+  /cite          the passages that carried the last answer (Memory Mosaics)
   /read FILE     read a document into the memory        /documents  what it has read
   /forget NAME   take a document out                    /save [M]   store the memory
   /new           begin the conversation anew            /quit       end; so does the end of the input

@@ -5,8 +5,8 @@
   tessera memories merge M1 M2 --out M              one memory of the documents of all
   tessera memories forget M DOCUMENT ... [--out M]  without these documents; in place unless --out is given
 
-Memories of v1 and v2 models hold each document apart: these two verbs are exact and need no model. Of other models the
-documents that follow are read again, which needs --model.
+Memory Mosaics (v1, v2) hold each document apart: to merge and to forget is exact and needs no model. Of other models
+the documents that follow are read again, which needs --model.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("action", choices=("ls", "info", "merge", "forget"), help="list, show, merge or forget, as above")
     add("names", nargs="*", metavar="M", help="file of a memory; after forget, the names of documents too")
     add("--out", help="store the result in this file")
-    add("--model", help="folder of the model, which must read documents again unless it is a v1 or v2")
+    add("--model", help="folder of the model, which must read documents again unless it is a Memory Mosaic")
     add("--overwrite", action="store_true", help="replace the memory that the file of --out holds")
 
 

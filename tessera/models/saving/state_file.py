@@ -64,7 +64,7 @@ class StateFile:
     checksum: int | None
 
     @classmethod
-    def open(cls, path: str | Path, where: str, what: str = "memory", argument: str = "path") -> "StateFile":
+    def open(cls, path: str | Path, where: str, argument: str = "path", what: str = "memory") -> "StateFile":
         """Look at the description of a file, which is to be a stored `what`, not at its tensors.
 
         Raises `TesseraError`: no memory, one of a later version, or one whose description was changed.

@@ -175,8 +175,7 @@ class BABILong(Task):
 
     def is_known(self, question: str) -> bool:
         """See `QuestionTask`."""
-        examples = [text for kind in (self.kind, *self.also_asked) for text in babi.examples_of(kind)]
-        return babi.is_like(question, examples)
+        return any(babi.is_like(question, babi.examples_of(kind)) for kind in (self.kind, *self.also_asked))
 
     def is_stated(self, sentence: str) -> bool:
         """See `QuestionTask`."""
