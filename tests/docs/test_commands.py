@@ -15,7 +15,7 @@ from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(?:sh|bash|console)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-QUICK = [ROOT / "docs/how-to/evaluate.md"]
+MARKS = {"evaluate": (), "runs": pytest.mark.grid}  # of all other pages: slow
 # What is not run here, and why.
 NOT_RUN = {
     "tessera (reproduce|demo|sweep stories-)": "takes hours or minutes: tests/papers and tests/tools run such small",
@@ -88,9 +88,7 @@ def workshop(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("short_books", "workshop")
-@pytest.mark.parametrize(
-    "page", [page if page in QUICK else pytest.param(page, marks=pytest.mark.slow) for page in PAGES]
-)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=MARKS.get(page.stem, pytest.mark.slow)) for page in PAGES])
 def test_every_command_runs(page, capsys):
     for words in commands(page):
         command = " ".join(words)
