@@ -10,13 +10,12 @@ import pytest
 
 from tessera.cli.main import _parse, main
 from tessera.papers.babilong.own_questions import EXAMPLE
-from tests.covering import some
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(?:sh|bash|console)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BY_DEFAULT = ROOT / "docs/how-to/evaluate.md"
+MARKS = {"evaluate": (), "runs": pytest.mark.grid}  # of all other pages: slow
 # What is not run here, and why.
 NOT_RUN = {
     "tessera (reproduce|demo|sweep stories-)": "takes hours or minutes: tests/papers and tests/tools run such small",
@@ -89,7 +88,7 @@ def workshop(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("short_books", "workshop")
-@some("page", [page for page in PAGES if any(commands(page))], by_default=[BY_DEFAULT], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=MARKS.get(page.stem, pytest.mark.slow)) for page in PAGES])
 def test_every_command_runs(page, capsys):
     for words in commands(page):
         command = " ".join(words)
