@@ -44,7 +44,7 @@ def read_on(model: Any, ids: Tensor, state: Any, **options: Any) -> tuple[Tensor
         options = {"use_cache": True, ("memory_state" if is_memory else "past_key_values"): state, **options}
         output = model(input_ids=ids, **options)
         return output.logits, output.past_key_values
-    state = fitting(state, model.get_input_embeddings().weight)
+    state = fitting(state, next(model.parameters()))
     output = model(input_ids=ids, use_cache=True, **{name: state}, **options)
     has_state = output.get(name) is not None
     expect(has_state, "read_on", "the model", f"take and return a state ({name})", type(model).__name__)

@@ -99,18 +99,6 @@ def read_documents(
             return None
         if bool(real.all()):
             return None
-    # What a layer keeps of a row ends with its last step; behind a prefix, which no model has read, a text begins anew.
-    if past is not None and past.model is not None:
-        seen = attention_mask.bool()
-        resumes = real & ~seen[:, before - 1 : -1] & (seen.cumsum(1)[:, before - 1 : -1] > 0)
-        advice = "pad on the left, or read every row alone"
-        demand(
-            ~resumes.any(),
-            where,
-            "padding",
-            f"not stand between what was read and new tokens: {advice}",
-            lambda: "some",
-        )
     return torch.where(real, 0 if documents is None else documents, -1)
 
 

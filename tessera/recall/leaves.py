@@ -100,8 +100,8 @@ class Leaves:
         return nearest.sub_(coordinates).square_().sum(3)
 
 
-def _coordinates(vectors: Float[Tensor, "*B N K"], directions: Float[Tensor, "*B K D"]) -> Float[Tensor, "*B N d"]:
-    """See the module; d is D + 1."""
+def _coordinates(vectors: Tensor, directions: Tensor) -> Tensor:
+    """c(x) of the module (..., N, D + 1), of vectors (..., N, K) in directions (..., K, D)."""
     inside = vectors @ directions
     rest = vectors - inside @ directions.mT  # a difference of squares would have half the digits
     return torch.cat([inside, rest.norm(dim=-1, keepdim=True)], dim=-1)

@@ -3,7 +3,6 @@
 import copy
 import subprocess
 import sys
-from contextlib import suppress
 
 import pytest
 import torch
@@ -188,10 +187,9 @@ def test_a_program_is_given_no_state_that_it_was_not_made_for(uncompiled, monkey
     assert len(made) == 2
     with pytest.raises(TesseraError, match="past_key_values must have 3 rows, as the text; got 1"):
         model(input_ids=ids[:, :1], past_key_values=state.select_batch(torch.tensor([0])))
-    with suppress(TesseraError):  # linear attention takes it
-        taken = model(input_ids=ids[:, :1], past_key_values=state.to(torch.float64)).logits
-        torch.testing.assert_close(taken, expected)
-    assert len(made) == 4
+    taken = model(input_ids=ids[:, :1], past_key_values=state.to(torch.float64)).logits
+    torch.testing.assert_close(taken, expected)
+    assert len(made) in (2, 4), "cast to the numbers of its own programs, or given others"
 
 
 @torch.no_grad()

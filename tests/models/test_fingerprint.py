@@ -129,20 +129,6 @@ def test_the_state_of_an_lstm_too():
     torch.testing.assert_close(go_on(rounded, state), go_on(rounded, state.to(torch.float32)))
 
 
-@torch.no_grad()
-def test_tokens_behind_padding_behind_tokens_are_refused(build):
-    """What a layer keeps of a row is its last step's: a text that stops in the middle of a batch cannot go on."""
-    model, mask = build(), torch.ones(2, 12, dtype=torch.long)
-    mask[1, 6:9] = 0
-    state = read(model, attention_mask=mask[:, :9])
-    with pytest.raises(TesseraError, match="padding must not stand between what was read and new tokens"):
-        model(tokens(2, 3, seed=1), past_key_values=state, attention_mask=mask)
-    mask[1, 9:] = 0  # a row that has ended may be padded on
-    go_on = model(tokens(2, 3, seed=1), past_key_values=state, attention_mask=mask).logits
-    alone = model(torch.cat([tokens(2, 9), tokens(2, 3, seed=1)], 1)).logits
-    torch.testing.assert_close(go_on[0], alone[0, 9:])
-
-
 def test_generate_with_a_state_of_the_whole_prompt_is_refused(build):
     """transformers would read the prompt a second time behind it."""
     model, ids = build(), tokens(2, 9)

@@ -247,8 +247,8 @@ def test_files_that_are_no_index_are_refused(tmp_path):
             tessera.recall.open(tmp_path / "other.index", **options)
 
     refused("which was changed", tensors=tensors | {"values": tensors["values"] + 1}, verify=True)
-    refused("do not agree", tensors=tensors | {"values": tensors["values"][:, :, 1:].clone()})
-    refused("do not agree", tensors=tensors | {"blocks.0.low": tensors["blocks.0.low"][:, :, 1:].clone()})
+    refused("must be a saved index", tensors=tensors | {"values": tensors["values"][:, :, 1:].clone()})
+    refused("must be a saved index", tensors=tensors | {"blocks.0.low": tensors["blocks.0.low"][:, :, 1:].clone()})
     refused("must be a saved index", tensors={name: x for name, x in tensors.items() if name != "blocks.0.high"})
     refused("must be a saved index", metadata={"format": "pt"})
     refused("version 1; got 2", metadata={"tessera_index": '{"version": 2, "filed": 512}'})

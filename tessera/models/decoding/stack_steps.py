@@ -91,6 +91,9 @@ class StackSteps:
         model = stack._fingerprint.of(stack, False)
         hidden, states = embedded(type(stack).__name__, stack.embed_tokens, ids), []
         past = past.fitting(type(stack).__name__, model, hidden)
+        stored = next((leaf for leaf in leaves_of(past.layers[0]) if isinstance(leaf, PairStore)), None)
+        if stored is not None and stored.key_buffer.dtype != hidden.dtype:
+            past = past.to(hidden.dtype)  # a program writes into the buffers that it is given
         ends: dict[tuple[int, int], list[Tensor]] = {}  # mostly the same in all layers
         run_layer, run_head = self._programs(hidden, past.layers[0], model)
         for weights, before in zip(self.flat_weights, past.layers, strict=True):
