@@ -2,12 +2,15 @@
 
 import shutil
 
+import pytest
 import torch
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments, set_seed
+from transformers.utils.generic import find_labels
 
 from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, wrap
 from tests.covering import some
+from tests.models.contract import CASES
 
 SMALL = {"vocab_size": 20, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
 
@@ -42,6 +45,12 @@ def trainer(build, folder, **options):
         learning_rate=0.01, logging_steps=1, report_to="none", disable_tqdm=True, use_cpu=True, **options,
     )  # fmt: skip
     return Trainer(model=build(), args=arguments, train_dataset=Counting())
+
+
+@pytest.mark.parametrize("build", [*(case.build for case in CASES.values()), armt], ids=[*CASES, "armt"])
+def test_labels_are_the_only_argument_of_labels(build):
+    """The Trainer evaluates nothing where another argument with labels in its name is left out."""
+    assert find_labels(type(build())) == ["labels"]
 
 
 @some("build", [v1, v2, armt], by_default=[armt])

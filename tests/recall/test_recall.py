@@ -226,6 +226,7 @@ def test_an_index_is_opened_as_it_was_saved(with_documents, tmp_path):
     torch.testing.assert_close(ours.certificate.pairs_read, theirs.certificate.pairs_read)
     assert ours.certificate.is_exact
     assert opened.filed == index.filed > 0
+    assert opened.kept is index.kept is None or torch.equal(opened.kept, index.kept)
     longer = opened.append(
         keys[:, :600], values[:, :600], torch.zeros(600, dtype=torch.long) if with_documents else None
     )
@@ -265,6 +266,17 @@ def test_blocks_stay_few_when_pairs_come_one_by_one():
         index = index.append(near_a_plane(1, 1, 6, step), random(1, 1, 2, seed=step))
     assert [len(block) for block in index.blocks] == [512, 64]
     assert len(index) == 601
+    at_once = tessera.recall.build(near_a_plane(1, 1700, 6), random(1, 1700, 2))
+    assert [len(block) for block in at_once.blocks] == [1536, 128, 32], "all of the full size are one"
+
+
+def test_keys_by_chance_are_scanned_after_a_few_rounds(monkeypatch):
+    rounds, read = [], search._Reader._read_leaves
+    monkeypatch.setattr(search._Reader, "_read_leaves", lambda self, *args: rounds.append(1) or read(self, *args))
+    keys = torch.nn.functional.normalize(random(1, 2048, 24), dim=-1)
+    recalled = tessera.recall.build(keys, random(1, 2048, 2)).recall(keys[:, :1], kernel="triweight", slope=2.0)
+    assert recalled.certificate.pairs_read.item() == 2048
+    assert len(rounds) == 2, "of 2 and of 8 leaves; all 256 would take six"
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
