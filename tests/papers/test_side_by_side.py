@@ -107,7 +107,8 @@ def wait_for_the_end_of(actual):
 def is_running(process):
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+        # A process that ended stays in the table until its new parent has looked, and may leave it at any line here.
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] if Path("/proc").exists() else "?"
+    except (ProcessLookupError, FileNotFoundError):
         return False
-    # A process that ended stays in the table until its new parent has looked.
-    return (Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] != "Z") if Path("/proc").exists() else True
+    return state != "Z"
