@@ -64,6 +64,12 @@ class State:
 
         return self.map(move)
 
+    def recordable(self) -> Self:
+        """The state itself, or a copy if it was made in inference mode and gradients are recorded now."""
+        made = next((leaf for leaf in tree_leaves(self) if isinstance(leaf, Tensor)), None)
+        is_foreign = made is not None and made.is_inference() and not torch.is_inference_mode_enabled()
+        return self.map(torch.clone) if is_foreign else self
+
     def select_batch(self, index: Tensor) -> Self:
         """The state of the sequences `index` (integers), in that order, with repetitions: beams, sub-batches."""
         return self.map(lambda tensor: tensor.index_select(0, index.to(tensor.device)))

@@ -41,6 +41,9 @@ class Fingerprint:
         self.versions: list[int] | None = None
         self.structure = self.numbers = ""
 
+    def __reduce__(self) -> tuple:
+        return Fingerprint, ()  # a copy of the model has weights of its own
+
     def of(self, stack: Any, begins: bool) -> str | None:
         """Its two parts, joined by a colon; the second empty in training, where weights change between two calls.
 

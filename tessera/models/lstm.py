@@ -175,6 +175,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
             expect(mismatch is None, where, "past_key_values", "be a state of this model", mismatch, advice)
             held, rows = len(past.hidden), len(input_ids)
             expect(held == rows, where, "past_key_values", f"have {rows} rows, as the text", held)
+            past = past.recordable()
             parts = (past.hidden, past.cell)
             start = tuple(part.to(self.norm.weight).transpose(0, 1).contiguous() for part in parts)
         hidden_input = embedded(where, self.embed_tokens, input_ids)

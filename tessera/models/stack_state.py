@@ -46,7 +46,7 @@ class StackState(State):
         held = next((leaf for leaf in tree_leaves(self.layers) if isinstance(leaf, Tensor)), hidden)
         rows = hidden.shape[0]
         expect(held.shape[0] == rows, where, "past_key_values", f"have {rows} rows, as the text", held.shape[0])
-        return self if held.device == hidden.device else self.to(hidden.device)
+        return (self if held.device == hidden.device else self.to(hidden.device)).recordable()
 
     def to_legacy_cache(self) -> list[tuple[Tensor, Tensor]]:
         """The stored (keys, values) of each layer (the name PEFT asks for), to begin a prefix or a Cartridge with."""

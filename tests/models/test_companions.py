@@ -1,11 +1,15 @@
 """What takes logits and labels from a model by its class gets from ours what it gets from GPT-2."""
 
+import copy
+
 import pytest
 import torch
+from accelerate import cpu_offload
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from tessera.base.errors import TesseraError
 from tessera.models.registry import strict_configs
 from tests.models.contract import CASES, VOCABULARY, tokens
 
@@ -141,3 +145,40 @@ def test_dynamic_quantisation(name):
     expected = model(ids).logits
     logits = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})(ids).logits
     assert 0 < (logits - expected).abs().mean() < 0.1 * expected.std()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_read_in_inference_mode_goes_on_where_gradients_flow(name):
+    model, ids = CASES[name].build(), tokens()
+    expected = model(ids).logits[:, 9:]
+    with torch.inference_mode():
+        state = model(ids[:, :9], use_cache=True).past_key_values
+    logits = model(ids[:, 9:], past_key_values=state).logits
+    torch.testing.assert_close(logits, expected)
+    logits.sum().backward()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_that_was_called_with_other_weights_can_be_copied(name):
+    """MAML and GradMem call it so; what it remembers of its weights must not be theirs."""
+    model, ids = CASES[name].build(), tokens()
+    expected = model(ids, use_cache=True).logits
+    weights = {name: 1.1 * weight for name, weight in model.named_parameters()}
+    others = torch.func.functional_call(model, weights, (ids,), {"use_cache": True}).logits
+    assert not torch.equal(others, expected)
+    copied = copy.deepcopy(model)
+    assert torch.equal(copied(ids, use_cache=True).logits, expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_offloaded_by_accelerate(name):
+    model, ids = CASES[name].build(), tokens()
+    expected = model(ids).logits
+    if name.startswith(("armt", "rmt", "prmt")):
+        whole = cpu_offload(copy.deepcopy(model), execution_device=torch.device("cpu"))
+        with pytest.raises(TesseraError, match=r"the memory must stay where it is computed; got .* Offload the base"):
+            whole(ids)
+        cpu_offload(model.base, execution_device=torch.device("cpu"))
+    else:
+        cpu_offload(model, execution_device=torch.device("cpu"))
+    torch.testing.assert_close(model(ids).logits, expected)

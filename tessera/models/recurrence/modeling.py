@@ -210,6 +210,15 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         is_right = not (has_adapter and is_frozen and self.adds_nothing())
         expect(is_right, type(self).__name__, "the memory", "learn with the adapter", "one frozen at its start", advice)
 
+    def _expect_present_memory(self) -> None:
+        """Refuse hooks of accelerate that fetch weights for a module's `forward` alone: memories are also written."""
+        if not hasattr(self, "_hf_hook"):
+            return
+        of_memory = [module for name, module in self.named_modules() if name.startswith(self.memory_modules)]
+        is_away = any(getattr(getattr(module, "_hf_hook", None), "offload", False) for module in [self, *of_memory])
+        requirement, advice = "stay where it is computed", "Offload the base alone: cpu_offload(model.base)."
+        expect(not is_away, type(self).__name__, "the memory", requirement, "one offloaded by accelerate", advice)
+
     def segment_runner(self, is_new: bool = True) -> SegmentRunner:
         """What reads segments with the present modules; `is_new`: a text begins."""
         model = self._fingerprint.of(self, is_new)
@@ -270,6 +279,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         refuse_keywords(where, without_packing(keywords, None, position_ids), REFUSED, self.forward)
         _check_arguments(where, cache, logits_to_keep)
         self._expect_learning_memory()
+        self._expect_present_memory()
         text = self._text(input_ids, inputs_embeds, attention_mask, position_ids, cache)
         state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
         loss = self._loss(labels, shift_labels, loss_mask, text)
@@ -377,7 +387,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         rows = f"have a number of rows that divides {batch}, the rows of input_ids"
         expect(divides, type(self).__name__, "memory_state", rows, state.batch_size)
         like = next(tensor for tensor in template.tensors().values() if tensor.is_floating_point())
-        return state.to(like.device, like.dtype)
+        return state.to(like.device, like.dtype).recordable()
 
 
 def _check_arguments(where: str, cache: object, logits_to_keep: int | Tensor) -> None:

@@ -40,7 +40,7 @@ def read(
     groups = () if cache is None else cache.groups
     memories = RowMemories(range(text.shape[0]), memory)
     if cache is not None:
-        memories.parts = [(rows, segment.memory) for rows, segment in groups]
+        memories.parts = [(rows, segment.memory and segment.memory.recordable()) for rows, segment in groups]
     opened = dict(groups)
     cut = Cut(
         config.segment_size,
