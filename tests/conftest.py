@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import sys
+from functools import cache
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -26,6 +27,7 @@ def pytest_configure(config):
         prepare()
 
 
+@cache
 def prepare():
     """Before the library and what it needs are first imported."""
     import torch
@@ -46,6 +48,11 @@ def prepare():
     for accelerator in ("cuda", "xpu", "mtia"):
         if hasattr(torch, accelerator):
             getattr(torch, accelerator).manual_seed_all = lambda seed: None
+
+
+# The conftest files of folders that are named on the command line are imported before `pytest_configure`.
+if "PYTEST_XDIST_WORKER" in os.environ or not any(word.startswith(("-n", "--numprocesses")) for word in sys.argv):
+    prepare()
 
 
 def pytest_collection_finish():

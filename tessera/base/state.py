@@ -1,12 +1,12 @@
 """State as a value: what a memory holds is a frozen dataclass, passed in and returned."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import GetAttrKey, register_pytree_node
+from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_leaves
 
 CLASSES: dict[str, type] = {}  # by name: the values that a file of states may hold
 
@@ -68,6 +68,15 @@ class State:
         """The state of the sequences `index` (integers), in that order, with repetitions: beams, sub-batches."""
         return self.map(lambda tensor: tensor.index_select(0, index.to(tensor.device)))
 
+    @classmethod
+    def joined(cls, states: "Sequence[Self]") -> Self:
+        """The sequences of all `states`, one after the other. A tensor that only some have is zeros in the others: a
+        document that is not given is document 0.
+        """
+        parts = [state.parts() for state in states]
+        rows = [next(leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)).shape[0] for part in parts]
+        return cls.from_parts({name: _joined([part[name] for part in parts], rows) for name in parts[0]})
+
     def take_back(self) -> None:
         """Give up every state that was made from this one: they must not be used again, and nothing is copied for it.
 
@@ -99,3 +108,15 @@ def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, tuple):
         return tuple(_map(item, function) for item in value)
     return value
+
+
+def _joined(values: Sequence[Any], rows: Sequence[int]) -> Any:
+    known = next((value for value in values if value is not None), None)
+    if isinstance(known, State):
+        return type(known).joined(values)
+    if isinstance(known, tuple):
+        return tuple(_joined(parts, rows) for parts in zip(*values, strict=True))
+    if not isinstance(known, Tensor):
+        return known
+    given = (known.new_zeros(n, *known.shape[1:]) if value is None else value for value, n in zip(values, rows))
+    return torch.cat(tuple(given))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from tessera.models.forward_arguments import (
     without_packing,
 )
 from tessera.models.lazy_logits import LazyLogits, LazyOutput
+from tessera.models.padded_rows import LayersRead, is_between_tokens, read_rows, without_gaps
 from tessera.models.prefix import Prefix
 from tessera.models.recall_recording import averaged_banks, recalling_memories, recorded_weights
 from tessera.models.saving.beside_weights import SavesWithCode
@@ -118,13 +119,14 @@ class StackModel(StackPreTrainedModel):
         """Hidden states (B, T, hidden) of `input_ids` (B, T); `past_key_values` is the state of an earlier call, or a
         `Prefix` of pairs.
 
-        `attention_mask` (B, past + T) marks padding with zeros, anywhere. `document_ids` (B, T) separates documents
-        that are packed into one sequence: memories never see a pair of another document. `position_ids` (B or 1, T)
-        say the same: a document begins where they do not count on. `output_hidden_states`: also the input of every
-        layer and the output of the last norm. `output_attentions`: also the recall weights, one (B, H, T, N) per
-        memory in the order in which they run, so that a layer of two memories has two: in v1 the contextual and the
-        persistent one, in v2 the short-term and the long-term one. Column i is the memory's pair (k_i, v_i), whose
-        value is complete one step later: N = T - 1 for a text read at once. For a persistent memory it is slot i.
+        `attention_mask` (B, past + T) marks padding with zeros, anywhere: each row gives what it gives without (but not
+        where padding follows a state in a compiled program). `document_ids` (B, T) separates documents that are packed
+        into one sequence: memories never see a pair of another document. `position_ids` (B or 1, T) say the same: a
+        document begins where they do not count on. `output_hidden_states`: also the input of every layer and the output
+        of the last norm. `output_attentions`: also the recall weights, one (B, H, T, N) per memory in the order in
+        which they run, so that a layer of two memories has two: in v1 the contextual and the persistent one, in v2 the
+        short-term and the long-term one. Column i is the memory's pair (k_i, v_i), whose value is complete one step
+        later: N = T - 1 for a text read at once. For a persistent memory it is slot i.
         Rows sum to 1, to 0 where a query sees no pair. O(B H T N) memory; `tessera.inspection.recall_weights` gives
         chosen queries for O(H N) each. Further keywords of transformers are refused by name.
         """
@@ -149,7 +151,14 @@ class StackModel(StackPreTrainedModel):
         if past is not None:
             past = past.fitting(where, model, hidden)
         wants_weights = self.config.output_attentions if output_attentions is None else output_attentions
-        inputs, states, weights = self._run_layers(hidden, past, documents, bool(use_cache), wants_weights)
+        read, weights = partial(self._run_layers, keep_state=bool(use_cache)), None
+        is_padded = attention_mask is not None
+        if wants_weights:
+            (inputs, states), weights = self._recorded(read, hidden, past, documents, is_padded)
+        elif documents is not None and is_padded:
+            inputs, states = read_rows(read, hidden, past, documents, bool(use_cache))
+        else:
+            inputs, states = read(hidden, None if past is None else past.layers, documents)
         hidden, state = inputs[-1], None
         if use_cache:
             length = hidden.shape[1] + (0 if past is None else past.length)
@@ -163,22 +172,33 @@ class StackModel(StackPreTrainedModel):
         return output if self._returns_dict(return_dict) else output.to_tuple()
 
     def _run_layers(
-        self, hidden: Tensor, past: StackState | None, documents: Tensor | None, keep_state: bool, wants_weights: bool
-    ) -> tuple[tuple[Tensor, ...], tuple[Any, ...], tuple[Tensor, ...] | None]:
-        """The input of each layer and the output of the last norm, the layers' states, and the recall weights."""
+        self, hidden: Tensor, past: tuple[Any, ...] | None, documents: Tensor | None, keep_state: bool
+    ) -> LayersRead:
         extra = self.layer_arguments(hidden)
-        states, inputs, weights = [], [], None
-        with ExitStack() as recording:
-            if wants_weights:
-                self._expect_weights(type(self).__name__)
-                weights = recording.enter_context(recorded_weights(self.layers))
-            for index, layer in enumerate(self.layers):
-                inputs.append(hidden)
-                state = None if past is None else past.layers[index]
-                hidden, state = layer(hidden, state=state, documents=documents, keep_state=keep_state, **extra)
-                states.append(state)
-        averaged = None if weights is None else tuple(averaged_banks(banks) for banks in weights)
-        return (*inputs, self.norm(hidden)), tuple(states), averaged
+        states, inputs = [], []
+        for index, layer in enumerate(self.layers):
+            inputs.append(hidden)
+            state = None if past is None else past[index]
+            hidden, state = layer(hidden, state=state, documents=documents, keep_state=keep_state, **extra)
+            states.append(state)
+        return LayersRead((*inputs, self.norm(hidden)), tuple(states))
+
+    def _recorded(
+        self, read: Any, hidden: Tensor, past: StackState | None, documents: Tensor | None, is_padded: bool
+    ) -> tuple[LayersRead, tuple[Tensor, ...]]:
+        """What `read` gives, and the recall weights."""
+        where = type(self).__name__
+        self._expect_weights(where)
+        padded = documents if is_padded else None
+        is_between = padded is not None and is_between_tokens(padded, past is not None)
+        expect(not is_between, where, "output_attentions", "be False where padding lies between tokens", True)
+        with recorded_weights(self.layers) as weights:
+            given = read(hidden, None if past is None else past.layers, documents)
+        averaged = tuple(averaged_banks(banks) for banks in weights)
+        if padded is not None and read.keywords["keep_state"] and is_between_tokens(padded, past is not None, True):
+            states = read_rows(read, hidden, past, padded, True).states  # which end with a token
+            given = LayersRead(given.inputs, states)
+        return given, averaged
 
     def _expect_weights(self, where: str) -> None:
         """Refuse `output_attentions` where no memory has weights, or layers are computed a second time."""
@@ -228,9 +248,9 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
     ) -> CausalLMOutputWithPast | tuple:
         """Logits (B, T, V) of the next token at each step, and with `labels` (B, T) the mean loss in nats per token.
 
-        Labels are shifted inside; left out are -100, padding, and what would be predicted from padding or from another
-        document. A keyword `shift_labels` (B, T) takes their place: the target of each step itself, as those hand it
-        over that cut a text into parts. (Were it a named argument, the Trainer would give no loss without it.)
+        Labels are shifted inside; left out are -100, padding, and what would be predicted from another document. A
+        keyword `shift_labels` (B, T) takes their place: the target of each step itself, as those hand it over that cut
+        a text into parts. (Were it a named argument, the Trainer would give no loss without it.)
         The loss is divided by `num_items_in_batch` when given (gradient accumulation).
 
         While training with labels the loss makes logits a block at a time, and the output's `logits` are computed when
@@ -251,7 +271,8 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
             masks = (attention_mask, document_ids, *places)
             if isinstance(past_key_values, Prefix):
                 past_key_values = past_key_values.state(where, self.model.layers)
-            attention_mask, document_ids = None, read_documents(where, shape, past_key_values, *masks)
+            document_ids = read_documents(where, shape, past_key_values, *masks)
+            attention_mask = None if document_ids is None else attention_mask
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -266,7 +287,10 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
         )
         hidden, loss = outputs.last_hidden_state, None
         if targets is not None:
-            loss = self._loss(hidden, targets, shift_labels is not None, document_ids, num_items_in_batch)
+            seen, documents = hidden, document_ids
+            if documents is not None and attention_mask is not None and shift_labels is None:
+                seen, targets, documents = without_gaps(hidden, targets, documents)
+            loss = self._loss(seen, targets, documents, shift_labels is not None, num_items_in_batch)
         returns_dict = self._returns_dict(return_dict)
         is_deferred = skip_logits is None and loss is not None and self.training and returns_dict
         fields = {name: outputs[name] for name in ("past_key_values", "hidden_states", "attentions") if name in outputs}
@@ -286,7 +310,7 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
         logits = self.lm_head(hidden)
         return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
 
-    def _loss(self, hidden: Tensor, labels: Tensor, are_shifted: bool, documents: Tensor | None, num_items) -> Tensor:
+    def _loss(self, hidden: Tensor, labels: Tensor, documents: Tensor | None, are_shifted: bool, num_items) -> Tensor:
         targets = labels.long() if are_shifted else labels[:, 1:].long()  # labels of few bits hold no -100
         if documents is not None:
             is_inside = (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)

@@ -1,6 +1,6 @@
 """Stored key-value pairs that grow by appending, as a value."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -137,6 +137,17 @@ class PairStore(State):
         documents = None if self.documents is None else function(self.documents)
         return self.of(function(self.keys), function(self.values), documents)
 
+    @classmethod
+    def joined(cls, states: Sequence[Self]) -> Self:
+        """See `State.joined`. Before the pairs of the shorter stores stand some that are not there."""
+        fronts = [max(store.length for store in states) - store.length for store in states]
+        keys = torch.cat([pad(store.keys, (0, 0, front, 0)) for store, front in zip(states, fronts)])
+        values = torch.cat([pad(store.values, (0, 0, front, 0)) for store, front in zip(states, fronts)])
+        if not any(fronts) and all(store.documents is None for store in states):
+            return cls.of(keys, values)
+        documents = [pad(store._known_documents(), (front, 0), value=-1) for store, front in zip(states, fronts)]
+        return cls.of(keys, values, torch.cat(documents))
+
     def _has_room(self, end: int) -> bool:
         # What was made in inference mode must not be written outside of it.
         is_frozen = self.key_buffer.is_inference() and not torch.is_inference_mode_enabled()
@@ -156,7 +167,10 @@ class PairStore(State):
     def _with_documents(self) -> Self:
         if self.document_buffer is not None:
             return self
-        return self.of(self.keys, self.values, _one_document(self.keys))
+        return self.of(self.keys, self.values, self._known_documents())
+
+    def _known_documents(self) -> Tensor:
+        return _one_document(self.keys) if self.documents is None else self.documents
 
 
 def _one_document(keys: Tensor) -> Tensor:

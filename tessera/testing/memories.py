@@ -119,10 +119,16 @@ def packing(case: MemoryCase) -> None:
 
 @torch.no_grad()
 def padding(case: MemoryCase) -> None:
-    """Padding on either side, of another width in each sequence, changes no answer; a state behind it goes on."""
+    """Padding on either side, of another width in each sequence, changes no answer; a state behind it goes on.
+
+    What was read without documents is document 0.
+    """
     if not case.has_documents:
         return
     memory, x = case.build(), case.inputs()
+    _, state = memory(x[:, :10], keep_state=True)
+    rest = memory(x[:, 10:], state, torch.zeros(BATCH, STEPS - 10, dtype=torch.long))[0]
+    assert _close(rest, memory(x)[0][:, 10:]), "a state without documents is not of document 0"
     for side in ("left", "right"):
         documents = torch.zeros(BATCH, STEPS, dtype=torch.long)
         for row, width in enumerate((0, 3, 9)):

@@ -29,8 +29,9 @@ class ModelCase:
         state: the argument of `forward` that takes a state as a value, with its name in the output; None: there is
             none.
         continues: whether it reads in parts. packs: takes `document_ids`. pads_left: padding before tokens.
-        generates: also behind padding. checkpoints: has layers that may be computed twice. registered: with AutoModel.
-        plain: `forward` is transformers' own, or the baseline's: without `skip_logits` and `num_items_in_batch`.
+        pads_anywhere: also padding between tokens, and behind a state. generates: also behind padding. checkpoints: has
+        layers that may be computed twice. registered: with AutoModel. plain: `forward` is transformers' own, or the
+        baseline's: without `skip_logits` and `num_items_in_batch`.
     """
 
     make: Callable[[], PreTrainedModel]
@@ -38,6 +39,7 @@ class ModelCase:
     continues: bool = True
     packs: bool = True
     pads_left: bool = True
+    pads_anywhere: bool = True
     generates: bool = True
     checkpoints: bool = True
     registered: bool = True
@@ -175,6 +177,31 @@ def padding_on_the_left_has_no_influence(case: ModelCase) -> None:
     """Padding before the tokens changes neither their logits nor the loss."""
     if case.pads_left:
         _padding_has_no_influence(case, "left")
+
+
+@torch.no_grad()
+def padding_between_tokens_has_no_influence(case: ModelCase) -> None:
+    """Each row gives what it gives alone, read at once or in parts, wherever its padding lies."""
+    if not case.pads_anywhere:
+        return
+    model = case.build()
+    ids, mask = tokens(model, 4), torch.ones(4, STEPS, dtype=torch.long)
+    mask[1, 5:8] = mask[2, 2:4] = mask[2, 11:] = mask[3, :9] = mask[3, 12:15] = 0
+    labels = ids.masked_fill(mask == 0, -100)
+    alone = [model(row[is_token.bool()][None], labels=row[is_token.bool()][None]) for row, is_token in zip(ids, mask)]
+    expected = torch.cat([output.logits[0] for output in alone])
+    output = model(ids, attention_mask=mask, labels=labels)
+    _close(output.logits[mask.bool()], expected)
+    counts = mask.sum(1) - 1
+    torch.testing.assert_close(output.loss, sum(n * row.loss for n, row in zip(counts, alone)) / counts.sum())
+    for sizes in ([11, 4, 1, 5], [1] * STEPS) if case.continues else ():
+        past, logits, read = None, [], 0
+        for part in ids.split(sizes, 1):
+            read += part.shape[1]
+            output = model(part, attention_mask=mask[:, :read], past_key_values=past, use_cache=True)
+            past = output.past_key_values
+            logits.append(output.logits)
+        _close(torch.cat(logits, 1)[mask.bool()], expected)
 
 
 def generation_chooses_what_the_whole_says(case: ModelCase) -> None:
@@ -336,6 +363,7 @@ LAWS = {
         documents_do_not_see_each_other,
         padding_on_the_right_has_no_influence,
         padding_on_the_left_has_no_influence,
+        padding_between_tokens_has_no_influence,
         generation_chooses_what_the_whole_says,
         generation_goes_on_from_a_state,
         saved_is_loaded,

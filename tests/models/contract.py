@@ -83,7 +83,7 @@ def close(one: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(one, other, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
 
 
-SEGMENTED = {"state": "memory_state", "packs": False}
+SEGMENTED = {"state": "memory_state", "packs": False, "pads_anywhere": False}
 CASES = {
     **{f"v1 {name}": Case(partial(v1, **changes)) for name, changes in V1.items()},
     **{f"v2 {name}": Case(partial(_v2, **changes)) for name, changes in V2.items()},
@@ -94,9 +94,10 @@ CASES = {
         for family in ("gpt2", "memory_mosaic")
     },
     "lstm": Case(
-        _lstm, None, continues=False, packs=False, pads_left=False, generates=False, checkpoints=False, plain=True
+        _lstm, None, continues=False, packs=False, pads_left=False, pads_anywhere=False, generates=False,
+        checkpoints=False, plain=True,
     ),
-    "transformer": Case(_transformer, None, packs=False, plain=True),
+    "transformer": Case(_transformer, None, packs=False, pads_anywhere=False, plain=True),
 }  # fmt: skip
 OF_EACH_CLASS = (
     "v1 published", "v2 compact", "linear attention gla", "armt around memory_mosaic", "rmt around gpt2",

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import torch
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -69,6 +70,22 @@ class ForgetsPadding(MemoryMosaicForCausalLM):
         return super().forward(input_ids, **inputs)
 
 
+class BeginsAnewBehindPadding(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, attention_mask=None, **inputs):
+        documents = None
+        if attention_mask is not None:
+            real = attention_mask[:, -input_ids.shape[1] :].bool()
+            documents, attention_mask = torch.where(real, 0, -1), None
+        return super().forward(input_ids, document_ids=documents, **inputs)
+
+
+class KeepsPadding(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, past_key_values=None, attention_mask=None, **inputs):
+        if past_key_values is not None:
+            attention_mask = None
+        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **inputs)
+
+
 class ConfusesBeams(MemoryMosaicForCausalLM):
     def _reorder_cache(self, past_key_values, beam_idx):
         return past_key_values.select_batch(beam_idx.flip(0))
@@ -129,6 +146,8 @@ WRONG = [
     (ForgetsDocuments, "documents_do_not_see_each_other"),
     (ForgetsPadding, "padding_on_the_left_has_no_influence"),
     (ShiftsItsLabelsTwice, "padding_on_the_right_has_no_influence"),
+    (BeginsAnewBehindPadding, "padding_between_tokens_has_no_influence"),
+    (KeepsPadding, "padding_between_tokens_has_no_influence"),
     (SaysSomethingElseAfterAState, "generation_goes_on_from_a_state"),
     (ForgetsPadding, "generation_chooses_what_the_whole_says"),
     (ConfusesBeams, "generation_chooses_what_the_whole_says"),

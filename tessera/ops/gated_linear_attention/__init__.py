@@ -30,7 +30,7 @@ def gated_linear_attention(
     Args:
         query, key: (B, H, T, K). value: (B, H, T, V). log_decay: at most 0, broadcast to (B, H, T, K).
         state: after the steps before. documents: integers (B, T), the steps of each contiguous: S starts empty in
-            each; negative ones are padding, which writes nothing.
+            each; negative ones are padding, which writes nothing. None goes on, at the start with document 0.
     Cost: O(T C K V / C + T C (K + V)) time with chunks of C = 16 steps, O(T (K + V)) memory.
 
     Raises:
@@ -48,7 +48,9 @@ def gated_linear_attention(
         expect(documents.shape == (batch, steps), where, "documents", f"be {(batch, steps)}", tuple(documents.shape))
         key = key * (documents >= 0)[:, None, :, None]
     if state is None:
-        start = torch.full((batch, 1), -1, device=query.device) if documents is None else documents[:, :1]
+        start = (
+            torch.zeros((batch, 1), dtype=torch.long, device=query.device) if documents is None else documents[:, :1]
+        )
         state = LinearAttentionState(value.new_zeros(batch, heads, width, value.shape[3]), start)
     needed, got = (batch, heads, width, value.shape[3]), tuple(state.matrix.shape)
     expect(got == needed, where, "state", f"have a matrix {needed}", got)

@@ -1,0 +1,95 @@
+"""Rows with padding between their tokens, read as if it were not there.
+
+Layers take padding in front of a row's tokens, and behind them where no state is kept. Everything else is brought into
+the first form: each row's padding is moved to its front, and rows that go on behind a state are read without any.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tessera.base.devices import is_exporting
+
+
+class LayersRead(NamedTuple):
+    """The input (B, T, hidden) of each layer and the output of the last norm, and the layers' states."""
+
+    inputs: tuple[Tensor, ...]
+    states: tuple[Any, ...]
+
+
+# of hidden (B, T, hidden), the layers' states before, if any, and documents (B, T)
+ReadLayers = Callable[[Tensor, tuple[Any, ...] | None, Tensor], LayersRead]
+
+
+def is_between_tokens(documents: Tensor, has_past: bool = False, keeps_state: bool = False) -> bool:
+    """Whether padding (negative `documents` (B, T)) lies between tokens of its row.
+
+    With `has_past` tokens were read before the first step, with `keeps_state` some will be read after the last.
+    """
+    is_token = (documents >= 0).int()
+    begun = torch.ones_like(is_token) if has_past else is_token.cummax(1).values
+    goes_on = torch.ones_like(is_token) if keeps_state else is_token.flip(1).cummax(1).values.flip(1)
+    return bool((begun * goes_on > is_token).any())
+
+
+def without_gaps(hidden: Tensor, labels: Tensor, documents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All three with padding moved to the rows' fronts where it lies between tokens: each stands before its target."""
+    if not torch.compiler.is_compiling() and not is_between_tokens(documents):
+        return hidden, labels, documents
+    order = padding_first(documents)
+    return in_order(hidden, order), in_order(labels, order), in_order(documents, order)
+
+
+def padding_first(documents: Tensor) -> Tensor:
+    """The order (B, T) of each row's steps in which its padding comes first."""
+    return (documents >= 0).int().argsort(dim=1, stable=True)
+
+
+def in_order(values: Tensor, order: Tensor) -> Tensor:
+    """The steps `order` (B, n) of each row of `values` (B, T, ...)."""
+    return values.take_along_dim(order.reshape(*order.shape, *[1] * (values.dim() - 2)), 1)
+
+
+def read_rows(read: ReadLayers, hidden: Tensor, past: Any, documents: Tensor, keeps_state: bool) -> LayersRead:
+    """`read` behind the state `past`, if any, wherever the padding lies.
+
+    A compiled program cannot look where it lies: without `past` it always moves it, behind `past` never.
+    """
+    is_compiling = torch.compiler.is_compiling()
+    moves = is_compiling or is_between_tokens(documents, past is not None, keeps_state)
+    if not moves or is_exporting() or (is_compiling and past is not None):
+        return read(hidden, None if past is None else past.layers, documents)
+    if past is None:
+        return _read_padding_first(read, hidden, documents)
+    return _read_apart(read, hidden, past, documents, keeps_state)
+
+
+def _read_padding_first(read: ReadLayers, hidden: Tensor, documents: Tensor) -> LayersRead:
+    order = padding_first(documents)
+    back = order.argsort(1)
+    inputs, states = read(in_order(hidden, order), None, in_order(documents, order))
+    return LayersRead(tuple(in_order(each, back) for each in inputs), states)
+
+
+def _read_apart(read: ReadLayers, hidden: Tensor, past: Any, documents: Tensor, keeps_state: bool) -> LayersRead:
+    """Rows of equally many tokens together, without their padding, at which the outputs are 0."""
+    order, counts = padding_first(documents), (documents >= 0).sum(1)
+    inputs = [torch.zeros_like(hidden)] * (len(past.layers) + 1)
+    groups, states = [], []
+    for count in counts.unique().tolist():
+        rows = (counts == count).nonzero()[:, 0]
+        state, steps = past.select_batch(rows), order[rows, order.shape[1] - count :]
+        if count:
+            given, layers = read(in_order(hidden[rows], steps), state.layers, in_order(documents[rows], steps))
+            inputs = [all.to(some.dtype).index_put((rows[:, None], steps), some) for all, some in zip(inputs, given)]
+            state = replace(state, layers=layers)
+        groups.append(rows)
+        states.append(state)
+    if not keeps_state:
+        return LayersRead(tuple(inputs), ())
+    after = type(past).joined(states).select_batch(torch.cat(groups).argsort())
+    return LayersRead(tuple(inputs), after.layers)
