@@ -124,8 +124,8 @@ def _read(hint: Any, value: Any, report: Report, key: str) -> tuple[bool, Any]:
         return _read(options[0], value, report, key)
     item = _item_class(hint)
     if item is not None and isinstance(value, list | tuple):
-        items = [_read(item, one, report, f"{key}[{place}]") for place, one in enumerate(value)]
-        return all(ok for ok, _ in items), get_origin(hint)(one for _, one in items)
+        items = [_read(item, entry, report, f"{key}[{index}]") for index, entry in enumerate(value)]
+        return all(ok for ok, _ in items), get_origin(hint)(entry for _, entry in items)
     ok, converted = _convert(hint, value)
     if not ok:
         report(key, f"must be {_describe(hint)}; got {shown(value)}.")

@@ -16,6 +16,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from tessera.base.errors import TrainingInterrupted
 from tessera.cli.arguments import repeated
@@ -45,30 +46,40 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"run {number + 1} of {len(sweep.points)}: {point.label}", file=sys.stderr, flush=True)
 
     try:
-        outcomes = sweep.run(begin)
+        table = sweep.run(begin)
     except TrainingInterrupted as stop:
         flags = ["--json"] if arguments.json else []
         raise KeyboardInterrupt(f"{stop} Go on: {repeated('sweep', arguments, *flags)}") from None
     if arguments.json:
-        print(json.dumps(sweep.as_json(outcomes), indent=1, allow_nan=False))
-        return 0
-    _print(outcomes)
-    print(f"written: {sweep.output / 'sweep.json'}")
+        print(json.dumps(table, indent=1, allow_nan=False))
+    else:
+        _print(table["runs"])
+        print(f"written: {sweep.output / 'sweep.json'}")
     return 0
 
 
-def _print(outcomes) -> None:
+def _print(runs: list[dict[str, Any]]) -> None:
     from tessera.evaluation.report import print_table
     from tessera.papers.tables import mean_of, with_error
     from tessera.tools.sweep import best, over_seeds
 
-    are_questions = any(outcome.validation_exact_match is not None for outcome in outcomes)
+    are_questions = any(run["validation_exact_match"] is not None for run in runs)
+    second = "validation_exact_match" if are_questions else "validation_bits_per_byte"
+    winner = best(runs)
+    rows = []
+    for number, run in enumerate(runs):
+        numbers = [
+            (run["validation_loss"], ".4f"),
+            (run[second], ".4f"),
+            (run["parameters"], ","),
+            (run["tokens"], ","),
+        ]
+        cells = ["-" if value is None else format(value, form) for value, form in numbers]
+        rows.append([*cells, "not finite" if run["problem"] else "best" * (number == winner)])
     columns = ("nats/token", "right" if are_questions else "bits/byte", "parameters", "tokens", "")
-    winner = best(outcomes)
-    rows = [_cells(outcome, place == winner) for place, outcome in enumerate(outcomes)]
-    print_table(columns, [_name(one.values) for one in outcomes], rows)
-    groups = over_seeds(outcomes)
-    if "seed" in outcomes[0].values and len(groups) > 1:
+    print_table(columns, [_name(run["values"]) for run in runs], rows)
+    groups = over_seeds(runs)
+    if "seed" in runs[0]["values"] and len(groups) > 1:
         means = [mean_of(numbers) for _, numbers in groups]
         finest = (max if are_questions else min)(mean.mean for mean in means)
         lines = [(with_error(mean, ".4f"), str(mean.count), "best" * (mean.mean == finest)) for mean in means]
@@ -79,12 +90,3 @@ def _print(outcomes) -> None:
 
 def _name(values: dict[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items()) or "all"
-
-
-def _cells(outcome, is_best: bool) -> tuple[str, ...]:
-    if outcome.problem:
-        return "-", "-", "-", "-", "not finite"
-    numbers = (outcome.validation_bits_per_byte, outcome.validation_exact_match)
-    second = next((f"{number:.4f}" for number in numbers if number is not None), "-")
-    sizes = f"{outcome.parameters:,}", f"{outcome.tokens:,}"
-    return f"{outcome.validation_loss:.4f}", second, *sizes, "best" if is_best else ""

@@ -48,7 +48,7 @@ def prefix_tree(sequences: Sequence[Sequence[int]], worth: int) -> SharedPrefix:
     (0, [2], [SharedPrefix(sequence=0, end=3, rows=[0, 1], branches=[])])
     """
     order = sorted(range(len(sequences)), key=lambda number: tuple(sequences[number]))
-    common = [_common(sequences[one], sequences[next_]) for one, next_ in itertools.pairwise(order)]
+    common = [_common(sequences[first], sequences[second]) for first, second in itertools.pairwise(order)]
     root = SharedPrefix(order[0] if order else 0, 0)
     pending = [(root, 0, len(order))] if order else []
     while pending:  # a range of the sorted sequences, below a node that they share
@@ -68,12 +68,10 @@ def prefix_tree(sequences: Sequence[Sequence[int]], worth: int) -> SharedPrefix:
     return root
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
     """How many tokens two sequences share at their beginning."""
-    for place, (mine, theirs) in enumerate(zip(one, other)):
-        if mine != theirs:
-            return place
-    return min(len(one), len(other))
+    shared = itertools.takewhile(lambda tokens: tokens[0] == tokens[1], zip(first, second))
+    return sum(1 for _ in shared)
 
 
 LOGITS_AT_ONCE = 1 << 29

@@ -143,7 +143,9 @@ def task_report(
         "main_score": task.main_score,
         "examples": options["examples"],
         "length_setting": setting,
-        "scores": {str(length): {key: one._asdict() for key, one in row.items()} for length, row in scores.items()},
+        "scores": {
+            str(length): {key: estimate._asdict() for key, estimate in row.items()} for length, row in scores.items()
+        },
         "provenance": provenance(configuration=configuration, seed=options["seed"], wall_seconds=time.time() - began),
     }
 

@@ -57,7 +57,8 @@ def _shown(text: str) -> str:
     """Bytes that are no characters as \u2039E5\u203a."""
     if text.isascii():
         return text
-    return "".join(f"\u2039{ord(one) - 0xDC00:02X}\u203a" if "\udc80" <= one <= "\udcff" else one for one in text)
+    is_byte = ("\udc80" <= letter <= "\udcff" for letter in text)
+    return "".join(f"\u2039{ord(x) - 0xDC00:02X}\u203a" if known else x for x, known in zip(text, is_byte))
 
 
 def read_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, count: int) -> Tensor:

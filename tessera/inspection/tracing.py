@@ -89,7 +89,7 @@ def trace(
     streams = _Streams(reading, sites, positions)
     with streams.watching(), segments.watching() if segments else nullcontext():
         after = segments.after_segment if segments else None
-        losses = observe_recalls(reading, positions, lambda one: _take(recalls, one, share, most_pairs), after)
+        losses = observe_recalls(reading, positions, lambda recall: _take(recalls, recall, share, most_pairs), after)
     removing = _Removing(reading, losses, removals, [int(pair) for pair in removed_pairs])
     lens = Lens(reading.base)
     before_tokens, before_scores = lens.likeliest(streams.rows[streams.layers[sites[0].layer]], predictions)

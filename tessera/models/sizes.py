@@ -59,7 +59,7 @@ def _recall_width(config: PreTrainedConfig) -> int:
 def multiplying_weights(model: PreTrainedModel) -> int:
     """Numbers in the matrices that a token is multiplied with."""
     tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    matrices = sum(one.numel() for one in model.parameters() if one.dim() >= 2 and one not in tables)
+    matrices = sum(weight.numel() for weight in model.parameters() if weight.dim() >= 2 and weight not in tables)
     read_out = model.get_output_embeddings()
     is_tied = read_out is not None and read_out.weight in tables
     return matrices + (read_out.weight.numel() if is_tied else 0)

@@ -34,7 +34,7 @@ def selective_scan(
         shapes = [tuple(tensor.shape) for tensor in (x, step, rate, write, read)]
         needed = "be (B, T, D) twice, (D, N), (B, T, N) twice"
         expect(False, "selective_scan", "x, step, rate, write and read", needed, shapes)
-    inputs = (one.to(rate.dtype) for one in (x, step, rate, write, read))
+    inputs = (tensor.to(rate.dtype) for tensor in (x, step, rate, write, read))
     with torch.autocast(x.device.type, enabled=False):  # its backward pass runs outside of it
         return _SelectiveScan.apply(*inputs).to(x.dtype)
 
@@ -46,7 +46,7 @@ class _SelectiveScan(torch.autograd.Function):
     def forward(ctx, x, step, rate, write, read):
         """Saved for backward: the inputs and the state in front of each block of steps."""
         inputs = x, step, write, read
-        x, step, write, read = (one.transpose(0, 1).contiguous() for one in inputs)
+        x, step, write, read = (tensor.transpose(0, 1).contiguous() for tensor in inputs)
         length, batch = x.shape[:2]
         size = max(1, BLOCK // (batch * rate.numel()))
         ctx.size, state = size, x.new_zeros(batch, *rate.shape)

@@ -1,8 +1,6 @@
-"""What a task is: examples, scores, an oracle and a guess. It knows no model."""
+"""What a task is: examples and scores. It knows no model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -23,7 +21,7 @@ class TokenExamples:
 
     Attributes:
         tokens: integers (B, T). labels: (B, T), the token where its prediction counts, -100 elsewhere; not shifted, as
-            Hugging Face models take them. details: what the task's oracle and scores know besides.
+            Hugging Face models take them. details: what the task's scores know besides.
     """
 
     tokens: Tensor
@@ -54,12 +52,6 @@ class Task(ABC):
     source: ClassVar[str]
     main_score: ClassVar[str]
     length_setting: ClassVar[str] = "length"
-    holds_out_twice: ClassVar[bool] = True  # not the same for validation and test
-
-    @classmethod
-    def variants(cls) -> "Sequence[Task]":
-        """Small settings that cover what the task can be; the contract tests run on each."""
-        return [cls()]
 
     def at_length(self, length: int) -> Self:
         """The same task with examples of another length, which is counted as the setting `length_setting` counts."""
@@ -72,22 +64,6 @@ class Task(ABC):
     @abstractmethod
     def scores(self, predictions: Any, examples: Any) -> dict[str, Tensor]:
         """Each score of each example, (B,); NaN where an example has nothing to score."""
-
-    @abstractmethod
-    def oracle(self, examples: Any) -> Any:
-        """Predictions of something that knows the rule; its `main_score` is 1."""
-
-    @abstractmethod
-    def guess(self, examples: Any, seed: int) -> Any:
-        """Predictions of something that knows nothing but the kind of answer."""
-
-    @abstractmethod
-    def chance(self, examples: Any) -> float:
-        """The expected `main_score` of `guess` on these examples, by formula."""
-
-    def held_apart(self, examples: Any) -> AbstractSet[Hashable]:
-        """What no other split's examples may share with these; empty where the paper holds nothing apart."""
-        return set()
 
 
 TASKS: Registry[type[Task]] = Registry("task", "tessera.tasks", filled_by="tessera.papers.tasks")

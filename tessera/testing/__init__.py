@@ -13,12 +13,13 @@ from tessera.testing.kernels import check_kernel
 from tessera.testing.memories import MemoryCase, check_memory
 from tessera.testing.models import ModelCase, check_model
 from tessera.testing.state_laws import Finding, check_state
-from tessera.testing.tasks import check_task
+from tessera.testing.tasks import TaskCase, check_task
 
 __all__ = [
     "Finding",
     "MemoryCase",
     "ModelCase",
+    "TaskCase",
     "check_kernel",
     "check_memory",
     "check_model",

@@ -1,7 +1,9 @@
 """What every task must do."""
 
 import dataclasses
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator
+from collections.abc import Set as AbstractSet
 from itertools import combinations
 from typing import Any
 
@@ -9,17 +11,46 @@ import torch
 from torch import Tensor
 
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.tasks.task import SPLITS, Task, TokenExamples, estimate
+from tessera.tasks.task import SPLITS, TokenExamples, estimate
 
 COUNT = 24
 # Six standard errors: one check in a billion fails by chance.
 STANDARD_ERRORS = 6
 
 
-def check_task(task: Task) -> None:
-    """Run every law of `LAWS` on `task`; raises AssertionError at the first that it breaks."""
+class TaskCase(ABC):
+    """A task, and what its laws need to know of it.
+
+    Attributes:
+        task: with its settings. holds_out_twice: whether validation and test are held apart from each other, too.
+    """
+
+    holds_out_twice = True
+
+    def __init__(self, task: Any) -> None:
+        self.task = task
+
+    @abstractmethod
+    def oracle(self, examples: Any) -> Any:
+        """Predictions of something that knows the rule; its `main_score` is 1."""
+
+    @abstractmethod
+    def guess(self, examples: Any, seed: int) -> Any:
+        """Predictions of something that knows nothing but the kind of answer."""
+
+    @abstractmethod
+    def chance(self, examples: Any) -> float:
+        """The expected `main_score` of `guess` on these examples, by formula."""
+
+    def held_apart(self, examples: Any) -> AbstractSet[Hashable]:
+        """What no other split's examples may share with these; empty where the paper holds nothing apart."""
+        return set()
+
+
+def check_task(case: TaskCase) -> None:
+    """Run every law of `LAWS` on the task of `case`; raises AssertionError at the first that it breaks."""
     for law in LAWS.values():
-        law(task)
+        law(case)
 
 
 def _tensors_of(value: Any) -> Iterator[Tensor]:
@@ -37,14 +68,15 @@ def _tensors_of(value: Any) -> Iterator[Tensor]:
             yield from _tensors_of(item)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(value: Any, other: Any) -> bool:
     """Equal bytes in every tensor."""
-    pairs = list(zip(_tensors_of(one), _tensors_of(other), strict=True))
+    pairs = list(zip(_tensors_of(value), _tensors_of(other), strict=True))
     return bool(pairs) and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
-def determinism(task: Task) -> None:
+def determinism(case: TaskCase) -> None:
     """The seed and the split decide, the global random state does not, and nothing of it is used up."""
+    task = case.task
     torch.manual_seed(1)
     first = task.sample(COUNT, 3)
     torch.manual_seed(2)
@@ -56,20 +88,20 @@ def determinism(task: Task) -> None:
         assert not _same(first, task.sample(COUNT, 3, split)), f"{split} repeats train"
 
 
-def splits_apart(task: Task) -> None:
+def splits_apart(case: TaskCase) -> None:
     """No automaton, triple or vocabulary of one split is in another, over several seeds."""
     seen: dict[str, set] = {split: set() for split in SPLITS}
     for split in SPLITS:
         for seed in range(3):
-            seen[split] |= task.held_apart(task.sample(COUNT, seed, split))
-    for one, other in combinations(SPLITS, 2):
-        if task.holds_out_twice or one != "validation":
-            assert not seen[one] & seen[other], f"{one} and {other} share something"
+            seen[split] |= case.held_apart(case.task.sample(COUNT, seed, split))
+    for split, other in combinations(SPLITS, 2):
+        if case.holds_out_twice or split != "validation":
+            assert not seen[split] & seen[other], f"{split} and {other} share something"
 
 
-def tokens(task: Task) -> None:
+def tokens(case: TaskCase) -> None:
     """Labels repeat the tokens where predictions count, and something counts in every example."""
-    examples = task.sample(COUNT, 0)
+    examples = case.task.sample(COUNT, 0)
     if not isinstance(examples, TokenExamples):
         return
     is_answer = examples.labels != IGNORED
@@ -80,22 +112,24 @@ def tokens(task: Task) -> None:
     assert torch.equal(examples.labels[is_answer], examples.tokens[is_answer]), "labels are shifted or wrong"
 
 
-def oracle(task: Task) -> None:
+def oracle(case: TaskCase) -> None:
     """Who knows the rule scores 1, in every split, and the score of a wrong answer is lower."""
+    task = case.task
     for split in SPLITS:
         examples = task.sample(COUNT, 5, split)
-        score = task.scores(task.oracle(examples), examples)[task.main_score]
+        score = task.scores(case.oracle(examples), examples)[task.main_score]
         assert score.shape == (len(examples),), "scores are per example"
         torch.testing.assert_close(score[~score.isnan()].double(), torch.ones_like(score[~score.isnan()]).double())
-    shifted = task.scores(_rolled(task.oracle(examples)), examples)[task.main_score]
+    shifted = task.scores(_rolled(case.oracle(examples)), examples)[task.main_score]
     assert estimate(shifted).mean < 1.0, "the answers of another example score as well"
 
 
-def chance(task: Task) -> None:
+def chance(case: TaskCase) -> None:
     """A guess scores what the formula says, within its standard error, and less than the oracle."""
+    task = case.task
     examples = task.sample(40 * COUNT, 6)
-    guessed = estimate(task.scores(task.guess(examples, 0), examples)[task.main_score])
-    expected = task.chance(examples)
+    guessed = estimate(task.scores(case.guess(examples, 0), examples)[task.main_score])
+    expected = case.chance(examples)
     # A score of rare hits can have no spread in the sample: then the binomial's.
     spread = max(guessed.standard_error, (abs(expected) * (1 - min(1, abs(expected))) / guessed.count) ** 0.5)
     assert abs(guessed.mean - expected) <= STANDARD_ERRORS * spread, f"{guessed} is not {expected}"

@@ -1,4 +1,4 @@
-"""What a recipe will need on given devices: memory, arithmetic, time and disk, before anything is bought or started.
+"""What a recipe will need on given devices: memory, arithmetic and time, before anything is bought or started.
 
 Memory is that of a step of the recipe's own model on tensors without numbers, on any machine: model, optimizer and FSDP
 run as in training, and PyTorch's `MemTracker` counts the storages of its fake tensors.
@@ -6,14 +6,13 @@ run as in training, and PyTorch's `MemTracker` counts the storages of its fake t
 
 import gc
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode, UnsupportedOperatorException
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -26,9 +25,8 @@ from tessera.base.devices import imagined
 from tessera.base.errors import TesseraError, expect
 from tessera.base.precision import autocast, resolve_precision
 from tessera.evaluation.accounting import account, training_flops_per_sequence
-from tessera.models.sizes import meta_model
 from tessera.recipes.model_section import untrained_config
-from tessera.recipes.sections import Recipe, TrainingSection
+from tessera.recipes.sections import Recipe
 from tessera.training.distributed import batch_shape, shard
 from tessera.training.initial_model import enable_checkpointing, freeze_base, require_document_ids
 from tessera.training.optimizer import make_optimizer
@@ -48,10 +46,8 @@ def step_memory(recipe: Recipe, devices: int, precision: str, device_type: str =
     `device_type` ("cuda" or "cpu") says whose implementations run. Texts are counted as one document each.
 
     Returns:
-        weights, gradients, optimizer: complete (of this device's shard). buffers: what DDP sends gradients in.
-        activations, gradients_at_peak: when most is alive in the forward and backward pass: what is neither of the
-            above; and the gradients there are at that time.
-        forward_and_backward, optimizer_step, peak: the most that is alive in either part of a step, and in both.
+        weights, optimizer: complete (of this device's shard). buffers: what DDP sends gradients in. gradients,
+        activations: what there is of the former, and of everything else, when most is alive; peak: the sum of all five.
     Raises:
         TesseraError: a recipe that these processes could not train, or a model whose shapes depend on numbers.
     """
@@ -62,7 +58,10 @@ def step_memory(recipe: Recipe, devices: int, precision: str, device_type: str =
         tracker = MemTracker()
         try:
             with tracker:
-                model = _model(recipe)
+                model = AutoModelForCausalLM.from_config(untrained_config(recipe), trust_remote_code=False).train()
+                freeze_base(model, recipe)
+                require_document_ids(model, recipe)
+                enable_checkpointing(model, recipe.training)
                 if mesh is not None:
                     shard(model, mesh)
                 optimizer = make_optimizer(model, recipe.training)
@@ -72,47 +71,26 @@ def step_memory(recipe: Recipe, devices: int, precision: str, device_type: str =
                         parameter.grad = torch.zeros_like(parameter)
                 optimizer.step()  # makes its state
             trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            weights = _bytes([*model.parameters(), *model.buffers()])
-            gradients = _bytes(parameter.grad for parameter in trained)
-            state = _bytes(value for values in optimizer.state.values() for value in values.values())
-            at_step = _peak(tracker, optimizer.step)["Total"]
+            buffers = _bytes(parameter.grad for parameter in trained) if devices > 1 and not is_sharded else 0
             if accumulation == 1:
                 optimizer.zero_grad()
                 model.zero_grad()
-            most = _peak(tracker, lambda: _forward_and_backward(model, recipe, micro, precision))
+            gc.collect()  # what only waits for Python's collector
+            with tracker:
+                _forward_and_backward(model, recipe, micro, precision)
+                optimizer.step()
         except (DynamicOutputShapeException, UnsupportedOperatorException) as error:
             reason = " ".join(str(error).split())[:200]
             kind = recipe.model["type"]
             raise TesseraError(f"plan: model type {kind} cannot be counted without numbers: {reason}.") from error
-    buffers = gradients if devices > 1 and not is_sharded else 0
-    passes, step = most["Total"] + buffers, at_step + buffers
-    return {
-        "weights": weights,
-        "gradients": gradients,
-        "optimizer": state,
-        "buffers": buffers,
-        "activations": most["Total"] - weights - state - most["Gradient"],
-        "gradients_at_peak": most["Gradient"],
-        "forward_and_backward": passes,
-        "optimizer_step": step,
-        "peak": max(passes, step),
+    most = {getattr(kind, "value", kind): n for kind, n in tracker.get_tracker_snapshot("peak")[DEVICE].items()}
+    memory = {
+        "weights": _bytes([*model.parameters(), *model.buffers()]),
+        "gradients": most["Gradient"],
+        "optimizer": _bytes(value for values in optimizer.state.values() for value in values.values()),
     }
-
-
-def _peak(tracker: MemTracker, action: Any) -> dict[str, int]:
-    """The bytes that were alive when most was, while `action()` ran: by the tracker's kinds, and in total."""
-    gc.collect()  # what only waits for Python's collector
-    with tracker:
-        action()
-    return {getattr(kind, "value", kind): size for kind, size in tracker.get_tracker_snapshot("peak")[DEVICE].items()}
-
-
-def _model(recipe: Recipe) -> Any:
-    model = AutoModelForCausalLM.from_config(untrained_config(recipe), trust_remote_code=False)
-    freeze_base(model, recipe)
-    require_document_ids(model, recipe)
-    enable_checkpointing(model, recipe.training)
-    return model.train()
+    activations, peak = most["Total"] - sum(memory.values()), most["Total"] + buffers
+    return {**memory, "buffers": buffers, "activations": activations, "peak": peak}
 
 
 def _forward_and_backward(model: Any, recipe: Recipe, micro: int, precision: str) -> None:
@@ -180,110 +158,51 @@ def plan(
 
     `peak_flops` (default: an H100's in the recipe's precision) is a device's FLOPs per second, of which the training
     reaches the share `utilization`. Nothing is allocated; the time is that of running one step without numbers.
-    What comes back is what `tessera plan --json` prints: memory in bytes per device (see `step_memory`),
-    FLOPs with a multiply-add counted as 2, and those of recomputation left out; the days of all steps and validations;
-    and where `device_memory` is too small, `changes` of the recipe that take less, each with those before it.
+    What comes back is what `tessera plan --json` prints: memory in bytes per device (see `step_memory`) and those that
+    are missing; FLOPs with a multiply-add counted as 2, without recomputation; the days of all steps and validations.
     Raises `TesseraError`: a recipe that cannot be trained so, or one with a curriculum.
     """
-    _expect_one_stage(recipe)
     section, context = recipe.training, recipe.data.context
+    if stages := section.curriculum:
+        longest = max(stage.length for stage in stages) * recipe.model.get("segment_size", context)
+        advice = f"Plan its longest stage, as a text: data.task=null training.curriculum=[] data.context={longest}"
+        expect(False, "plan", "training.curriculum", "be empty", f"{len(stages)} stages", advice)
     on_gpu = section.precision == "auto" and device_type == "cuda"
     precision = "bf16" if on_gpu else resolve_precision(section.precision)
-
-    def memory_of(changed: Recipe) -> dict[str, int]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of tensors without numbers, which concern nobody here
-            return step_memory(changed, devices, precision, device_type)
-
     config = untrained_config(recipe)
-    counted, memory = account(config, context), memory_of(recipe)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tensors without numbers, which concern nobody here
+        counted, memory = account(config, context), step_memory(recipe, devices, precision, device_type)
     micro, accumulation = batch_shape(section, devices)
     flops_per_step = section.batch_size * training_flops_per_sequence(config, context)
     peak_flops = peak_flops or H100_FLOPS[precision]
     steps_per_second = utilization * devices * peak_flops / flops_per_step
-    model = meta_model(config)
-    freeze_base(model, recipe)
-    model_bytes, moment_bytes = _stored_bytes(model)
-    has_room = None if device_memory is None else memory["peak"] <= device_memory
-    changes = []
-    if device_memory is not None and not has_room:
-        changed = _savings(recipe, devices, micro, model.supports_gradient_checkpointing)
-        changes = list(_until_it_fits(changed, memory_of, device_memory))
+    steps = section.steps + section.steps // section.evaluate_every * section.validation_in_steps
     return {
         "recipe": recipe.name,
-        "model_type": counted.model_type,
-        "devices": devices,
-        "device_type": device_type,
-        "device_memory": device_memory,
-        "precision": precision,
         "parameters": counted.parameters,
-        "context": context,
-        "batch_size": section.batch_size,
-        "micro_batch": micro,
-        "accumulation": accumulation,
-        "shard": section.shard and devices > 1,
-        "gradient_checkpointing": section.gradient_checkpointing,
+        "devices": devices,
+        "precision": precision,
+        "at_once": f"{micro} x {context:,} tokens, {accumulation} passes per step",
         "memory": memory,
-        "flops_per_token_forward": counted.flops_per_token,
+        "missing_memory": None if device_memory is None else max(0, memory["peak"] - device_memory),
         "flops_per_step": flops_per_step,
         "tokens_per_step": section.batch_size * context,
-        "peak_flops": peak_flops,
-        "utilization": utilization,
         "tokens_per_second": steps_per_second * section.batch_size * context,
-        "steps": section.steps,
-        "days": _steps_and_validations(section) / steps_per_second / DAY,
-        "checkpoint_bytes": model_bytes + moment_bytes,
-        "keep_checkpoints": section.keep_checkpoints,
-        "model_bytes": model_bytes,
-        "fits": has_room,
-        "changes": changes,
+        "days": steps / steps_per_second / DAY,
     }
 
 
-def _steps_and_validations(section: TrainingSection) -> float:
-    """All steps, and those that all validations are worth."""
-    return section.steps + section.steps // section.evaluate_every * section.validation_in_steps
-
-
-def _expect_one_stage(recipe: Recipe) -> None:
-    stages = recipe.training.curriculum
-    if stages:
-        context = max(stage.length for stage in stages) * recipe.model.get("segment_size", recipe.data.context)
-        advice = f"Plan its longest stage, as a text: data.task=null training.curriculum=[] data.context={context}"
-        expect(False, "plan", "training.curriculum", "be empty", f"{len(stages)} stages", advice)
-
-
-def _stored_bytes(model: nn.Module) -> tuple[int, int]:
-    """Of the weights, and of the optimizer's two moments of each that is trained."""
-    weights = {id(tensor): tensor.nbytes for tensor in model.state_dict(keep_vars=True).values()}
-    return sum(weights.values()), 2 * sum(weight.nbytes for weight in model.parameters() if weight.requires_grad)
-
-
-def _until_it_fits(
-    changed: Iterable[tuple[list[str], Recipe]], memory_of: Callable[[Recipe], dict[str, int]], device_memory: int
-) -> Iterator[dict[str, Any]]:
-    """What each changed recipe takes at its peak, up to the first that fits."""
-    for overrides, recipe in changed:
-        peak = memory_of(recipe)["peak"]
-        yield {"overrides": overrides, "peak": peak, "fits": peak <= device_memory}
-        if peak <= device_memory:
-            return
-
-
-def _savings(recipe: Recipe, devices: int, micro: int, checkpoints: bool) -> Iterator[tuple[list[str], Recipe]]:
-    """Settings that take less memory, those first that cost least, each with those before it; and their recipe."""
-    section = recipe.training
-    settings: dict[str, tuple[Any, bool]] = {
-        "shard": (True, devices > 1 and not section.shard),
-        "micro_batch_size": (1, micro > 1),
-        "checkpoint_layers_every": (1, section.gradient_checkpointing and section.checkpoint_layers_every > 1),
-        "gradient_checkpointing": (True, checkpoints and not section.gradient_checkpointing),
-    }
-    overrides: list[str] = []
-    changes: dict[str, Any]
-    for key, (value, is_saving) in settings.items():
-        if is_saving:
-            changes = {key: value}
-            recipe = replace(recipe, training=replace(recipe.training, **changes))
-            overrides = [*overrides, f"training.{key}={str(value).lower()}"]
-            yield overrides, recipe
+def lines(planned: dict[str, Any]) -> Iterator[str]:
+    """What `tessera plan` prints of a plan."""
+    yield f"{planned['recipe']}: {planned['parameters']:,} parameters; devices: {planned['devices']:,}"
+    for name, size in planned["memory"].items():
+        yield f"{name:<18}{size / 1e9:12,.2f} GB"
+    missing = planned["missing_memory"]
+    if missing is not None:
+        less = "training.shard=true, training.micro_batch_size=1 and training.gradient_checkpointing=true need less"
+        yield f"does not fit: {missing / 1e9:,.2f} GB are missing; {less}" if missing else "fits"
+    yield f"at once           {planned['at_once']}, {planned['precision']}, nothing compiled"
+    for name in ("flops_per_step", "tokens_per_step", "tokens_per_second", "days"):
+        yield f"{name.replace('_', ' '):<18}{planned[name]:12.4g}"
+    yield "not counted: the driver's own memory (about 1 GB on a GPU), fragmentation, and validation"

@@ -4,10 +4,11 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import yaml
 
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import write_text_atomically, writing
@@ -19,11 +20,11 @@ from tessera.training.loop import NotFinite
 from tessera.training.run import train
 
 TABLE = "sweep.json"
-BRACKETS = {"[": "]", "{": "}", "(": ")"}
+LOSS, RIGHT, BITS = "validation_loss", "validation_exact_match", "validation_bits_per_byte"
+NUMBERS = ("parameters", "tokens", LOSS, BITS, RIGHT, "tokens_per_second")  # of a run's result
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One combination: `overrides` as `key=value`; `values` are those of the keys that vary, in their order."""
 
     overrides: tuple[str, ...]
@@ -43,37 +44,12 @@ class Point:
         return f"{plain[:80]}-{hashlib.sha256(self.label.encode()).hexdigest()[:8]}"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One run of a sweep. `problem`: why it did not end, else ""; then the numbers are None.
-
-    validation_loss: at the end, nats per token. validation_bits_per_byte: the same loss, comparable between tokenizers;
-    None for questions. validation_exact_match: the share of right answers; None for text.
-    """
-
-    values: dict[str, str]
-    folder: str
-    parameters: int | None = None
-    tokens: int | None = None
-    validation_loss: float | None = None
-    validation_bits_per_byte: float | None = None
-    validation_exact_match: float | None = None
-    tokens_per_second: float | None = None
-    problem: str = ""
-
-    @property
-    def decides(self) -> float | None:
-        """What is compared: the share of right answers, or of text the loss."""
-        return self.validation_loss if self.validation_exact_match is None else self.validation_exact_match
-
-
-@dataclass(frozen=True)
-class Sweep:
+class Sweep(NamedTuple):
     """The runs of `recipe` at every point of a grid, each in a folder of its own under `output`."""
 
     recipe: str
-    points: tuple[Point, ...]
-    recipes: tuple[Recipe, ...]
+    points: list[Point]
+    recipes: list[Recipe]
     output: Path
 
     @classmethod
@@ -82,54 +58,57 @@ class Sweep:
 
         Raises `TesseraError`: a mistake in the recipe or in an override, in any of the runs.
         """
-        points = tuple(grid(overrides))
-        recipes = tuple(read_recipe(recipe, point.overrides) for point in points)
+        points = grid(overrides)
+        recipes = [read_recipe(recipe, point.overrides) for point in points]
         return cls(recipe, points, recipes, output or Path("runs") / "sweeps" / recipes[0].name)
 
-    def run(self, begin: Callable[[int, Point], None] = lambda number, point: None) -> list[Outcome]:
-        """Train what is not trained yet and return all outcomes; a run that was stopped goes on.
+    def run(self, begin: Callable[[int, Point], None] = lambda number, point: None) -> dict[str, Any]:
+        """Train what is not trained yet; a run that was stopped goes on. Returns what `sweep.json` holds.
 
-        `sweep.json` in the output folder is written anew after each. `begin(number, point)` is called before a
-        training. One whose loss is not finite is noted as such, and the next begins.
+        That is the recipe, `shared`: the overrides of all runs, `runs`: see `outcome`, and the folder of the `best`.
+        The file is written anew after each run. `begin(number, point)` is called before a training. One whose loss is
+        not finite is noted as such, and the next begins.
         Raises `TesseraError`: data that cannot be used, or a folder that holds other things.
         """
-        outcomes: list[Outcome] = []
+        varying = {key for key, _ in self.points[0].values}
+        shared = dict(override.split("=", 1) for override in self.points[0].overrides)
+        table: dict[str, Any] = {
+            "recipe": self.recipe,
+            "shared": {key: value for key, value in shared.items() if key not in varying},
+            "runs": [],
+            "best": None,
+        }
         for number, (point, recipe) in enumerate(zip(self.points, self.recipes)):
-            folder = self.output / point.folder
-            problem = ""
-            if not is_done(folder, recipe):
+            folder, problem = self.output / point.folder, ""
+            if not ((folder / RESULT).is_file() and equals_saved(folder / RECIPE, recipe)):
                 begin(number, point)
                 try:
                     train(recipe, folder, resume=True)
                 except NotFinite as error:
                     problem = first_line(error)
-            outcomes.append(_outcome(point, folder, problem))
-            self._write(outcomes)
-        return outcomes
-
-    def _write(self, outcomes: Sequence[Outcome]) -> None:
-        with writing(self.output, "output folder", "Use --output."):
-            text = json.dumps(self.as_json(outcomes), indent=1, allow_nan=False)
-            write_text_atomically(self.output / TABLE, text + "\n")
-
-    def as_json(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-        """The recipe with what all runs share, one mapping per run, and the folder of the best."""
-        winner = best(outcomes)
-        return {
-            "recipe": self.recipe,
-            "shared": dict(override.split("=", 1) for override in self._shared()),
-            "runs": [vars(outcome) for outcome in outcomes],
-            "best": None if winner is None else outcomes[winner].folder,
-        }
-
-    def _shared(self) -> list[str]:
-        varying = {key for key, _ in self.points[0].values}
-        return [override for override in self.points[0].overrides if override.split("=", 1)[0] not in varying]
+            table["runs"].append(outcome(point, folder, problem))
+            winner = best(table["runs"])
+            table["best"] = None if winner is None else table["runs"][winner]["folder"]
+            with writing(self.output, "output folder", "Use --output."):
+                text = json.dumps(table, indent=1, allow_nan=False)
+                write_text_atomically(self.output / TABLE, text + "\n")
+        return table
 
 
-def is_done(folder: Path, recipe: Recipe) -> bool:
-    """Has a run of this very recipe ended in `folder`?"""
-    return (folder / RESULT).is_file() and equals_saved(folder / RECIPE, recipe)
+def outcome(point: Point, folder: Path, problem: str) -> dict[str, Any]:
+    """One run of a sweep: the `values` that vary, its `folder`, `problem`: why it did not end, else "", and `NUMBERS`.
+
+    Numbers that there are not are None: all of a run that did not end, of questions the bits, of text the matches.
+    Raises `TesseraError`: the folder holds no result.
+    """
+    numbers = {}
+    try:
+        if not problem:
+            numbers = json.loads((folder / RESULT).read_text(encoding="utf-8"))["result"]
+        known = {name: numbers.get(name) for name in NUMBERS}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise TesseraError(f"{folder / RESULT}: cannot be read as a run's result ({error!r}). Delete it.") from None
+    return {"values": dict(point.values), "folder": str(folder), **known, "problem": problem}
 
 
 def runs_of_sweep(folder: Path) -> list[Path]:
@@ -155,36 +134,20 @@ def _settings(folder: Path) -> str:
         return ""
 
 
-def best(outcomes: Sequence[Outcome]) -> int | None:
-    """The place of the most right answers, then of the lowest validation loss; None when no run has one."""
-    known = {
-        index: (-(outcome.validation_exact_match or 0.0), outcome.validation_loss)
-        for index, outcome in enumerate(outcomes)
-        if outcome.validation_loss is not None
-    }
+def best(runs: Sequence[dict[str, Any]]) -> int | None:
+    """The number of the run with most right answers, then with the lowest validation loss; None when none has one."""
+    known = {index: (-(run[RIGHT] or 0.0), run[LOSS]) for index, run in enumerate(runs) if run[LOSS] is not None}
     return min(known, key=lambda index: known[index], default=None)
 
 
-def over_seeds(outcomes: Sequence[Outcome]) -> list[tuple[dict[str, str], list[float]]]:
-    """What `decides` in each combination of the values other than the seed, in the order of the runs."""
+def over_seeds(runs: Sequence[dict[str, Any]]) -> list[tuple[dict[str, str], list[float]]]:
+    """What is compared (right answers, or of text the loss) in each combination of the values other than the seed."""
     groups: dict[tuple[tuple[str, str], ...], list[float]] = {}
-    for outcome in outcomes:
-        key = tuple((name, value) for name, value in outcome.values.items() if name != "seed")
-        if outcome.decides is not None:
-            groups.setdefault(key, []).append(outcome.decides)
+    for run in runs:
+        key = tuple((name, value) for name, value in run["values"].items() if name != "seed")
+        if run[LOSS] is not None:
+            groups.setdefault(key, []).append(run[LOSS] if run[RIGHT] is None else run[RIGHT])
     return [(dict(key), numbers) for key, numbers in groups.items()]
-
-
-def _outcome(point: Point, folder: Path, problem: str) -> Outcome:
-    values = dict(point.values)
-    if problem:
-        return Outcome(values, str(folder), problem=problem)
-    try:
-        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))["result"]
-        numbers = {name: result[name] for name in Outcome.__dataclass_fields__ if name in result and name != "folder"}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise TesseraError(f"{folder / RESULT}: cannot be read as a run's result ({error!r}). Delete it.") from None
-    return Outcome(values, str(folder), **numbers)
 
 
 def grid(overrides: Sequence[str]) -> list[Point]:
@@ -203,39 +166,31 @@ def grid(overrides: Sequence[str]) -> list[Point]:
         if key in choices:
             raise TesseraError(f"sweep: {key} must be given once; got it twice. List its values: {key}=A,B.")
         values = split(text)
-        if (len(values) > 1 and "" in values) or len(set(values)) < len(values):
+        if "" in values[1:] or len(set(values)) < len(values):
             raise TesseraError(f"sweep: {key} must list different values; got {text!r}.")
         choices[key] = values
     varying = [key for key, values in choices.items() if len(values) > 1]
-    points = []
-    for combination in product(*choices.values()):
-        chosen = dict(zip(choices, combination))
-        points.append(
-            Point(
-                tuple(f"{key}={value}" for key, value in chosen.items()), tuple((key, chosen[key]) for key in varying)
-            )
+    chosen = [dict(zip(choices, values)) for values in product(*choices.values())]
+    return [
+        Point(
+            tuple(f"{key}={value}" for key, value in combination.items()),
+            tuple((key, combination[key]) for key in varying),
         )
-    return points
+        for combination in chosen
+    ]
 
 
 def split(text: str) -> list[str]:
-    """The values between the commas of `text` that stand in no bracket and no quotes.
+    """The values between the commas of `text`, which is read as what stands in a list of YAML.
 
     >>> split("a,{name: knn, k: 32},'x,y'")
     ['a', '{name: knn, k: 32}', "'x,y'"]
     """
-    values, closing, quote = [""], [], ""
-    for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        elif character in BRACKETS:
-            closing.append(BRACKETS[character])
-        elif closing and character == closing[-1]:
-            closing.pop()
-        elif character == "," and not closing:
-            values.append("")
-            continue
-        values[-1] += character
-    return [value.strip() for value in values]
+    if "," not in text:
+        return [text]
+    try:
+        listed = yaml.compose(f"[{text}]", Loader=yaml.SafeLoader)
+    except yaml.YAMLError:  # such as nothing between two commas
+        return ["", ""]
+    assert listed is not None, "it is a list"
+    return [text[value.start_mark.index - 1 : value.end_mark.index - 1] for value in listed.value]

@@ -33,9 +33,8 @@ from tessera.base.files import expect_new_folder, new_folder, writing
 
 INDEX = "model.safetensors.index.json"
 LARGEST_FILE = 5_000_000_000  # bytes of weights in one file of a merged model
-# Files of a checkpoint that a model does without; the last two are those of earlier releases.
 NUMBERS = "training.json"
-NOT_MODEL = (NUMBERS, MANIFEST, "optimizer.json", "trainer_state.json")
+NOT_MODEL = (NUMBERS, MANIFEST)  # files of a checkpoint that a model does without
 
 SHARDS, WEIGHTS = "shards", "model.safetensors"
 WEIGHT, STATE = "model.", "optimizer."  # what the names of tensors in shards begin with

@@ -15,6 +15,7 @@ from tessera.papers.babilong.asking import shots_of
 from tessera.papers.babilong.benchmark import published_match
 from tessera.papers.babilong.stories import examples_of, facts_of, labels
 from tessera.papers.babilong.vocabulary import pretrained
+from tests.tasks.cases import case_of
 
 END = "<|endoftext|>"
 
@@ -55,16 +56,16 @@ def test_facts_questions_and_answers_are_text(task, tokens):
         assert not text.partition(asked)[2].replace(END, "")
     counts = (examples.labels != IGNORED).sum(1)
     assert set(counts.tolist()) > {2}, "an answer and its end, and answers of several tokens"
-    assert task.scores(task.oracle(examples), examples)["exact_match"].all()
-    assert task.scores(task.oracle(examples), examples)["published_match"].all()
-    assert not task.scores(task.guess(examples, 0), examples)["exact_match"].all()
+    assert task.scores(case_of(task).oracle(examples), examples)["exact_match"].all()
+    assert task.scores(case_of(task).oracle(examples), examples)["published_match"].all()
+    assert not task.scores(case_of(task).guess(examples, 0), examples)["exact_match"].all()
     assert tokenizer.get_vocab() == vocabulary, "nothing is added"
 
 
 def test_every_token_of_an_answer_counts(task):
     """The first may be shared by two answers."""
     examples = task.sample(12, 0)
-    logits = task.oracle(examples)
+    logits = case_of(task).oracle(examples)
     several = (examples.labels != IGNORED).sum(1) > 2
     second = (examples.labels != IGNORED).int().argmax(1)[several]  # predicts the second token of these answers
     logits[several.nonzero().flatten(), second] = 0

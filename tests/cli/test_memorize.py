@@ -6,7 +6,6 @@ import os
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import tessera.armt as armt
 from tessera.data.encoding import PIECE
@@ -198,15 +197,6 @@ def test_questions_share_a_memory_and_no_answers(tessera, wrapped, tmp_path, mon
     sampled = [tessera("ask", wrapped, "Who was", *options, "--temperature", 3, "--seed", n)[1] for n in (0, 0, 1, 2)]
     assert sampled[0] == sampled[1]
     assert len(set(sampled)) > 1
-
-
-def test_memories_of_earlier_releases_are_read(tessera, wrapped, tmp_path):
-    (tmp_path / "text.txt").write_text("Once upon a time there was a king with a crown.")
-    tessera("memorize", wrapped, tmp_path / "text.txt", "--out", tmp_path / "memory")
-    state = ARMTState.load(tmp_path / "memory")
-    save_file(state.tensors(), tmp_path / "old", metadata={"format": "pt", "tessera_memory": "armt"})
-    old = ARMTState.load(tmp_path / "old").tensors()
-    assert all(torch.equal(old[name], tensor) for name, tensor in state.tensors().items())
 
 
 def pieces_of(text):

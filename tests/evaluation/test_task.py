@@ -9,6 +9,7 @@ from tessera.base.errors import TesseraError
 from tessera.evaluation.task import make_task, score_task, task_report
 from tessera.tasks.task import TASKS, TokenExamples
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
+from tests.tasks.cases import VARIANTS, case_of
 
 pytestmark = pytest.mark.usefixtures("short_books")
 
@@ -26,14 +27,14 @@ class Oracle:
 
     def __call__(self, tokens, use_cache):
         self.calls.append(tokens)
-        logits = self.task.oracle(self.examples)
+        logits = case_of(self.task).oracle(self.examples)
         above = torch.full((*logits.shape[:2], self.extra), 1e9)  # tokens that the task does not have do not count
         return SimpleNamespace(logits=torch.cat([logits, above.to(logits)], -1))
 
 
 @pytest.mark.parametrize("name", TOKEN_TASKS)
 def test_an_oracle_scores_one(name, monkeypatch):
-    task = TASKS[name].variants()[-1]
+    task = VARIANTS[name][-1]
     model, sample = Oracle(task), type(task).sample
 
     def remember(self, *arguments):
@@ -94,7 +95,9 @@ def test_what_cannot_be_scored_is_said():
 
 def test_a_report_has_a_row_per_length(monkeypatch):
     task = make_task("associative_retrieval", [])
-    monkeypatch.setattr("tessera.evaluation.task._logits", lambda model, batch, precision: task.guess(batch, 0))
+    monkeypatch.setattr(
+        "tessera.evaluation.task._logits", lambda model, batch, precision: case_of(task).guess(batch, 0)
+    )
     options = {"examples": 2, "batch_size": 2, "seed": 0, "precision": "fp32"}
     report = task_report(Oracle(task), "associative_retrieval", task, [3, 5], **options)
     assert list(report["scores"]) == ["3", "5"]

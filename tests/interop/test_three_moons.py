@@ -5,10 +5,10 @@ import torch
 from torch.func import functional_call
 
 from tessera.base.errors import TesseraError
-from tessera.interop.three_moons import convert, three_moons
 from tessera.ops.kernel_regression import Call, reference
 from tessera.recall.pair_store import PairStore
 from tests.golden_files import cases, load, part
+from tests.interop.published_three_moons import convert, three_moons
 from tests.tolerances import GOLDEN_FLOAT32_RATIO, GOLDEN_GRADIENT, GOLDEN_VALUE
 
 CASES = [case for case in cases("G_moons") if not case.startswith("G0")]

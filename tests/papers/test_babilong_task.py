@@ -27,6 +27,7 @@ from tessera.papers.babilong.stories import (
 from tessera.papers.babilong.vocabulary import NAMES, STORY_WORDS, Words, decode
 from tessera.tasks.task import estimate
 from tests.covering import each_value, some
+from tests.tasks.cases import VARIANTS, case_of
 
 BABI = Path(__file__).parent / "babilong_files"
 SMALL = {"length": 300, "vocab_size": 250}
@@ -343,7 +344,7 @@ def test_splits_share_no_book_and_no_story_of_files():
     task = BABILong("qa1", stories=str(BABI), **SMALL)
     parts = {split: task.sample(12, 0, split) for split in ("train", "validation", "test")}
     shared = [
-        task.held_apart(one) & task.held_apart(other)
+        case_of(task).held_apart(one) & case_of(task).held_apart(other)
         for one in parts.values()
         for other in parts.values()
         if one is not other
@@ -394,7 +395,7 @@ def test_a_task_says_what_can_be_asked():
         False,
     ]
     assert not BABILong("qa1", vocab_size=250).is_known("Where is the milk?")
-    for other in BABILong.variants():
+    for other in VARIANTS["babilong"]:
         sample = next(other.samples(0))
         assert other.is_known(sample.question.text)
         assert all(map(other.is_stated, sample.story.facts))

@@ -17,6 +17,7 @@ from tessera.papers.document_qa.prompting import (
     write_prompt,
 )
 from tessera.papers.document_qa.task import NUM_NAMES, names, write_document
+from tests.tasks.cases import case_of
 
 FRANCE = [{"text": "France"}, {"text": "France"}, {"text": "in France"}]
 SQUAD = {
@@ -163,7 +164,7 @@ def test_impossible_settings(settings, words):
 def test_a_score_is_the_share_of_right_answers():
     task = DocumentQA(num_names=60)
     examples = task.sample(3, 0)
-    logits = task.oracle(examples)
+    logits = case_of(task).oracle(examples)
     first = (examples.labels[0] >= 0).nonzero()[0, 0]
     logits[0, first - 1] = logits[0, first - 1].roll(1)
     assert task.scores(logits, examples)["exact_match"].tolist() == [0.75, 1.0, 1.0]

@@ -9,6 +9,7 @@ from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCaus
 from tessera.papers.experiment import RunSelection
 from tessera.papers.length_generalization.report import EXPERIMENT, FACTORS, half
 from tessera.papers.length_generalization.run import SETTINGS, evaluate, sharper
+from tests.tasks.cases import case_of
 
 
 def settings_of(budget, task):
@@ -20,7 +21,7 @@ class Knowing(torch.nn.Module):
 
     def __init__(self, task, longest):
         super().__init__()
-        self.task, self.longest, self.rows, self.seen = task, longest, [], []
+        self.case, self.longest, self.rows, self.seen = case_of(task), longest, [], []
 
     def forward(self, input_ids, use_cache):
         from types import SimpleNamespace
@@ -31,7 +32,7 @@ class Knowing(torch.nn.Module):
         self.seen += input_ids.tolist()
         examples = TokenExamples(input_ids, input_ids)
         knows = input_ids.shape[1] < self.longest
-        return SimpleNamespace(logits=self.task.oracle(examples) if knows else self.task.guess(examples, 0))
+        return SimpleNamespace(logits=self.case.oracle(examples) if knows else self.case.guess(examples, 0))
 
 
 @pytest.mark.parametrize("task", ["mqmtar", "sort", "reverse"])

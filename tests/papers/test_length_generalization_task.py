@@ -11,6 +11,7 @@ from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCaus
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.length_generalization import MultiQueryRecall, Reverse, Sort
 from tessera.papers.length_generalization.task import distinct, num_pairs, vocabularies
+from tests.tasks.cases import case_of
 
 SMALL = MultiQueryRecall(length=40, spread=20, num_symbols=16, num_words=50)
 
@@ -103,7 +104,7 @@ def test_vocabularies_are_the_published_ones():
 
 def test_one_wrong_value_is_no_match_and_a_wrong_separator_is_not_asked():
     examples = SMALL.sample(4, 0)
-    logits = SMALL.oracle(examples)
+    logits = case_of(SMALL).oracle(examples)
     sep = examples.tokens.tolist()[0].index(SMALL.special["sep"])
     logits[0, sep] = 0  # the first "2"
     assert SMALL.scores(logits, examples)["exact_match"].tolist() == [1, 1, 1, 1]
@@ -116,7 +117,7 @@ def test_one_wrong_value_is_no_match_and_a_wrong_separator_is_not_asked():
 def test_second_symbols_by_whether_their_first_is_shared():
     task = MultiQueryRecall(length=8, spread=0, num_symbols=4, num_words=16, num_queries=2)
     examples = task.sample(200, 0)
-    logits = task.oracle(examples)
+    logits = case_of(task).oracle(examples)
     logits[:, -3] = 0  # predicts the second symbol of the second value
     scores = task.scores(logits, examples)
     assert (scores["first_symbol"] == 1).all()

@@ -8,6 +8,7 @@ from tessera.papers.experiment import Record, RunSelection
 from tessera.papers.many_shot.prompts import STRATEGIES
 from tessera.papers.many_shot.report import EXPERIMENT, best
 from tessera.papers.many_shot.run import BUDGETS, build, evaluate
+from tests.tasks.cases import case_of
 
 SMOKE = BUDGETS["smoke"]
 
@@ -23,8 +24,9 @@ def test_every_number_of_shots_and_strategy_is_tested():
 
 
 def test_tests_are_of_other_classes_than_training():
-    trained = SMOKE.trained_tasks()[0].held_apart(SMOKE.trained_tasks()[0].sample(50, 0))
-    tested = SMOKE.tested_task(2, "space, fixed").held_apart(SMOKE.tested_task(2, "space, fixed").sample(50, 0, "test"))
+    training, test = SMOKE.trained_tasks()[0], SMOKE.tested_task(2, "space, fixed")
+    trained = case_of(training).held_apart(training.sample(50, 0))
+    tested = case_of(test).held_apart(test.sample(50, 0, "test"))
     assert not trained & tested
     assert [task.delimiter for task in SMOKE.trained_tasks()] == ["newline", "space"]
 

@@ -9,6 +9,7 @@ import pytest
 from tessera.base.errors import TesseraError
 from tessera.papers.many_shot import ManyShot
 from tessera.papers.many_shot.prompts import BANKING77, TEMPLATES, Example, by_label, draw_episode, read_examples
+from tests.tasks.cases import case_of
 
 SHOWN = [
     Example("I am still waiting on my card?", "city_arrival"),
@@ -139,7 +140,7 @@ def test_a_row_is_the_prompt_with_one_token_for_each_label():
 def test_the_likeliest_label_is_chosen_among_the_labels_of_the_context():
     task = ManyShot(shots=1, num_classes=2, vocab_size=400)
     examples = task.sample(4, 0)
-    logits = task.oracle(examples)
+    logits = case_of(task).oracle(examples)
     logits[..., 7] = 2.0  # some word is likelier than every label
     scores = task.scores(logits, examples)
     assert scores["exact_match"].tolist() == [0.0] * 4

@@ -9,9 +9,9 @@ from tessera.base.errors import TesseraError
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.babilong import BABILong
 from tessera.papers.babilong.own_questions import OwnQuestions
-from tessera.papers.babilong.stories import answer_to_text
 from tessera.papers.babilong.vocabulary import decode
 from tessera.tasks.question_answering import NOT_IN_TEXT
+from tests.tasks.cases import answer_to_text
 
 pytestmark = pytest.mark.usefixtures("short_books")
 COLOURS = ("red", "green", "blue", "black", "white", "grey", "pink", "brown", "gold", "silver")

@@ -13,8 +13,9 @@ from tessera.papers.experiment import Record, RunContext, RunSelection
 from tessera.papers.regbench import RegBench
 from tessera.papers.regbench.report import EXPERIMENT, longest_trainings, tables
 from tessera.papers.regbench.run import Batches, loss_by_block, mean_loss, scores_of
+from tests.tasks.cases import VARIANTS
 
-SMALL = RegBench.variants()[1]
+SMALL = VARIANTS["regbench"][1]
 
 
 class Uniform:

@@ -10,8 +10,9 @@ import torch
 from tessera.base.errors import TesseraError
 from tessera.papers.regbench import RegBench
 from tessera.papers.regbench.task import canonical, ngram_log_probabilities, random_automaton
+from tests.tasks.cases import VARIANTS, case_of
 
-SMALL = RegBench.variants()[1]
+SMALL = VARIANTS["regbench"][1]
 
 
 def language(edges, length):
@@ -158,7 +159,7 @@ def test_a_distribution_beside_the_automatons_is_at_distance_one():
 
 def test_the_oracle_is_at_no_distance():
     examples = RegBench().sample(20, 0, "test")
-    scores = RegBench().scores(RegBench().oracle(examples), examples)
+    scores = RegBench().scores(case_of(RegBench()).oracle(examples), examples)
     assert scores["tvd"].max() < 1e-12
 
 

@@ -18,6 +18,7 @@ from tessera.papers.three_moons.task import (
     skill,
 )
 from tests.golden_files import load
+from tests.tasks.cases import case_of
 
 
 def test_published_sequences_bit_by_bit():
@@ -38,9 +39,9 @@ def test_triples_are_those_of_smallest_common_period():
 
 def test_training_draws_every_training_triple_and_nothing_else():
     task = ThreeMoons(context=2, horizon=1)
-    assert task.held_apart(task.sample(400, 0)) == set(TRAINING)
+    assert case_of(task).held_apart(task.sample(400, 0)) == set(TRAINING)
     for split in ("validation", "test"):
-        assert task.held_apart(task.sample(50, 0, split)) == set(HELD_OUT)
+        assert case_of(task).held_apart(task.sample(50, 0, split)) == set(HELD_OUT)
 
 
 def test_start_points_are_the_published_range():
@@ -53,7 +54,7 @@ def test_sequences_of_one_triple_and_the_cut():
     examples = task.sample(4, 1)
     assert examples.observations.shape == (4, 5, 6)
     assert examples.future.shape == (4, 3, 6)
-    assert task.held_apart(examples) == {(1.5, 2.0, 3.0)}
+    assert case_of(task).held_apart(examples) == {(1.5, 2.0, 3.0)}
     positions = positions_of(examples.periods, examples.start, 8)
     assert torch.equal(torch.cat([examples.observations, examples.future], 1), positions)
 

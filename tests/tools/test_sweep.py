@@ -3,13 +3,12 @@
 import pytest
 
 from tessera.base.errors import TesseraError
-from tessera.tools.sweep import Outcome, Sweep, best, grid, over_seeds
+from tessera.tools.sweep import NUMBERS, Sweep, best, grid, over_seeds
 
 
 def outcome(loss, right=None, **values):
-    problem = "" if loss is not None else "training: loss must be finite"
-    numbers = {"validation_loss": loss, "validation_exact_match": right, "problem": problem}
-    return Outcome({name: str(value) for name, value in values.items()}, "folder", **numbers)
+    numbers = dict.fromkeys(NUMBERS) | {"validation_loss": loss, "validation_exact_match": right}
+    return {"values": {name: str(value) for name, value in values.items()}, "folder": "folder", **numbers}
 
 
 def test_every_combination_once_and_the_last_key_varies_fastest():
@@ -32,7 +31,7 @@ def test_commas_in_brackets_and_quotes_divide_nothing():
 
 
 def test_folders_are_plain_names_and_differ_where_labels_do():
-    points = grid(["model.kernel={name: knn, k: 32},{name: knn; k: 32},../x"])
+    points = grid(["model.kernel={name: knn, k: 32},{name: knn, k; 32},../x"])
     folders = [point.folder for point in points]
     assert len(set(folders)) == 3
     for folder in folders:

@@ -135,7 +135,7 @@ def _read(model: ARMTForCausalLM, input_ids: Tensor, state: ARMTState | None) ->
     first, *others = input_ids.split(model.config.segment_size, 1)
     captured = [_captured(model, first)]
     captured += [_captured(model, part, captured[0].like) for part in others]
-    hidden, layers = _run_diagonals(model, [one.hidden for one in captured], captured[0].arguments, state)
+    hidden, layers = _run_diagonals(model, [call.hidden for call in captured], captured[0].arguments, state)
     counts = state.tokens_read + input_ids.shape[1], state.segments_read + len(hidden)
     return hidden, ARMTState(tuple(layers), *counts, state.model), captured[0].like
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from tessera.base.errors import TesseraError, expect
+from tessera.base.errors import expect
 from tessera.base.state import State
 from tessera.models.fingerprint import difference, is_fingerprint
-from tessera.models.saving.state_file import CRC, KIND, StateFile, save_values
+from tessera.models.saving.state_file import StateFile, save_values
 
 MADE_BY = "made_by"  # in a memory file: what tells model and tokenizer exactly
 
@@ -23,7 +23,7 @@ class MemoryState(State):
 
     Attributes:
         layers: one state per memory (ARMT, PRMT: per layer; RMT: one). tokens_read, segments_read: integers (B,).
-        model: the fingerprint of the model that it is of; None: unknown, as in files of earlier releases.
+        model: the fingerprint of the model that it is of; None: unknown.
     """
 
     layers: tuple[State, ...]
@@ -97,24 +97,10 @@ class MemoryState(State):
         where = f"{cls.__name__}.load"
         file = StateFile.open(Path(path), where)
         expect(file.kind == cls.kind, where, "path", f"be a stored {cls.kind} memory", f"{file.kind} file")
-        if file.version is None:
-            state = cls._of_earlier_release(file, device)
-        else:
-            state = file.values(device)["documents"][-1]["state"]
+        state = file.values(device)["documents"][-1]["state"]
         is_whole = state.model is None or is_fingerprint(state.model)
         expect(is_whole, where, "path", "be a memory as it was stored", f"{os.fspath(path)!r}, which was changed")
         return state
-
-    @classmethod
-    def _of_earlier_release(cls, file: StateFile, device: str | torch.device) -> Self:
-        """Files of version 1 hold the tensors of one state; the first of them have no checksum."""
-        file.verify()
-        try:
-            unknown = file.content.keys() - {"format", KIND, CRC, "model", "read_by"}
-            expect(not unknown, "load", "path", "be a memory as it was stored", f"{file.path}, which was changed")
-            return replace(cls.from_tensors(file.tensors(device)), model=file.content.get("read_by"))
-        except KeyError as error:
-            raise TesseraError(f"load: path must be a stored memory; got {str(file.path)!r} (no {error}).") from None
 
     def expect_fits(self, template: "MemoryState", where: str) -> None:
         """Raise `TesseraError` unless this is a state of the model whose empty state is `template`."""

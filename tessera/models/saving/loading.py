@@ -27,7 +27,7 @@ def model_folder(path: str | Path) -> Path:
     if any((folder / name).is_file() for name in WEIGHTS):
         return folder
     checkpoint, passed = latest_complete(folder)
-    parts = next((one for one in (folder, checkpoint) if one is not None and (one / "shards").is_dir()), None)
+    parts = next((path for path in (folder, checkpoint) if path is not None and (path / "shards").is_dir()), None)
     if parts is not None:
         raise TesseraError(f"model {path}: {parts.name} is in parts. Merge them: tessera convert {parts} NEW_FOLDER.")
     if checkpoint is not None:

@@ -52,16 +52,12 @@ def save_values(path: Path, kind: str, values: Mapping[str, Any], finite: bool =
 
 @dataclass(frozen=True)
 class StateFile:
-    """A file that was opened: `kind`, and `content` with the names of tensors in place of these (see `values`).
-
-    `version` is None in files of earlier releases, whose `content` is their metadata.
-    """
+    """A file that was opened: `kind`, and `content` with the names of tensors in place of these (see `values`)."""
 
     path: Path
     kind: str
-    version: int | None
     content: dict[str, Any]
-    checksum: int | None
+    checksum: int
 
     @classmethod
     def open(cls, path: str | Path, where: str, argument: str = "path", what: str = "memory") -> "StateFile":
@@ -78,12 +74,6 @@ class StateFile:
             raise TesseraError(f"{where}: {argument} must be a stored {what}; got {str(path)!r} ({error}).") from None
         expect(KIND in metadata, where, argument, f"be a stored {what}", f"{str(path)!r}, another file")
         checksum, _, text = metadata[KIND].partition(" ")
-        if not text:
-            checksum = metadata.get(CRC, "")
-            expect(
-                not checksum or checksum.isdecimal(), where, argument, f"be a stored {what}", f"{str(path)!r}, changed"
-            )
-            return cls(Path(path), metadata[KIND], None, metadata, int(checksum) if checksum else None)
         if checksum != str(zlib.crc32(text.encode())):
             raise _changed(f"{where}: {argument}", path)
         try:
@@ -92,7 +82,7 @@ class StateFile:
         except (ValueError, TypeError, KeyError, RecursionError) as error:  # made by hand
             raise TesseraError(f"{where}: {argument} must be a stored {what}; got {str(path)!r} ({error}).") from None
         expect(version == THIS_VERSION, where, argument, f"be a {what} of version {THIS_VERSION}", f"version {version}")
-        return cls(Path(path), kind, version, content, crc)
+        return cls(Path(path), kind, content, crc)
 
     def tensors(self, device: str | torch.device = "cpu") -> dict[str, Tensor]:
         """All tensors by name, mapped: nothing is read from the disk, or compared, until they are looked at."""
@@ -101,7 +91,7 @@ class StateFile:
 
     def verify(self) -> None:
         """Compare the tensors with their checksum: one pass. Raises `TesseraError` where they were changed."""
-        if self.checksum not in (None, tensor_checksum(self.tensors())):
+        if self.checksum != tensor_checksum(self.tensors()):
             raise _changed("load: path", self.path)
 
     def values(self, device: str | torch.device = "cpu", is_used: bool = True) -> dict[str, Any]:

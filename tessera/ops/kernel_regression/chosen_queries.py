@@ -33,7 +33,7 @@ def chosen_query_weights(call: Call, queries: Iterable[int]) -> QueryWeights:
 def _one(call: Call, query: int) -> tuple[Tensor, Tensor, Tensor]:
     here = slice(query, query + 1)
     documents = call.query_documents
-    one = replace(
+    call_of_query = replace(
         call,
         query=call.query[:, :, here],
         slope=_at(call.slope, here),
@@ -42,14 +42,14 @@ def _one(call: Call, query: int) -> tuple[Tensor, Tensor, Tensor]:
         query_documents=None if documents is None else documents[:, here],
         dropout=0.0,
     )
-    batch, heads, _, pairs = *one.query.shape[:3], one.key.shape[2]
-    visible = one.visible()
-    seen = torch.ones(batch, heads, 1, pairs, dtype=torch.bool, device=one.query.device)
+    batch, heads, _, pairs = *call_of_query.query.shape[:3], call_of_query.key.shape[2]
+    visible = call_of_query.visible()
+    seen = torch.ones(batch, heads, 1, pairs, dtype=torch.bool, device=call_of_query.query.device)
     seen = seen if visible is None else seen & visible
-    scores = reference.scores(one)
-    beta = one.slope / one.kernel.affine(torch.ones_like(one.slope))[0]
-    bandwidth = one.kernel.bandwidth(scores, beta.expand(batch, heads, 1), seen)
-    return reference.weights(one), seen[:, 0].sum(-1), bandwidth
+    scores = reference.scores(call_of_query)
+    beta = call_of_query.slope / call_of_query.kernel.affine(torch.ones_like(call_of_query.slope))[0]
+    bandwidth = call_of_query.kernel.bandwidth(scores, beta.expand(batch, heads, 1), seen)
+    return reference.weights(call_of_query), seen[:, 0].sum(-1), bandwidth
 
 
 def _at(scale: Tensor, here: slice) -> Tensor:

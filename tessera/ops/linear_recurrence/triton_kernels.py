@@ -163,8 +163,8 @@ def scan_backward(
             row = row_at(place, steps, True)
             previous = tl.where(place == steps - 1, before, earlier[i])
             pull = tl.sum(total * (rows[i] - previous if GATED else previous), 0)
-            one = tl.zeros((1,), tl.int64) + steps - 1 - (position + i)
-            tl.store(pulls + index * steps + one, pull, mask=one >= steps - end)
+            column = tl.zeros((1,), tl.int64) + steps - 1 - (position + i)
+            tl.store(pulls + index * steps + column, pull, mask=column >= steps - end)
             gradient = total * shares[i] if GATED else total
             tl.store(dx_start + row * dx.step + channels, gradient.to(dx.base.dtype.element_ty), mask=inside)
     if end == steps:

@@ -47,11 +47,6 @@ class AssociativeRetrieval(Task):
             most = f"be at most the number of keys ({self.num_keys}, key_size {self.key_size})"
             expect(self.num_pairs <= self.num_keys, where, "num_pairs", most, self.num_pairs, "Use a larger key_size.")
 
-    @classmethod
-    def variants(cls) -> list[Task]:
-        """Both rules, and keys of two symbols."""
-        return [cls("remember", 8), cls("rewrite", 12), cls("remember", 20, key_size=2), cls("rewrite", 6, 2, 3)]
-
     @property
     def vocab_size(self) -> int:
         """Symbols and the three separators."""
@@ -94,28 +89,6 @@ class AssociativeRetrieval(Task):
         """`exact_match` (B,): whether the largest logit before the answer is the answer's."""
         right = predictions[:, -2].argmax(-1).cpu() == examples.tokens[:, -1].cpu()
         return {"exact_match": right.double()}
-
-    def oracle(self, examples: TokenExamples) -> Tensor:
-        """Logits (B, T, V) of something that reads the tokens as a person would."""
-        tokens, size = examples.tokens, self.segment_size
-        pairs = tokens[:, : tokens.shape[1] // size * size].unflatten(1, (-1, size))[:, : self.num_pairs]
-        queried = tokens[:, None, -self.key_size - 2 : -2]
-        has_key = (pairs[..., : self.key_size] == queried).all(-1)
-        latest = self.num_pairs - 1 - has_key.flip(1).int().argmax(1)
-        answers = pairs[torch.arange(len(tokens)), latest, self.key_size + 1]
-        logits = torch.zeros(*tokens.shape, self.vocab_size)
-        logits[torch.arange(len(tokens)), -2, answers] = 1.0
-        return logits
-
-    def guess(self, examples: TokenExamples, seed: int) -> Tensor:
-        """Any symbol."""
-        shape = (*examples.tokens.shape, self.num_symbols)
-        logits = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
-        return torch.nn.functional.pad(logits, (0, self.vocab_size - self.num_symbols), value=-1.0)
-
-    def chance(self, examples: TokenExamples) -> float:
-        """One over the number of symbols."""
-        return 1 / self.num_symbols
 
     def _keys(self, count: int, generator: torch.Generator) -> Tensor:
         if self.rule == "rewrite":

@@ -9,8 +9,6 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from torch import Tensor
-
 from tessera.base.errors import expect
 from tessera.data.sources import JSON_ENDINGS, text_files
 from tessera.papers.babilong.benchmark import read_samples
@@ -19,7 +17,7 @@ from tessera.papers.babilong.stories import Question, Story
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.vocabulary import SPECIAL_TOKENS, Words
 from tessera.tasks.question_answering import NOT_IN_TEXT
-from tessera.tasks.task import SPLIT_TENTHS, SPLITS, TASKS, Task, TokenExamples
+from tessera.tasks.task import SPLIT_TENTHS, SPLITS, TASKS
 
 EXAMPLE = Path(__file__).parent / "example_questions.jsonl"
 FIELDS = ("text", "question", "answer")
@@ -63,11 +61,6 @@ class OwnQuestions(BABILong):
         is_large = self.tokenizer is not None or self.vocab_size >= needed
         expect(is_large, where, "vocab_size", f"be at least {needed}, for the words of {self.file}", self.vocab_size)
 
-    @classmethod
-    def variants(cls) -> list[Task]:
-        """The example that comes with the library."""
-        return [cls(length=128, vocab_size=250)]
-
     @property
     def words(self) -> Words:
         """What decides the vocabulary."""
@@ -101,10 +94,6 @@ class OwnQuestions(BABILong):
     def is_stated(self, sentence: str) -> bool:
         """See `QuestionTask`: whether every word stands in a text of the files."""
         return _words(" ".join(self._own.questions)) >= _words(sentence)
-
-    def oracle(self, examples: TokenExamples) -> Tensor:
-        """Has read the files."""
-        return self._answering(examples, [sample.question.answer for sample in examples.details])
 
     @cached_property
     def _own(self) -> "_OwnTexts":

@@ -363,11 +363,13 @@ def written_facts(model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: i
             hide((random.choice(facts),), books, 2 * segment + RESERVED, random, borders=Borders(segment, share))
             for _ in range(texts // 2)
         ]
-        tokens = torch.from_numpy(np.stack([one.tokens() for one in contexts]).astype(np.int64)).to(model.device)
+        tokens = torch.from_numpy(np.stack([context.tokens() for context in contexts]).astype(np.int64)).to(
+            model.device
+        )
         memory = cast("ARMTState", model.empty_memory(len(contexts)))
         changes = []
-        for one in tokens.split(segment, 1):
-            before, memory = memory, model(input_ids=one, memory_state=memory, skip_logits=True).memory_state
+        for half in tokens.split(segment, 1):
+            before, memory = memory, model(input_ids=half, memory_state=memory, skip_logits=True).memory_state
             changes.append(_changed(before, memory).tolist())
         for context, first, second in zip(contexts, *changes):
             in_first, in_second = (part.any() for part in np.split(context.is_fact(), 2))

@@ -123,21 +123,6 @@ def answer(world: World, question: str) -> str | None:
     return None
 
 
-def answer_to_text(text: str) -> str | None:
-    """The answer to the question that ends a text in lower case, by the facts among its sentences; None: none."""
-    sentences = re.sub("[.?]", " . ", text).split(" . ")
-    *context, question = [sentence for sentence in map(str.strip, sentences) if sentence]
-    world = world_after(_suffixes(context))
-    return next(filter(None, (answer(world, suffix) for suffix in _suffixes([question]))), None)
-
-
-def _suffixes(sentences: Sequence[str]) -> Iterator[str]:
-    """Each sentence from every word on: the noise before a fact or a question may have been cut without a stop."""
-    for sentence in sentences:
-        words = sentence.split()
-        yield from (" ".join(words[begin:]) for begin in range(len(words)))
-
-
 PEOPLE = ("Mary", "John", "Sandra", "Daniel")
 GIVERS = ("Mary", "Fred", "Bill", "Jeff")
 PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -136,11 +136,6 @@ class BABILong(Task):
             room = f"take at most {RESERVED} tokens for a question and its answer"
             expect(longest <= RESERVED, where, "tokenizer", room, f"{longest} by {self.tokenizer}")
 
-    @classmethod
-    def variants(cls) -> "list[Task]":
-        """Every kind of question."""
-        return [cls(kind, length=128 if kind in ("qa1", "qa4") else 300, vocab_size=250) for kind in babi.LENGTHS]
-
     def books(self, split: str) -> tuple[Book, ...]:
         """The noise of a split."""
         return books_of(self.words, split, self.test_noise)
@@ -273,39 +268,6 @@ class BABILong(Task):
     def _answer_places(self, examples: TokenExamples, row: int) -> Tensor:
         """Where the answer's tokens stand, without the end."""
         return (examples.labels[row] != IGNORED).nonzero().flatten()[:-1]
-
-    def _answering(self, examples: TokenExamples, words: Sequence[str]) -> Tensor:
-        """Logits that answer a word each."""
-        logits = torch.zeros(*examples.tokens.shape, self.vocabulary.get_vocab_size())
-        for row, word in enumerate(words):
-            first = int(self._answer_places(examples, row)[0])
-            for place, token in enumerate(self._tokens(word), first):
-                logits[row, place - 1, int(token)] = 1.0
-        return logits
-
-    def oracle(self, examples: TokenExamples) -> Tensor:
-        """Reads the tokens as words, finds the facts among the sentences, and follows the rules."""
-        words = []
-        for row in range(len(examples)):
-            end = int(self._answer_places(examples, row)[0]) - 1
-            text = decode(self.vocabulary, examples.tokens[row, :end]).lower().partition("\nanswer")[0]
-            words.append(babi.answer_to_text(text) or NOT_IN_TEXT)
-        return self._answering(examples, words)
-
-    def guess(self, examples: TokenExamples, seed: int) -> Tensor:
-        """Any of the answers."""
-        random = torch.Generator().manual_seed(seed)
-        choices = torch.randint(len(self.labels), (len(examples),), generator=random).tolist()
-        return self._answering(examples, [self.labels[choice] for choice in choices])
-
-    def chance(self, examples: TokenExamples) -> float:
-        """One over the number of answers."""
-        return 1 / len(self.labels)
-
-    def held_apart(self, examples: TokenExamples) -> set[Hashable]:
-        """The stories and books of these samples, which no other split may have."""
-        stories = {sample.story.facts for sample in examples.details if sample.story.facts}
-        return stories | {span.book.name for sample in examples.details for span in sample.context.spans}
 
     def _random(self, *of: int | str) -> Random:
         """What samples are drawn by: version 1, a text of the settings that decide stories and noise, as it stays.

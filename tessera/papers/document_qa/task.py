@@ -1,6 +1,5 @@
 """Document questions for models that are trained here: stories as documents, words as tokens."""
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -84,15 +83,6 @@ class DocumentQA(Task):
         known = f"lie in [{people}, {self.num_names}]"
         expect(people <= self._num_known <= self.num_names, where, "known_names", known, self._num_known)
 
-    @classmethod
-    def variants(cls) -> "list[Task]":
-        """One and several questions, one and several moves, all wordings."""
-        return [
-            cls(questions=1, num_names=100),
-            cls(length=160, people=2, moves=2, num_names=100),
-            *(cls(length=64, num_names=100, known_names=40, wording=wording) for wording in range(FULL_WORDING)),
-        ]
-
     @property
     def vocabulary(self) -> tuple[str, ...]:
         """All words; a word's place is its token, and 0 is padding."""
@@ -126,38 +116,6 @@ class DocumentQA(Task):
         is_answer = (examples.labels != IGNORED)[:, 1:]
         right = (predictions[:, :-1].argmax(-1).cpu() == examples.tokens[:, 1:]) & is_answer
         return {"exact_match": right.sum(1) / is_answer.sum(1)}
-
-    def oracle(self, examples: TokenExamples) -> Tensor:
-        """Reads the tokens as words and follows everybody's moves."""
-        logits = torch.zeros(*examples.tokens.shape, self.vocab_size)
-        for row, ids in enumerate(examples.tokens.tolist()):
-            words = [self.vocabulary[token] for token in ids]
-            people, places = set(names()[: self.num_names]), dict[str, str]()
-            first_question = words.index(QUESTION)
-            for column, word in enumerate(words):
-                if word in people:
-                    person = word
-                    if column > first_question:
-                        answer_place = column + min(self.wording, FULL_WORDING - 1)
-                        logits[row, answer_place, _tokens(self.num_names)[places[person]]] = 1.0
-                elif word in PLACES:
-                    places[person] = word
-        return logits
-
-    def guess(self, examples: TokenExamples, seed: int) -> Tensor:
-        """Any of the places."""
-        logits = torch.zeros(*examples.tokens.shape, self.vocab_size)
-        places = torch.tensor([_tokens(self.num_names)[place] for place in PLACES])
-        drawn = torch.randint(len(PLACES), examples.tokens.shape, generator=torch.Generator().manual_seed(seed))
-        return logits.scatter(2, places[drawn].unsqueeze(2), 1.0)
-
-    def chance(self, examples: TokenExamples) -> float:
-        """One over the number of places."""
-        return 1 / len(PLACES)
-
-    def held_apart(self, examples: TokenExamples) -> set[Hashable]:
-        """Stories."""
-        return {document.facts for sample in examples.details for document in sample.documents}
 
     def _sample(self, random: Random, split: str) -> Sample:
         drawn = random.sample(names()[: self._num_known], self.num_documents * self.people)

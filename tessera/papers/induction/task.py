@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 
 from tessera.base.errors import expect
 from tessera.tasks.task import TASKS, Task, TokenExamples, generator_of
@@ -92,11 +92,6 @@ class Induction(Task):
         expect(1 <= self.num_triggers <= most, "Induction", "num_triggers", f"lie in 1..{most}", self.num_triggers)
         expect(self.triggers in KINDS, "Induction", "triggers", f"be one of {', '.join(KINDS)}", repr(self.triggers))
 
-    @classmethod
-    def variants(cls) -> list[Task]:
-        """Triggers of both kinds."""
-        return [cls(), cls(64, 3, "drawn")]
-
     @property
     def vocab_size(self) -> int:
         """The characters."""
@@ -141,23 +136,6 @@ class Induction(Task):
         """(B, T): n where a trigger stands for the n-th time in its sequence, 0 where none stands."""
         stands = examples.tokens[:, None, :] == examples.details.triggers[:, :, None]
         return (stands * stands.cumsum(-1)).sum(1)
-
-    def oracle(self, examples: TokenExamples) -> Tensor:
-        """One-hot: what followed the token last time, which for a trigger is its successor; nothing the first time."""
-        tokens, step = examples.tokens, torch.arange(examples.tokens.shape[1])
-        is_earlier = (tokens[:, :, None] == tokens[:, None, :]) & (step[:, None] > step)
-        # What came after the latest earlier step with the same token; 0: there is none.
-        follower = (is_earlier * (step + 1)).amax(-1)
-        return one_hot(tokens.gather(1, follower), self.vocab_size) * (follower > 0)[..., None].float()
-
-    def guess(self, examples: TokenExamples, seed: int) -> Tensor:
-        """Any character, at every position anew."""
-        generator = torch.Generator().manual_seed(seed)
-        return torch.rand(*examples.tokens.shape, self.vocab_size, generator=generator)
-
-    def chance(self, examples: TokenExamples) -> float:
-        """One of all characters."""
-        return 1 / self.vocab_size
 
 
 KINDS = ("frequent", "drawn")

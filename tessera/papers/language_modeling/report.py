@@ -175,7 +175,8 @@ def _by_kernel(rows: Rows) -> str:
 
 def _rates(records: Mapping[str, Record]) -> str:
     search = {key: record for key, record in records.items() if record.configuration.part == SEARCH} or records
-    tried = grouped(search, lambda one: (list(NAMES).index(one.name), one.num_layers, one.recipe["training"]["steps"]))
+    order = list(NAMES)
+    tried = grouped(search, lambda s: (order.index(s.name), s.num_layers, s.recipe["training"]["steps"]))
     losses = {row: loss_by_rate(tried[row]) for row in sorted(tried)}
     if search is records and all(len(of_row) == 1 for of_row in losses.values()):
         return ""

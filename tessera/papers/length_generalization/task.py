@@ -1,9 +1,6 @@
 """MQMTAR, reverse and sort: `<bos> source <sep> target <eos>`, and exact match on the target."""
 
-import math
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, NamedTuple, Self
@@ -65,18 +62,6 @@ class SourceTargetTask(Task):
     def draw(self, lengths: Tensor, generator: torch.Generator) -> Drawn:
         """An example for each of `lengths` (B,)."""
 
-    @abstractmethod
-    def answer(self, source: list[int]) -> list[int]:
-        """The rule: the target of one source."""
-
-    @abstractmethod
-    def guess_answer(self, source: list[int], generator: torch.Generator) -> list[int]:
-        """An answer of the right form, made without the rule."""
-
-    @abstractmethod
-    def chance_of(self, source: list[int]) -> float:
-        """Probability that `guess_answer` is right."""
-
     def scored(self, labels: Tensor) -> Tensor:
         """Which labels (B, T) must be right: the target's symbols."""
         return (labels >= 0) & (labels < self.special["bos"])
@@ -99,20 +84,6 @@ class SourceTargetTask(Task):
         hits, total = is_right.sum(1), scored.sum(1)
         return {"exact_match": (hits == total).double().cpu(), "token_accuracy": (hits / total).double().cpu()}
 
-    def oracle(self, examples: TokenExamples) -> Tensor:
-        """Logits of the rule, applied to what stands before `<sep>`."""
-        return self._logits(examples, self.answer)
-
-    def guess(self, examples: TokenExamples, seed: int) -> Tensor:
-        """Logits of `guess_answer`."""
-        generator = torch.Generator().manual_seed(seed)
-        return self._logits(examples, lambda source: self.guess_answer(source, generator))
-
-    def chance(self, examples: TokenExamples) -> float:
-        """Mean of `chance_of`."""
-        sources = self._sources(examples)
-        return sum(map(self.chance_of, sources)) / len(sources)
-
     def _assemble(self, drawn: Drawn) -> TokenExamples:
         special, (source, read, target, written) = self.special, drawn
         width = int((read + written).max()) + 3
@@ -130,17 +101,6 @@ class SourceTargetTask(Task):
         tokens = tokens[:, :-1].contiguous()
         return TokenExamples(tokens, torch.where(is_target, tokens, IGNORED))
 
-    def _sources(self, examples: TokenExamples) -> list[list[int]]:
-        rows = examples.tokens.tolist()
-        return [row[1 : row.index(self.special["sep"])] for row in rows]
-
-    def _logits(self, examples: TokenExamples, answer: Callable[[list[int]], list[int]]) -> Tensor:
-        logits = torch.zeros(*examples.tokens.shape, self.vocab_size)
-        for row, source in enumerate(self._sources(examples)):
-            said = torch.tensor([*answer(source), self.special["eos"]])
-            logits[row, len(source) + 1 + torch.arange(len(said)), said] = 1.0
-        return logits
-
 
 @dataclass(frozen=True)
 class Ordering(SourceTargetTask):
@@ -157,11 +117,6 @@ class Ordering(SourceTargetTask):
         """Symbols and the four special tokens."""
         return self.num_symbols + 4
 
-    @classmethod
-    def variants(cls) -> list[Task]:
-        """As published, and one so small that a guess is right now and then."""
-        return [cls(), cls(length=3, spread=1, num_symbols=2)]
-
     @abstractmethod
     def target(self, symbols: Tensor, lengths: Tensor) -> Tensor:
         """The targets of sources (B, S)."""
@@ -171,15 +126,11 @@ class Ordering(SourceTargetTask):
         symbols = torch.randint(self.num_symbols, (len(lengths), int(lengths.max())), generator=generator)
         return Drawn(symbols, lengths, self.target(symbols, lengths), lengths)
 
-    def guess_answer(self, source: list[int], generator: torch.Generator) -> list[int]:
-        """The answer to uniform symbols."""
-        return self.answer(torch.randint(self.num_symbols, (len(source),), generator=generator).tolist())
-
 
 @TASKS.register("reverse")
 @dataclass(frozen=True)
 class Reverse(Ordering):
-    """`y_i = x_(n + 1 - i)`. A guess is n uniform symbols: right with probability `num_symbols^-n`."""
+    """`y_i = x_(n + 1 - i)`."""
 
     summary: ClassVar[str] = "write a sequence backwards; exact match at lengths beyond training"
 
@@ -188,19 +139,11 @@ class Reverse(Ordering):
         places = (lengths[:, None] - 1 - torch.arange(symbols.shape[1])).clamp_min(0)
         return symbols.gather(1, places)
 
-    def answer(self, source: list[int]) -> list[int]:
-        """Backwards."""
-        return source[::-1]
-
-    def chance_of(self, source: list[int]) -> float:
-        """`num_symbols^-n`."""
-        return float(self.num_symbols) ** -len(source)
-
 
 @TASKS.register("sort")
 @dataclass(frozen=True)
 class Sort(Ordering):
-    """`y_1 <= ... <= y_n`. A guess is n uniform symbols in order: right with `n! / prod_s c_s! num_symbols^-n`."""
+    """`y_1 <= ... <= y_n`."""
 
     summary: ClassVar[str] = "write a sequence in ascending order; exact match at lengths beyond training"
 
@@ -208,15 +151,6 @@ class Sort(Ordering):
         """Ascending."""
         beyond = torch.arange(symbols.shape[1]) >= lengths[:, None]
         return symbols.masked_fill(beyond, self.num_symbols).sort(1).values
-
-    def answer(self, source: list[int]) -> list[int]:
-        """Ascending."""
-        return sorted(source)
-
-    def chance_of(self, source: list[int]) -> float:
-        """The multinomial probability of the source's counts c_s."""
-        ways = math.lgamma(len(source) + 1) - sum(math.lgamma(count + 1) for count in Counter(source).values())
-        return math.exp(ways - len(source) * math.log(self.num_symbols))
 
 
 @TASKS.register("mqmtar")
@@ -227,8 +161,7 @@ class MultiQueryRecall(SourceTargetTask):
     A source of length n holds `floor(0.8 n / 6)` pairs `k1 k2 1 v1 v2`, distinct keys and distinct values, each pair
     followed by filler (0), the rest of the filler at random between them. Then come the queries `2 k1 k2`, drawn with
     replacement from the stored keys; the target is `2 v1 v2` for each. Exact match asks for all values, not the 2s.
-    A guess takes one of the P stored values for each query: right with probability `P^-num_queries`. The words are of
-    two fixed vocabularies, drawn by `vocabulary_seed` alone, which all splits share, as published.
+    The words are of two fixed vocabularies, drawn by `vocabulary_seed` alone, which all splits share, as published.
     """
 
     summary: ClassVar[str] = "MQMTAR: recall the two-token values of several keys; exact match beyond training lengths"
@@ -247,11 +180,6 @@ class MultiQueryRecall(SourceTargetTask):
         expect(self.num_words <= possible, where, "num_words", f"be at most num_symbols^2 ({possible})", self.num_words)
         least = f"be at least the number of pairs in the longest source ({pairs})"
         expect(self.num_words >= pairs, where, "num_words", least, self.num_words)
-
-    @classmethod
-    def variants(cls) -> list[Task]:
-        """As published, and one so small that a guess is right now and then."""
-        return [cls(), cls(length=20, spread=5, num_symbols=4, num_words=5, num_queries=2)]
 
     @property
     def vocab_size(self) -> int:
@@ -299,29 +227,6 @@ class MultiQueryRecall(SourceTargetTask):
         source = torch.cat([context, torch.zeros_like(queries)], 1)
         source.scatter_(1, lengths[:, None] + torch.arange(queries.shape[1]), queries)
         return Drawn(source, lengths + queries.shape[1], answers, torch.full_like(lengths, answers.shape[1]))
-
-    def answer(self, source: list[int]) -> list[int]:
-        """Look every query up."""
-        stored, queries = self._parse(source)
-        return [token for query in queries for token in (QUERY_SEPARATOR, *stored[query])]
-
-    def guess_answer(self, source: list[int], generator: torch.Generator) -> list[int]:
-        """One of the stored values for each query."""
-        stored, queries = self._parse(source)
-        values = list(stored.values())
-        picked = torch.randint(len(values), (len(queries),), generator=generator).tolist()
-        return [token for pick in picked for token in (QUERY_SEPARATOR, *values[pick])]
-
-    def chance_of(self, source: list[int]) -> float:
-        """`P^-num_queries` with P stored pairs."""
-        return float(len(self._parse(source)[0])) ** -self.num_queries
-
-    def _parse(self, source: list[int]) -> tuple[dict[tuple[int, ...], tuple[int, ...]], list[tuple[int, ...]]]:
-        """The stored values by key, and the queried keys."""
-        context, queries = source[: -3 * self.num_queries], source[-3 * self.num_queries :]
-        separators = [column for column, token in enumerate(context) if token == PAIR_SEPARATOR]
-        stored = {tuple(context[i - 2 : i]): tuple(context[i + 1 : i + 3]) for i in separators}
-        return stored, [tuple(queries[start + 1 : start + 3]) for start in range(0, len(queries), 3)]
 
 
 def num_pairs(length):

@@ -1,10 +1,8 @@
 """Many-shot classification for models that are trained here: short texts, anonymous labels, one token each."""
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
-from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -67,17 +65,6 @@ class ManyShot(Task):
         needed = f"be between 1 and shots ({self.shots})"
         expect(self.distinct is None or 1 <= self.distinct <= self.shots, where, "distinct", needed, self.distinct)
 
-    @classmethod
-    def variants(cls) -> "list[Task]":
-        """Both delimiters, all orders, and a varying number of classes."""
-        small: dict[str, Any] = {"num_classes": 4, "vocab_size": 400}
-        return [
-            cls(shots=2, **small),
-            cls(shots=1, order="fixed", delimiter="newline", **small),
-            cls(shots=2, order="shuffled", fewest_classes=2, dense=True, **small),
-            cls(shots=3, distinct=2, **small),
-        ]
-
     @property
     def vocabulary(self) -> Tokenizer:
         """Texts to tokens."""
@@ -128,28 +115,6 @@ class ManyShot(Task):
             "likeliest_label": (shown.argmax(-1) == target).double(),
         }
 
-    def oracle(self, examples: TokenExamples) -> Tensor:
-        """Knows the class of every text, and reads its label off the examples."""
-        class_of, shown = _classes_by_text(), []
-        for episode in examples.details:
-            labels = {class_of[example.text]: example.label for example in episode.demonstrations}
-            shown.append(labels[class_of[episode.queries[0].text]])
-        return self._logits(examples, shown)
-
-    def guess(self, examples: TokenExamples, seed: int) -> Tensor:
-        """Any of the context's labels."""
-        random = Random(seed)
-        return self._logits(examples, [random.choice(episode.labels) for episode in examples.details])
-
-    def chance(self, examples: TokenExamples) -> float:
-        """The mean over contexts of one over the number of classes."""
-        return sum(1 / len(episode.classes) for episode in examples.details) / len(examples)
-
-    def held_apart(self, examples: TokenExamples) -> set[Hashable]:
-        """Classes and texts."""
-        queries = {episode.queries[0].text for episode in examples.details}
-        return queries | {name for episode in examples.details for name in episode.classes}
-
     def _episode(self, random: Random, split: str, num_queries: int) -> prompts.Episode:
         demonstrations = _texts("train", self.max_characters)
         queries = _texts("test" if split == "test" else "train", self.max_characters)
@@ -162,12 +127,6 @@ class ManyShot(Task):
     @property
     def _fewest_classes(self) -> int:
         return self.num_classes if self.fewest_classes is None else self.fewest_classes
-
-    def _logits(self, examples: TokenExamples, labels: list[str]) -> Tensor:
-        logits = torch.zeros(*examples.tokens.shape, self.vocabulary.get_vocab_size())
-        tokens = torch.tensor([self.label(label) for label in labels])
-        logits[torch.arange(len(labels)), self._query_places(examples) - 1, tokens] = 1.0
-        return logits
 
     def _query_places(self, examples: TokenExamples) -> Tensor:
         length = examples.labels.shape[1]

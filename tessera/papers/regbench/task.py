@@ -150,11 +150,6 @@ class RegBench(Task):
         expect(1 <= self.max_edges <= most, "RegBench", "max_edges", f"lie in 1..{most}", self.max_edges)
         expect(self.strings[1] * self.length[0] > 1, "RegBench", "strings", "hold two symbols", self.strings)
 
-    @classmethod
-    def variants(cls) -> list["RegBench"]:
-        """The published setting, and a small one."""
-        return [cls(), cls(states=(3, 6), alphabet=(3, 6), num_symbols=8, max_edges=2, strings=(2, 4), length=(2, 8))]
-
     def at_length(self, length: int) -> "RegBench":
         """Problems of exactly `length` strings."""
         return replace(self, strings=(length, length))
@@ -206,27 +201,6 @@ class RegBench(Task):
         masks = (("", scored), ("last_", last))
         values = (("accuracy", is_allowed.double()), ("tvd", distance))
         return {prefix + name: (value * mask).sum(1) / mask.sum(1) for prefix, mask in masks for name, value in values}
-
-    def oracle(self, examples: TokenExamples) -> Tensor:
-        """Log-probabilities: uniform over the allowed symbols."""
-        return self._allowed(examples).double().log()
-
-    def guess(self, examples: TokenExamples, seed: int) -> Tensor:
-        """Any symbol, at every position anew."""
-        generator = torch.Generator().manual_seed(seed)
-        logits = torch.rand(*examples.tokens.shape, self.vocab_size, generator=generator)
-        logits[..., self.num_symbols :] = -torch.inf
-        return logits
-
-    def chance(self, examples: TokenExamples) -> float:
-        """The share of symbols that are allowed, over the positions that count."""
-        allowed = self._allowed(examples)[:, :-1].sum(-1) / self.num_symbols
-        scored = examples.labels[:, 1:] >= 0
-        return float(((allowed * scored).sum(1) / scored.sum(1)).mean())
-
-    def held_apart(self, examples: TokenExamples) -> set[Automaton]:
-        """The canonical automata."""
-        return set(examples.details.automata)
 
     def select(self, examples: TokenExamples, rows: Tensor) -> TokenExamples:
         """Some of the examples, without the columns that are padding in all of them."""

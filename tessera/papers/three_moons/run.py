@@ -212,7 +212,7 @@ def layers(memory: LinearContextualMemory) -> dict[str, nn.Linear]:
 def weights(memory: LinearContextualMemory) -> dict[str, list]:
     """The three matrices, JSON-ready: [real, imaginary] for each complex entry, a number for each real one."""
     matrices = {name: layer.weight.detach() for name, layer in layers(memory).items()}
-    return {name: (torch.view_as_real(one) if one.is_complex() else one).tolist() for name, one in matrices.items()}
+    return {name: (torch.view_as_real(x) if x.is_complex() else x).tolist() for name, x in matrices.items()}
 
 
 def batch_loss(

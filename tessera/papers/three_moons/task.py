@@ -93,18 +93,12 @@ class ThreeMoons(Task):
     source = "Memory Mosaics, section 5 and appendix A"
     main_score = "skill"
     length_setting = "context"
-    holds_out_twice = False  # the paper holds a single triple out
 
     def __post_init__(self) -> None:
         where = "ThreeMoons"
         expect(self.context >= 1, where, "context", "be at least 1", self.context)
         is_possible = self.horizon >= 1 and self.context + self.horizon <= LINE // 2
         expect(is_possible, where, "horizon", f"be at least 1, and at most {LINE // 2} - context", self.horizon)
-
-    @classmethod
-    def variants(cls) -> "list[ThreeMoons]":
-        """150 observations before the prediction, and one before one."""
-        return [cls(context=150), cls(context=1, horizon=1)]
 
     def sample(self, count: int, seed: int, split: str = "train") -> MoonExamples:
         """Lines of the split's triples (or of `periods`) from random observations on; see `Task.sample`."""
@@ -125,22 +119,6 @@ class ThreeMoons(Task):
         """`error`, the mean absolute deviation, and `skill`: 1 for none, 0 for that of the mean position."""
         error = deviation(predictions, examples.future)
         return {"skill": skill(error), "error": error}
-
-    def oracle(self, examples: MoonExamples) -> Tensor:
-        """Kepler: the periods and the first observation's place say everything."""
-        return positions_of(examples.periods, examples.start + self.context, self.horizon)
-
-    def guess(self, examples: MoonExamples, seed: int) -> Tensor:
-        """The mean position."""
-        return torch.zeros_like(examples.future)
-
-    def chance(self, examples: MoonExamples) -> float:
-        """`1 - E|sin| / (2 / pi)` with a uniform angle."""
-        return 0.0
-
-    def held_apart(self, examples: MoonExamples) -> set[Periods]:
-        """The triples of periods."""
-        return {tuple(periods) for periods in examples.periods.tolist()}
 
 
 def positions_of(periods: Tensor, start: Tensor, length: int) -> Tensor:
