@@ -15,9 +15,9 @@ from pathlib import Path
 from tessera.base.files import write_text_atomically
 from tessera.data.tokenizers import TokenizerSpec
 from tessera.data.windows import Split, ValidationWindows
+from tessera.evaluation.display import position_curves
 from tessera.evaluation.loss import loss_by_position
 from tessera.evaluation.provenance import provenance
-from tessera.evaluation.report import position_curves
 from tessera.models.saving.loading import load_model
 from tessera.recipes.recipe import recipe_to_dict
 from tessera.recipes.sections import DataSection, Recipe, TrainingSection

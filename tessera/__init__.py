@@ -51,7 +51,7 @@ _OFFERED = {
     "tessera.memory_files": ("Memory",),
 }
 _MODULES = {name: module for module, names in _OFFERED.items() for name in names}
-_ROOMS = ("armt", "data", "evaluation", "inspection", "interop", "kernels", "layers", "memories", "models", "ops")
+_ROOMS = tuple("armt data evaluation inspection interop kernels layers memories models ops recall testing".split())
 
 __all__ = sorted([*_MODULES, "__version__"])
 

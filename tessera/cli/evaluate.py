@@ -80,8 +80,8 @@ OPTIONS = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate all models, then print and draw."""
-    from tessera.evaluation import report
-    from tessera.evaluation.report import is_figure
+    from tessera.evaluation import display
+    from tessera.evaluation.display import is_figure
 
     expect(not (arguments.task and arguments.tasks), "eval", "--task", "be left out with --tasks", arguments.task)
     chosen = "--task" if arguments.task else "--tasks" if arguments.tasks else "text"
@@ -98,16 +98,16 @@ def run(arguments: argparse.Namespace) -> int:
     expect_output(arguments.output, "eval", "--output")
     rows: list[dict] = []
     measure, print_in_words = {
-        "text": (_on_text, report.print_text_reports),
-        "--task": (_on_task, report.print_task_reports),
-        "--tasks": (_on_harness, report.print_harness_reports),
+        "text": (_on_text, display.print_text_reports),
+        "--task": (_on_task, display.print_task_reports),
+        "--tasks": (_on_harness, display.print_harness_reports),
     }[chosen]
     reports, status = of_each(arguments.models, lambda model: measure(model, arguments, rows))
     if arguments.plot and reports:
-        report.draw_text_reports(reports, arguments.plot, arguments.average)
+        display.draw_text_reports(reports, arguments.plot, arguments.average)
     write_json_lines(arguments.output, rows)
     if reports:
-        (report.print_json if arguments.json else print_in_words)(reports)
+        (display.print_json if arguments.json else print_in_words)(reports)
     return status
 
 
@@ -137,7 +137,7 @@ def _on_text(folder: str, arguments: argparse.Namespace, _: list[dict]) -> dict:
 
 
 def _on_task(folder: str, arguments: argparse.Namespace, rows: list[dict]) -> dict:
-    from tessera.evaluation.task import make_task, task_report
+    from tessera.evaluation.task_scores import make_task, task_report
     from tessera.training.run_data import trained_task
 
     trained, lengths = trained_task(folder), arguments.lengths

@@ -71,8 +71,7 @@ def sampling_of(arguments: argparse.Namespace):
 
 def run(arguments: argparse.Namespace) -> int:
     """Load the models; print prompt and continuation, or the table."""
-    from tessera.generation.prompts import continuations, markdown_table, read_prompts
-    from tessera.generation.sampling import continuation
+    from tessera.generation.sampling import continuation, continuations, markdown_table, read_prompts
     from tessera.memory_files.answering import answers_questions
     from tessera.models.decoding import compile_decoding
     from tessera.models.saving.loading import load_model, load_tokenizer

@@ -132,8 +132,8 @@ def _report(
     folder: str, arguments: argparse.Namespace, measurement: _Measurement, rows: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """A JSON-ready record with scores, options and provenance, printed; `rows`, with its questions, are stored."""
+    from tessera.evaluation.display import print_prompt_report
     from tessera.evaluation.provenance import provenance
-    from tessera.evaluation.report import print_prompt_report
     from tessera.models.saving.loading import load_tokenizer
 
     began = time.time()

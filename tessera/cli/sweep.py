@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print(runs: list[dict[str, Any]]) -> None:
-    from tessera.evaluation.report import print_table
+    from tessera.evaluation.display import print_table
     from tessera.papers.tables import mean_of, with_error
     from tessera.tools.sweep import best, over_seeds
 

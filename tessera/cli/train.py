@@ -32,7 +32,7 @@ class HelpRecipe(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         """See `argparse.Action`."""
-        from tessera.recipes.help import recipe_help
+        from tessera.recipes.recipe import recipe_help
 
         print(recipe_help())
         parser.exit()

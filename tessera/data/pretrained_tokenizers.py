@@ -32,7 +32,6 @@ def pretrained_tokenizer(path: str) -> "PreTrainedTokenizerFast":
 
 def _from_file(path: Path) -> "PreTrainedTokenizerFast":
     """A file of the tokenizers library. Settings beside it count; without them the end of a text is guessed."""
-
     if path.name == "tokenizer.json" and (path.parent / "tokenizer_config.json").is_file():
         return _load(str(path), str(path.parent), local_files_only=True)
     try:
@@ -54,7 +53,6 @@ def _from_file(path: Path) -> "PreTrainedTokenizerFast":
 
 
 def _from_hub(name: str) -> "PreTrainedTokenizerFast":
-
     try:
         return _load(name, name, local_files_only=True)
     except TesseraError:
@@ -73,7 +71,6 @@ def _from_hub(name: str) -> "PreTrainedTokenizerFast":
 
 
 def _load(path: str, source: str, *, local_files_only: bool) -> "PreTrainedTokenizerFast":
-
     if Path(source).is_dir():
         require_no_code(Path(source), "tokenizer")
     try:

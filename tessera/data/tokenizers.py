@@ -181,7 +181,6 @@ def gpt2_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
 
 
 def _wrap(tokenizer: Tokenizer, begin: str) -> "PreTrainedTokenizerFast":
-
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=begin,

@@ -46,7 +46,6 @@ class ModelAccount:
 
 def account(config: "PreTrainedConfig", context: int, dtype: "torch.dtype | None" = None) -> ModelAccount:
     """Count on a model without weights (meta device); `dtype` (default bfloat16) is that of the state."""
-
     dtype = dtype or torch.bfloat16
     try:
         model = meta_model(config)

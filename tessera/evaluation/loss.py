@@ -116,7 +116,6 @@ class Windows(Protocol):
     """A map-style dataset whose length is known: each item has `input_ids` and `labels`."""
 
     def __len__(self) -> int: ...
-
     def __getitem__(self, index: int, /) -> Mapping[str, Tensor]: ...
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from tessera.base.errors import TesseraError, expect
 from tessera.inspection.attention import attention_weights, intercepted_attention, is_exchangeable, returned_weights
-from tessera.inspection.reading import Reading
+from tessera.inspection.watched_text import Reading
 from tessera.kernels import Kernel
 from tessera.memories.association import AssociationMemory
 from tessera.models.recurrence import MemoryState

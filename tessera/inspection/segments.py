@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from tessera.base.errors import TesseraError, expect
 from tessera.base.state import State
-from tessera.inspection.reading import Reading
 from tessera.inspection.trace import SegmentTrace, StoredMemory
+from tessera.inspection.watched_text import Reading
 from tessera.layers.dpfp import dpfp
 from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.recurrence import MemoryState, SegmentedForCausalLM

@@ -11,12 +11,12 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tessera.base.errors import expect
-from tessera.inspection.reading import Reading
 from tessera.inspection.recall import LAYER, QueryRecall, Site, find_sites, observe_recalls, own_residual
 from tessera.inspection.removal import Removal, without
 from tessera.inspection.segments import Lens, SegmentObserver, describe_memory
 from tessera.inspection.text import UNFINISHED, TokenTexts
 from tessera.inspection.trace import MemoryTrace, Trace
+from tessera.inspection.watched_text import Reading
 from tessera.kernels import Gaussian
 from tessera.layers.key_extractors import GatedKeyExtractor, LeakyKeyExtractor
 from tessera.models.recurrence import MemoryState

@@ -17,8 +17,8 @@ from tessera.memories.documents import InDocument, continued_carry, continued_do
 from tessera.ops.gated_average import GatedAverageState
 from tessera.ops.kernel_regression import Window, kernel_regression
 from tessera.ops.unit_norm import unit_norm
+from tessera.recall.long_memories import recall_through_index
 from tessera.recall.pair_store import PairStore
-from tessera.recall.reading import recall_through_index
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,6 @@ def with_tables(page: str, results: Path) -> str:
 
     Raises `TesseraError`: a marker names a table that there is not, or an experiment without results.
     """
-
     known: dict[tuple[str, str], dict[str, str]] = {}
 
     def table(match: re.Match[str]) -> str:

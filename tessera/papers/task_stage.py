@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from tessera.evaluation.task import score_batches
+from tessera.evaluation.task_scores import score_batches
 from tessera.models.small_models import ModelSize, build_small_model
 from tessera.papers.experiment import RunContext
 from tessera.tasks.task import Estimate, Task, TokenExamples

@@ -113,7 +113,6 @@ def untrained_config(recipe: "Recipe") -> "PreTrainedConfig":
 
 def build_model(config: "PreTrainedConfig", seed: int, base: str | None = None) -> "PreTrainedModel":
     """A model of `config` with initial weights by `seed` alone; ARMT, RMT and PRMT may start on the model in `base`."""
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if base is None:
@@ -175,7 +174,6 @@ def _fields(entry: ModelEntry) -> set[str]:
 
 
 def _unknown(section: dict[str, Any], known: set[str]) -> list[tuple[str, str]]:
-
     worth_naming = known - {field.name for field in fields(PreTrainedConfig)}
     return [
         (key, f"is not a known key; got {section[key]!r}. {did_you_mean(key, worth_naming)}")
@@ -186,7 +184,6 @@ def _unknown(section: dict[str, Any], known: set[str]) -> list[tuple[str, str]]:
 
 def _checked(entry: ModelEntry, arguments: dict[str, Any]) -> "PreTrainedConfig":
     """`entry.config(**arguments)`, with transformers' type errors as a `TesseraError` of one line."""
-
     try:
         return entry.config(**arguments)
     except TesseraError:

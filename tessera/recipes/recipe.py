@@ -1,13 +1,18 @@
 """Recipe files: YAML to `Recipe`, with overrides, all problems at once."""
 
+import inspect
+import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from tessera.base.arguments import explain_all
-from tessera.base.dataclass_io import read_dataclass
+from tessera.base.dataclass_io import MEANING, describe, read_dataclass
 from tessera.base.errors import TesseraError
+from tessera.models.registry import strict_configs
+from tessera.models.strict_config import StrictConfig
+from tessera.models.transformer import transformer_config
 from tessera.recipes.files import COMMAND_LINE, apply_overrides, find_recipe, recipe_mapping
 from tessera.recipes.model_section import model_problems
 from tessera.recipes.sections import Recipe
@@ -47,6 +52,71 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     plain = asdict(recipe)
     plain["training"]["betas"] = list(recipe.training.betas)
     return plain
+
+
+WIDTH = 100
+EXTENDS = """  extends: text; default none
+      a recipe whose keys this one changes: a shipped one, or a file beside it, without .yaml. A section with another
+      `type` or `name` takes the place of the old one"""
+BASE = """  model.base: a mapping or text; required
+      the model that reads the segments: a model section of its own, such as {type: memory_mosaic, num_layers: 2}, or
+      the folder of a model or run, whose weights the training starts from"""
+
+
+def recipe_help() -> str:
+    """The keys of `Recipe` and its sections, then the fields of each model type of this library."""
+    lines = ["Keys of a recipe (YAML), with type, default and meaning. On the command line: key=value.", "", EXTENDS]
+    lines += _keys(Recipe, "")
+    for name, fields_of in _model_types().items():
+        lines += ["", f"model: {{type: {name}, ...}}", *fields_of]
+    return "\n".join([*lines, "", "Any other model type of transformers is written with its own fields."])
+
+
+def _keys(cls: type, prefix: str) -> list[str]:
+    hints, lines = get_type_hints(cls), []
+    for item in fields(cls):
+        if is_dataclass(hints[item.name]):
+            lines += ["", f"{prefix}{item.name}: {item.metadata[MEANING]}", *_keys(hints[item.name], f"{item.name}.")]
+        else:
+            lines.append(f"  {prefix}{item.name}: {describe(hints[item.name])}; {_default(item)}")
+            lines += textwrap.wrap(item.metadata[MEANING], WIDTH, initial_indent="      ", subsequent_indent="      ")
+    return lines
+
+
+def _default(item: Any) -> str:
+    if item.default is MISSING and item.default_factory is MISSING:
+        return "required" if item.name != "name" else "from the file"
+    return f"default {_shown(item.default_factory() if item.default is MISSING else item.default)}"
+
+
+def _shown(value: Any) -> str:
+    words = {None: "null", True: "true", False: "false"}
+    if value is None or isinstance(value, bool):
+        return words[value]
+    return repr(list(value) if isinstance(value, tuple) else value)
+
+
+def _model_types() -> dict[str, list[str]]:
+    """Lines by model type: the meanings from its docstring, then each field with type and default."""
+    result = {}
+    for config in strict_configs():
+        own = [cls for cls in reversed(config.__mro__) if issubclass(cls, StrictConfig)]
+        hints = {name: hint for cls in own for name, hint in inspect.get_annotations(cls).items()}
+        defaults = {item.name: _default(item) for item in fields(config) if item.name in hints}
+        shown = [f"  model.{name}: {describe(hints[name])}; {default}" for name, default in defaults.items()]
+        if "base_config" in defaults:
+            shown[list(defaults).index("base_config")] = BASE
+        result[config.model_type] = [*_indented(config), *shown]
+    parameters = inspect.signature(transformer_config).parameters.values()
+    shown = [
+        f"  model.{parameter.name}: {describe(parameter.annotation)}; default {_shown(parameter.default)}"
+        for parameter in parameters
+    ]
+    return {**result, "transformer": [*_indented(transformer_config), *shown]}
+
+
+def _indented(documented: Any) -> list[str]:
+    return textwrap.indent(inspect.getdoc(documented) or "", "  ").splitlines()
 
 
 explain_all(globals(), ("read_recipe", "recipe_to_dict"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from tessera.base.checkpoints import checkpoints
 from tessera.base.errors import TesseraError, expect
-from tessera.evaluation.report import training_curves
+from tessera.evaluation.display import training_curves
 from tessera.models.saving.loading import load_config
 from tessera.models.sizes import count_parameters
 from tessera.tools.sweep import run_names

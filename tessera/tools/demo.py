@@ -9,8 +9,8 @@ import torch
 from tessera.base.errors import expect
 from tessera.base.files import write_text_atomically, writing
 from tessera.base.locks import held
+from tessera.evaluation.display import training_curves
 from tessera.evaluation.provenance import provenance
-from tessera.evaluation.report import training_curves
 from tessera.generation.sampling import Sampling, continuation
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.transformer import context_limit

@@ -12,7 +12,7 @@ import yaml
 
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import write_text_atomically, writing
-from tessera.evaluation.report import short_names
+from tessera.evaluation.display import short_names
 from tessera.recipes.recipe import read_recipe
 from tessera.recipes.sections import Recipe
 from tessera.training.folder import RECIPE, RESULT, equals_saved, is_run

@@ -105,7 +105,6 @@ def _new_tokenizer(recipe: Recipe, text: TextSource, cache: Path) -> "PreTrained
 
 def load_saved_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     """What `save_pretrained` wrote into `folder`. Raises `TesseraError` when it cannot be read."""
-
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise anything for damaged files

@@ -166,7 +166,6 @@ class StagedQuestions(StagedData):
 
     def checksums(self) -> dict[str, dict[str, Any]]:
         """Of a few samples of each split, as the first stage has them."""
-
         stage = self.recipe.training.curriculum[0]
 
         def entry(split: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tessera.generation.prompts import markdown_table, read_prompts
+from tessera.generation.sampling import markdown_table, read_prompts
 from tessera.models.drafted_generation import PromptLookup
 from tessera.models.saving.loading import load_model, load_tokenizer
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tessera.evaluation.report import (
+from tessera.evaluation.display import (
     _looks,
     _validation,
     binned,

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 import tessera
 from tessera.base.errors import TesseraError
-from tessera.inspection import Removal, find_sites, loss_of, reading, recall_weights, trace
+from tessera.inspection import Removal, find_sites, loss_of, recall_weights, trace, watched_text
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
 
 IDS = (torch.arange(1, 21)[None] ** 2) % 30
@@ -50,7 +50,7 @@ def model(request):
 def test_blocks(model, monkeypatch):
     options = {"removals": "heads", "removed_pairs": [4]}
     at_once = trace(model, IDS[:, :13], **options)
-    monkeypatch.setattr(reading, "BLOCK", 5)
+    monkeypatch.setattr(watched_text, "BLOCK", 5)
     in_blocks = trace(model, IDS[:, :13], **options)
     torch.testing.assert_close(in_blocks.losses, at_once.losses, equal_nan=True, rtol=1e-5, atol=1e-5)
     for one, other in zip(in_blocks.memories, at_once.memories, strict=True):

@@ -5,8 +5,7 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.kernels import Triweight
-from tessera.layers.complex_linear import ComplexLinear
-from tessera.memories.linear_contextual import LinearContextualMemory
+from tessera.memories.linear_contextual import ComplexLinear, LinearContextualMemory
 from tests.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64
 
 

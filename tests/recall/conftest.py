@@ -2,7 +2,7 @@
 
 import pytest
 
-from tessera.recall import index, index_file, leaves, reading, search
+from tessera.recall import index, index_file, leaves, long_memories, search
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def small_blocks(monkeypatch):
         (search, "TELLING_LEAVES", 8),
         (index, "BLOCK", 512),
         (index, "SMALLEST_BLOCK", 32),
-        (reading, "SMALLEST_BLOCK", 32),
-        (reading, "PATIENCE", 0),
+        (long_memories, "SMALLEST_BLOCK", 32),
+        (long_memories, "PATIENCE", 0),
     ):
         monkeypatch.setattr(module, name, value)

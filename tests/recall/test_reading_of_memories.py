@@ -8,7 +8,7 @@ from tessera.memories.pair_memory import PairMemory
 from tessera.memories.short_and_long_term import LongTermMemory
 from tessera.ops.kernel_regression.interception import intercepted
 from tessera.recall import index as index_module
-from tessera.recall import reading
+from tessera.recall import long_memories
 from tests.covering import some
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
@@ -58,9 +58,9 @@ def test_reading_through_the_index_is_the_scan(kind, kernel, monkeypatch):
     documents[0, 250:], documents[1, :30] = 1, -1
     delays = {"delay": torch.tensor([3, 9])} if kind is LongTermMemory else {}
     cases = [{}, {"documents": documents}, delays]
-    monkeypatch.setattr(reading, "SHORTEST", 1 << 60)
+    monkeypatch.setattr(long_memories, "SHORTEST", 1 << 60)
     scanned = [read(memory, x, CUTS, **case) for case in cases]
-    monkeypatch.setattr(reading, "SHORTEST", 64)
+    monkeypatch.setattr(long_memories, "SHORTEST", 64)
     calls = count_calls(monkeypatch)
     for case, expected in zip(cases, scanned):
         torch.testing.assert_close(read(memory, x, CUTS, **case), expected, rtol=0, atol=1e-10)
@@ -86,7 +86,7 @@ def test_forks_of_a_state_file_their_own_pairs(monkeypatch):
     tails = torch.randn(2, 1, 200, 16, generator=generator, dtype=torch.double)
     outputs = {}
     for shortest in (1 << 60, 64):
-        monkeypatch.setattr(reading, "SHORTEST", shortest)
+        monkeypatch.setattr(long_memories, "SHORTEST", shortest)
         with torch.inference_mode():
             _, state = memory(x[:, :100], keep_state=True)
             _, state = memory(x[:, 100:], state, keep_state=True)  # in buffers with room to spare
@@ -104,7 +104,7 @@ def test_what_was_filed_of_pairs_that_are_taken_back_is_gone(monkeypatch):
     x, wrong, right = torch.randn(3, 1, 150, 16, generator=generator, dtype=torch.double)
     outputs = []
     for shortest in (1 << 60, 64):
-        monkeypatch.setattr(reading, "SHORTEST", shortest)
+        monkeypatch.setattr(long_memories, "SHORTEST", shortest)
         with torch.inference_mode():
             _, state = memory(x[:, :100], keep_state=True)
             _, state = memory(x[:, 100:101], state, keep_state=True)  # in buffers with room to spare
@@ -116,7 +116,7 @@ def test_what_was_filed_of_pairs_that_are_taken_back_is_gone(monkeypatch):
 
 def test_what_the_index_cannot_do_is_scanned(monkeypatch):
     """Gradients, Gaussian memories, heads with kernels of their own, and weights that somebody looks at."""
-    monkeypatch.setattr(reading, "SHORTEST", 16)
+    monkeypatch.setattr(long_memories, "SHORTEST", 16)
     calls = count_calls(monkeypatch)
     x = torch.randn(1, 64, 16, dtype=torch.double)
     memory = memory_of(ContextualMemory, "biweight")
@@ -133,8 +133,8 @@ def test_what_the_index_cannot_do_is_scanned(monkeypatch):
 
 def test_where_most_pairs_are_read_the_next_queries_are_scanned(monkeypatch):
     """Keys in no order and a wide kernel: the index gives up for as many queries as it is told."""
-    monkeypatch.setattr(reading, "SHORTEST", 16)
-    monkeypatch.setattr(reading, "PATIENCE", 50)
+    monkeypatch.setattr(long_memories, "SHORTEST", 16)
+    monkeypatch.setattr(long_memories, "PATIENCE", 50)
     calls = count_calls(monkeypatch)
     memory = ContextualMemory(16, 2, "triweight").double().eval()
     x = torch.randn(1, 400, 16, generator=torch.Generator().manual_seed(3), dtype=torch.double)

@@ -5,7 +5,7 @@ from dataclasses import fields
 from tessera.base.dataclass_io import MEANING
 from tessera.data.tokenizers import TokenizerSpec
 from tessera.models.registry import strict_configs
-from tessera.recipes.help import recipe_help
+from tessera.recipes.recipe import recipe_help
 from tessera.recipes.sections import DataSection, Recipe, TrainingSection
 
 

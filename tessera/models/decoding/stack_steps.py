@@ -16,8 +16,8 @@ from tessera.models.decoding.weights import StoredWeights, Watch, flat, unsized
 from tessera.models.forward_arguments import embedded
 from tessera.models.stack import StackForCausalLM
 from tessera.models.stack_state import StackState
+from tessera.recall.long_memories import SHORTEST
 from tessera.recall.pair_store import PairStore
-from tessera.recall.reading import SHORTEST
 
 KNOWN = {"input_ids", "attention_mask", "past_key_values", "use_cache", "logits_to_keep", "return_dict"}
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tessera.base.errors import expect
+from tessera.models.adapters import adapter_names
 from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint, difference
 from tessera.models.forward_arguments import (
@@ -23,9 +24,8 @@ from tessera.models.forward_arguments import (
 )
 from tessera.models.lazy_logits import LazyLogits, LooksUpLogits
 from tessera.models.learned_positions import first_position
-from tessera.models.recurrence.adapters import adapter_names
-from tessera.models.recurrence.backbone import SegmentedBackbone
 from tessera.models.recurrence.base_model import (
+    SegmentedBackbone,
     expect_base,
     expect_positions,
     feed_forward,

@@ -39,7 +39,6 @@ def model_folder(path: str | Path) -> Path:
 
 def load_config(path: str | Path) -> "PreTrainedConfig":
     """The configuration of the model in `path`."""
-
     folder = Path(path)
     if not (folder / "config.json").is_file():
         folder = model_folder(path)
@@ -60,7 +59,6 @@ def load_model(
     files are truncated or belong to something else, the weights do not fit the model exactly or are not finite, the
     folder brings code of its own, or there are no long-term memories that could be switched off.
     """
-
     folder = model_folder(path)
     require_no_code(folder, "model")
     try:
@@ -94,7 +92,6 @@ def load_model(
 
 def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerFast":
     """The tokenizer saved with the model in `path`."""
-
     folder = model_folder(path)
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
         raise TesseraError(f"model {path}: must come with its tokenizer (tokenizer.json); got none.")
@@ -118,7 +115,6 @@ def _require_fit(path: str | Path, report: dict) -> None:
 
 def _require_finite(path: str | Path, model: "PreTrainedModel") -> None:
     """One pass over the weights: everything that a diverged model says is NaN."""
-
     names = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.data.sources import text_source
+from tessera.evaluation.display import moving_average
 from tessera.evaluation.loss import EvaluationText, evaluate_text
-from tessera.evaluation.report import moving_average
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.papers.curves import panels
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tessera.base.errors import TesseraError
-from tessera.evaluation.task import make_task, score_task, task_report
+from tessera.evaluation.task_scores import make_task, score_task, task_report
 from tessera.tasks.task import TASKS, TokenExamples
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 from tests.tasks.cases import VARIANTS, case_of
@@ -96,7 +96,7 @@ def test_what_cannot_be_scored_is_said():
 def test_a_report_has_a_row_per_length(monkeypatch):
     task = make_task("associative_retrieval", [])
     monkeypatch.setattr(
-        "tessera.evaluation.task._logits", lambda model, batch, precision: case_of(task).guess(batch, 0)
+        "tessera.evaluation.task_scores._logits", lambda model, batch, precision: case_of(task).guess(batch, 0)
     )
     options = {"examples": 2, "batch_size": 2, "seed": 0, "precision": "fp32"}
     report = task_report(Oracle(task), "associative_retrieval", task, [3, 5], **options)
