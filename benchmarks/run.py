@@ -1,6 +1,6 @@
 """`make bench`: speeds beside other code as one table of ratios, in under half an hour, on one thread.
 
-    python -m benchmarks.run [--only training decoding ...] [--reference-mosaics PATH] [--model FOLDER] [--store]
+    python -m benchmarks.run [--only training ...] [--reference-mosaics PATH] [--llama-cpp] [--model FOLDER] [--store]
 
 Ours and its peer take turns in one process, and processor time is what counts: other load on the machine disturbs it
 least. A ratio is the peer's time over ours, above 1 where ours is faster: the median over rounds, and their spread.
@@ -15,6 +15,7 @@ import json
 import re
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -174,6 +175,25 @@ def published(path: Path) -> Iterator[Case]:
     yield "training: v1, T 512 / published code", ours, theirs
 
 
+def llama_cpp() -> Iterator[Case]:
+    """Greedy tokens of v1 in 8 bits beside an equally large GPT-2 in llama.cpp's Q8_0."""
+    from benchmarks import llama_cpp as peer
+
+    for context in language_models.CONTEXTS:
+        longest = context + language_models.NEW_TOKENS
+        gpt2 = language_models.build("transformer", longest).eval()
+        with tempfile.TemporaryDirectory() as folder:
+            peer.write(gpt2, path := Path(folder) / "gpt2.gguf")
+            theirs, last_logits = peer.decoding(path, gpt2.config.vocab_size, context)
+        ids = torch.randint(0, gpt2.config.vocab_size, (1, 24))
+        with torch.no_grad():
+            expected = gpt2(ids).logits[0, -1]
+        off = (torch.from_numpy(last_logits(ids[0].tolist())) - expected).abs().max() / expected.abs().max()
+        assert off < 0.05, f"llama.cpp must say what the model says, up to 8 bits; it is {off:.2f} off"
+        ours = language_models.decoding(compile_decoding(language_models.build("mosaic", longest), "int8"), context)
+        yield f"decoding: v1 compiled, int8, behind {context:,} / GPT-2 by llama.cpp in Q8_0", ours, theirs
+
+
 SUITES: dict[str, Callable[[], Iterator[Case]]] = {
     "training": training,
     "decoding": decoding,
@@ -229,6 +249,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=SUITES, default=list(SUITES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--reference-mosaics", type=Path, help="a checkout of facebookresearch/MemoryMosaics")
+    parser.add_argument("--llama-cpp", action="store_true", help="beside llama.cpp too (pip install llama-cpp-python)")
     parser.add_argument("--model", help="a trained model, for the change of its loss with rounded weights")
     parser.add_argument("--store", action="store_true", help="keep this run as what later ones are compared with")
     arguments = parser.parse_args()
@@ -237,6 +258,8 @@ def main() -> int:
     suites = {name: SUITES[name] for name in arguments.only}
     if arguments.reference_mosaics:
         suites["published"] = partial(published, arguments.reference_mosaics)
+    if arguments.llama_cpp:
+        suites["llama.cpp"] = llama_cpp
     machine = hardware()
     features = ", ".join(machine["instructions"]) or "no vector instructions known"
     print(
