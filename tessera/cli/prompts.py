@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--files", nargs="+", type=Path, help="files of the data set; Banking77 comes with the library")
     add("--seed", type=seed, default=0, help="another seed draws other examples and questions (default: 0)")
     shots = parser.add_argument_group("many-shot classification")
-    shots.add_argument("--many-shot", metavar="DATA", help="the data set: banking77, goemotions or tacred")
+    shots.add_argument("--many-shot", metavar="DATA", help="the data set: banking77 or goemotions")
     meaning = "show so many examples of each class (default: 1 2 4)"
     shots.add_argument("--shots", nargs="+", type=positive_int, help=meaning)
     meaning = 'call the classes "class 1", "class 2", ... so that their names tell nothing'

@@ -1,6 +1,5 @@
 """Many-shot classification: prompts, files, episodes (the contract of tasks is tested elsewhere)."""
 
-import json
 from collections import Counter
 from random import Random
 
@@ -35,10 +34,6 @@ def test_prompts_are_those_of_appendix_g():
         "intent category: city_linking\n"
         "service query: Can I get a card even if I live outside the UK?\nintent category:"
     )
-    relation = Example("ITW, the Glenview firm.", "x", (("subject", "ITW"), ("object", "Glenview")))
-    assert TEMPLATES["tacred"].question(relation, "newline") == (
-        "sentence:\nITW, the Glenview firm.\nthe relation between ITW and Glenview is:"
-    )
     assert TEMPLATES["goemotions"].question(Example("Oh.", "joy"), "space") == "comment: Oh.\nemotion category:"
     with pytest.raises(TesseraError, match="delimiter must be newline or space; got 'tab'"):
         TEMPLATES["banking77"].prompt(SHOWN, QUERY, "tab")
@@ -66,18 +61,6 @@ def test_goemotions_takes_the_rows_with_one_label(tmp_path):
         read_examples("goemotions", path)
     with pytest.raises(TesseraError, match="cannot be read"):
         read_examples("goemotions", tmp_path / "none.tsv")
-
-
-def test_tacred_names_the_two_entities(tmp_path):
-    row = {"token": ["The", "Army", "of", "ITW"], "relation": "org:x"}
-    places = {"subj_start": 1, "subj_end": 2, "obj_start": 3, "obj_end": 3}
-    path = tmp_path / "test.json"
-    path.write_text(json.dumps([row | places]))
-    details = (("subject", "Army of"), ("object", "ITW"))
-    assert read_examples("tacred", path) == [Example("The Army of ITW", "org:x", details)]
-    path.write_text(json.dumps([row]))
-    with pytest.raises(TesseraError, match="list of TACRED's relations"):
-        read_examples("tacred", path)
 
 
 def test_a_row_ends_at_a_line_feed_alone(tmp_path):
@@ -155,9 +138,6 @@ def test_the_likeliest_label_is_chosen_among_the_labels_of_the_context():
         ("banking77", b"text,category\n", "must hold labelled texts; got none"),
         ("goemotions", b"\xff\t0\ta\n", "text must be UTF-8"),
         ("goemotions", b"", "must hold labelled texts; got none"),
-        ("tacred", b"[]", "must hold labelled texts; got none"),
-        ("tacred", b"[" * 100_000, "must be a JSON list of TACRED's relations; got RecursionError"),
-        ("tacred", b'["\xff"]', "text must be UTF-8"),
     ],
 )
 def test_files_without_labelled_texts(kind, content, message, tmp_path):

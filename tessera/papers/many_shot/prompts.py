@@ -1,11 +1,10 @@
 """What many-shot prompts are made of: labelled texts of public files, templates, and contexts drawn from them.
 
-Memory Mosaics v2 prints the templates in its appendix G; the files are those of Banking77, GoEmotions and TACRED.
+Memory Mosaics v2 prints the templates in its appendix G; the files are those of Banking77 and GoEmotions.
 """
 
 import csv
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +23,10 @@ STRATEGIES = tuple(f"{delimiter}, {order}" for delimiter in DELIMITERS for order
 
 
 class Example(NamedTuple):
-    """A text and its label; `details`: (name, text) pairs that a template may write (TACRED's two entities)."""
+    """A text and its label."""
 
     text: str
     label: str
-    details: tuple[tuple[str, str], ...] = ()
 
 
 def read_examples(kind: str, path: Path) -> list[Example]:
@@ -75,21 +73,8 @@ def _goemotions(path: Path, text: str) -> list[Example]:
     return examples
 
 
-def _tacred(path: Path, text: str) -> list[Example]:
-    """JSON with the tokens, the relation, and the inclusive bounds of subject and object."""
-    examples = []
-    try:
-        for row in json.loads(text):
-            spans = (("subject", row["subj_start"], row["subj_end"]), ("object", row["obj_start"], row["obj_end"]))
-            details = tuple((name, " ".join(row["token"][start : end + 1])) for name, start, end in spans)
-            examples.append(Example(" ".join(row["token"]), row["relation"], details))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise TesseraError(f"{path}: must be a JSON list of TACRED's relations; got {error!r}.") from None
-    return examples
-
-
 Reader = Callable[[Path, str], list[Example]]
-READERS: dict[str, Reader] = {"banking77": _banking77, "goemotions": _goemotions, "tacred": _tacred}
+READERS: dict[str, Reader] = {"banking77": _banking77, "goemotions": _goemotions}
 
 
 def by_label(examples: list[Example]) -> dict[str, list[Example]]:
@@ -102,7 +87,7 @@ def by_label(examples: list[Example]) -> dict[str, list[Example]]:
 
 @dataclass(frozen=True)
 class Template:
-    """How examples of one data set are written; `label_name` may name the fields of an example's `details`."""
+    """How examples of one data set are written."""
 
     instruction: str
     text_name: str
@@ -122,8 +107,7 @@ class Template:
 
     def question(self, example: Example, delimiter: str) -> str:
         """One text with the names before it and behind it, without its label."""
-        between, label_name = DELIMITERS[delimiter], self.label_name.format(**dict(example.details))
-        return f"{self.text_name}:{between}{example.text}\n{label_name}:"
+        return f"{self.text_name}:{DELIMITERS[delimiter]}{example.text}\n{self.label_name}:"
 
 
 _FORMAT = (
@@ -137,11 +121,6 @@ TEMPLATES = {
     "goemotions": Template(
         f"Given a comment, please predict the emotion category of this comment. {_FORMAT}",
         "comment", "emotion category",
-    ),
-    "tacred": Template(
-        "Given a sentence and a pair of subject and object entities within the sentence, please predict the relation"
-        " between the given entities. The examples are as follows:",
-        "sentence", "the relation between {subject} and {object} is",
     ),
 }  # fmt: skip
 
