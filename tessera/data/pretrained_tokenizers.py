@@ -20,12 +20,12 @@ def pretrained_tokenizer(path: str) -> "PreTrainedTokenizerFast":
 
     Raises `TesseraError`: nothing of that name, no network, or files that are damaged or hold a slow tokenizer.
     """
-    place = Path(path).expanduser()
-    if place.is_file():
-        return _from_file(place)
-    if place.is_dir():
-        return _load(path, str(place), local_files_only=True)
-    if place.is_absolute() or path.startswith((".", "~")) or place.suffix == ".json" or path.count("/") > 1:
+    location = Path(path).expanduser()
+    if location.is_file():
+        return _from_file(location)
+    if location.is_dir():
+        return _load(path, str(location), local_files_only=True)
+    if location.is_absolute() or path.startswith((".", "~")) or location.suffix == ".json" or path.count("/") > 1:
         raise TesseraError(f"tokenizer: path must name {NAMES}; got {path!r}, which does not exist.")
     return _from_hub(path)
 

@@ -61,7 +61,7 @@ def prefix_tree(sequences: Sequence[Sequence[int]], worth: int) -> SharedPrefix:
             branch = SharedPrefix(order[first], shared)
             node.branches.append(branch)
             node = branch
-        cuts = [place + 1 for place in range(first, last - 1) if common[place] == shared]
+        cuts = [index + 1 for index in range(first, last - 1) if common[index] == shared]
         pending += [(node, begin, end) for begin, end in zip([first, *cuts], [*cuts, last])]
     if not root.rows and len(root.branches) == 1:
         return root.branches[0]
@@ -135,8 +135,8 @@ def continuation_likelihoods(
     bar = tqdm(total=len(requests), disable=not progress, unit=" requests")
     with evaluating(model), torch.no_grad(), bar:
         for batch, state, start in _batches(reader, tree, rows, batch_size):
-            for row, place, logits in reader.logits([row.tokens[start:] for row in batch], state):
-                first = start + place  # position of the first of these logits
+            for row, index, logits in reader.logits([row.tokens[start:] for row in batch], state):
+                first = start + index  # position of the first of these logits
                 for number in batch[row].requests:
                     predicted = _targets(requests[number], first, logits.shape[0])
                     if predicted is not None:

@@ -178,7 +178,7 @@ def loss_by_position(
     with evaluating(model):
         for turn in range(rounds):
             first = turn * batch_size
-            numbers = [rank + world_size * place for place in range(first, first + batch_size)]
+            numbers = [rank + world_size * index for index in range(first, first + batch_size)]
             items = [windows[number] for number in numbers if number < count] or [windows[0]]
             inputs = {name: torch.stack([item[name] for item in items]).to(device) for name in items[0]}
             labels = inputs.pop("labels")

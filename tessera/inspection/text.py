@@ -34,8 +34,8 @@ class TokenTexts:
             return tuple(self._alone(token) for token in tokens)
         decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         texts = []
-        for place, token in enumerate(tokens):
-            text = _shown(decoder.decode(self._of(token), place + 1 == len(tokens)))
+        for index, token in enumerate(tokens):
+            text = _shown(decoder.decode(self._of(token), index + 1 == len(tokens)))
             texts.append(text + unfinished * bool(decoder.getstate()[0]))
         return tuple(texts)
 

@@ -92,15 +92,15 @@ def raise_to(responses: Rows, exponent: int | float | Float[Tensor, "*#rows 1"],
 
     The result lies in `out`; in a compiled or exported program, whose operations make new tensors, somewhere.
     """
-    place = None if torch.compiler.is_compiling() else out
+    target = None if torch.compiler.is_compiling() else out
     if isinstance(exponent, Tensor):
-        return torch.pow(responses, exponent, out=place).mul_(torch.sign(responses))
+        return torch.pow(responses, exponent, out=target).mul_(torch.sign(responses))
     if exponent == 0:
-        return torch.sign(responses, out=place)
+        return torch.sign(responses, out=target)
     if exponent == 1:
-        return responses.clone() if place is None else place.copy_(responses)
+        return responses.clone() if target is None else target.copy_(responses)
     if exponent == 2:
-        return torch.mul(responses, responses, out=place)
+        return torch.mul(responses, responses, out=target)
     if exponent == 3:
-        return torch.mul(responses, responses, out=place).mul_(responses)
-    return torch.pow(responses, exponent, out=place)
+        return torch.mul(responses, responses, out=target).mul_(responses)
+    return torch.pow(responses, exponent, out=target)

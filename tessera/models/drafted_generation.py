@@ -44,9 +44,9 @@ class PromptLookup:
                     self.places[tuple(tokens[end - size : end])] = end
         self.seen = len(tokens)
         for size in self.sizes[:1] if careful else self.sizes:
-            place = self.places.get(tuple(tokens[-size:])) if len(tokens) > size else None
-            if place is not None:
-                return tokens[place : place + most]
+            follower = self.places.get(tuple(tokens[-size:])) if len(tokens) > size else None
+            if follower is not None:
+                return tokens[follower : follower + most]
         return []
 
 

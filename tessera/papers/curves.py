@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKERS = "osD^v<>pPX*hdH8"
-COLORS = [*(f"C{place}" for place in range(10)), "black", "gold", "navy", "lime", "magenta"]
+COLORS = [*(f"C{index}" for index in range(10)), "black", "gold", "navy", "lime", "magenta"]
 
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:

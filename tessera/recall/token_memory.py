@@ -182,6 +182,6 @@ class TokenMemory:
         if self.eviction == "oldest":
             return torch.arange(self.num_read, self.num_read + count, dtype=torch.float64)
         if self.eviction == "random":  # the same pairs in however many parts they come
-            draws = [torch.Generator().manual_seed(place) for place in range(self.num_read, self.num_read + count)]
+            draws = [torch.Generator().manual_seed(seed) for seed in range(self.num_read, self.num_read + count)]
             return torch.cat([torch.rand(1, generator=draw, dtype=torch.float64) for draw in draws])
         return torch.ones(count, dtype=torch.float64)

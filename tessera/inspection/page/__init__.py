@@ -94,9 +94,9 @@ class _Arrays:
         self.bytes = bytearray()
 
     def _add(self, kind: str, array: np.ndarray) -> list[object]:
-        place: list[object] = [kind, len(self.bytes), array.size]
+        entry: list[object] = [kind, len(self.bytes), array.size]
         self.bytes += array.reshape(-1, 1).view(np.uint8).T.tobytes()
-        return place
+        return entry
 
     def floats(self, tensor: Tensor | None) -> list[object] | None:
         """As they are."""

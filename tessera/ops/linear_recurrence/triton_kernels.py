@@ -40,9 +40,9 @@ def load_block(start, stride, position, end, steps, channels, width, REVERSE: tl
     """STEPS rows of channels in the order of the scan, as a tuple; 0 from `end` on."""
     rows = ()
     for i in tl.static_range(STEPS):
-        place = position + i + tl.zeros_like(channels)
-        address = start + row_at(place, steps, REVERSE) * stride + channels
-        row = tl.load(address, mask=(place < end) & (channels < width), other=0.0).to(tl.float32)
+        step = position + i + tl.zeros_like(channels)
+        address = start + row_at(step, steps, REVERSE) * stride + channels
+        row = tl.load(address, mask=(step < end) & (channels < width), other=0.0).to(tl.float32)
         rows = rows + (row,)  # type: ignore[assignment]  # Triton has no annotations of variables
     return rows
 
@@ -52,9 +52,9 @@ def load_factors(start, stride, position, end, steps, REVERSE: tl.constexpr, SHI
     """STEPS factors, one per time step, as a tuple; 1 from `end` on. SHIFT 1: the factors one step later."""
     factors = ()
     for i in tl.static_range(STEPS):
-        place = position + i + tl.zeros((1,), tl.int32)
-        row = row_at(place, steps, REVERSE) + SHIFT
-        inside = (place < end) & (row < steps)
+        step = position + i + tl.zeros((1,), tl.int32)
+        row = row_at(step, steps, REVERSE) + SHIFT
+        inside = (step < end) & (row < steps)
         factor = tl.load(start + row * stride, mask=inside, other=1.0).to(tl.float32)
         factors = factors + (factor,)  # type: ignore[assignment]  # see above
     return factors
@@ -119,9 +119,9 @@ def scan(
             shares = load_factors(new_start, new.step, position, end, steps, False, 0, STEPS)
         for i in tl.static_range(STEPS):
             state = state * factors[i] + (rows[i] * shares[i] if GATED else rows[i])
-            place = position + i + tl.zeros_like(channels)
-            inside = (place < end) & (channels < width)
-            tl.store(y_start + place.to(tl.int64) * y.step + channels, state.to(y.base.dtype.element_ty), mask=inside)
+            step = position + i + tl.zeros_like(channels)
+            inside = (step < end) & (channels < width)
+            tl.store(y_start + step.to(tl.int64) * y.step + channels, state.to(y.base.dtype.element_ty), mask=inside)
     if end == steps:
         tl.store(last + index * width + channels, state, mask=channels < width)
 
@@ -158,10 +158,10 @@ def scan_backward(
             shares = load_factors(new_start, new.step, position, end, steps, True, 0, STEPS)
         for i in tl.static_range(STEPS):
             total = total * factors[i] + grads[i]
-            place = position + i + tl.zeros_like(channels)
-            inside = (place < end) & (channels < width)
-            row = row_at(place, steps, True)
-            previous = tl.where(place == steps - 1, before, earlier[i])
+            step = position + i + tl.zeros_like(channels)
+            inside = (step < end) & (channels < width)
+            row = row_at(step, steps, True)
+            previous = tl.where(step == steps - 1, before, earlier[i])
             pull = tl.sum(total * (rows[i] - previous if GATED else previous), 0)
             column = tl.zeros((1,), tl.int64) + steps - 1 - (position + i)
             tl.store(pulls + index * steps + column, pull, mask=column >= steps - end)

@@ -42,8 +42,8 @@ class Bigrams:
 def _drawn(counts: Tensor, uniform: Tensor) -> Tensor:
     """The least index whose cumulative count exceeds `uniform` times the total: exact, in integers."""
     cumulative = counts.cumsum(-1)
-    place = (uniform * cumulative[..., -1]).floor().long()
-    return torch.searchsorted(cumulative, place[:, None], right=True)[:, 0]
+    rank = (uniform * cumulative[..., -1]).floor().long()
+    return torch.searchsorted(cumulative, rank[:, None], right=True)[:, 0]
 
 
 @cache

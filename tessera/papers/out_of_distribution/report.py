@@ -125,7 +125,7 @@ def _columns(rows: Rows) -> dict[str, Callable[[Record], float]]:
     def in_bin(index: int) -> Callable[[Record], float]:
         return lambda record: binned(record.outcome["loss_by_position"])[index]
 
-    return {"all": lambda record: record.outcome["loss"], **{name: in_bin(place) for place, name in enumerate(bins)}}
+    return {"all": lambda record: record.outcome["loss"], **{name: in_bin(index) for index, name in enumerate(bins)}}
 
 
 def _losses(rows: Rows) -> str:
@@ -176,9 +176,9 @@ def _draw(axis: "Axes", rows: Rows) -> None:
         axis.set_ylim(low - 0.05 * (high - low) - 1e-3, high + 0.05 * (high - low) + 1e-3)
 
 
-def _color(name: str, depth: int, depths: list[int], place: int) -> Any:
+def _color(name: str, depth: int, depths: list[int], index: int) -> Any:
     if len(depths) < 2:
-        return f"C{place}"
+        return f"C{index}"
     from matplotlib import colormaps
 
     return colormaps[MAPS[name]](0.4 + 0.5 * depths.index(depth) / (len(depths) - 1))
