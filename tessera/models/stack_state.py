@@ -80,18 +80,20 @@ def read_documents(
         is_same = cache_position.shape == expected.shape and (cache_position == expected).all()
         is_same = torch.as_tensor(is_same, device=cache_position.device)
         demand(is_same, where, "cache_position", f"count on from {before}", cache_position.tolist)
-    documents = None if last is None else last.expand(-1, steps)
+    documents, real = None if last is None else last.expand(-1, steps), None
+    if attention_mask is not None:
+        got, needed = tuple(attention_mask.shape), (batch, before + steps)
+        requirement = f"be {needed} of zeros and ones, one per step since the start"
+        expect(got == needed, where, "attention_mask", requirement, got)
+        real = attention_mask[:, before:].bool()
     if document_ids is not None:
         got = tuple(document_ids.shape)
         expect(got == (batch, steps), where, "document_ids", f"be {(batch, steps)}, one per step read now", got)
         documents = document_ids
     elif position_ids is not None:
-        documents = _documents_by_position(where, (batch, steps), position_ids, last)
-    if attention_mask is None:
+        documents = _documents_by_position(where, (batch, steps), position_ids, last, real)
+    if real is None:
         return documents
-    got, needed = tuple(attention_mask.shape), (batch, before + steps)
-    expect(got == needed, where, "attention_mask", f"be {needed} of zeros and ones, one per step since the start", got)
-    real = attention_mask[:, before:].bool()
     if documents is None and not torch.compiler.is_compiling():
         if past is not None and real.is_cuda:
             # Looking would cost every decoded token a wait.
@@ -102,12 +104,24 @@ def read_documents(
     return torch.where(real, 0 if documents is None else documents, -1)
 
 
-def _documents_by_position(where: str, shape: tuple[int, int], position_ids: Tensor, last: Tensor | None):
-    """A document begins where positions do not count on; the first step goes on with the `last` document."""
+def _documents_by_position(
+    where: str, shape: tuple[int, int], position_ids: Tensor, last: Tensor | None, real: Tensor | None
+) -> Tensor | None:
+    """A document begins where positions do not count on; the first step goes on with the `last` document.
+
+    Padding has no position: `real` (B, T) says which steps are none.
+    """
     got = tuple(position_ids.shape)
     expect(got in (shape, (1, shape[1])), where, "position_ids", f"be {shape} or {(1, shape[1])}", got)
-    begins = torch.zeros_like(position_ids)
-    begins[:, 1:] = position_ids[:, 1:] != position_ids[:, :-1] + 1
+    if real is None:
+        begins = torch.zeros_like(position_ids)
+        begins[:, 1:] = position_ids[:, 1:] != position_ids[:, :-1] + 1
+    else:
+        latest = torch.where(real, torch.arange(shape[1], device=real.device), -1).cummax(1).values
+        before = torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], 1)
+        positions = position_ids.expand(shape)
+        counts_on = positions == positions.gather(1, before.clamp(min=0)) + 1
+        begins = (real & (before >= 0) & ~counts_on).long()
     if last is None and begins.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(begins.any()):
         return None
     return begins.cumsum(1).expand(shape) + (0 if last is None else last)

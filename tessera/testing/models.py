@@ -192,13 +192,17 @@ def padding_between_tokens_has_no_influence(case: ModelCase) -> None:
     expected = torch.cat([output.logits[0] for output in alone])
     output = model(ids, attention_mask=mask, labels=labels)
     _close(output.logits[mask.bool()], expected)
+    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)  # as `generate` makes them
+    _close(model(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()], expected)
     counts = mask.sum(1) - 1
     torch.testing.assert_close(output.loss, sum(n * row.loss for n, row in zip(counts, alone)) / counts.sum())
     for sizes in ([11, 4, 1, 5], [1] * STEPS) if case.continues else ():
         past, logits, read = None, [], 0
         for part in ids.split(sizes, 1):
             read += part.shape[1]
-            output = model(part, attention_mask=mask[:, :read], past_key_values=past, use_cache=True)
+            now = positions[:, read - part.shape[1] : read]
+            inputs = {"attention_mask": mask[:, :read], "position_ids": now, "past_key_values": past}
+            output = model(part, use_cache=True, **inputs)
             past = output.past_key_values
             logits.append(output.logits)
         _close(torch.cat(logits, 1)[mask.bool()], expected)

@@ -139,6 +139,18 @@ def _padded_then_on(subject: Subject) -> float:
     return _difference(padded[1:], subject.read(ids[1:, -1:], alone)[0])
 
 
+def _padded_between(subject: Subject) -> float:
+    """A row whose first part was padded on the right, as turns of a conversation are, and then the rest."""
+    if subject.is_segmented:
+        raise LookupError("it reads segments")
+    ids, mask, cut = subject.ids.clone(), torch.ones_like(subject.ids), subject.cut
+    ids[1, cut - 4 : cut], mask[1, cut - 4 : cut] = ids[0, 0], 0
+    _, state = subject.read(ids[:, :cut], attention_mask=mask[:, :cut])
+    rest, _ = subject.read(ids[:, cut:], state, attention_mask=mask)
+    alone, _ = subject.read(ids[1:, mask[1].bool()])
+    return _difference(rest[1:], alone[:, cut - 4 :])
+
+
 def _batch(subject: Subject) -> float:
     alone = torch.cat([subject.read(row[None])[0] for row in subject.ids])
     return _difference(subject.read(subject.ids)[0], alone)
@@ -194,6 +206,7 @@ LAWS: dict[str, Callable[[Subject], float]] = {
     "padding on the left changes nothing": lambda subject: _padded(subject, "left"),
     "padding on the right changes nothing": lambda subject: _padded(subject, "right"),
     "a padded row goes on as alone": _padded_then_on,
+    "padding between two parts changes nothing": _padded_between,
     "a batch is its rows alone": _batch,
     "a copied state goes two ways": _fork,
     "rows of a state can be reordered": _reorder,

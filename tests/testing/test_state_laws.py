@@ -51,7 +51,11 @@ MODELS = {
     "gpt2": lambda: GPT2LMHeadModel(GPT2),
     "llama": lambda: LlamaForCausalLM(LLAMA),
 }
-SEGMENTED = {"several tokens behind a state are one by one", "a padded row goes on as alone"}
+SEGMENTED = {
+    "several tokens behind a state are one by one",
+    "a padded row goes on as alone",
+    "padding between two parts changes nothing",
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -116,6 +120,7 @@ class KeepsANumber(GPT2LMHeadModel):
         (ForgetsWhatItRead, "several tokens behind a state are one by one"),
         (IgnoresPadding, "padding on the left changes nothing"),
         (IgnoresPadding, "a padded row goes on as alone"),
+        (IgnoresPadding, "padding between two parts changes nothing"),
         (SeesTheNextToken, "a later token changes no earlier logit"),
         (MixesItsBatch, "a batch is its rows alone"),
         (MixesItsBatch, "padding on the right changes nothing"),
