@@ -11,7 +11,7 @@ from tessera.base.bar_lines import bar_stream
 from tessera.base.errors import TesseraError
 
 
-def require_harness(where: str) -> None:
+def expect_harness(where: str) -> None:
     """Raise `TesseraError` unless the optional extra is installed."""
     if importlib.util.find_spec("lm_eval") is None:
         raise TesseraError(f"{where}: needs lm-evaluation-harness. Run: pip install 'tessera[eval]'.")
@@ -29,7 +29,7 @@ def name_columns() -> None:
 def main() -> int:
     """Run the harness. Exit status: as `tessera`."""
     try:
-        require_harness("tessera.lm_eval")
+        expect_harness("tessera.lm_eval")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from lm_eval.__main__ import cli_evaluate
 

@@ -10,7 +10,7 @@ CONFIGURATIONS = ("config.json", "tokenizer_config.json", "generation_config.jso
 KEYS = ("auto_map", "custom_pipelines")
 
 
-def require_no_code(folder: Path, where: str) -> None:
+def expect_no_code(folder: Path, where: str) -> None:
     """Raise `TesseraError` when a configuration in `folder` names code to run (transformers' `auto_map`)."""
     for name in CONFIGURATIONS:
         try:

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.models.saving.loading import load_model, load_tokenizer
     from tessera.papers.babilong.asking import read_planted
 
-    _require_one_way(arguments)
+    _expect_one_way(arguments)
     paths = [path for name in arguments.text for path in document_paths(name, "ask", "--text")]
     typed = standard_texts("ask", by_line=True) if arguments.interactive else iter(())
     memory = Memory(load_model(arguments.model), load_tokenizer(arguments.model))
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     return status
 
 
-def _require_one_way(arguments: argparse.Namespace) -> None:
+def _expect_one_way(arguments: argparse.Namespace) -> None:
     """Raise `TesseraError` for options that exclude each other."""
     from tessera.memory_files.page import is_page
 

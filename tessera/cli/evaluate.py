@@ -31,7 +31,7 @@ from tessera.cli.arguments import (
     whole_number,
     write_json_lines,
 )
-from tessera.lm_eval import require_harness
+from tessera.lm_eval import expect_harness
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +154,7 @@ def _on_task(folder: str, arguments: argparse.Namespace, rows: list[dict]) -> di
 
 
 def _on_harness(folder: str, arguments: argparse.Namespace, rows: list[dict]) -> dict:
-    require_harness("eval --tasks")
+    expect_harness("eval --tasks")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from tessera.base.precision import resolve_precision
     from tessera.evaluation.harness import TesseraLM, harness_report

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Exit status: 0, 2 after a user's mistake (its message on stderr), 130 when interrupted."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        _require_text(arguments)
+        _expect_text(arguments)
         parsed = _parse(arguments)
         _quieten_libraries()
         _share_cores()
@@ -131,7 +131,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parsed
 
 
-def _require_text(arguments: Sequence[str]) -> None:
+def _expect_text(arguments: Sequence[str]) -> None:
     """Arguments that no file system or tokenizer takes are refused before anybody meets them."""
     for argument in arguments:
         if "\0" in argument:

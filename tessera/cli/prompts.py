@@ -97,7 +97,7 @@ class _Measurement(NamedTuple):
 
 
 def _many_shot(arguments: argparse.Namespace) -> _Measurement:
-    from tessera.papers.many_shot.prompting import LabelledTexts, many_shot_scores, require_room
+    from tessera.papers.many_shot.prompting import LabelledTexts, expect_room, many_shot_scores
     from tessera.papers.many_shot.prompts import BANKING77, READERS, TEMPLATES, by_label, read_examples
 
     data, bundled = arguments.many_shot, [BANKING77 / "train.csv", BANKING77 / "test.csv"]
@@ -107,17 +107,17 @@ def _many_shot(arguments: argparse.Namespace) -> _Measurement:
     texts = LabelledTexts(demonstrations, queries, TEMPLATES[data])
     options = {name: getattr(arguments, name) for name in ("anonymous", "contexts", "queries", "batch_size", "seed")}
     settings = {"texts": texts, "shots": arguments.shots}
-    return _Measurement(data, options, partial(many_shot_scores, **settings), partial(require_room, **settings))
+    return _Measurement(data, options, partial(many_shot_scores, **settings), partial(expect_room, **settings))
 
 
 def _documents(arguments: argparse.Namespace) -> _Measurement:
-    from tessera.papers.document_qa.prompting import READERS, document_scores, read_questions, require_room
+    from tessera.papers.document_qa.prompting import READERS, document_scores, expect_room, read_questions
 
     data = arguments.documents
     (path,) = _files(data, READERS, arguments.files, 1, "name one file")
     options = {"questions": arguments.questions, "seed": arguments.seed}
     settings = {"file": read_questions(data, path), "lengths": arguments.lengths}
-    return _Measurement(data, options, partial(document_scores, **settings), partial(require_room, **settings))
+    return _Measurement(data, options, partial(document_scores, **settings), partial(expect_room, **settings))
 
 
 def _files(data: str, known: Iterable[str], files: list[Path] | None, count: int, requirement: str) -> list[Path]:

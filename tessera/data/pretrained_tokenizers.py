@@ -7,7 +7,7 @@ from huggingface_hub.utils import HFValidationError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tessera.base.errors import TesseraError, first_line
-from tessera.base.foreign_code import require_no_code
+from tessera.base.foreign_code import expect_no_code
 
 # What ends a text, where a tokenizer.json file alone does not say; the first one that it knows.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
@@ -72,7 +72,7 @@ def _from_hub(name: str) -> "PreTrainedTokenizerFast":
 
 def _load(path: str, source: str, *, local_files_only: bool) -> "PreTrainedTokenizerFast":
     if Path(source).is_dir():
-        require_no_code(Path(source), "tokenizer")
+        expect_no_code(Path(source), "tokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local_files_only, trust_remote_code=False)
     except Exception as error:  # damaged files raise anything, down to bare Exception

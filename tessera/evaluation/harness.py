@@ -145,7 +145,7 @@ class TesseraLM(HFLM):
     ) -> list[tuple[float, bool]]:
         pairs = [Request(context, continuation) for _, context, continuation in requests]
         for (texts, _, _), pair in zip(requests, pairs):
-            self._require_room(len(pair.context) + len(pair.continuation) - 1, texts)
+            self._expect_room(len(pair.context) + len(pair.continuation) - 1, texts)
         likelihoods = continuation_likelihoods(
             self.model,
             pairs,
@@ -186,10 +186,10 @@ class TesseraLM(HFLM):
             length = len(self.tok_encode(context))
             expect(length > 0, WHERE, "a context", "hold at least one token", repr(context))
             new = normalize_gen_kwargs(settings, self.max_gen_toks)["max_gen_toks"]
-            self._require_room(length + new, (context, f"{new} new tokens"))
+            self._expect_room(length + new, (context, f"{new} new tokens"))
         return super().generate_until(requests, disable_tqdm or not sys.stderr.isatty())
 
-    def _require_room(self, length: int, request: object) -> None:
+    def _expect_room(self, length: int, request: object) -> None:
         if self.longest is not None and length > self.longest:
             text = "" if request is None else f" It begins: {str(request)[:60]!r}."
             advice = "Nothing is cut off: use shorter requests or fewer shots"

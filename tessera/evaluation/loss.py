@@ -80,7 +80,7 @@ def evaluate_text(
     expect(has_room, "eval", "--context", needed, text.context, advice)
     with tempfile.TemporaryDirectory() as cache:
         windows = text.windows(tokenizer, sequences, Path(cache))
-        _require_same_vocabulary(model, windows.split)
+        _expect_same_vocabulary(model, windows.split)
         surroundings = partial(autocast, precision, model.device.type)
         losses = loss_by_position(model, windows, batch_size, context=surroundings)
         ratio = windows.tokens_per_byte(tokenizer)
@@ -106,7 +106,7 @@ def _share(windows: ValidationWindows) -> str:
     return "" if len(windows) == available else f", {len(windows):,} of {available:,} sequences spread over it"
 
 
-def _require_same_vocabulary(model: "PreTrainedModel", split: Split) -> None:
+def _expect_same_vocabulary(model: "PreTrainedModel", split: Split) -> None:
     largest, size = split.store.description.largest_token, model.config.get_text_config().vocab_size
     needed, advice = f"fit the model (vocab_size {size})", "The folder holds another model's tokenizer."
     expect(largest < size, "eval", "the tokenizer", needed, f"token id {largest}", advice)

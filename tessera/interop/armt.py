@@ -22,9 +22,9 @@ from tessera.interop.published import (
     REFERENCES,
     Published,
     check_arguments,
+    expect_shapes,
     refuse,
     renamed,
-    require_shapes,
     shown,
     without_wrappers,
 )
@@ -82,7 +82,7 @@ def _rebuild(source: str, model_class: type, state_dict: dict[str, Tensor], argu
     tensors = convert(source, state_dict, config)
     with torch.random.fork_rng(devices=[]):  # the weights drawn here are all replaced
         model = model_class(config)
-    require_shapes(source, model, tensors)
+    expect_shapes(source, model, tensors)
     kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     loaded = model.load_state_dict(kept, strict=False)
     missing = [name for name in loaded.missing_keys if name != "base.lm_head.weight" or not _tied(config)]

@@ -83,7 +83,7 @@ def _no_weights(tensor: Tensor) -> str | None:
     return None if bool(tensor.isfinite().all()) else "it has NaN or infinity"
 
 
-def require_shapes(source: str, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def expect_shapes(source: str, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Raise `TesseraError` unless these tensors have the shapes of the parameters of `model` of these names."""
     wrong = [
         f"{name} must have shape {tuple(own.shape)}; got {tuple(tensors[name].shape)}"
@@ -98,7 +98,7 @@ def filled(source: str, model_class: type[Model], config: PreTrainedConfig, para
     """A model of `config` with copies of these parameters (our names), in eval mode."""
     with torch.device("meta"):
         model = model_class(config)
-    require_shapes(source, model, parameters)
+    expect_shapes(source, model, parameters)
     # In order: transformers cannot save a tied matrix whose rows do not follow one another.
     copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in parameters.items()}
     model.load_state_dict(copies, strict=False, assign=True)

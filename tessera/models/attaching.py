@@ -36,7 +36,7 @@ class Attached:
         expect_causal(model, "attach")
         self._hook = head.register_forward_hook(self._add)
         try:
-            self._require_last(head)
+            self._expect_last(head)
         except BaseException:
             self.detach()
             raise
@@ -109,7 +109,7 @@ class Attached:
             self._read = None
 
     @torch.no_grad()
-    def _require_last(self, head: nn.Module) -> None:
+    def _expect_last(self, head: nn.Module) -> None:
         """Refuse a model that does not use its output layer as a module, or changes what it gives (soft-capping)."""
         with evaluating(self.model), self._recording() as seen:
             last = self.model.get_input_embeddings().num_embeddings - 1  # token 0 is often padding, and its logits 0

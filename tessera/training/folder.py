@@ -62,7 +62,7 @@ def is_saved_recipe(path: Path) -> bool:
 
 
 def equals_saved(path: Path, recipe: Recipe) -> bool:
-    """Does the saved recipe hold the very settings of `recipe`? Keys count as in `require_same`."""
+    """Does the saved recipe hold the very settings of `recipe`? Keys count as in `expect_same`."""
     return _completed(_read(path)[1]) == recipe_to_dict(recipe)
 
 
@@ -79,7 +79,7 @@ def is_machine_written(path: Path) -> bool:
     return is_saved_recipe(path) and text == yaml.safe_dump(content, sort_keys=False)
 
 
-def require_same(run: Path, recipe: Recipe) -> None:
+def expect_same(run: Path, recipe: Recipe) -> None:
     """Raise `TesseraError` unless the run's recipe says what `recipe` says, naming the first key that differs.
 
     Keys that a later release has added count with their defaults, and those that it has dropped do not. Intervals may
@@ -142,7 +142,7 @@ def write_inputs(run: Path, corpus: "TrainingData") -> None:
     write_text_atomically(run / INPUTS, json.dumps(record, indent=1) + "\n")
 
 
-def require_same_tokenizer(run: Path) -> None:
+def expect_same_tokenizer(run: Path) -> None:
     """Raise `TesseraError` when the tokenizer in `run` is not the one that the run began with."""
     record = _recorded(run)
     reason = differences(run, record["tokenizer"]) if record else None
@@ -153,7 +153,7 @@ def require_same_tokenizer(run: Path) -> None:
         )
 
 
-def require_same_inputs(run: Path, corpus: "TrainingData") -> None:
+def expect_same_inputs(run: Path, corpus: "TrainingData") -> None:
     """Raise `TesseraError` when the run began with other tokens than `corpus` has. Older runs have no record."""
     record = _recorded(run)
     if not record:
@@ -268,7 +268,7 @@ class Claim:
         """
         saved = (self.run / RECIPE).exists()
         if self.resume:
-            require_same_inputs(self.run, corpus)
+            expect_same_inputs(self.run, corpus)
         self.begun = True
         with writing(self.run, OUTPUT, ADVICE):
             if saved and not self.resume:
@@ -291,9 +291,9 @@ def claimed(recipe: Recipe, run: Path, *, resume: bool, overwrite: bool) -> Iter
     claim = Claim(run, recipe, resume)
     with ExitStack() as stack:
         with writing(run, OUTPUT, ADVICE):
-            _require_run_or_nothing(run)
+            _expect_run_or_nothing(run)
             if overwrite:
-                _require_outside(recipe, run)
+                _expect_outside(recipe, run)
             for folder in _make_folders(run):
                 stack.callback(_unless_begun, claim, folder.rmdir)
             is_new = not (run / LOCK).exists()
@@ -302,11 +302,11 @@ def claimed(recipe: Recipe, run: Path, *, resume: bool, overwrite: bool) -> Iter
                 stack.callback(_unless_begun, claim, (run / LOCK).unlink)
             recover(run)
         if (run / RECIPE).exists():
-            _require_mine(recipe, run, resume, overwrite)
+            _expect_mine(recipe, run, resume, overwrite)
         yield claim
 
 
-def _require_run_or_nothing(run: Path) -> None:
+def _expect_run_or_nothing(run: Path) -> None:
     if not run.exists() or is_run(run) or holds_replaced(run):
         return
     strange = {path.name for path in run.iterdir()} - {path.name for path in matching(run, TEMPORARY_FILES)} - {LOCK}
@@ -336,7 +336,7 @@ def delete_run(run: Path) -> None:
             run.rmdir()
 
 
-def _require_mine(recipe: Recipe, run: Path, resume: bool, overwrite: bool) -> None:
+def _expect_mine(recipe: Recipe, run: Path, resume: bool, overwrite: bool) -> None:
     """Raise unless the run in the folder may be continued, or replaced, as was said."""
     kept = f" The run it was to replace is kept in {run / REPLACED}." if holds_replaced(run) else ""
     if overwrite:
@@ -347,15 +347,15 @@ def _require_mine(recipe: Recipe, run: Path, resume: bool, overwrite: bool) -> N
             )
         return
     try:
-        require_same(run, recipe)
+        expect_same(run, recipe)
         if not resume:
             raise TesseraError(f"{run}: holds a run of this recipe already. Use --resume, --overwrite or --output.")
-        require_same_tokenizer(run)
+        expect_same_tokenizer(run)
     except TesseraError as error:
         raise TesseraError(f"{error}{kept}") from None
 
 
-def _require_outside(recipe: Recipe, run: Path) -> None:
+def _expect_outside(recipe: Recipe, run: Path) -> None:
     """What a run is made from must outlast it."""
     sources = {
         "tokenizer.path": recipe.tokenizer.path,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
-def require_start(recipe: Recipe) -> None:
+def expect_start(recipe: Recipe) -> None:
     """Raise `TesseraError` for a missing folder of weights: before anything is tokenised."""
     if recipe.training.initialize_from:
         model_folder(recipe.training.initialize_from)
@@ -35,7 +35,7 @@ def starting_model(
     start, base = recipe.training.initialize_from, base_folder(recipe.model)
     for key, folder in (("training.initialize_from", start), ("model.base", base)):
         if folder:
-            _require_same_tokens(key, folder, tokenizer)
+            _expect_same_tokens(key, folder, tokenizer)
     model = load_model(start, config) if start else build_model(config, recipe.seed, base)
     expect_causal(model, f"model.type {recipe.model['type']}")
     freeze_base(model, recipe)
@@ -55,7 +55,7 @@ def freeze_base(model: "PreTrainedModel", recipe: Recipe) -> None:
         model.base.requires_grad_(False)
 
 
-def require_document_ids(model: "PreTrainedModel", recipe: Recipe) -> None:
+def expect_document_ids(model: "PreTrainedModel", recipe: Recipe) -> None:
     """Raise `TesseraError` where the recipe gives document_ids to a model that takes none."""
     if recipe.data.document_ids and "document_ids" not in inspect.signature(model.forward).parameters:
         raise TesseraError(f"data.document_ids must be false for model type {recipe.model['type']}; got true.")
@@ -72,7 +72,7 @@ def enable_checkpointing(model: "PreTrainedModel", section: TrainingSection) -> 
             layer.gradient_checkpointing = index % section.checkpoint_layers_every == 0
 
 
-def _require_same_tokens(key: str, start: str, tokenizer: "PreTrainedTokenizerFast") -> None:
+def _expect_same_tokens(key: str, start: str, tokenizer: "PreTrainedTokenizerFast") -> None:
     """Weights mean nothing for a tokenizer that gives the same text other ids."""
     if load_tokenizer(start).get_vocab() != tokenizer.get_vocab():
         raise TesseraError(

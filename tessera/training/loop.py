@@ -132,7 +132,7 @@ def _train_stage(
         is_validated = stage.validate is not None and (is_last or _every(options.evaluate_every, step + 1))
         is_saved = is_last or stopped or is_due
         if is_saved or is_validated or step == 0 or _every(options.log_every, step + 1):
-            _require_finite_loss(progress, stage, checkpoints)
+            _expect_finite_loss(progress, stage, checkpoints)
             log.line(progress, optimizer.param_groups[0]["lr"])
             progress.unlogged.clear()
             progress.step_seconds = 0.0
@@ -140,7 +140,7 @@ def _train_stage(
             best = _validate(model, stage, progress, best)
             over = _is_over(progress, stage)
         if is_saved or over:
-            _require_finite_weights(model, stage, checkpoints, processes, step + 1)
+            _expect_finite_weights(model, stage, checkpoints, processes, step + 1)
             checkpoints.save(optimizer, progress, best)
             saved = time.perf_counter()
         if over:
@@ -233,14 +233,14 @@ def _validate(
     return best
 
 
-def _require_finite_loss(progress: TrainingProgress, stage: StagePlan, checkpoints: Checkpoints) -> None:
+def _expect_finite_loss(progress: TrainingProgress, stage: StagePlan, checkpoints: Checkpoints) -> None:
     if progress.recent:
         progress.loss = torch.stack(list(progress.recent)).mean().item()
         if not math.isfinite(progress.loss):
             _stop(stage.name, "loss", "at", checkpoints, progress.steps)
 
 
-def _require_finite_weights(
+def _expect_finite_weights(
     model: nn.Module, stage: StagePlan, checkpoints: Checkpoints, processes: Processes, step: int
 ) -> None:
     """Before weights that an update has made infinite or NaN are stored."""

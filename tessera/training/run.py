@@ -30,11 +30,11 @@ from tessera.training.corpus import open_corpus
 from tessera.training.distributed import Processes, batch_shape, init_processes, shard
 from tessera.training.fit import stage_plans
 from tessera.training.folder import METRICS, RESULT, Claim, claimed, discard_replaced, saved_steps
-from tessera.training.initial_model import enable_checkpointing, require_document_ids, require_start, starting_model
+from tessera.training.initial_model import enable_checkpointing, expect_document_ids, expect_start, starting_model
 from tessera.training.loop import Report, train_stages, unreported
 from tessera.training.model_card import write_model_card
 from tessera.training.optimizer import schedule_factor, stage_options
-from tessera.training.run_log import MetricsFile, RunLog, RunSummary, median_speed, require_trackers, trackers
+from tessera.training.run_log import MetricsFile, RunLog, RunSummary, expect_trackers, median_speed, trackers
 from tessera.training.staged_data import open_staged_data
 from tessera.training.training_data import TextData, TrainingData
 
@@ -105,8 +105,8 @@ def train(
     `TrainingInterrupted` after a Ctrl-C, when a checkpoint of the step holds everything.
     """
     began = time.time()
-    require_trackers(recipe.training)
-    require_start(recipe)
+    expect_trackers(recipe.training)
+    expect_start(recipe)
     with ExitStack() as stack:
         processes = stack.enter_context(init_processes())
         batch_shape(recipe.training, processes.count)
@@ -147,7 +147,7 @@ def _model(recipe: Recipe, data: TrainingData) -> "PreTrainedModel":
     """The model before its first step."""
     longest = max(stage.length for stage in recipe.training.stages) * data.segment
     model = starting_model(recipe, data.tokenizer, data.largest_token, max(longest, recipe.data.context))
-    require_document_ids(model, recipe)
+    expect_document_ids(model, recipe)
     return model
 
 

@@ -110,7 +110,7 @@ class MetricsFile:
 MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
 
 
-def require_trackers(section: TrainingSection) -> None:
+def expect_trackers(section: TrainingSection) -> None:
     """Raise `TesseraError` unless each package that `training.report_to` needs can be imported."""
     for name in section.report_to:
         try:

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from tessera.base.arguments import explain_all
 from tessera.base.checkpoints import latest_complete
 from tessera.base.errors import TesseraError, first_line
-from tessera.base.foreign_code import require_no_code
+from tessera.base.foreign_code import expect_no_code
 from tessera.models.attention import LEARNED, learn_alpha
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def load_config(path: str | Path) -> "PreTrainedConfig":
     folder = Path(path)
     if not (folder / "config.json").is_file():
         folder = model_folder(path)
-    require_no_code(folder, "model")
+    expect_no_code(folder, "model")
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises anything for a damaged file
@@ -60,7 +60,7 @@ def load_model(
     folder brings code of its own, or there are no long-term memories that could be switched off.
     """
     folder = model_folder(path)
-    require_no_code(folder, "model")
+    expect_no_code(folder, "model")
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -80,8 +80,8 @@ def load_model(
     if hasattr(model.config.get_text_config(), LEARNED):
         learn_alpha(model, folder=folder)
         report["unexpected_keys"] = [name for name in report["unexpected_keys"] if f".{LEARNED}." not in name]
-    _require_fit(path, report)
-    _require_finite(path, model)
+    _expect_fit(path, report)
+    _expect_finite(path, model)
     if not long_term_memory:
         if not getattr(model.config, "long_term_memory", False):
             kind = model.config.model_type
@@ -95,14 +95,14 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerFast":
     folder = model_folder(path)
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
         raise TesseraError(f"model {path}: must come with its tokenizer (tokenizer.json); got none.")
-    require_no_code(folder, "model")
+    expect_no_code(folder, "model")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise anything for damaged files
         raise TesseraError(f"model {path}: tokenizer cannot be loaded ({first_line(error)}).") from error
 
 
-def _require_fit(path: str | Path, report: dict) -> None:
+def _expect_fit(path: str | Path, report: dict) -> None:
     """Every weight of the model came from the file and none was left over."""
     for key, what in (("missing_keys", "lacks"), ("unexpected_keys", "has unknown"), ("mismatched_keys", "misfits")):
         names = sorted(str(name) for name in report.get(key) or ())
@@ -113,7 +113,7 @@ def _require_fit(path: str | Path, report: dict) -> None:
             )
 
 
-def _require_finite(path: str | Path, model: "PreTrainedModel") -> None:
+def _expect_finite(path: str | Path, model: "PreTrainedModel") -> None:
     """One pass over the weights: everything that a diverged model says is NaN."""
     names = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
     if names:

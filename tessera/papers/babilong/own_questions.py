@@ -107,7 +107,7 @@ class OwnQuestions(BABILong):
     def _random(self, *of: int | str) -> Random:
         return super()._random(self._own.everything, *of)
 
-    def _require_room(self, length: int) -> None:
+    def _expect_room(self, length: int) -> None:
         for split in SPLITS:
             shortest = min((self._tokens(text) for text in self._own.splits[split]), key=len)
             hint = f"The shortest for {split} takes {len(shortest)}; facts_share allows {self.facts_share} of a sample."

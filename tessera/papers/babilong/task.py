@@ -126,7 +126,7 @@ class BABILong(Task):
         least, most = babi.FEWEST[self.kind], babi.LENGTHS[self.kind][1]
         is_possible = self.fewest_facts is None or least <= self.fewest_facts <= most
         expect(is_possible, where, "fewest_facts", f"be from {least} to {most} for {self.kind}", self.fewest_facts)
-        self._require_room(self.length)
+        self._expect_room(self.length)
         if self.test_noise is not None:
             both = {file.name for file in text_files(self.noise)} & {file.name for file in text_files(self.test_noise)}
             expect(not both, where, "test_noise", "be other books than noise", ", ".join(sorted(both)))
@@ -201,7 +201,7 @@ class BABILong(Task):
         self, count: int, questions: int, context_tokens: int, seed: int, split: str, early: int = 0, segment: int = 0
     ) -> QuestionBatch:
         """See `QuestionTask`; the questions of a context differ, and come in random order."""
-        self._require_room(context_tokens + RESERVED)
+        self._expect_room(context_tokens + RESERVED)
         random, books = self._random(context_tokens, seed, split), self.books(split)
         contexts, sources, questions_by_row, early_by_row = [], [], [], []
         borders = range(segment, context_tokens + 1, segment) if early else ()
@@ -325,7 +325,7 @@ class BABILong(Task):
     def _names(self) -> np.ndarray:
         return np.unique(self._tokens(NAMES))
 
-    def _require_room(self, length: int) -> None:
+    def _expect_room(self, length: int) -> None:
         """Raise unless the shortest stories fit into a sample of `length` tokens."""
         fewest = babi.LENGTHS[self.kind][0] if self.fewest_facts is None else self.fewest_facts
         shortest = babi.PLAIN_FACT[self.kind] * fewest

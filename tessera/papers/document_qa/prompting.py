@@ -136,7 +136,7 @@ def contains_answer(output: str, answers: Sequence[str]) -> bool:
     return any(answer.lower() in output.lower() for answer in answers)
 
 
-def require_room(
+def expect_room(
     config: "PreTrainedConfig",
     tokenizer: "PreTrainedTokenizerBase",
     file: QuestionFile,
@@ -186,7 +186,7 @@ def document_scores(
     and its score.
     Raises `TesseraError`: a question whose own documents do not fit, or a length beyond the model's learned positions.
     """
-    require_room(model.config, tokenizer, file, lengths, questions=questions, answer_tokens=answer_tokens, seed=seed)
+    expect_room(model.config, tokenizer, file, lengths, questions=questions, answer_tokens=answer_tokens, seed=seed)
     chosen = _chosen(file, questions, seed)
 
     def count_tokens(text: str) -> int:

@@ -75,7 +75,7 @@ def many_shot_scores(
     return outcome
 
 
-def require_room(
+def expect_room(
     config: "PreTrainedConfig",
     tokenizer: "PreTrainedTokenizerBase",
     texts: LabelledTexts,
@@ -90,7 +90,7 @@ def require_room(
             for query in episode.queries:
                 prompt = texts.template.prompt(episode.demonstrations, query, strategy.split(", ")[0])
                 answer = max(episode.labels, key=lambda label: len(tokenizer(f" {label}\n")["input_ids"]))
-                _expect_room(config, len(tokenizer(f"{prompt} {answer}\n")["input_ids"]))
+                _expect_positions(config, len(tokenizer(f"{prompt} {answer}\n")["input_ids"]))
 
 
 def _drawn(
@@ -166,11 +166,11 @@ def request_of(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", p
     tokens = tokenizer(prompt + answer)["input_ids"]
     if tokens[: len(context)] != context or len(tokens) == len(context):  # the tokenizer merges across the border
         tokens = [*context, *tokenizer(answer, add_special_tokens=False)["input_ids"]]
-    _expect_room(model.config, len(tokens))
+    _expect_positions(model.config, len(tokens))
     return Request(context, tokens[len(context) :])
 
 
-def _expect_room(config: "PreTrainedConfig", tokens: int) -> None:
+def _expect_positions(config: "PreTrainedConfig", tokens: int) -> None:
     longest = context_limit(config)
     needed = f"fit the {longest} positions that this {config.model_type} has learned"
     expect(longest is None or tokens <= longest, "many_shot", "the prompt", needed, f"{tokens} tokens", "Fewer shots.")
