@@ -1,11 +1,14 @@
 """transformers' Mamba, whose mixer on a CPU is computed by `tessera.ops.selective_scan`."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from transformers import MambaForCausalLM
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
+from tessera.base.errors import expect
 from tessera.ops.selective_scan import selective_scan
 
 
@@ -14,12 +17,20 @@ class ScanMixer(MambaMixer):
 
     That is a GPU, for which there are kernels; the beginning of a cache, and one token behind it, as `generate` asks;
     and padding. Several tokens behind a cache, and all behind one that gradients flow through, are read here:
-    transformers' scan of many begins without the state, and its step overwrites what the backward pass needs.
+    transformers' scan of many begins without the state, and its step overwrites what the backward pass needs. So are
+    masks behind a cache, which transformers takes for those of the new tokens, and a padded row alone, whose mask it
+    ignores.
     """
 
     def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
         """Gu and Dao (2023), section 3.4: gated, convolved, scanned."""
         is_filled = cache_params is not None and cache_params.has_previous_state(self.layer_idx)
+        if attention_mask is not None:
+            real = attention_mask[:, -hidden_states.shape[1] :].bool()
+            if len(real) == 1 and not bool(real.all()):
+                return self._without_padding(hidden_states, real, cache_params, **kwargs)
+            _expect_padding_apart(real, cache_params, is_filled)
+            attention_mask = None if is_filled else attention_mask
         goes_on = is_filled and attention_mask is None and (hidden_states.shape[1] > 1 or torch.is_grad_enabled())
         if not goes_on and (hidden_states.is_cuda or cache_params is not None or attention_mask is not None):
             return super().forward(hidden_states, cache_params, attention_mask=attention_mask, **kwargs)
@@ -41,6 +52,32 @@ class ScanMixer(MambaMixer):
         else:
             y = selective_scan(*inputs)
         return self.out_proj((y + self.D * x) * self.act(gate))
+
+    def _without_padding(self, hidden_states, real, cache_params, **kwargs):
+        """One row, at whose padding the outputs are 0."""
+        outputs = torch.zeros_like(hidden_states)
+        if bool(real.any()):
+            outputs[real] = self(hidden_states[real][None], cache_params, **kwargs)[0].to(outputs.dtype)
+        return outputs
+
+
+def _expect_padding_apart(real: Tensor, cache: Any, is_filled: bool) -> None:
+    """Refuse padding that a recurrence would take for text: between tokens, and between those and what follows.
+
+    real: booleans (B, T) of the steps that are read now.
+    """
+    where, advice = "Mamba", "Read such rows one at a time."
+    if is_filled:
+        ended = getattr(cache, "ended_in_padding", False)
+        expect(not ended, where, "past tokens", "end without padding for others to follow", "padding", advice)
+        expect(bool(real.all()), where, "attention_mask", "be one for tokens behind a cache", "zeros", advice)
+        return
+    gaps = (
+        (real.int().diff(dim=1) < 0).int().cummax(1).values[:, :-1] * real[:, 2:] if real.shape[1] > 2 else real[:, :0]
+    )
+    expect(not bool(gaps.any()), where, "padding", "lie before or behind the tokens", "some between them", advice)
+    if cache is not None:
+        cache.ended_in_padding = not bool(real[:, -1].all())
 
 
 def _scan_behind(

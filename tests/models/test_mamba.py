@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import MambaConfig, MambaForCausalLM
 
+from tessera.base.errors import TesseraError
 from tessera.models import mamba
 from tessera.models.mamba import ScanMixer, use_selective_scan
 from tessera.models.small_models import untrained_model
@@ -104,3 +105,39 @@ def test_what_is_saved_is_transformers_own(pair, ids, tmp_path):
     assert type(loaded.backbone.layers[0].mixer) is not ScanMixer
     expected, got = (model.eval()(input_ids=ids, use_cache=False).logits for model in (ours, loaded))
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_row_padded_on_the_left_goes_on_as_it_does_alone(pair, ids):
+    """With the mask of all tokens, as chunked reading of a batch hands it over."""
+    ours, mask = pair[1].eval(), torch.ones_like(ids)
+    mask[1, :5] = 0
+    expected = ours(ids[1:, 5:]).logits
+    first = ours(ids[:, :12], attention_mask=mask[:, :12], use_cache=True)
+    last = ours(ids[:, 12:], attention_mask=mask, cache_params=first.cache_params)
+    got = torch.cat([first.logits, last.logits], 1)[1:, 5:]
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)  # transformers takes the decays in float32
+
+
+@pytest.mark.parametrize("hidden", [slice(0, 3), slice(4, 8), slice(15, 21)], ids=["left", "between", "right"])
+@torch.no_grad()
+def test_padding_of_a_row_alone_has_no_influence(pair, ids, hidden):
+    """transformers ignores the mask of a single row."""
+    ours, row, mask = pair[1].eval(), ids[:1], torch.ones_like(ids[:1])
+    mask[0, hidden] = 0
+    real = mask[0].bool()
+    expected = ours(row[:, real]).logits
+    torch.testing.assert_close(ours(row, attention_mask=mask).logits[:, real], expected, rtol=0, atol=1e-6)
+    first = ours(row[:, :6], attention_mask=mask[:, :6], use_cache=True)
+    last = ours(row[:, 6:], attention_mask=mask, cache_params=first.cache_params)
+    got = torch.cat([first.logits, last.logits], 1)
+    torch.testing.assert_close(got[:, real], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("cut", [None, 12, 8])
+def test_padding_that_would_be_read_as_text_is_refused(pair, ids, cut):
+    ours, mask = pair[1].eval(), torch.ones_like(ids)
+    mask[1, 8:12] = 0
+    cache = None if cut is None else ours(ids[:, :cut], attention_mask=mask[:, :cut], use_cache=True).cache_params
+    with pytest.raises(TesseraError, match=r"^Mamba: .* got .*\. Read such rows one at a time\.$"):
+        ours(ids[:, cut or 0 :], attention_mask=mask, cache_params=cache)
