@@ -4,6 +4,7 @@ For the published files of SQuAD and HotpotQA as they lie on a disk; `tessera ev
 """
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
@@ -123,12 +124,10 @@ def longest_prompt(
     def tokens(num_documents: int) -> int:
         return count_tokens(prompt(num_documents)) + answer_tokens
 
-    fewest, most = len(question.golden), len(file.documents)
+    fewest = len(question.golden)
     _expect_fits(tokens(fewest), length, question)
-    while fewest < most:
-        middle = (fewest + most + 1) // 2
-        fewest, most = (middle, most) if tokens(middle) <= length else (fewest, middle - 1)
-    return prompt(fewest), fewest
+    most = fewest + bisect_right(range(fewest + 1, len(file.documents) + 1), length, key=tokens)
+    return prompt(most), most
 
 
 def contains_answer(output: str, answers: Sequence[str]) -> bool:
