@@ -16,8 +16,9 @@ from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.transformer import context_limit
 from tessera.recipes.recipe import read_recipe
 from tessera.training.folder import delete_run
+from tessera.training.model_card import RunSummary
 from tessera.training.run import train
-from tessera.training.run_log import MetricsFile, RunSummary
+from tessera.training.run_log import MetricsFile
 
 RECIPES = {"Memory Mosaic": "demo-mosaic", "transformer, RoPE": "demo-transformer"}
 TRIAL_STEPS, EVALUATIONS = 4, 10

@@ -1,22 +1,49 @@
-"""README.md beside the weights of a run: the card of a saved model, with what the run knows of its training."""
+"""What came out of a run, and README.md beside its weights: the card of a saved model, with what the run knows."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tessera.base.files import write_text_atomically
 from tessera.evaluation.provenance import portable
 from tessera.models.saving.beside_weights import CARD, render_card
 from tessera.recipes.sections import Recipe
 
-if TYPE_CHECKING:
-    from tessera.training.run_log import RunSummary
-
 MARK = "<!-- written by tessera train; a README.md without this line is left alone -->"
 RECORDS = "Every setting is in `recipe.yaml`; versions, hardware and the command are in `run.json`."
 
 
-def model_card(recipe: Recipe, summary: "RunSummary") -> str:
+@dataclass(frozen=True)
+class RunSummary:
+    """What came out of a run. Losses in nats per token; speed is the median over the log lines.
+
+    Of a run on questions, the loss is that of the answers' tokens, and `exact_match` the share of right answers; it has
+    no bits per byte.
+    """
+
+    name: str
+    folder: str
+    parameters: int
+    steps: int
+    tokens: int
+    skipped_steps: int
+    validation_loss: float
+    validation_bits_per_byte: float | None
+    tokens_per_second: float | None
+    validation_exact_match: float | None = None
+
+    @property
+    def quality(self) -> str:
+        """The validation in words."""
+        if self.validation_exact_match is not None:
+            right = f"{100 * self.validation_exact_match:.1f} % of the answers are right"
+            return f"validation: {right}, loss {self.validation_loss:.4f} nats/token"
+        bits = f", {self.validation_bits_per_byte:.4f} bits/byte" if self.validation_bits_per_byte is not None else ""
+        return f"validation loss {self.validation_loss:.4f} nats/token{bits}"
+
+
+def model_card(recipe: Recipe, summary: RunSummary) -> str:
     """The card of a finished run, in Markdown; names from the recipe are quoted, paths without their folders."""
     task, lengths = recipe.data.task, "growing numbers of" if recipe.training.curriculum else recipe.data.context
     batches = f"{summary.steps:,} steps of {recipe.training.batch_size} sequences of {lengths} tokens"
@@ -65,7 +92,7 @@ def _learning_rate(recipe: Recipe) -> str:
     return f"{training.learning_rate:g}, {training.warmup:,} steps of warm-up"
 
 
-def write_model_card(folder: Path, recipe: Recipe, summary: "RunSummary") -> None:
+def write_model_card(folder: Path, recipe: Recipe, summary: RunSummary) -> None:
     """Write README.md into `folder`, unless somebody wrote one of their own."""
     path = folder / CARD
     if not path.exists() or is_generated_card(path):

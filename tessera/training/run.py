@@ -32,9 +32,9 @@ from tessera.training.fit import stage_plans
 from tessera.training.folder import METRICS, RESULT, Claim, claimed, discard_replaced, saved_steps
 from tessera.training.initial_model import enable_checkpointing, expect_document_ids, expect_start, starting_model
 from tessera.training.loop import Report, train_stages, unreported
-from tessera.training.model_card import write_model_card
+from tessera.training.model_card import RunSummary, write_model_card
 from tessera.training.optimizer import schedule_factor, stage_options
-from tessera.training.run_log import MetricsFile, RunLog, RunSummary, expect_trackers, median_speed, trackers
+from tessera.training.run_log import MetricsFile, RunLog, expect_trackers, median_speed, trackers
 from tessera.training.staged_data import open_staged_data
 from tessera.training.training_data import TextData, TrainingData
 

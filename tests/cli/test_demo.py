@@ -69,7 +69,7 @@ def test_a_prompt_that_fills_the_context_is_said_before_training(tessera, tmp_pa
 
 
 def test_the_table_lines_up():
-    from tessera.training.run_log import RunSummary
+    from tessera.training.model_card import RunSummary
 
     summary = RunSummary("x", "x", 4_200_000, 10, 10, 0, 3.21, 1.2, None)
     lines = table({"Memory Mosaic": summary, "transformer": summary}).splitlines()

@@ -5,8 +5,7 @@ from dataclasses import replace
 import yaml
 
 from tessera.recipes.sections import DataSection, Recipe
-from tessera.training.model_card import model_card, write_model_card
-from tessera.training.run_log import RunSummary
+from tessera.training.model_card import RunSummary, model_card, write_model_card
 
 RECIPE = Recipe(name="tiny", model={"type": "memory_mosaic"})
 SUMMARY = RunSummary("tiny", "runs/tiny", 4_200_000, 10, 5_120, 0, 3.21, 1.23, None)
