@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import time
 
@@ -9,7 +10,7 @@ import pytest
 
 from tessera.cli.main import main
 from tests.reliability import scenarios
-from tests.reliability.conftest import TORTURE, tried
+from tests.reliability.conftest import FACTOR, TORTURE, tried
 from tests.reliability.faults import count_operations, full_disk_from, in_child, kill_at, small_files
 from tests.reliability.scenarios import Scenario, fresh, same_weights
 
@@ -61,10 +62,30 @@ def test_a_write_that_fails_half_way_loses_nothing(scenario, folder, name, limit
 def test_kills_at_random_moments(shop, folder):
     """A run that is killed again and again, resumed each time, ends with the same weights."""
     words, chance = ("train", str(shop.recipe), "--output", str(folder / "run"), "--resume"), random.Random(0)
-    fresh(folder)
-    for _ in range(100 if TORTURE else 2):
+    kill_and_resume(words, folder, shop.run, [chance.uniform(0, 1.0) for _ in range(100 if TORTURE else 2)])
 
-        def fuse(seconds: float = chance.uniform(0, 1.0)) -> None:
+
+@pytest.mark.skipif(not TORTURE, reason="compiling takes a minute")
+def test_kills_while_a_training_is_compiled(shop, folder, tmp_path, monkeypatch):
+    """What a killed compiler leaves in its cache does no harm."""
+    programs, expected, chance = tmp_path / "programs", tmp_path / "whole", random.Random(0)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(programs))
+    words = ("train", str(shop.recipe), "training.compile=true", "--resume", "--output")
+    began = time.monotonic()
+    status, said = in_child(lambda: main((*words, str(expected))))
+    assert status == 0, said
+    most = time.monotonic() - began
+    for _ in range(max(2, FACTOR // 10)):
+        shutil.rmtree(programs, ignore_errors=True)
+        kill_and_resume((*words, str(folder / "run")), folder, expected, [chance.uniform(0, most) for _ in range(3)])
+
+
+def kill_and_resume(words, folder, expected, moments):
+    """The weights are those of the run `expected`, however many calls were killed after so many seconds."""
+    fresh(folder)
+    for seconds in moments:
+
+        def fuse(seconds: float = seconds) -> None:
             signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
             signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -72,11 +93,11 @@ def test_kills_at_random_moments(shop, folder):
         status, said = in_child(lambda: main(words), fuse)
         assert status in (0, -signal.SIGKILL), said
         if status == 0:
-            same_weights(folder / "run", shop.run)
+            same_weights(folder / "run", expected)
             fresh(folder)
     status, said = in_child(lambda: main(words))
     assert status == 0, said
-    same_weights(folder / "run", shop.run)
+    same_weights(folder / "run", expected)
 
 
 @pytest.mark.parametrize("delay", [0.01 * number for number in range(20 if TORTURE else 1)])
