@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import expect_output, expect_plain_file
-from tessera.cli.arguments import OUTPUT_HELP, of_each, standard_texts, whole_number, write_json_lines
 from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
+from tessera.cli.options import OUTPUT_HELP, of_each, standard_texts, whole_number, write_json_lines
 
 if TYPE_CHECKING:
     from tessera.memory_files.memory import Memory

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.base.errors import TesseraError, expect
-from tessera.cli.arguments import standard_texts
 from tessera.cli.ask import introduced, say_guess
 from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
+from tessera.cli.options import standard_texts
 
 if TYPE_CHECKING:
     from tessera.memory_files.memory import Memory

@@ -7,7 +7,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from tessera.cli.arguments import real
+from tessera.cli.options import real
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

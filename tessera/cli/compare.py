@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tessera.base.dataclass_io import to_json
 from tessera.base.files import expect_output
-from tessera.cli.arguments import image_file, of_each
+from tessera.cli.options import image_file, of_each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ both models train for fewer steps, so that it ends within --minutes.
 import argparse
 from pathlib import Path
 
-from tessera.cli.arguments import positive_float
+from tessera.cli.options import positive_float
 
 PROMPT = "Once upon a time there was a king who had three daughters, and the youngest"
 

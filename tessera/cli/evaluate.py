@@ -18,7 +18,7 @@ import logging
 
 from tessera.base.errors import expect
 from tessera.base.files import expect_output
-from tessera.cli.arguments import (
+from tessera.cli.options import (
     add_measured_models,
     context_length,
     decay,

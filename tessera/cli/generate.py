@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tessera.base.errors import expect
 from tessera.base.files import expect_output, write_text_atomically, writing
-from tessera.cli.arguments import of_each, positive_int, probability, seed, temperature, whole_number
+from tessera.cli.options import of_each, positive_int, probability, seed, temperature, whole_number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tessera.base.errors import TesseraError
-from tessera.cli.arguments import positive_int
+from tessera.cli.options import positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tessera.base.errors import expect
 from tessera.base.files import expect_output
-from tessera.cli.arguments import of_each, positive_int
+from tessera.cli.options import of_each, positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

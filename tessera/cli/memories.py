@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from tessera.base.errors import TesseraError, expect
-from tessera.cli.arguments import of_each
+from tessera.cli.options import of_each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

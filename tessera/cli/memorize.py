@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tessera.cli.arguments import of_each, standard_texts
+from tessera.cli.options import of_each, standard_texts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,8 @@ For example: tessera plan mosaic-v2-large-4k --devices 64 --device-memory 80GB t
 import argparse
 import json
 
-from tessera.cli.arguments import add_recipe, integer, memory_size, positive_float, probability
-from tessera.recipes.files import find_recipe
+from tessera.cli.options import add_recipe, integer, memory_size, positive_float, probability
+from tessera.recipes.recipe_files import find_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.base.files import expect_output, expect_plain_file
-from tessera.cli.arguments import (
+from tessera.cli.options import (
     add_measured_models,
     measured_model,
     of_each,

@@ -8,7 +8,7 @@ docs/experiments says); some have long (for a GPU).
 import argparse
 from pathlib import Path
 
-from tessera.cli.arguments import positive_int
+from tessera.cli.options import positive_int
 from tessera.papers.experiment import RunSelection
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tessera.base.errors import TrainingInterrupted
-from tessera.cli.arguments import repeated
-from tessera.recipes.files import find_recipe
+from tessera.cli.options import repeated
+from tessera.recipes.recipe_files import find_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tessera.base.errors import TesseraError, TrainingInterrupted
-from tessera.cli.arguments import add_recipe, repeated
-from tessera.recipes.files import find_recipe
+from tessera.cli.options import add_recipe, repeated
+from tessera.recipes.recipe_files import find_recipe
 
 
 class HelpRecipe(argparse.Action):

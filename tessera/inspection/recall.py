@@ -11,7 +11,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tessera.base.errors import TesseraError, expect
-from tessera.inspection.attention import attention_weights, intercepted_attention, is_exchangeable, returned_weights
+from tessera.inspection.attention_weights import (
+    attention_weights,
+    intercepted_attention,
+    is_exchangeable,
+    returned_weights,
+)
 from tessera.inspection.watched_text import Reading
 from tessera.kernels import Kernel
 from tessera.memories.association import AssociationMemory

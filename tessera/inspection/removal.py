@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tessera.base.errors import expect
-from tessera.inspection.attention import attend_without, intercepted_attention
+from tessera.inspection.attention_weights import attend_without, intercepted_attention
 from tessera.inspection.recall import CurrentSite, Site, own_residual, running_sites
 from tessera.inspection.watched_text import Reading
 from tessera.models.recurrence import MemoryState

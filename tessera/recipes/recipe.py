@@ -13,8 +13,8 @@ from tessera.base.errors import TesseraError
 from tessera.models.registry import strict_configs
 from tessera.models.strict_config import StrictConfig
 from tessera.models.transformer import transformer_config
-from tessera.recipes.files import COMMAND_LINE, apply_overrides, find_recipe, recipe_mapping
 from tessera.recipes.model_section import model_problems
+from tessera.recipes.recipe_files import COMMAND_LINE, apply_overrides, find_recipe, recipe_mapping
 from tessera.recipes.sections import Recipe
 
 

@@ -10,8 +10,8 @@ import pytest
 from tessera.cli.main import make_parser
 from tessera.models import MODELS
 from tessera.papers.experiment import EXPERIMENTS
-from tessera.recipes.files import find_recipe
 from tessera.recipes.recipe import read_recipe
+from tessera.recipes.recipe_files import find_recipe
 from tessera.tools.sweep import grid
 
 ROOT = Path(__file__).parents[2]

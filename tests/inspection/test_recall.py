@@ -9,7 +9,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 import tessera
 from tessera.base.errors import TesseraError
 from tessera.inspection import Removal, find_sites, loss_of
-from tessera.inspection.attention import returned_weights
+from tessera.inspection.attention_weights import returned_weights
 from tessera.inspection.recall import recall_weights
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
 from tessera.models.transformer import transformer_config

@@ -13,7 +13,7 @@ from tessera.papers import runner
 from tessera.papers.experiment import EXPERIMENTS, RunSelection
 from tessera.papers.results import ResultsFile
 from tessera.papers.runner import reproduce
-from tessera.recipes.files import find_recipe
+from tessera.recipes.recipe_files import find_recipe
 from tests.covering import some
 
 NAMES = list(EXPERIMENTS)

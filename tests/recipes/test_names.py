@@ -3,7 +3,7 @@
 import pytest
 
 from tessera.base.errors import TesseraError
-from tessera.recipes.files import SHIPPED, find_recipe
+from tessera.recipes.recipe_files import SHIPPED, find_recipe
 
 
 @pytest.mark.parametrize("name", ["tiny", "recipes/tiny.yaml"])

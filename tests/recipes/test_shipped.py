@@ -7,9 +7,9 @@ import pytest
 from tessera.data.tokenizers import vocabulary_size
 from tessera.evaluation.accounting import account
 from tessera.models import MODELS
-from tessera.recipes.files import SHIPPED
 from tessera.recipes.model_section import model_config
 from tessera.recipes.recipe import read_recipe
+from tessera.recipes.recipe_files import SHIPPED
 from tessera.training.run import train
 from tests.covering import some
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)

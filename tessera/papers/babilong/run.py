@@ -22,7 +22,7 @@ from tessera.papers.babilong.stories import LENGTHS, PLAIN_FACT
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.experiment import Run, RunContext, RunSelection
 from tessera.papers.recipe_settings import RecipeSettings
-from tessera.recipes.files import SHIPPED, recipe_mapping
+from tessera.recipes.recipe_files import SHIPPED, recipe_mapping
 from tessera.recipes.sections import Stage
 from tessera.tasks.question_answering import QuestionBatch, question_task
 from tessera.tasks.task import estimate
