@@ -196,16 +196,28 @@ def padding_between_tokens_has_no_influence(case: ModelCase) -> None:
     _close(model(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()], expected)
     counts = mask.sum(1) - 1
     torch.testing.assert_close(output.loss, sum(n * row.loss for n, row in zip(counts, alone)) / counts.sum())
-    for sizes in ([11, 4, 1, 5], [1] * STEPS) if case.continues else ():
-        past, logits, read = None, [], 0
-        for part in ids.split(sizes, 1):
-            read += part.shape[1]
-            now = positions[:, read - part.shape[1] : read]
-            inputs = {"attention_mask": mask[:, :read], "position_ids": now, "past_key_values": past}
-            output = model(part, use_cache=True, **inputs)
-            past = output.past_key_values
-            logits.append(output.logits)
-        _close(torch.cat(logits, 1)[mask.bool()], expected)
+    if not case.continues:
+        return
+    for sizes in ([11, 4, 1, 5], [1] * STEPS):
+        _close(_in_parts(model, ids, mask, sizes)[mask.bool()], expected)
+    late = torch.ones_like(mask)
+    late[1, 11:15] = 0  # of a row that had none so far, a whole part
+    alone = model(ids[1:2, late[1].bool()]).logits[0]
+    _close(_in_parts(model, ids, late, [11, 4, 6])[1, late[1].bool()], alone)
+
+
+def _in_parts(model: PreTrainedModel, ids: Tensor, mask: Tensor, sizes: list[int]) -> Tensor:
+    """The logits of `ids` read in parts, with positions as `generate` makes them."""
+    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
+    past, logits, read = None, [], 0
+    for part in ids.split(sizes, 1):
+        read += part.shape[1]
+        now = positions[:, read - part.shape[1] : read]
+        inputs = {"attention_mask": mask[:, :read], "position_ids": now, "past_key_values": past}
+        output = model(part, use_cache=True, **inputs)
+        past = output.past_key_values
+        logits.append(output.logits)
+    return torch.cat(logits, 1)
 
 
 def generation_chooses_what_the_whole_says(case: ModelCase) -> None:

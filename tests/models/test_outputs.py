@@ -76,6 +76,20 @@ def test_attentions_have_gradients_and_no_dropout(name):
         model(tokens(), output_attentions=True)
 
 
+@pytest.mark.parametrize("name", STACKS)
+def test_attentions_of_padded_rows_and_the_state_behind_them(name):
+    model, ids, mask = make(name), tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
+    mask[1, 5:] = 0
+    output = model(ids, mask, output_attentions=True, use_cache=True)
+    close(output.attentions[0][1:, :, :5, :4], model(ids[1:, :5], output_attentions=True).attentions[0])
+    longer = torch.cat([mask, torch.ones(2, 2, dtype=torch.long)], 1)
+    more = model(ids[:, :2], longer, past_key_values=output.past_key_values).logits
+    close(more[1], model(torch.cat([ids[1:, :5], ids[1:, :2]], 1)).logits[0, 5:])
+    mask[1, 8] = 1
+    with pytest.raises(TesseraError, match="output_attentions must be False where padding lies between tokens"):
+        model(ids, mask, output_attentions=True)
+
+
 def test_attentions_are_refused_where_there_are_none():
     linear = LinearAttentionForCausalLM(LinearAttentionConfig(vocab_size=270, hidden_size=16))
     with pytest.raises(TesseraError, match="output_attentions must be False; got True. Its memories are matrices"):

@@ -66,6 +66,7 @@ def test_kills_at_random_moments(shop, folder):
 
 
 @pytest.mark.skipif(not TORTURE, reason="compiling takes a minute")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # the compiler's own
 def test_kills_while_a_training_is_compiled(shop, folder, tmp_path, monkeypatch):
     """What a killed compiler leaves in its cache does no harm."""
     programs, expected, chance = tmp_path / "programs", tmp_path / "whole", random.Random(0)
