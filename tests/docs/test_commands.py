@@ -97,6 +97,8 @@ def test_every_command_runs(page, capsys):
         added = [word for pattern, more in SHORTER.items() if re.search(pattern, command) for word in more]
         if "train" in words and "--output" in words and "--resume" not in words:
             shutil.rmtree(words[words.index("--output") + 1], ignore_errors=True)
+        if "memorize" in words and "--out" in words and "--append" not in words:
+            Path(words[words.index("--out") + 1]).unlink(missing_ok=True)
         assert main([os.path.expandvars(word) for word in [*words[1:], *added]]) == 0, (
             command,
             capsys.readouterr().err,
