@@ -187,10 +187,12 @@ def draw(result: dict[str, list[dict[str, Any]]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(12, 5))
+    colors = dict(zip(MODELS, pyplot.get_cmap("tab20").colors, strict=False))
     for axis, kind in zip(axes, ("training", "decoding"), strict=True):
         for name, rows in result.items():
             known = [(row["length"], row[f"{kind} seconds"]) for row in rows if row[f"{kind} seconds"]]
-            axis.loglog(*zip(*known, strict=True), marker=".", label=name, base=2)
+            style = {"color": colors[name], "linestyle": "-" if name.startswith("v1") else "--"}
+            axis.loglog(*zip(*known, strict=True), marker=".", label=name, base=2, **style)
         axis.set(
             xlabel="tokens", ylabel="seconds", title={"training": "a training step", "decoding": "one token"}[kind]
         )

@@ -37,7 +37,7 @@ def write(model: nn.Module, path: Path) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([f"<{number}>" for number in range(config.vocab_size)])
     writer.add_token_types([1] * config.vocab_size)
-    writer.add_token_merges([])
+    writer.add_token_merges(["< 0"])  # a list without any is refused
 
     def add(name: str, values: torch.Tensor) -> None:
         numbers = values.detach().float().contiguous().numpy()
