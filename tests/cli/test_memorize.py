@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import tessera.armt as armt
 from tessera.data.encoding import PIECE
@@ -16,6 +17,7 @@ from tessera.inspection.text import read_tokens
 from tessera.models.armt import ARMTState
 from tessera.models.recurrence import read_stream
 from tessera.models.saving.loading import load_model, load_tokenizer
+from tessera.models.saving.state_file import KIND
 from tessera.papers.babilong.asking import PlantedText
 
 
@@ -150,6 +152,11 @@ def test_the_same_file_has_the_same_tokens_in_every_verb(tessera, wrapped, tmp_p
     ]
     assert answers[0] == answers[1]
     assert read_tokens(model, tokenizer, text, 10**6).tolist() == [store.tokens.tolist()]
+
+
+def test_a_memory_of_the_first_version_is_refused(refused, wrapped, tmp_path):
+    save_file({"tokens_read": torch.zeros(1)}, tmp_path / "memory", {KIND: ARMTState.kind})
+    refused("of version 1. Read the text again.", "ask", wrapped, "Who?", "--memory", tmp_path / "memory")
 
 
 def test_a_memory_of_another_model_is_refused(tessera, refused, wrapped, tmp_path):

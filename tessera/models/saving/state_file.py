@@ -63,7 +63,7 @@ class StateFile:
     def open(cls, path: str | Path, where: str, argument: str = "path", what: str = "memory") -> "StateFile":
         """Look at the description of a file, which is to be a stored `what`, not at its tensors.
 
-        Raises `TesseraError`: no memory, one of a later version, or one whose description was changed.
+        Raises `TesseraError`: no memory, one of another version, or one whose description was changed.
         """
         if Path(path).exists():
             expect_plain_file(Path(path), where, "path")
@@ -74,6 +74,8 @@ class StateFile:
             raise TesseraError(f"{where}: {argument} must be a stored {what}; got {str(path)!r} ({error}).") from None
         expect(KIND in metadata, where, argument, f"be a stored {what}", f"{str(path)!r}, another file")
         checksum, _, text = metadata[KIND].partition(" ")
+        this_version, advice = f"be a {what} of version {THIS_VERSION}", "Read the text again."
+        expect(text != "", where, argument, this_version, f"{str(path)!r}, of version 1", advice)
         if checksum != str(zlib.crc32(text.encode())):
             raise _changed(f"{where}: {argument}", path)
         try:
@@ -81,7 +83,7 @@ class StateFile:
             version, kind, content, crc = (header[name] for name in ("version", "kind", "content", CRC))
         except (ValueError, TypeError, KeyError, RecursionError) as error:  # made by hand
             raise TesseraError(f"{where}: {argument} must be a stored {what}; got {str(path)!r} ({error}).") from None
-        expect(version == THIS_VERSION, where, argument, f"be a {what} of version {THIS_VERSION}", f"version {version}")
+        expect(version == THIS_VERSION, where, argument, this_version, f"version {version}")
         return cls(Path(path), kind, content, crc)
 
     def tensors(self, device: str | torch.device = "cpu") -> dict[str, Tensor]:
