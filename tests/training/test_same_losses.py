@@ -7,6 +7,7 @@ Exactly where the processor and PyTorch are the same, to 1e-5 elsewhere. A chang
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,12 @@ MODELS = {
 
 
 def kind_of_machine():
-    """What decides the last bits of a loss."""
-    processor = hardware()["processor"]
-    return f"{processor}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__.split('+')[0]}"
+    """What decides the last bits of a loss. Virtual machines call many processors by one name: family and model too."""
+    kind = f"{hardware()['processor']}, {torch.backends.cpu.get_cpu_capability()}"
+    if kind != "AMD EPYC, AVX2":  # stored before the rest was
+        cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+        kind += ", " + " ".join(re.findall(r"^(?:cpu family|model)\s*: (\d+)$", cpuinfo, re.MULTILINE)[:2])
+    return f"{kind}, torch {torch.__version__.split('+')[0]}"
 
 
 @pytest.mark.parametrize("name", MODELS)
