@@ -124,5 +124,5 @@ def _joined(values: Sequence[Any], rows: Sequence[int]) -> Any:
         return tuple(_joined(parts, rows) for parts in zip(*values, strict=True))
     if not isinstance(known, Tensor):
         return known
-    given = (known.new_zeros(n, *known.shape[1:]) if value is None else value for value, n in zip(values, rows))
-    return torch.cat(tuple(given))
+    tensors = [known.new_zeros(n, *known.shape[1:]) if value is None else value for value, n in zip(values, rows)]
+    return torch.cat(tensors)

@@ -9,17 +9,20 @@ from transformers import MambaForCausalLM
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
 from tessera.base.errors import expect
+from tessera.models.padded_rows import is_between_tokens
 from tessera.ops.selective_scan import selective_scan
+
+ADVICE = "Read such rows one at a time."
 
 
 class ScanMixer(MambaMixer):
     """The same parameters and the same function; what it does not cover goes to transformers' own code.
 
     That is a GPU, for which there are kernels; the beginning of a cache, and one token behind it, as `generate` asks;
-    and padding. Several tokens behind a cache, and all behind one that gradients flow through, are read here:
-    transformers' scan of many begins without the state, and its step overwrites what the backward pass needs. So are
-    masks behind a cache, which transformers takes for those of the new tokens, and a padded row alone, whose mask it
-    ignores.
+    and padding of several rows. Several tokens behind a cache, and all behind one that gradients flow through, are read
+    here: transformers' scan of many begins without the state, and its step overwrites what the backward pass needs.
+    Behind a cache transformers takes a mask for that of the new tokens alone, and of a single row it ignores the mask:
+    here that row is read without its padding, and what would be read as text is refused.
     """
 
     def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
@@ -29,8 +32,12 @@ class ScanMixer(MambaMixer):
             real = attention_mask[:, -hidden_states.shape[1] :].bool()
             if len(real) == 1 and not bool(real.all()):
                 return self._without_padding(hidden_states, real, cache_params, **kwargs)
-            _expect_padding_apart(real, cache_params, is_filled)
+            if self.layer_idx == 0:
+                _expect_padding_apart(real, cache_params, is_filled)
             attention_mask = None if is_filled else attention_mask
+        ended_in_padding = is_filled and getattr(cache_params, "ended_in_padding", False)
+        requirement = "end without padding for others to follow"
+        expect(not ended_in_padding, "Mamba", "past tokens", requirement, "padding", ADVICE)
         goes_on = is_filled and attention_mask is None and (hidden_states.shape[1] > 1 or torch.is_grad_enabled())
         if not goes_on and (hidden_states.is_cuda or cache_params is not None or attention_mask is not None):
             return super().forward(hidden_states, cache_params, attention_mask=attention_mask, **kwargs)
@@ -66,16 +73,11 @@ def _expect_padding_apart(real: Tensor, cache: Any, is_filled: bool) -> None:
 
     real: booleans (B, T) of the steps that are read now.
     """
-    where, advice = "Mamba", "Read such rows one at a time."
     if is_filled:
-        ended = getattr(cache, "ended_in_padding", False)
-        expect(not ended, where, "past tokens", "end without padding for others to follow", "padding", advice)
-        expect(bool(real.all()), where, "attention_mask", "be one for tokens behind a cache", "zeros", advice)
+        expect(bool(real.all()), "Mamba", "attention_mask", "be one for tokens behind a cache", "zeros", ADVICE)
         return
-    gaps = (
-        (real.int().diff(dim=1) < 0).int().cummax(1).values[:, :-1] * real[:, 2:] if real.shape[1] > 2 else real[:, :0]
-    )
-    expect(not bool(gaps.any()), where, "padding", "lie before or behind the tokens", "some between them", advice)
+    is_between = is_between_tokens(torch.where(real, 0, -1))
+    expect(not is_between, "Mamba", "padding", "lie before or behind the tokens", "some between them", ADVICE)
     if cache is not None:
         cache.ended_in_padding = not bool(real[:, -1].all())
 

@@ -72,7 +72,7 @@ def _read_padding_first(read: ReadLayers, hidden: Tensor, documents: Tensor) -> 
     order = padding_first(documents)
     back = order.argsort(1)
     inputs, states = read(in_order(hidden, order), None, in_order(documents, order))
-    return LayersRead(tuple(in_order(each, back) for each in inputs), states)
+    return LayersRead(tuple(in_order(hidden_states, back) for hidden_states in inputs), states)
 
 
 def _read_apart(read: ReadLayers, hidden: Tensor, past: Any, documents: Tensor, keeps_state: bool) -> LayersRead:
@@ -84,8 +84,9 @@ def _read_apart(read: ReadLayers, hidden: Tensor, past: Any, documents: Tensor, 
         rows = (counts == count).nonzero()[:, 0]
         state, steps = past.select_batch(rows), order[rows, order.shape[1] - count :]
         if count:
-            given, layers = read(in_order(hidden[rows], steps), state.layers, in_order(documents[rows], steps))
-            inputs = [all.to(some.dtype).index_put((rows[:, None], steps), some) for all, some in zip(inputs, given)]
+            of_rows, layers = read(in_order(hidden[rows], steps), state.layers, in_order(documents[rows], steps))
+            places, pairs = (rows[:, None], steps), zip(inputs, of_rows)
+            inputs = [of_all.to(values.dtype).index_put(places, values) for of_all, values in pairs]
             state = replace(state, layers=layers)
         groups.append(rows)
         states.append(state)

@@ -193,12 +193,12 @@ class StackModel(StackPreTrainedModel):
         is_between = padded is not None and is_between_tokens(padded, past is not None)
         expect(not is_between, where, "output_attentions", "be False where padding lies between tokens", True)
         with recorded_weights(self.layers) as weights:
-            given = read(hidden, None if past is None else past.layers, documents)
+            layers_read = read(hidden, None if past is None else past.layers, documents)
         averaged = tuple(averaged_banks(banks) for banks in weights)
         if padded is not None and read.keywords["keep_state"] and is_between_tokens(padded, past is not None, True):
             states = read_rows(read, hidden, past, padded, True).states  # which end with a token
-            given = LayersRead(given.inputs, states)
-        return given, averaged
+            layers_read = LayersRead(layers_read.inputs, states)
+        return layers_read, averaged
 
     def _expect_weights(self, where: str) -> None:
         """Refuse `output_attentions` where no memory has weights, or layers are computed a second time."""

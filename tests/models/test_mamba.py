@@ -141,3 +141,10 @@ def test_padding_that_would_be_read_as_text_is_refused(pair, ids, cut):
     cache = None if cut is None else ours(ids[:, :cut], attention_mask=mask[:, :cut], use_cache=True).cache_params
     with pytest.raises(TesseraError, match=r"^Mamba: .* got .*\. Read such rows one at a time\.$"):
         ours(ids[:, cut or 0 :], attention_mask=mask, cache_params=cache)
+
+
+def test_tokens_behind_padding_are_refused_without_a_mask_too(pair, ids):
+    ours, mask = pair[1].eval(), torch.ones_like(ids)
+    mask[1, 18:] = 0
+    with pytest.raises(TesseraError, match=r"^Mamba: past tokens must end without padding"):
+        ours.generate(ids, attention_mask=mask, max_new_tokens=2)
