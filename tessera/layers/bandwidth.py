@@ -17,6 +17,8 @@ class Bandwidth(nn.Module):
 
     With `free_intercept` the intercept of the scores is a parameter of its own rather than the kernel's function of
     beta: some published normalised-ReLU checkpoints have a slope and an offset that no bandwidth produces.
+
+    `scale`, which is not learned, multiplies beta: see `inverse_bandwidth_scale` of the models.
     """
 
     scalar_parameters = ("log_inverse_bandwidth", "intercept")
@@ -25,6 +27,7 @@ class Bandwidth(nn.Module):
     def __init__(self, num_heads: int, kernel: Kernel, free_intercept: bool = False):
         super().__init__()
         self.initial_log = math.log(kernel.initial_inverse_bandwidth)
+        self.scale = 1.0
         self.log_inverse_bandwidth = nn.Parameter(torch.empty(num_heads))
         self.intercept = nn.Parameter(torch.empty(num_heads)) if free_intercept else None
         self.reset_parameters()
@@ -41,7 +44,8 @@ class Bandwidth(nn.Module):
         self, kernel: Kernel, num_pairs: Documents = None
     ) -> tuple[Float[Tensor, "H 1"], Float[Tensor, "H 1"] | None]:
         """Slope and intercept (H, 1) of the scores, for every step alike, whatever the number of pairs."""
-        slope, intercept = kernel.affine(self.log_inverse_bandwidth.exp()[:, None])
+        beta = self.log_inverse_bandwidth.exp()[:, None]
+        slope, intercept = kernel.affine(beta if self.scale == 1 else self.scale * beta)
         return slope, intercept if self.intercept is None else self.intercept[:, None]
 
 
@@ -55,7 +59,7 @@ class AdaptiveBandwidth(nn.Module):
     """`beta(n) = beta_1 n^a + beta_0` per head, n the number of pairs the memory holds for a query (v2, equation 6).
 
     `beta_0 = exp(t_0) > 0`, `beta_1 = exp(t_1) > 0`, `a = exp(-|t_a|)` in (0, 1]. An empty memory has
-    `beta(0) = beta_0`.
+    `beta(0) = beta_0`. `scale`, which is not learned, multiplies beta.
     """
 
     scalar_parameters = ("log_offset", "log_slope", "exponent_rate")
@@ -64,6 +68,7 @@ class AdaptiveBandwidth(nn.Module):
     def __init__(self, num_heads: int, kernel: Kernel):
         super().__init__()
         self.initial_log = math.log(kernel.initial_inverse_bandwidth)
+        self.scale = 1.0
         self.log_offset = nn.Parameter(torch.empty(num_heads))
         self.log_slope = nn.Parameter(torch.empty(num_heads))
         self.exponent_rate = nn.Parameter(torch.empty(num_heads))
@@ -89,4 +94,5 @@ class AdaptiveBandwidth(nn.Module):
         self, kernel: Kernel, num_pairs: Int[Tensor, "B T"]
     ) -> tuple[Float[Tensor, "B H T"], Float[Tensor, "B H T"] | None]:
         """Slope and intercept (B, H, T) of the scores of queries over `num_pairs` (B, T) pairs each."""
-        return kernel.affine(self.inverse_bandwidth(num_pairs))
+        beta = self.inverse_bandwidth(num_pairs)
+        return kernel.affine(beta if self.scale == 1 else self.scale * beta)

@@ -254,6 +254,8 @@ def made_by(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast") -> d
     settings = model.config.to_dict()
     for name in ("transformers_version", "dtype", "_name_or_path"):  # another release may write them otherwise
         settings.pop(name, None)
+    if settings.get("inverse_bandwidth_scale") == 1:  # memories of earlier releases do not know it
+        del settings["inverse_bandwidth_scale"]
     text = json.dumps(settings, sort_keys=True, default=str)
     weights = str(tensor_checksum(dict(model.named_parameters())))
     parts = {"settings": text, "weights": weights, "tokens": tokenizer.backend_tokenizer.to_str()}

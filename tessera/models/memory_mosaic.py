@@ -1,7 +1,7 @@
 """Memory Mosaics (v1): contextual and persistent memories in every block."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.functional import dropout
@@ -23,6 +23,7 @@ from tessera.models.strict_config import StrictConfig
 
 NORM_POSITIONS = ("pre", "post")
 INITIALIZATIONS = ("normal", "fan_in")
+SCALES = "be positive, and 1 with a free_intercept"
 
 
 class MemoryMosaicConfig(StrictConfig):
@@ -50,6 +51,9 @@ class MemoryMosaicConfig(StrictConfig):
             it misses the newest pair, as three kernels of published training code do.
         mean_keys: the contextual memories' keys are weighted means rather than sums (see `LeakyKeyExtractor`); it
             matters only with a key_norm_eps.
+        inverse_bandwidth_scale: what beta of every contextual memory is multiplied with. More than 1 makes their kernels
+            narrower than training did: in texts far longer than it read, what is a little like a query is then too
+            much. It may be changed later (`tessera.models.adjusting.adjust_model`).
         free_intercept: a learned intercept of the scores in place of the kernel's function of the bandwidth.
         initialization: "normal": linear and embedding weights from N(0, initializer_range^2), combining layers divided
             by sqrt(2 num_layers). "fan_in", as the published library: linear weights from N(0, 1 / fan_in), combining
@@ -62,6 +66,7 @@ class MemoryMosaicConfig(StrictConfig):
     model_type = "memory_mosaic"
     keys_to_ignore_at_inference = ["past_key_values"]
     attribute_map = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
+    adjustable: ClassVar[frozenset[str]] = frozenset({"inverse_bandwidth_scale"})
 
     vocab_size: int = 50257
     hidden_size: int = 768
@@ -84,6 +89,7 @@ class MemoryMosaicConfig(StrictConfig):
     persistent_key_norm_eps: float | None = None
     contextual_delay: int = 1
     mean_keys: bool = False
+    inverse_bandwidth_scale: float = 1.0
     free_intercept: bool = False
     initialization: str = "normal"
     initializer_range: float = 0.02
@@ -102,7 +108,7 @@ class MemoryMosaicConfig(StrictConfig):
         """See `StrictConfig`."""
         sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_persistent_banks", "contextual_delay")
         problems = self.positive(*sizes) or self.divided_by_heads()
-        slots = self.num_persistent_slots
+        slots, scale = self.num_persistent_slots, self.inverse_bandwidth_scale
         optional = [] if self.contextual_weight_dropout is None else ["contextual_weight_dropout"]
         problems += self.probabilities("weight_dropout", "head_dropout", "residual_dropout", *optional)
         epsilons = {name: getattr(self, name) for name in ("key_norm_eps", "persistent_key_norm_eps")}
@@ -110,6 +116,7 @@ class MemoryMosaicConfig(StrictConfig):
             *problems,
             *self.broken(
                 (isinstance(slots, int) and slots >= 0, "num_persistent_slots", "be a non-negative integer"),
+                (scale == 1 or (scale > 0 and not self.free_intercept), "inverse_bandwidth_scale", SCALES),
                 *((eps is None or eps >= 0, name, "be at least 0") for name, eps in epsilons.items()),
             ),
             *self.one_of(
@@ -154,6 +161,11 @@ class MemoryMosaicLayer(GradientCheckpointingLayer):
                 bias=config.bias,
                 head_dropout=config.head_dropout,
             )
+        self.follow(config)
+
+    def follow(self, config: MemoryMosaicConfig) -> None:
+        """Take over what may change in a built model."""
+        self.contextual.bandwidth.scale = config.inverse_bandwidth_scale
 
     def forward(
         self,

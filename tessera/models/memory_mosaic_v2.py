@@ -1,6 +1,6 @@
 """Memory Mosaics v2: short-term, long-term and persistent memories in every block."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ class MemoryMosaicV2Config(StrictConfig):
         long_term_memory: whether the model has long-term memories at all. To switch those of a trained model off
             and on, use `model.disable_long_term_memory()`.
         long_term_delay: m at inference; at step T the long-term memory holds the pairs 1 .. T - m.
+        inverse_bandwidth_scale: what beta of every long-term memory is multiplied with; see `MemoryMosaicConfig`.
         training_long_term_delay: (lowest, highest) m in training, drawn uniformly for each sequence of a batch.
         logit_scale: the logits are `logit_scale * W Norm(x)`.
         rms_norm_eps: of the norms before memories and lm_head.
@@ -45,6 +46,7 @@ class MemoryMosaicV2Config(StrictConfig):
     model_type = "memory_mosaic_v2"
     keys_to_ignore_at_inference = ["past_key_values"]
     attribute_map = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
+    adjustable: ClassVar[frozenset[str]] = frozenset({"inverse_bandwidth_scale"})
 
     vocab_size: int = 128256
     hidden_size: int = 2048
@@ -55,6 +57,7 @@ class MemoryMosaicV2Config(StrictConfig):
     short_term_span: int = 256
     long_term_memory: bool = True
     long_term_delay: int = 64
+    inverse_bandwidth_scale: float = 1.0
     training_long_term_delay: list[int] | tuple[int, int] = (64, 256)
     logit_scale: float = 1.0
     rms_norm_eps: float = 1e-5
@@ -81,6 +84,7 @@ class MemoryMosaicV2Config(StrictConfig):
         problems = self.positive(*sizes, "short_term_span") or [
             *self.divided_by_heads(),
             *self.broken((self.short_term_span >= 2, "short_term_span", "be at least 2")),
+            *self.broken((self.inverse_bandwidth_scale > 0, "inverse_bandwidth_scale", "be positive")),
         ]
         bounds = self.training_long_term_delay
         are_integers = isinstance(bounds, (list, tuple)) and all(type(bound) is int for bound in bounds)
@@ -104,6 +108,12 @@ class MemoryMosaicV2Layer(GradientCheckpointingLayer):
         self.long_term_enabled = config.long_term_memory
         self.persistent_norm = rms_norm(config)
         self.persistent = SwiGLU(config.hidden_size, config.intermediate_size)
+        self.follow(config)
+
+    def follow(self, config: MemoryMosaicV2Config) -> None:
+        """Take over what may change in a built model."""
+        if self.long_term is not None:
+            self.long_term.bandwidth.scale = config.inverse_bandwidth_scale
 
     def forward(
         self,

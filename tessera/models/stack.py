@@ -57,6 +57,12 @@ class StackPreTrainedModel(SavesWithCode, PreTrainedModel):
             counts[part] = counts.get(part, 0) + parameter.numel()
         return counts
 
+    def on_adjusted(self) -> None:
+        """Let the layers take over what `adjust_model` changed in the configuration."""
+        for layer in self.base_model.layers:
+            if hasattr(layer, "follow"):
+                layer.follow(self.config)
+
 
 class NormalInitialization(StackPreTrainedModel):
     """Matrices from N(0, initializer_range^2), those at the end of a residual branch divided by sqrt(2 num_layers).
