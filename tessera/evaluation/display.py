@@ -46,7 +46,7 @@ def training_curves(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]],
         figure.legend(frameon=False, loc="outside lower center")
     else:
         axes.legend(frameon=False, loc="upper right")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _validation(records: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
@@ -79,7 +79,7 @@ def position_curves(
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if len(losses) > 1:
         axes.legend(frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def moving_average(curve: np.ndarray, decay: float) -> np.ndarray:
@@ -135,7 +135,8 @@ def is_figure(path: Path) -> bool:
         return False
 
 
-def _save(figure: "Figure", path: Path) -> None:
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write it, with a mark by which it is known later."""
     path = Path(path)
     kind = path.suffix[1:].lower() or "png"
     metadata = {"Software" if kind == "png" else "Creator": MADE_BY}

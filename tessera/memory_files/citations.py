@@ -53,7 +53,9 @@ def citations(memory: "Memory", state: Any, answer: Answer, count: int) -> tuple
     if state is None:
         return ()
     ids = torch.cat([answer.question, answer.tokens.to(answer.question.device)])[None]
-    weights = _weights(memory, state, ids[:, :-1], len(answer.question))
+    recalled = recalled_of_tokens(memory, state, answer)
+    weights = torch.stack(list(recalled.values())).sum(0)
+    weights = weights[:-1] / weights.sum().clamp_min(1e-30)
     passages = _passages(memory, weights)
     full = _probability(memory, state, ids, len(answer.question))
     cited = []
@@ -67,18 +69,24 @@ def citations(memory: "Memory", state: Any, answer: Answer, count: int) -> tuple
     return tuple(sorted(cited, key=lambda citation: (-citation.drop, -citation.weight))[:count])
 
 
-def _weights(memory: "Memory", state: Any, ids: Tensor, num_asked: int) -> Tensor:
-    """Of each token of all documents (N,), its share of what was recalled for the answer's tokens."""
+@torch.no_grad()
+def recalled_of_tokens(memory: "Memory", state: Any, answer: Answer) -> dict[str, Tensor]:
+    """Memory -> the weight (N + 1,) with which it recalled each of the N tokens of all documents, and anything else.
+
+    Weights are sums over the heads and the tokens of the answer. Persistent memories are left out.
+    """
+    ids = torch.cat([answer.question, answer.tokens.to(answer.question.device)])[None, :-1]
     total = sum(len(document.tokens) for document in memory.documents)
-    weights, recalled = torch.zeros(total + 1), 0.0
-    for recall in recall_weights(memory.model, ids, range(num_asked - 1, ids.shape[1]), state):
+    recalled = {}
+    for recall in recall_weights(memory.model, ids, range(len(answer.question) - 1, ids.shape[1]), state):
         if recall.site.kind == "persistent":
             continue
-        row = recall.weights.float().sum((0, 1))
-        recalled += float(row.sum())
-        is_before = (recall.pairs < 0) & (recall.pairs >= -total)
+        weights, row = torch.zeros(total + 1), recall.weights.float().sum((0, 1))
+        is_before = (recall.pairs < -1) & (recall.pairs >= -total)
         weights.index_add_(0, total + recall.pairs[is_before] + 1, row[is_before])
-    return weights[:total] / max(recalled, 1e-30)
+        weights[total] = row.sum() - weights.sum()
+        recalled[recall.site.name] = weights
+    return recalled
 
 
 def _passages(memory: "Memory", weights: Tensor) -> list[tuple[int, int, int, int, str]]:

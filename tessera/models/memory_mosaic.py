@@ -51,9 +51,9 @@ class MemoryMosaicConfig(StrictConfig):
             it misses the newest pair, as three kernels of published training code do.
         mean_keys: the contextual memories' keys are weighted means rather than sums (see `LeakyKeyExtractor`); it
             matters only with a key_norm_eps.
-        inverse_bandwidth_scale: what beta of every contextual memory is multiplied with. More than 1 makes their kernels
-            narrower than training did: in texts far longer than it read, what is a little like a query is then too
-            much. It may be changed later (`tessera.models.adjusting.adjust_model`).
+        inverse_bandwidth_scale: what beta of every contextual memory is multiplied with. More than 1 makes their
+            kernels narrower than training did, for texts far longer than it read: there very many pairs are a little
+            like a query. It may be changed later (`tessera.models.adjusting.adjust_model`).
         free_intercept: a learned intercept of the scores in place of the kernel's function of the bandwidth.
         initialization: "normal": linear and embedding weights from N(0, initializer_range^2), combining layers divided
             by sqrt(2 num_layers). "fan_in", as the published library: linear weights from N(0, 1 / fan_in), combining

@@ -7,6 +7,7 @@ from tessera.papers import (  # noqa: F401
     induction,
     length_generalization,
     many_shot,
+    passwords,
     regbench,
     three_moons,
 )

@@ -4,7 +4,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tessera.papers.babilong.run import LAST_SEGMENT, MODELS, SHUT, THRESHOLD, UNSEEN, BabilongSettings, execute, plan
+from tessera.papers.babilong.run import (
+    LAST_SEGMENT,
+    MODELS,
+    SHUT,
+    THRESHOLD,
+    UNSEEN,
+    WHOLE_UNSEEN,
+    BabilongSettings,
+    execute,
+    plan,
+)
 from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.tables import (
@@ -82,6 +92,7 @@ GROUPS = {
         "mamba": "Mamba",
         "mosaic": "Memory Mosaic",
         "mosaic_v2": "Memory Mosaic v2",
+        WHOLE_UNSEEN: "Memory Mosaic, biweight, unseen books",
     },
 }
 PARTS = {"whole": "in one segment", "first_part": "first part of a split fact", "second_part": "second part"}

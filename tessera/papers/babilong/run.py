@@ -32,7 +32,8 @@ from tessera.training.staged_data import StagedQuestions
 
 RECIPES = Path(__file__).parent / "recipes"
 QA1 = SHIPPED / "armt-babilong-qa1.yaml"
-WHOLE_TEXT = ("mamba", "mosaic", "mosaic_v2")  # read the text without segments
+WHOLE_UNSEEN = "mosaic_unseen"
+WHOLE_TEXT = ("mamba", "mosaic", "mosaic_v2", WHOLE_UNSEEN)  # read the text without segments
 LAST_SEGMENT = "last_segment"
 THRESHOLD = "armt_mosaic_threshold"
 SHUT = "armt_mosaic_shut"
@@ -72,6 +73,8 @@ class Model(NamedTuple):
             unit. contexts: the fewest that are read of each length. recipes: kind of question -> file. first_seed: of
             its runs. on_one_book: as before its recipe took other books for tests (its test book was one that designs
             were chosen on). gates_normaliser: against its recipe, shut gates leave the normaliser as it is.
+            reads_unseen: against its recipe, it is tested on other books. longest_whole_text, test_tokens: see
+            `Budget`, of this model alone.
     """
 
     label: str
@@ -82,6 +85,9 @@ class Model(NamedTuple):
     first_seed: int = 0
     on_one_book: bool = False
     gates_normaliser: bool = False
+    reads_unseen: bool = False
+    longest_whole_text: int | None = None
+    test_tokens: int | None = None
 
 
 LONG = {"qa1": SHIPPED / "armt-babilong-qa1-long.yaml"} | {
@@ -121,6 +127,16 @@ MODELS = {
         "Mamba, whole text", {"type": "mamba", "hidden_size": 128, "num_hidden_layers": 4, "state_size": 16}, 2.5
     ),
     "mosaic": Model("Memory Mosaic, whole text", {**MOSAIC, "num_layers": 4}, 1.5),
+    # The compact kernel was the first that was tried on validation books.
+    WHOLE_UNSEEN: Model(
+        "Memory Mosaic, biweight, whole text (unseen books)",
+        {**MOSAIC, "num_layers": 4, "kernel": "biweight"},
+        1.5,
+        first_seed=31,
+        reads_unseen=True,
+        longest_whole_text=4096,
+        test_tokens=250_000,
+    ),
     "mosaic_v2": Model("Memory Mosaic v2, whole text", MOSAIC_V2, 1.5),
     LAST_SEGMENT: Model("transformer, last segment only", TRANSFORMER, 0.3),
 }
@@ -180,10 +196,15 @@ class Budget:
         if of_model.on_one_book:
             task = {key: value for key, value in recipe["data"]["task"].items() if key != "test_noise"}
             recipe["data"] = {**recipe["data"], "task": task}
+        if of_model.reads_unseen:
+            task = {**recipe["data"]["task"], "test_noise": "test_books"}
+            recipe["data"] = {**recipe["data"], "task": task}
         recipe = self._resized(recipe)
         contexts = of_model.contexts // 2 if kind in CHAINED else of_model.contexts
-        measured = tuple(n for n in self.measured if model not in WHOLE_TEXT or n <= self.longest_whole_text)
-        settings = BabilongSettings(model, kind, recipe, measured, self.test_tokens, self.test_contexts, contexts)
+        longest = of_model.longest_whole_text or self.longest_whole_text
+        measured = tuple(n for n in self.measured if model not in WHOLE_TEXT or n <= longest)
+        tokens = min(self.test_tokens, of_model.test_tokens or self.test_tokens)
+        settings = BabilongSettings(model, kind, recipe, measured, tokens, self.test_contexts, contexts)
         return Run(f"{model}/{kind}/seed {seed}", settings, of_model.cost)
 
     def _resized(self, value: Any) -> Any:

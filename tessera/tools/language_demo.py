@@ -1,4 +1,4 @@
-"""The demo: a small Memory Mosaic and the transformer of equal size, trained on the same stories and compared."""
+"""The demo of language models: a small Memory Mosaic and the transformer of equal size, on the same stories."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -26,7 +26,7 @@ TRIAL = ("training.log_every=1", "training.evaluate_sequences=1", "training.chec
 
 
 @dataclass(frozen=True)
-class Demo:
+class LanguageDemo:
     """Where the demo writes, changes to both recipes, minutes for training at most, and how the samples begin."""
 
     output: Path
@@ -54,7 +54,7 @@ class Demo:
             write_report(summaries, self.output, self.prompt)
 
 
-def affordable_steps(demo: Demo) -> int | None:
+def affordable_steps(demo: LanguageDemo) -> int | None:
     """None when the recipes' steps fit into the time; else how many do, measured on a few steps of each model."""
     section = read_recipe(next(iter(RECIPES.values())), demo.overrides).training
     seconds = sum(seconds_per_step(recipe, demo) for recipe in RECIPES.values())
@@ -70,7 +70,7 @@ def affordable_steps(demo: Demo) -> int | None:
     return affordable
 
 
-def seconds_per_step(recipe: str, demo: Demo) -> float:
+def seconds_per_step(recipe: str, demo: LanguageDemo) -> float:
     """Time of a training step, the fastest of a trial run's after the first; the trial is deleted."""
     folder = demo.output / "trial"
     plan = read_recipe(recipe, [*demo.overrides, *_schedule(TRIAL_STEPS), *TRIAL])

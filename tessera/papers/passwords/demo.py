@@ -1,0 +1,214 @@
+"""The demo: a mosaic learns to find passwords in books, reads two novels in which some are hidden, and is asked.
+
+Every answer comes with the sentence that carried it, and a figure shows where in the books each memory looked.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from tessera.base.errors import expect
+from tessera.base.files import write_text_atomically, writing
+from tessera.base.locks import held
+from tessera.data.sources import text_files
+from tessera.data.text_files import text_of_files
+from tessera.evaluation.display import COLOURS, save_figure
+from tessera.evaluation.provenance import provenance
+from tessera.memory_files.answering import Answer
+from tessera.memory_files.citations import recalled_of_tokens
+from tessera.memory_files.memory import Memory
+from tessera.memory_files.page import write_page
+from tessera.models.saving.loading import load_model, load_tokenizer
+from tessera.papers.babilong.asking import PlantedText
+from tessera.papers.passwords.task import FACT, PEOPLE, QUESTION, WORDS
+from tessera.recipes.recipe import read_recipe
+from tessera.training.run import train
+
+RECIPE = "book-reader"
+BOOKS = ("pollyanna_1450.txt.gz", "the_railway_children_1874.txt.gz")
+QUESTIONS, WITHOUT = 10, 2  # asked, and how many of them no book answers
+SEEN = 0.005  # the least share of what a memory recalled that the figure shows
+
+
+def bundled_books() -> list[Path]:
+    """The two novels that come with the library, of which training saw nothing."""
+    return [path for path in text_files("test_books") if path.name in BOOKS]
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A password, the book that it is hidden in, and after which share of it; None of a person without one."""
+
+    person: str
+    word: str | None
+    book: str | None = None
+    place: float | None = None
+
+    @property
+    def question(self) -> str:
+        """What is asked."""
+        return QUESTION.format(person=self.person)
+
+    @property
+    def fact(self) -> str | None:
+        """The hidden sentence."""
+        return None if self.word is None else FACT.format(person=self.person, word=self.word)
+
+
+class Asked(NamedTuple):
+    """A question, its answer, and memory -> the weights with which it recalled each token of the books."""
+
+    hidden: Hidden
+    answer: Answer
+    recalled: dict[str, Tensor]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the answer is the word, or that the books do not say it."""
+        if self.hidden.word is None:
+            return not self.answer.is_in_text
+        return self.answer.is_in_text and self.answer.text == self.hidden.word
+
+    @property
+    def source(self) -> str | None:
+        """The sentence that carried the answer."""
+        if not self.answer.is_in_text or not self.answer.citations:
+            return None
+        return " ".join(self.answer.citations[0].text.split())
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Where the demo writes, changes to the recipe, the books, and what decides which passwords are hidden where."""
+
+    output: Path
+    overrides: list[str]
+    books: list[Path]
+    seed: int
+
+    def run(self) -> None:
+        """Train, read, ask; print the answers, and write the figure, the page and the memory.
+
+        Raises:
+            TesseraError: impossible overrides, books that cannot be read, or an output that cannot be written.
+        """
+        recipe = read_recipe(RECIPE, self.overrides)
+        names = [book.name for book in self.books]
+        expect(len(set(names)) == len(names), "demo", "--books", "have different names", ", ".join(names))
+        for book in self.books:
+            next(text_of_files([book]), None)  # what cannot be read is said before anything is made
+        with writing(self.output, "output folder", "Use --output."):
+            self.output.mkdir(parents=True, exist_ok=True)
+        with held(self.output / "demo.lock", "Wait for it, or use another --output."):
+            reader = self.output / "reader"
+            print("A mosaic learns to find passwords between the sentences of fairy tales:", flush=True)
+            summary = train(recipe, reader, overwrite=True)
+            memory = Memory(load_model(reader), load_tokenizer(reader))
+            hidden = list(hidden_passwords(names, self.seed))
+            began = time.perf_counter()
+            for book in self.books:
+                hidden = read_with_passwords(memory, book, hidden, self.seed)
+            reading = time.perf_counter() - began
+            print(f"{' and '.join(names)}: {memory.described()}, read in {reading:.0f} s\n", flush=True)
+            memory.save(self.output / "books.memory")
+            asked = list(answers(memory, hidden))
+            right = sum(row.is_right for row in asked)
+            print(f"\nright: {right} of {len(asked)}")
+            write_page(self.output / "answers.html", memory, [(row.hidden.question, row.answer) for row in asked])
+            draw(self.output / "looked.png", memory, asked)
+            self._write(summary, memory, asked, reading)
+        print(
+            f"{self.output / 'answers.html'}: the books with these sentences marked\n"
+            f"{self.output / 'looked.png'}: where each memory looked\nAsk again: tessera ask {reader} {asked[0].hidden.question!r} --memory "
+            f"{self.output / 'books.memory'} --cite"
+        )
+
+    def _write(self, summary: Any, memory: Memory, asked: Sequence[Asked], reading: float) -> None:
+        rows = [
+            {**asdict(row.hidden), "answer": row.answer.text, "probability": row.answer.probability}
+            | {"in_text": row.answer.certainty, "source": row.source, "is_right": row.is_right}
+            for row in asked
+        ]
+        results = {
+            "provenance": provenance(),
+            "training": asdict(summary),
+            "tokens": {document.name: len(document.tokens) for document in memory.documents},
+            "seconds_of_reading": round(reading, 1),
+            "answers": rows,
+        }
+        write_text_atomically(self.output / "demo.json", json.dumps(results, indent=1) + "\n")
+
+
+def hidden_passwords(books: Sequence[str], seed: int) -> Iterator[Hidden]:
+    """Ten people in random order; eight have a password, in the books in turn."""
+    random = Random(seed)
+    people = random.sample(PEOPLE, QUESTIONS)
+    nobody = set(random.sample(range(QUESTIONS), WITHOUT))
+    for number, person in enumerate(people):
+        if number in nobody:
+            yield Hidden(person, None)
+        else:
+            yield Hidden(person, random.choice(WORDS), books[number % len(books)])
+
+
+def read_with_passwords(memory: Memory, book: Path, hidden: Sequence[Hidden], seed: int) -> list[Hidden]:
+    """Read `book` with its passwords at random places; `hidden` with these places."""
+    text = "".join(text_of_files([book]))
+    own = [one for one in hidden if one.book == book.name]
+    planted = PlantedText([text], len(text.encode()), [one.fact for one in own if one.fact is not None], seed)
+    memory.read(planted, book.name, where="demo: --books", progress=sys.stderr.isatty())
+    places = dict(zip((one.person for one in own), planted.places))
+    return [Hidden(one.person, one.word, one.book, places.get(one.person, one.place)) for one in hidden]
+
+
+def answers(memory: Memory, hidden: Sequence[Hidden]) -> Iterator[Asked]:
+    """Ask for each password, and print the answer, what carried it, and what would have been right."""
+    for one in hidden:
+        answer = memory.ask(one.question, cite=1)
+        row = Asked(one, answer, recalled_of_tokens(memory, memory.state, answer))
+        print(f"{one.question}\n  {answer.said()}")
+        if row.source is not None and answer.citations:
+            print(f"  {answer.citations[0].document}: {row.source}")
+        if not row.is_right:
+            print(f"  wrong: {'no book says it' if one.fact is None else f'{one.book} says: {one.fact}'}")
+        sys.stdout.flush()
+        yield row
+
+
+def draw(path: Path, memory: Memory, asked: Sequence[Asked]) -> None:
+    """For each memory a panel: a line for each question, dots where it recalled tokens of the books, a ring around the
+    hidden sentence. The area of a dot is the share of what the memory recalled."""
+    from matplotlib.figure import Figure
+
+    sizes = np.array([len(document.tokens) for document in memory.documents])
+    ends = sizes.cumsum()
+    names = list(asked[0].recalled)
+    figure = Figure(figsize=(9, 1.2 + 2.6 * len(names)), layout="constrained")
+    panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
+    of_book = {document.name: number for number, document in enumerate(memory.documents)}
+    for layer, (panel, name) in enumerate(zip(panels, names), 1):
+        for number, row in enumerate(asked):
+            shares = (row.recalled[name] / row.recalled[name].sum().clamp_min(1e-30))[:-1].numpy()
+            seen = np.flatnonzero(shares >= SEEN)
+            panel.scatter(seen, np.full(len(seen), number), 120 * shares[seen], COLOURS[0 if row.is_right else 1])
+            if row.hidden.book is not None and row.hidden.place is not None:
+                book = of_book[row.hidden.book]
+                place = ends[book] - sizes[book] * (1 - row.hidden.place)
+                panel.scatter([place], [number], 160, facecolors="none", edgecolors=COLOURS[4], linewidths=1.2)
+        for end in ends[:-1]:
+            panel.axvline(end, color="#94a3b8", linewidth=0.8, linestyle="dashed")
+        panel.set_yticks(range(len(asked)), [f"the {row.hidden.person}" for row in asked], fontsize=8)
+        panel.invert_yaxis()
+        panel.set_xlim(0, ends[-1])
+        panel.set_title(f"memory of layer {layer}", fontsize=10)
+    panels[-1].set_xlabel(", then ".join(f"{name} ({size:,} tokens)" for name, size in zip(of_book, sizes)))
+    figure.suptitle("Where each memory looked while it answered (dots), and where the password is hidden (rings)")
+    save_figure(figure, path)
