@@ -134,7 +134,7 @@ MODELS = {
         1.5,
         first_seed=31,
         reads_unseen=True,
-        longest_whole_text=4096,
+        longest_whole_text=1024,
         test_tokens=250_000,
     ),
     "mosaic_v2": Model("Memory Mosaic v2, whole text", MOSAIC_V2, 1.5),
