@@ -1,6 +1,6 @@
 """Exact recall through an index beside the scan of all pairs, on the keys of a trained Memory Mosaic.
 
-    make demo
+    tessera demo language
     OMP_NUM_THREADS=1 python -m benchmarks.recall runs/demo/mosaic book.txt ... --out results/recall/cpu.json
 
 The model reads the texts in pieces of `--context` tokens; the keys and values that a head stored are one memory, and

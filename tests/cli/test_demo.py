@@ -2,75 +2,55 @@
 
 import json
 
-import pytest
+from tessera.papers.passwords.demo import QUESTIONS
 
-from tessera.tools import demo
-from tessera.tools.demo import table
-
+STAGE = (
+    "{length: 3, min_length: 3, steps: 2, target: 2.0, learning_rate: 1.0e-3, model: {inverse_bandwidth_scale: 3.0}}"
+)
 SMALL = (
     "model.hidden_size=16",
-    "model.num_layers=1",
-    "model.num_heads=2",
-    "data.context=32",
-    "tokenizer.vocab_size=300",
     "training.batch_size=2",
     "training.evaluate_sequences=2",
-    "training.precision=fp32",
+    f"training.curriculum=[{STAGE}]",
 )
-SCHEDULE = ("training.steps=6", "training.warmup_steps=1", "training.evaluate_every=3", "training.checkpoint_every=3")
 
 
-@pytest.fixture(scope="module")
-def small_stories(tmp_path_factory):
-    path = tmp_path_factory.mktemp("stories") / "text.txt"
-    path.write_text("Once upon a time there was a king who had three daughters. " * 60)
-    return f"data.source={path}"
-
-
-def test_the_demo_leaves_both_runs_and_their_comparison(tessera, tmp_path, small_stories, monkeypatch):
-    monkeypatch.setattr(demo, "STREAM_TOKENS", 20)
+def test_the_demo_made_small_leaves_what_it_promises(tessera, tmp_path):
+    books = [tmp_path / name for name in ("one.txt", "two.txt")]
+    for book in books:
+        book.write_text("There was a king who had three daughters. They lived in a castle. " * 20)
     output = tmp_path / "demo"
-    arguments = ["demo", "--output", output, "--prompt", "A king", *SMALL, *SCHEDULE, small_stories]
-    status, out, err = tessera(*arguments)
+    status, out, err = tessera("demo", "books", *SMALL, "--output", output, "--books", *books)
     assert status == 0, err
-    for run in ("mosaic", "transformer"):
-        for name in ("config.json", "model.safetensors", "metrics.jsonl", "recipe.yaml", "checkpoints/checkpoint-6"):
-            assert (output / run / name).exists(), name
-    assert (output / "loss.png").stat().st_size > 10_000
-    samples = (output / "samples.txt").read_text()
-    assert samples.count("A king") == 6
     results = json.loads((output / "demo.json").read_text())
-    rows = [line for line in out.splitlines() if line.startswith(("Memory Mosaic  ", "transformer, RoPE  "))]
-    assert results["provenance"]["versions"]["torch"]
-    for row, result in zip(rows, results["models"].values(), strict=True):
-        assert f"{result['parameters']:,}" in row
-        assert f"{result['validation_loss']:.4f}" in row
-    assert len(rows) == 2
-    assert out.rstrip().splitlines()[-1] != ""
-    assert out.index("Memory Mosaic:") > out.index(rows[-1])
-    assert not (output / "trial").exists()
-    # A second demo replaces the first; on a slow machine it trains fewer steps.
-    monkeypatch.setattr(demo, "seconds_per_step", lambda recipe, arguments: 3.0)
-    steps = ("training.steps=400", "training.warmup_steps=40")
-    status, out, _ = tessera("demo", "--output", output, "--minutes", 1, *SMALL, *steps, small_stories)
+    right = [row["is_right"] for row in results["answers"]]
+    assert f"right: {sum(right)} of {QUESTIONS}" in out
+    assert out.count("What is the password of the") == QUESTIONS + 1  # and the command that asks again
+    assert out.count("\n  wrong: ") == right.count(False)
+    for name in ("looked.png", "answers.html", "books.memory"):
+        assert (output / name).stat().st_size > 1000, name
+    question = results["answers"][0]["person"]
+    arguments = [
+        "ask",
+        output / "reader",
+        f"What is the password of the {question}?",
+        "--memory",
+        output / "books.memory",
+    ]
+    status, said, _ = tessera(*arguments)
     assert status == 0
-    assert "400 steps of both would take 40.3 minutes here: training 6 of them" in out
-    lines = (output / "mosaic" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(lines[-1])["step"] == 6
-    assert json.loads((output / "demo.json").read_text())["models"] != results["models"]
+    answer = results["answers"][0]["answer"]
+    assert answer in said
+    text = (output / "answers.html").read_text()
+    assert all(
+        row["word"] is None or f"The password of the {row['person']} is {row['word']}." in text
+        for row in results["answers"]
+    )
 
 
-def test_a_prompt_that_fills_the_context_is_said_before_training(tessera, tmp_path, small_stories):
-    arguments = ["demo", "--output", tmp_path / "demo", *SMALL, *SCHEDULE, small_stories]
-    status, _, err = tessera(*arguments, "--prompt", "king " * 40)
-    assert (status, len(err.strip().splitlines())) == (2, 1)
-    assert "--prompt must hold 1 to 31 tokens (data.context - 1); got " in err
-    assert not (tmp_path / "demo" / "mosaic").exists()
-
-
-def test_the_table_lines_up():
-    from tessera.training.model_card import RunSummary
-
-    summary = RunSummary("x", "x", 4_200_000, 10, 10, 0, 3.21, 1.2, None)
-    lines = table({"Memory Mosaic": summary, "transformer": summary}).splitlines()
-    assert len({len(line) for line in lines}) == 1
+def test_options_of_the_other_demo_are_refused(tessera, tmp_path):
+    for arguments in (["language", "--seed", 1], ["books", "--minutes", 1]):
+        status, _, err = tessera("demo", *arguments, "--output", tmp_path / "demo")
+        assert (status, len(err.strip().splitlines())) == (2, 1)
+        assert "come with `tessera demo" in err
+    assert not (tmp_path / "demo").exists()

@@ -20,6 +20,8 @@ from tessera.papers.length_generalization import MultiQueryRecall, Reverse, Sort
 from tessera.papers.length_generalization.task import PAIR_SEPARATOR, QUERY_SEPARATOR
 from tessera.papers.many_shot import ManyShot
 from tessera.papers.many_shot.task import _classes_by_text
+from tessera.papers.passwords import Passwords
+from tessera.papers.passwords import task as passwords
 from tessera.papers.regbench import RegBench
 from tessera.papers.three_moons import ThreeMoons
 from tessera.papers.three_moons.task import positions_of
@@ -57,6 +59,7 @@ VARIANTS = {
         ManyShot(shots=2, order="shuffled", fewest_classes=2, dense=True, **_SHOTS),
         ManyShot(shots=3, distinct=2, **_SHOTS),
     ],
+    "passwords": [Passwords(), Passwords(length=128, facts_share=0.5, absent=0.6)],
     "regbench": [RegBench(), RegBench(**_SMALL_AUTOMATA, length=(2, 8))],
     "three_moons": [ThreeMoons(context=150), ThreeMoons(context=1, horizon=1)],
 }
@@ -123,6 +126,39 @@ class BABILongCase(TaskCase):
             first = int(self.task._answer_places(examples, row)[0])
             for column, token in enumerate(self.task._tokens(word), first):
                 logits[row, column - 1, int(token)] = 1.0
+        return logits
+
+
+class PasswordsCase(TaskCase):
+    def oracle(self, examples):
+        """Reads the text, and the question, as a person would."""
+        words = []
+        for tokens in examples.tokens.tolist():
+            text, _, _ = self.task.vocabulary.decode(tokens, skip_special_tokens=False).partition("<answer>")
+            said = dict(re.findall(r"The password of the (\w+) is (\w+)\.", text))
+            words.append(said.get(re.search(r"What is the password of the (\w+)\?", text)[1]))
+        return self.answering(examples, words)
+
+    def guess(self, examples, seed):
+        """Any word, or that there is none."""
+        return self.answering(examples, Random(seed).choices([*passwords.WORDS, None], k=len(examples)))
+
+    def chance(self, examples):
+        """One over the number of answers, whichever are more frequent."""
+        return 1 / (len(passwords.WORDS) + 1)
+
+    def held_apart(self, examples):
+        """Whole sentences of the book."""
+        texts = self.task.vocabulary.decode_batch(examples.tokens.tolist())
+        sentences = {sentence for text in texts for sentence in text.split(".") if len(sentence) > 60}
+        return {sentence for sentence in sentences if "password" not in sentence}
+
+    def answering(self, examples, words):
+        """Logits that answer a word each."""
+        logits = torch.zeros(*examples.tokens.shape, self.task.vocabulary.get_vocab_size())
+        for row, word in enumerate(words):
+            place = int((examples.labels[row] != -100).int().argmax())
+            logits[row, place - 1, int(passwords.answer_tokens(word)[0])] = 1.0
         return logits
 
 
@@ -362,6 +398,7 @@ CASES = {
     Sort: SortCase,
     MultiQueryRecall: RecallCase,
     ManyShot: ManyShotCase,
+    Passwords: PasswordsCase,
     RegBench: RegBenchCase,
     ThreeMoons: MoonsCase,
 }

@@ -125,11 +125,9 @@ class Demo:
             write_page(self.output / "answers.html", memory, [(row.hidden.question, row.answer) for row in asked])
             draw(self.output / "looked.png", memory, asked)
             self._write(summary, memory, asked, reading)
-        print(
-            f"{self.output / 'answers.html'}: the books with these sentences marked\n"
-            f"{self.output / 'looked.png'}: where each memory looked\nAsk again: tessera ask {reader} {asked[0].hidden.question!r} --memory "
-            f"{self.output / 'books.memory'} --cite"
-        )
+        again = f"tessera ask {reader} {asked[0].hidden.question!r} --memory {self.output / 'books.memory'} --cite"
+        print(f"{self.output / 'answers.html'}: the books with these sentences marked")
+        print(f"{self.output / 'looked.png'}: where each memory looked\nAsk again: {again}")
 
     def _write(self, summary: Any, memory: Memory, asked: Sequence[Asked], reading: float) -> None:
         rows = [
