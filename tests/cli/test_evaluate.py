@@ -61,7 +61,9 @@ def test_the_text_that_is_named_is_the_text_that_is_read(tessera, run_folder, co
 
 def test_several_models_in_one_table_and_one_figure(tessera, run_folder, transformer, corpus, tmp_path, monkeypatch):
     drawn = {}
-    monkeypatch.setattr("tessera.evaluation.display._save", lambda figure, path: drawn.update({str(path): figure}))
+    monkeypatch.setattr(
+        "tessera.evaluation.display.save_figure", lambda figure, path: drawn.update({str(path): figure})
+    )
     figure = tmp_path / "both.png"
     options = ("--data", corpus, "--context", 16, "--sequences", 3, "--plot", figure)
     status, out, err = tessera("eval", run_folder, transformer, *options, "--average", 0.9)

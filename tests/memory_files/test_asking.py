@@ -62,9 +62,10 @@ def test_the_weight_of_a_pair_is_that_of_the_token_in_its_value():
     """A value looks one token ahead: none holds the first token, and the last pair's holds a token of the question."""
     memory = Memory(make("v1"), byte_tokenizer()).read("A king.", "king")
     answer = memory.ask("Who", replace(GREEDY, max_new_tokens=2))
-    ids = torch.cat([answer.question, answer.tokens])[None, :-1]
-    weights = citations._weights(memory, memory.state, ids, len(answer.question))
-    assert [bool(weight) for weight in weights] == [False] + [True] * 6
+    recalled = citations.recalled_of_tokens(memory, memory.state, answer)
+    for weights in recalled.values():
+        assert [bool(weight) for weight in weights[:-1]] == [False] + [True] * 6
+        torch.testing.assert_close(weights.sum(), torch.tensor(3.0 * 2))  # three heads, two tokens of the answer
 
 
 def test_the_pipeline_answers_as_the_memory_does():

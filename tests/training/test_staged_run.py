@@ -340,7 +340,7 @@ def test_a_threshold_holds_without_a_run_folder_too(recipe_of, tmp_path):
     ("model", "message"),
     [
         ({"type": "rmt", "segment_size": 32, "num_memory_tokens": 2, "base": BASE}, "built rmt .* Known: backprop_seg"),
-        (BASE, "built memory_mosaic .* Known: none"),
+        (BASE, "built memory_mosaic .* Known: inverse_bandwidth_scale"),
     ],
 )
 def test_only_an_armt_has_gates_of_writing(recipe_of, tmp_path, model, message):

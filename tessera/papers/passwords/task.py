@@ -1,4 +1,4 @@
-"""Passwords hidden in books, each asked for by whose it is: what a small mosaic learns in two minutes.
+"""Passwords hidden in books, each asked for by whose it is: what a small mosaic learns in a minute.
 
 `The password of the miller is water.` stands somewhere between the sentences of a book, and so do other people's; then
 `What is the password of the miller?` is asked, or that of somebody whose password stands nowhere. Every other sentence
@@ -10,19 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.data.sources import STORIES
-from tessera.data.tokenizers import train_bpe
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.question_answering import QuestionBatch, question_rows
 from tessera.tasks.task import SPLIT_TENTHS, SPLITS, TASKS, Task, TokenExamples
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 PEOPLE = (
     "king queen prince princess tailor giant bride wolf fox miller cook huntsman soldier bear cat dog horse bird fish "
@@ -70,7 +71,7 @@ class Passwords(Task):
         self._expect_room(self.length - QUESTION_TOKENS)
 
     @property
-    def vocabulary(self) -> Tokenizer:
+    def vocabulary(self) -> "Tokenizer":
         """See `QuestionTask`: byte-level BPE of the book, in which every person and every word is one token."""
         return _texts().vocabulary
 
@@ -167,7 +168,7 @@ class Passwords(Task):
 class _Texts(NamedTuple):
     """The book's sentences as tokens, by split, also those about each person, and the tokenizer."""
 
-    vocabulary: Tokenizer
+    vocabulary: "Tokenizer"
     sentences: dict[str, list[np.ndarray]]
     about: dict[str, dict[str, list[np.ndarray]]]
 
@@ -180,6 +181,10 @@ class _Texts(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _texts() -> _Texts:
+    from tokenizers import AddedToken
+
+    from tessera.data.tokenizers import train_bpe  # transformers takes seconds to import, and tasks are listed without
+
     book = BOOK.read_text(encoding="utf-8")[:BOOK_BYTES]
     vocabulary = train_bpe([book], VOCABULARY - len(SPECIAL)).backend_tokenizer
     # `lstrip`: the blank in front of `<answer>` is no token; a question ends as near to the person as a fact does.
