@@ -165,7 +165,8 @@ class MemoryMosaicLayer(GradientCheckpointingLayer):
 
     def follow(self, config: MemoryMosaicConfig) -> None:
         """Take over what may change in a built model."""
-        self.contextual.bandwidth.scale = config.inverse_bandwidth_scale
+        bandwidth: Any = self.contextual.bandwidth
+        bandwidth.scale = config.inverse_bandwidth_scale
 
     def forward(
         self,

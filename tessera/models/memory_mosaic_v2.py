@@ -113,7 +113,8 @@ class MemoryMosaicV2Layer(GradientCheckpointingLayer):
     def follow(self, config: MemoryMosaicV2Config) -> None:
         """Take over what may change in a built model."""
         if self.long_term is not None:
-            self.long_term.bandwidth.scale = config.inverse_bandwidth_scale
+            bandwidth: Any = self.long_term.bandwidth
+            bandwidth.scale = config.inverse_bandwidth_scale
 
     def forward(
         self,

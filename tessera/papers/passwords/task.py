@@ -176,7 +176,7 @@ class _Texts(NamedTuple):
         return np.array(self.vocabulary.encode(text, add_special_tokens=False).ids)
 
     def token(self, text: str) -> int:
-        return self.vocabulary.token_to_id(text)
+        return int(self.encoded(text)[0])
 
 
 @lru_cache(maxsize=1)
