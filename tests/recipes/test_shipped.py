@@ -17,7 +17,7 @@ from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 # Of recipes that differ in sizes, rates and lengths alone, one.
 OF_EACH_KIND = """armt-babilong-qa1-long armt-wikitext-103 babistories-kernels-1 babistories-transformer-alibi-1
-    gpt2-wikitext-103 llama-small-4k mosaic-v2-10m own-questions rmt-babilong tiny""".split()
+    book-reader gpt2-wikitext-103 llama-small-4k mosaic-v2-10m own-questions rmt-babilong tiny""".split()
 SMALL_SEGMENTS = ("segment_size=8", "num_memory_tokens=2")
 SMALLER = {
     "memory_mosaic": ("hidden_size=16", "num_heads=2", "num_layers=1", "num_persistent_slots=8"),
@@ -49,7 +49,8 @@ def test_two_steps_made_small(name, tmp_path):
     recipe = read_recipe(name)
     if recipe.data.task:
         small = [f"model.{change}" for change in SMALLER[recipe.model["type"]]]
-        small += ["model.segment_size=64", "training.batch_size=2", "training.evaluate_sequences=2"]
+        small += ["model.segment_size=64"] * ("segment_size" in recipe.model)
+        small += ["training.batch_size=2", "training.evaluate_sequences=2"]
         small += ["training.curriculum=[{length: 1, steps: 1}, {length: 2, steps: 1}]"]
         if recipe.training.initialize_from:
             first = Path(recipe.training.initialize_from).name
