@@ -15,15 +15,14 @@ from tessera.base.errors import expect
 from tessera.cli.options import positive_float, whole_number
 
 PROMPT = "Once upon a time there was a king who had three daughters, and the youngest"
-LANGUAGE, BOOKS = ("minutes", "prompt"), ("books", "seed")  # options of one demo alone
+OWN_OPTIONS = {"books": ("books", "seed"), "language": ("minutes", "prompt")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera demo`."""
     add = parser.add_argument
-    add("what", nargs="?", choices=("books", "language"), default="books", help="which demo (default: books)")
-    meaning = "change this key of its recipe, of `language` of both recipes, such as training.batch_size=4"
-    add("overrides", nargs="*", default=[], metavar="key=value", help=meaning)
+    meaning = "`books` (the default) or `language`, then changes to its recipes, such as training.batch_size=4"
+    add("overrides", nargs="*", default=[], metavar="[DEMO] key=value", help=meaning)
     add("--output", type=Path, default=Path("runs/demo"), help="write everything into this folder (default: runs/demo)")
     meaning = "books: read these texts (default: two novels that come with the library)"
     add("--books", type=Path, nargs="+", metavar="FILE", help=meaning)
@@ -34,19 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, then write and print what came out."""
-    is_language = arguments.what == "language"
-    for name in BOOKS if is_language else LANGUAGE:
-        other = "books" if is_language else "language"
-        given = getattr(arguments, name)
-        expect(given is None, "demo", f"--{name}", f"come with `tessera demo {other}`", repr(given))
-    if is_language:
+    names_demo = arguments.overrides[:1] and arguments.overrides[0] in OWN_OPTIONS
+    which, overrides = (
+        (arguments.overrides[0], arguments.overrides[1:]) if names_demo else ("books", arguments.overrides)
+    )
+    (other,) = OWN_OPTIONS.keys() - {which}
+    for name in OWN_OPTIONS[other]:
+        value = getattr(arguments, name)
+        expect(value is None, "demo", f"--{name}", f"come with `tessera demo {other}`", value)
+    if which == "language":
         from tessera.tools.language_demo import LanguageDemo
 
         minutes, prompt = arguments.minutes or 5.5, PROMPT if arguments.prompt is None else arguments.prompt
-        LanguageDemo(arguments.output, arguments.overrides, minutes, prompt).run()
+        LanguageDemo(arguments.output, overrides, minutes, prompt).run()
     else:
         from tessera.papers.passwords.demo import Demo, bundled_books
 
-        books = arguments.books or bundled_books()
-        Demo(arguments.output, arguments.overrides, books, arguments.seed or 0).run()
+        Demo(arguments.output, overrides, arguments.books or bundled_books(), arguments.seed or 0).run()
     return 0

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tessera.papers.passwords.demo import QUESTIONS
 
 STAGE = (
@@ -20,7 +22,7 @@ def test_the_demo_made_small_leaves_what_it_promises(tessera, tmp_path):
     for book in books:
         book.write_text("There was a king who had three daughters. They lived in a castle. " * 20)
     output = tmp_path / "demo"
-    status, out, err = tessera("demo", "books", *SMALL, "--output", output, "--books", *books)
+    status, out, err = tessera("demo", *SMALL, "--output", output, "--books", *books)
     assert status == 0, err
     results = json.loads((output / "demo.json").read_text())
     right = [row["is_right"] for row in results["answers"]]
@@ -48,8 +50,19 @@ def test_the_demo_made_small_leaves_what_it_promises(tessera, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("empty.txt", "--books must hold text"), ("missing.txt", "missing.txt")],
+    ids=["empty", "missing"],
+)
+def test_a_book_that_cannot_be_read_is_said_before_training(refused, tmp_path, name, message):
+    (tmp_path / "empty.txt").write_text(" \n")
+    refused(message, "demo", *SMALL, "--output", tmp_path / "demo", "--books", tmp_path / name)
+    assert not (tmp_path / "demo").exists()
+
+
 def test_options_of_the_other_demo_are_refused(tessera, tmp_path):
-    for arguments in (["language", "--seed", 1], ["books", "--minutes", 1]):
+    for arguments in (["language", "--seed", 1], ["books", "--minutes", 1], ["--prompt", "A king"]):
         status, _, err = tessera("demo", *arguments, "--output", tmp_path / "demo")
         assert (status, len(err.strip().splitlines())) == (2, 1)
         assert "come with `tessera demo" in err

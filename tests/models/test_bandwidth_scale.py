@@ -7,6 +7,8 @@ import torch
 
 import tessera
 from tessera.base.errors import TesseraError
+from tessera.data.tokenizers import byte_tokenizer
+from tessera.memory_files.memory import made_by
 from tessera.models.adjusting import adjust_model
 from tests.models.three_models import STACKS, close, make, tokens
 
@@ -62,6 +64,18 @@ def test_step_by_step_it_is_the_same(name):
             output = model(token, past_key_values=state, use_cache=True)
             state, steps = output.past_key_values, [*steps, output.logits]
     close(torch.cat(steps, 1), whole)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_memory_files_of_earlier_releases_stay_and_those_of_another_scale_are_refused(name, monkeypatch):
+    """A release without the setting wrote the digest of the settings that it knew."""
+    model, digests = make(name), []
+    for scale in (1.0, SCALE):
+        adjust_model(model, {"inverse_bandwidth_scale": scale})
+        digests.append(made_by(model, byte_tokenizer())["settings"])
+    known = {key: value for key, value in model.config.to_dict().items() if key != "inverse_bandwidth_scale"}
+    monkeypatch.setattr(type(model.config), "to_dict", lambda config: dict(known))
+    assert made_by(model, byte_tokenizer())["settings"] == digests[0] != digests[1]
 
 
 def test_what_it_must_be_is_said():

@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 import tessera
 from tessera.base.errors import TesseraError
+from tessera.models.adjusting import adjust_model
 from tessera.models.decoding import blocks, programs, stack_steps, weights
 from tessera.models.decoding.weights import StoredWeights, _packed, _packed_product, _unpacked
 from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
@@ -190,6 +191,22 @@ def test_a_program_is_given_no_state_that_it_was_not_made_for(uncompiled, monkey
     taken = model(input_ids=ids[:, :1], past_key_values=state.to(torch.float64)).logits
     torch.testing.assert_close(taken, expected)
     assert len(made) in (2, 4), "cast to the numbers of its own programs, or given others"
+
+
+@pytest.mark.parametrize("name", ["v1", "v2"])
+@torch.no_grad()
+def test_a_setting_that_was_adjusted_has_a_program_of_its_own(uncompiled, monkeypatch, name):
+    """Machine code has it as a constant, in this process and in the file that others find."""
+    model, ids, made = MODELS[name]().eval(), torch.randint(1, 50, (1, 6)), []
+    load = stack_steps.load
+    monkeypatch.setattr(stack_steps, "load", lambda *arguments: made.append(arguments[1]) or load(*arguments))
+    tessera.compile_decoding(model)
+    for scale in (1.0, 3.0, 1.0):
+        adjust_model(model, {"inverse_bandwidth_scale": scale})
+        model(input_ids=ids[:, :1], past_key_values=model(ids, use_cache=True).past_key_values)
+    (of_one, of_three) = set(made)
+    assert of_one != of_three
+    assert len(made) == 4, "layers and head for either scale, made once"
 
 
 @torch.no_grad()

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from tessera.papers.babilong import run as writes
-from tessera.papers.babilong.run import BUDGETS, written_facts, written_noise
+from tessera.papers.babilong import writes
+from tessera.papers.babilong.run import BUDGETS
 from tessera.papers.babilong.sample import hide
+from tessera.papers.babilong.writes import written_facts, written_noise
 from tessera.tasks.question_answering import question_task
 from tessera.training.initial_model import starting_model
 from tessera.training.staged_data import StagedQuestions

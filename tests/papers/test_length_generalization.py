@@ -64,8 +64,9 @@ def test_sharper_memories_at_the_longest_length_that_still_works():
     assert set(sharp) == {"2"}
     assert sharp["2"].keys() == before.keys()
     for layer in model.model.layers:
-        assert torch.allclose(layer.contextual.bandwidth.log_inverse_bandwidth.exp(), torch.tensor(2 * math.e**2))
-        assert torch.allclose(layer.persistent.bandwidth.log_inverse_bandwidth.exp(), torch.tensor(math.e**2))
+        slopes = [memory.bandwidth(memory.kernel)[0] for memory in (layer.contextual, layer.persistent)]
+        assert torch.allclose(slopes[0], torch.tensor(2 * math.e**2))
+        assert torch.allclose(slopes[1], torch.tensor(math.e**2))
     scores["2"]["token_accuracy"][0] = 0.4
     assert set(sharper(model, setting, scores, "cpu")["sharper"]) == {"1"}
     assert sharper(torch.nn.Linear(1, 1), setting, scores, "cpu") == {}

@@ -11,6 +11,9 @@ from tessera.papers.passwords.demo import QUESTIONS, WITHOUT, hidden_passwords
 def test_people_and_words_are_single_tokens():
     for word in (*task.PEOPLE, *task.WORDS):
         assert len(task._texts().encoded(f" {word}")) == 1, word
+    for person in task.PEOPLE:
+        assert len(task._texts().encoded(" " + task.FACT.format(person=person, word="water"))) <= task.FACT_TOKENS
+        assert len(task.question_tokens(person)) + len(task.answer_tokens("water")) <= task.QUESTION_TOKENS
 
 
 def test_questions_are_as_ask_gives_them_and_are_known():

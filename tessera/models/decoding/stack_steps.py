@@ -131,7 +131,8 @@ class StackSteps:
         config, stack = self.model.config, self.model.model
         kinds = tuple(type(leaf).__name__ for leaf in leaves_of(state))
         extra = stack.layer_arguments(hidden)
-        key = (len(hidden), kinds, tuple(extra.items()))
+        adjusted = tuple(getattr(config, name) for name in sorted(config.adjustable))  # a fingerprint leaves them out
+        key = (len(hidden), kinds, tuple(extra.items()), adjusted)
         buffers = (leaf.key_buffer if isinstance(leaf, PairStore) else leaf for leaf in leaves_of(state))
         known = (key, tuple(buffer.dtype for buffer in buffers))  # a program reads whatever lies there as its own dtype
         if known in self.programs:

@@ -155,20 +155,26 @@ def score_samples(
     return rows, summary
 
 
-def read_planted(memory: Memory, paths: Sequence[Path], facts: Sequence[str], seed: int) -> None:
+def read_planted(
+    memory: Memory, paths: Sequence[Path], facts: Sequence[str], seed: int, where: str = "ask: --text"
+) -> list[float]:
     """Read the texts with the facts planted in them, as one document; says on standard error what was read.
 
-    Texts without facts are documents of their own where documents are kept apart.
+    Texts without facts are documents of their own where documents are kept apart. Returns where each fact stands, as a
+    share of the text. Errors begin with `where`.
     """
     options: dict[str, Any] = {"progress": sys.stderr.isatty(), "precision": "auto"}
     names = ", ".join(path.name for path in paths)
+    places: list[float] = []
     if memory.is_of_pairs and not facts:
         for path in paths:
             memory.read(path, **options)
     else:
         size = sum(len(text.encode()) for text in text_of_files(paths, read=text_of_document)) if facts else 0
         text = PlantedText(text_of_files(paths, PIECE, text_of_document), size, facts, seed)
-        memory.read(text, names, where="ask: --text", **options)
-        for fact, place in zip(facts, text.places):
+        memory.read(text, names, where=where, **options)
+        places = text.places
+        for fact, place in zip(facts, places):
             print(f"planted after {100 * place:.0f} % of the text: {fact}", file=sys.stderr)
     print(f"{names}: {memory.described().replace('tokens', 'tokens read', 1)}", file=sys.stderr)
+    return places

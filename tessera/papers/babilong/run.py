@@ -7,19 +7,17 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from random import Random
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from tessera.evaluation.questions import right_answers
-from tessera.models.armt.modeling import ARMTForCausalLM, ARMTState
+from tessera.models.armt.modeling import ARMTForCausalLM
 from tessera.models.sizes import num_parameters
-from tessera.papers.babilong.sample import RESERVED, Borders, hide
+from tessera.papers.babilong.sample import RESERVED
 from tessera.papers.babilong.stories import LENGTHS, PLAIN_FACT
 from tessera.papers.babilong.task import BABILong
+from tessera.papers.babilong.writes import written_facts, written_noise
 from tessera.papers.experiment import Run, RunContext, RunSelection
 from tessera.papers.recipe_settings import RecipeSettings
 from tessera.recipes.recipe_files import SHIPPED, recipe_mapping
@@ -65,16 +63,18 @@ V2_BASE = {**MOSAIC_V2, "num_layers": 2, "hidden_size": 120, "intermediate_size"
 TRANSFORMER = {"type": "transformer", "positions": "rope", "hidden_size": 128, "num_layers": 4, "num_heads": 4}
 
 
+AS_RECIPE = "as the recipe"
+
+
 class Model(NamedTuple):
     """A model that is compared.
 
     Attributes:
         label: in tables and figures. model: its section of a recipe, in place of the recipe's. cost: of a run, in any
             unit. contexts: the fewest that are read of each length. recipes: kind of question -> file. first_seed: of
-            its runs. on_one_book: as before its recipe took other books for tests (its test book was one that designs
-            were chosen on). gates_normaliser: against its recipe, shut gates leave the normaliser as it is.
-            reads_unseen: against its recipe, it is tested on other books. longest_whole_text, test_tokens: see
-            `Budget`, of this model alone.
+            its runs. test_noise: books of its tests, in place of its recipe's (`AS_RECIPE`); None: the test book of the
+            others. gates_normaliser: against its recipe, shut gates leave the normaliser as it is. longest_whole_text,
+            test_tokens: see `Budget`, of this model alone.
     """
 
     label: str
@@ -83,9 +83,8 @@ class Model(NamedTuple):
     contexts: int = 4
     recipes: Mapping[str, Path] = {"qa1": QA1}
     first_seed: int = 0
-    on_one_book: bool = False
+    test_noise: str | None = AS_RECIPE
     gates_normaliser: bool = False
-    reads_unseen: bool = False
     longest_whole_text: int | None = None
     test_tokens: int | None = None
 
@@ -111,7 +110,7 @@ MODELS = {
     ),
     "armt_mosaic": Model("ARMT around a Memory Mosaic"),
     THRESHOLD: Model(
-        "ARMT around a Memory Mosaic, cost of writes, then a threshold", contexts=16, recipes=LONG, on_one_book=True
+        "ARMT around a Memory Mosaic, cost of writes, then a threshold", contexts=16, recipes=LONG, test_noise=None
     ),
     "armt": Model("ARMT around GPT-NeoX", cost=1.3, recipes={"qa1": RECIPES / "qa1-neox.yaml"}),
     "armt_mosaic_v2": Model(
@@ -133,7 +132,7 @@ MODELS = {
         {**MOSAIC, "num_layers": 4, "kernel": "biweight"},
         1.5,
         first_seed=31,
-        reads_unseen=True,
+        test_noise="test_books",
         longest_whole_text=1024,
         test_tokens=250_000,
     ),
@@ -193,12 +192,10 @@ class Budget:
             recipe["model"] = of_model.model
         if of_model.gates_normaliser:
             recipe["model"] = {**recipe["model"], "gate_normalizer": True}
-        if of_model.on_one_book:
+        if of_model.test_noise != AS_RECIPE:
             task = {key: value for key, value in recipe["data"]["task"].items() if key != "test_noise"}
-            recipe["data"] = {**recipe["data"], "task": task}
-        if of_model.reads_unseen:
-            task = {**recipe["data"]["task"], "test_noise": "test_books"}
-            recipe["data"] = {**recipe["data"], "task": task}
+            own = {} if of_model.test_noise is None else {"test_noise": of_model.test_noise}
+            recipe["data"] = {**recipe["data"], "task": task | own}
         recipe = self._resized(recipe)
         contexts = of_model.contexts // 2 if kind in CHAINED else of_model.contexts
         longest = of_model.longest_whole_text or self.longest_whole_text
@@ -337,71 +334,3 @@ def _measure(model: torch.nn.Module, data: StagedQuestions, settings: BabilongSe
     seconds = time.perf_counter() - began
     groups = torch.cat(sources) if sources else None  # texts that begin in the same book are not independent
     return estimate(torch.cat(shares), groups), seconds / (count * (tokens - RESERVED))
-
-
-@torch.no_grad()
-def written_noise(
-    model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: int = 4, segments: int = 1024
-) -> dict[str, Any]:
-    """The shares of segments of the test's books that change an association matrix.
-
-    Returns:
-        `in_text`: read after the text in front of them. `alone`: the same segments, each read with an empty memory. If
-        that is far more, gates stay shut because of what the memory holds, and open when it is overwritten.
-        `normaliser`: the mean of |z| over layers, features and texts after 1, 2, 4, ... segments.
-    """
-    segment, random = model.config.segment_size, Random(f"noise {seed}")
-    books = task.books("test")
-    contexts = [hide((), books, segments * segment + RESERVED, random).tokens() for _ in range(texts)]
-    tokens = torch.from_numpy(np.stack(contexts).astype(np.int64)).to(model.device)
-    empty = memory = cast("ARMTState", model.empty_memory(texts))
-    in_text = alone = 0.0
-    normaliser: dict[str, float] = {}
-    for number, segment_tokens in enumerate(tokens.split(segment, 1), 1):
-        before, memory = memory, model(input_ids=segment_tokens, memory_state=memory, skip_logits=True).memory_state
-        in_text += _changed(before, memory).sum().item()
-        if number.bit_count() == 1:
-            normaliser[str(number)] = memory.z.abs().mean().item()
-        alone += _changed(empty, model(input_ids=segment_tokens, skip_logits=True).memory_state).sum().item()
-    shares = {"in_text": in_text / (texts * segments), "alone": alone / (texts * segments)}
-    return {**shares, "normaliser": normaliser}
-
-
-@torch.no_grad()
-def written_facts(model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: int = 1024) -> dict[str, float]:
-    """The shares of facts for which an association matrix changes: one fact in two segments of the test's books each.
-
-    Returns:
-        `whole`: of the facts that lie in one segment. Of those that lie across the border, `first_part`: in the first
-        segment, and `second_part`: in the second. A kind of which there was none is left out.
-    """
-    segment, random = model.config.segment_size, Random(f"facts {seed}")
-    books = task.books("test")
-    facts = task.possible_facts()
-    written: dict[str, list[bool]] = {"whole": [], "first_part": [], "second_part": []}
-    for share in (0.0, 1.0):  # by chance too few facts lie across the border
-        contexts = [
-            hide((random.choice(facts),), books, 2 * segment + RESERVED, random, borders=Borders(segment, share))
-            for _ in range(texts // 2)
-        ]
-        tokens = torch.from_numpy(np.stack([context.tokens() for context in contexts]).astype(np.int64)).to(
-            model.device
-        )
-        memory = cast("ARMTState", model.empty_memory(len(contexts)))
-        changes = []
-        for half in tokens.split(segment, 1):
-            before, memory = memory, model(input_ids=half, memory_state=memory, skip_logits=True).memory_state
-            changes.append(_changed(before, memory).tolist())
-        for context, first, second in zip(contexts, *changes):
-            in_first, in_second = (part.any() for part in np.split(context.is_fact(), 2))
-            if in_first and in_second:
-                written["first_part"].append(first)
-                written["second_part"].append(second)
-            else:
-                written["whole"].append(first if in_first else second)
-    return {part: float(np.mean(changed)) for part, changed in written.items() if changed}
-
-
-def _changed(before: ARMTState, after: ARMTState) -> Tensor:
-    """Booleans (B,): whether any layer's association matrix is another one."""
-    return (before.A != after.A).flatten(2).any(2).any(0)

@@ -1,6 +1,5 @@
 """Length generalisation: trained on up to 64 tokens, tested on up to 64 times as many, with every kernel."""
 
-import math
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
@@ -169,7 +168,7 @@ def sharper(model: nn.Module, settings: LengthSettings, scores: dict[str, Any], 
     alive = [factor for factor in settings.factors if scores[f"{factor:g}"]["token_accuracy"][0] > 0.5]
     if not memories or not alive:
         return {}
-    with torch.no_grad():
-        for memory in memories:
-            memory.bandwidth.get_parameter("log_inverse_bandwidth").add_(math.log(SHARPER))
+    for memory in memories:
+        bandwidth: Any = memory.bandwidth
+        bandwidth.scale = SHARPER
     return {"sharper": {f"{alive[-1]:g}": evaluate(model, settings, alive[-1], device)}}

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -24,10 +24,11 @@ from tessera.evaluation.display import COLOURS, save_figure
 from tessera.evaluation.provenance import provenance
 from tessera.memory_files.answering import Answer
 from tessera.memory_files.citations import recalled_of_tokens
+from tessera.memory_files.document import text_of_document
 from tessera.memory_files.memory import Memory
 from tessera.memory_files.page import write_page
 from tessera.models.saving.loading import load_model, load_tokenizer
-from tessera.papers.babilong.asking import PlantedText
+from tessera.papers.babilong.asking import read_planted
 from tessera.papers.passwords.task import FACT, PEOPLE, QUESTION, WORDS
 from tessera.recipes.recipe import read_recipe
 from tessera.training.run import train
@@ -63,7 +64,7 @@ class Hidden:
         return None if self.word is None else FACT.format(person=self.person, word=self.word)
 
 
-class Asked(NamedTuple):
+class AnsweredQuestion(NamedTuple):
     """A question, its answer, and memory -> the weights with which it recalled each token of the books."""
 
     hidden: Hidden
@@ -103,8 +104,9 @@ class Demo:
         recipe = read_recipe(RECIPE, self.overrides)
         names = [book.name for book in self.books]
         expect(len(set(names)) == len(names), "demo", "--books", "have different names", ", ".join(names))
-        for book in self.books:
-            next(text_of_files([book]), None)  # what cannot be read is said before anything is made
+        for book in self.books:  # what cannot be read is said before anything is made
+            text = next(text_of_files([book], read=text_of_document), "")
+            expect(bool(text.strip()), "demo", "--books", "hold text", f"{str(book)!r}, which is empty")
         with writing(self.output, "output folder", "Use --output."):
             self.output.mkdir(parents=True, exist_ok=True)
         with held(self.output / "demo.lock", "Wait for it, or use another --output."):
@@ -117,30 +119,30 @@ class Demo:
             for book in self.books:
                 hidden = read_with_passwords(memory, book, hidden, self.seed)
             reading = time.perf_counter() - began
-            print(f"{' and '.join(names)}: {memory.described()}, read in {reading:.0f} s\n", flush=True)
+            print(f"read in {reading:.0f} s: {memory.described()}\n", flush=True)
             memory.save(self.output / "books.memory")
-            asked = list(answers(memory, hidden))
-            right = sum(row.is_right for row in asked)
-            print(f"\nright: {right} of {len(asked)}")
-            write_page(self.output / "answers.html", memory, [(row.hidden.question, row.answer) for row in asked])
-            draw(self.output / "looked.png", memory, asked)
-            self._write(summary, memory, asked, reading)
-        again = f"tessera ask {reader} {asked[0].hidden.question!r} --memory {self.output / 'books.memory'} --cite"
+            rows = list(answers(memory, hidden))
+            right = sum(row.is_right for row in rows)
+            print(f"\nright: {right} of {len(rows)}")
+            write_page(self.output / "answers.html", memory, [(row.hidden.question, row.answer) for row in rows])
+            draw(self.output / "looked.png", memory, rows)
+            self._write(summary, memory, rows, reading)
+        again = f"tessera ask {reader} {rows[0].hidden.question!r} --memory {self.output / 'books.memory'} --cite"
         print(f"{self.output / 'answers.html'}: the books with these sentences marked")
         print(f"{self.output / 'looked.png'}: where each memory looked\nAsk again: {again}")
 
-    def _write(self, summary: Any, memory: Memory, asked: Sequence[Asked], reading: float) -> None:
-        rows = [
+    def _write(self, summary: Any, memory: Memory, rows: Sequence[AnsweredQuestion], reading: float) -> None:
+        answered = [
             {**asdict(row.hidden), "answer": row.answer.text, "probability": row.answer.probability}
             | {"in_text": row.answer.certainty, "source": row.source, "is_right": row.is_right}
-            for row in asked
+            for row in rows
         ]
         results = {
             "provenance": provenance(),
             "training": asdict(summary),
             "tokens": {document.name: len(document.tokens) for document in memory.documents},
             "seconds_of_reading": round(reading, 1),
-            "answers": rows,
+            "answers": answered,
         }
         write_text_atomically(self.output / "demo.json", json.dumps(results, indent=1) + "\n")
 
@@ -159,19 +161,17 @@ def hidden_passwords(books: Sequence[str], seed: int) -> Iterator[Hidden]:
 
 def read_with_passwords(memory: Memory, book: Path, hidden: Sequence[Hidden], seed: int) -> list[Hidden]:
     """Read `book` with its passwords at random places; `hidden` with these places."""
-    text = "".join(text_of_files([book]))
     own = [one for one in hidden if one.book == book.name]
-    planted = PlantedText([text], len(text.encode()), [one.fact for one in own if one.fact is not None], seed)
-    memory.read(planted, book.name, where="demo: --books", progress=sys.stderr.isatty())
-    places = dict(zip((one.person for one in own), planted.places))
-    return [Hidden(one.person, one.word, one.book, places.get(one.person, one.place)) for one in hidden]
+    facts = [one.fact for one in own if one.fact is not None]
+    places = dict(zip(own, read_planted(memory, [book], facts, seed, "demo: --books")))
+    return [replace(one, place=places.get(one, one.place)) for one in hidden]
 
 
-def answers(memory: Memory, hidden: Sequence[Hidden]) -> Iterator[Asked]:
+def answers(memory: Memory, hidden: Sequence[Hidden]) -> Iterator[AnsweredQuestion]:
     """Ask for each password, and print the answer, what carried it, and what would have been right."""
     for one in hidden:
         answer = memory.ask(one.question, cite=1)
-        row = Asked(one, answer, recalled_of_tokens(memory, memory.state, answer))
+        row = AnsweredQuestion(one, answer, recalled_of_tokens(memory, memory.state, answer))
         print(f"{one.question}\n  {answer.said()}")
         if row.source is not None and answer.citations:
             print(f"  {answer.citations[0].document}: {row.source}")
@@ -181,19 +181,19 @@ def answers(memory: Memory, hidden: Sequence[Hidden]) -> Iterator[Asked]:
         yield row
 
 
-def draw(path: Path, memory: Memory, asked: Sequence[Asked]) -> None:
+def draw(path: Path, memory: Memory, rows: Sequence[AnsweredQuestion]) -> None:
     """For each memory a panel: a line for each question, dots where it recalled tokens of the books, a ring around the
     hidden sentence. The area of a dot is the share of what the memory recalled."""
     from matplotlib.figure import Figure
 
     sizes = np.array([len(document.tokens) for document in memory.documents])
     ends = sizes.cumsum()
-    names = list(asked[0].recalled)
+    names = list(rows[0].recalled)
     figure = Figure(figsize=(9, 1.2 + 2.6 * len(names)), layout="constrained")
     panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
     of_book = {document.name: number for number, document in enumerate(memory.documents)}
     for layer, (panel, name) in enumerate(zip(panels, names), 1):
-        for number, row in enumerate(asked):
+        for number, row in enumerate(rows):
             shares = (row.recalled[name] / row.recalled[name].sum().clamp_min(1e-30))[:-1].numpy()
             seen = np.flatnonzero(shares >= SEEN)
             panel.scatter(seen, np.full(len(seen), number), 120 * shares[seen], COLOURS[0 if row.is_right else 1])
@@ -203,7 +203,7 @@ def draw(path: Path, memory: Memory, asked: Sequence[Asked]) -> None:
                 panel.scatter([place], [number], 160, facecolors="none", edgecolors=COLOURS[4], linewidths=1.2)
         for end in ends[:-1]:
             panel.axvline(end, color="#94a3b8", linewidth=0.8, linestyle="dashed")
-        panel.set_yticks(range(len(asked)), [f"the {row.hidden.person}" for row in asked], fontsize=8)
+        panel.set_yticks(range(len(rows)), [f"the {row.hidden.person}" for row in rows], fontsize=8)
         panel.invert_yaxis()
         panel.set_xlim(0, ends[-1])
         panel.set_title(f"memory of layer {layer}", fontsize=10)

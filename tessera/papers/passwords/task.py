@@ -1,8 +1,8 @@
 """Passwords hidden in books, each asked for by whose it is: what a small mosaic learns in a minute.
 
 `The password of the miller is water.` stands somewhere between the sentences of a book, and so do other people's; then
-`What is the password of the miller?` is asked, or that of somebody whose password stands nowhere. Every other sentence
-around them speaks of somebody who is asked for.
+`What is the password of the miller?` is asked, or that of somebody whose password stands nowhere. About half of the
+sentences around them speak of somebody who is asked for.
 """
 
 import re
@@ -39,7 +39,7 @@ BOOK, BOOK_BYTES = STORIES / "grimms_fairy_tales_2591.txt", 400_000
 VOCABULARY = 4000
 SPECIAL = {"unk_token": "<unk>", "pad_token": "<pad>", "eos_token": "<end>", "answer_token": "<answer>"}
 FACT, QUESTION = "The password of the {person} is {word}.", "What is the password of the {person}?"
-FACT_TOKENS, QUESTION_TOKENS = 10, 16  # at most, a question with its answer
+FACT_TOKENS, QUESTION_TOKENS = 11, 14  # at most, a question with its answer
 SENTENCE_LETTERS = range(20, 120)
 
 
@@ -83,8 +83,8 @@ class Passwords(Task):
     @property
     def understands(self) -> str:
         """See `QuestionTask`."""
-        asked, stated = QUESTION.format(person=PEOPLE[9]), FACT.format(person=PEOPLE[9], word=WORDS[8])
-        return f'questions such as "{asked}", of texts that say "{stated}"; {len(PEOPLE)} people: {", ".join(PEOPLE)}'
+        question, fact = QUESTION.format(person=PEOPLE[9]), FACT.format(person=PEOPLE[9], word=WORDS[8])
+        return f'questions such as "{question}", of texts that say "{fact}"; {len(PEOPLE)} people: {", ".join(PEOPLE)}'
 
     def is_known(self, question: str) -> bool:
         """See `QuestionTask`."""
@@ -105,15 +105,15 @@ class Passwords(Task):
         """See `QuestionTask`. Nothing is asked early: models with segments are not trained on this."""
         self._expect_room(context_tokens)
         random = self._random(context_tokens, seed, split)
-        contexts, asked = [], []
+        contexts, questions_by_row = [], []
         for _ in range(count):
             passwords = self._passwords(random, context_tokens)
-            people = [self._asked(random, passwords) for _ in range(questions)]
+            people = [self._person(random, passwords) for _ in range(questions)]
             contexts.append(self._context(random, passwords, people, context_tokens, split))
             answers = [(person, passwords.get(person)) for person in dict.fromkeys(people)]
-            asked.append([(question_tokens(person), answer_tokens(word)) for person, word in answers])
+            questions_by_row.append([(question_tokens(person), answer_tokens(word)) for person, word in answers])
         pad = _texts().token(SPECIAL["pad_token"])
-        return QuestionBatch(torch.from_numpy(np.stack(contexts)), *question_rows(asked, questions, pad))
+        return QuestionBatch(torch.from_numpy(np.stack(contexts)), *question_rows(questions_by_row, questions, pad))
 
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """`count` texts of one question each; T = `length`."""
@@ -147,18 +147,19 @@ class Passwords(Task):
         people = random.sample(PEOPLE, random.randint(max(1, most // 2), most))
         return {person: random.choice(WORDS) for person in people}
 
-    def _asked(self, random: Random, passwords: dict[str, str]) -> str:
+    def _person(self, random: Random, passwords: dict[str, str]) -> str:
+        """Somebody to ask for."""
         others = [person for person in PEOPLE if person not in passwords]
         return random.choice(others if random.random() < self.absent else list(passwords))
 
     def _context(
-        self, random: Random, passwords: dict[str, str], asked: Sequence[str], tokens: int, split: str
+        self, random: Random, passwords: dict[str, str], people: Sequence[str], tokens: int, split: str
     ) -> np.ndarray:
         texts = _texts()
         parts = [texts.encoded(" " + FACT.format(person=person, word=word)) for person, word in passwords.items()]
         room = tokens - sum(map(len, parts))
         while room > 0:
-            about = texts.about[split][random.choice(asked)] if random.random() < 0.5 else ()
+            about = texts.about[split][random.choice(people)] if random.random() < 0.5 else ()
             parts.append(random.choice(about or texts.sentences[split])[:room])
             room -= len(parts[-1])
         random.shuffle(parts)
