@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-import torch
 from torch import nn
 
 from tessera.memories.contextual import ContextualMemory
