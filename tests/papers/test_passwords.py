@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from tessera.memory_files.answering import Answer
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.passwords import Passwords, task
-from tessera.papers.passwords.demo import QUESTIONS, WITHOUT, hidden_passwords
+from tessera.papers.passwords.demo import QUESTIONS, WITHOUT, AnsweredQuestion, Hidden, hidden_passwords
 
 
 def test_people_and_words_are_single_tokens():
@@ -63,3 +64,21 @@ def test_scores_count_the_answer_alone():
         place = int((labels != IGNORED).int().argmax())
         logits[row, place - 1, examples.tokens[row, place] if row % 2 else 0] = 1.0
     assert Passwords().scores(logits, examples)["exact_match"].tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("word", "said", "certainty", "is_right"),
+    [
+        ("river", "river", 0.9, True),
+        ("river", "stone", 0.9, False),
+        ("river", "river", 0.1, False),  # "not in this text", with the right guess
+        (None, "river", 0.9, False),
+        (None, "river", 0.1, True),
+        (None, "not in this text", 0.9, True),
+        ("river", "not in this text", 0.9, False),
+    ],
+)
+def test_what_counts_as_right_in_the_demo(word, said, certainty, is_right):
+    nothing = torch.zeros(0, dtype=torch.long)
+    answer = Answer(said, 0.9, nothing, nothing, certainty=certainty)
+    assert AnsweredQuestion(Hidden("fox", word), answer, {}).is_right is is_right
