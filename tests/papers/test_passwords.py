@@ -3,10 +3,20 @@
 import pytest
 import torch
 
+from tessera.data.tokenizers import byte_tokenizer
+from tessera.memory_files import Memory
 from tessera.memory_files.answering import Answer
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.passwords import Passwords, task
-from tessera.papers.passwords.demo import QUESTIONS, WITHOUT, AnsweredQuestion, Hidden, hidden_passwords
+from tessera.papers.passwords.demo import (
+    QUESTIONS,
+    WITHOUT,
+    AnsweredQuestion,
+    Hidden,
+    hidden_passwords,
+    read_with_passwords,
+)
+from tests.memory_files.models import make
 
 
 def test_people_and_words_are_single_tokens():
@@ -82,3 +92,15 @@ def test_what_counts_as_right_in_the_demo(word, said, certainty, is_right):
     nothing = torch.zeros(0, dtype=torch.long)
     answer = Answer(said, 0.9, nothing, nothing, certainty=certainty)
     assert AnsweredQuestion(Hidden("fox", word), answer, {}).is_right is is_right
+
+
+def test_the_demo_knows_where_it_hid_what(tmp_path):
+    book, memory = tmp_path / "one.txt", Memory(make("v1"), byte_tokenizer())
+    book.write_text("There was a king. He had three daughters. " * 20)
+    hidden = [Hidden("fox", "river", "one.txt"), Hidden("cat", None), Hidden("dog", "stone", "one.txt")]
+    fox, cat, dog = read_with_passwords(memory, book, hidden, 1)
+    text = byte_tokenizer().decode(memory.documents[0].tokens)
+    assert cat == hidden[1]
+    for one in (fox, dog):
+        assert text.index(one.fact) / len(text) == pytest.approx(one.place, abs=0.1)
+    assert 0 < fox.place < dog.place < 1
