@@ -39,6 +39,10 @@ def test_the_demo_made_small_leaves_what_it_promises(tessera, tmp_path):
         "--memory",
         output / "books.memory",
     ]
+    assert tessera("eval", output / "reader", "--examples", 4, "--output", tmp_path / "rows.jsonl")[0] == 0
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == 4
+    assert all("What is the password of the" in row["prompt"] for row in rows)
     status, said, _ = tessera(*arguments)
     assert status == 0
     answer = results["answers"][0]["answer"]

@@ -62,7 +62,7 @@ class Passwords(Task):
     summary = "people's passwords, hidden in a book of fairy tales"
     source = "made for the demo"
     main_score = "exact_match"
-    longest_answer = 1
+    longest_answer, vocab_size = 1, VOCABULARY
 
     def __post_init__(self) -> None:
         where = type(self).__name__
