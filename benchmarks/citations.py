@@ -24,6 +24,7 @@ from tessera.evaluation.provenance import provenance
 from tessera.memory_files import Memory
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.papers.babilong.asking import PlantedText
+from tessera.papers.babilong.sample import SENTENCE_END
 from tessera.papers.passwords.demo import AnsweredQuestion, Hidden, bundled_books
 from tessera.papers.passwords.task import PEOPLE, WORDS
 
@@ -63,7 +64,8 @@ def measured(memory: Memory, books: list[str], kind: str, texts: int, random: Ra
         book = random.choice(books)
         begin = book.index(" ", random.randrange(len(book) - LETTERS[kind] - 1000))
         text = book[begin : begin + LETTERS[kind]]
-        text = text[: text.rindex(". ") + 2]  # what is hidden at the end is a sentence of its own, too
+        *_, end = SENTENCE_END.finditer(text)
+        text = text[: end.end()]  # what is hidden behind it is a sentence of its own, too
         people = random.sample(PEOPLE, len(PEOPLE))
         hidden = [Hidden(person, random.choice(WORDS)) for person in people[: PASSWORDS[kind]]]
         facts = [one.fact for one in hidden if one.fact is not None]

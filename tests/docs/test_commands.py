@@ -40,6 +40,7 @@ SHORTER = {
     "(train|sweep) (demo|mosaic|armt-tiny)": TEXT.split(),
     "(train|sweep) (demo|mosaic)": "model.hidden_size=32 model.num_heads=2 tokenizer.vocab_size=300".split(),
     "train (own|armt-babilong)": QUESTIONS,
+    "train book": QUESTIONS[:3],
     "prompts .*--many-shot": "--contexts 1 --queries 1 --shots 1 --batch-size 1".split(),
 }
 
@@ -78,13 +79,14 @@ def workshop(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BOOK", "book.txt")
     assert main(["train", "tiny", *TEXT.split(), "--output", "MODEL"]) == 0
-    for name in ("facts", "runs/mine", "runs/other", "runs/demo/mosaic", "runs/demo/transformer"):
+    for name in ("runs/mine", "runs/other", "runs/demo/reader", "runs/demo/mosaic", "runs/demo/transformer"):
         shutil.copytree("MODEL", name)
     for name in ("book", "story", "a", "b", "c", "new"):
         Path(f"{name}.txt").write_text(f"Chapter {name}. Mary put the rope on the shelf. " * 20)
     shutil.copy(EXAMPLE, "mine.jsonl")
     assert main(["memorize", "MODEL", "new.txt", "--out", "others.memory"]) == 0
-    assert main(["memorize", "MODEL", "book.txt", "--out", "book.memory"]) == 0
+    for memory in ("book.memory", "runs/demo/books.memory"):
+        assert main(["memorize", "MODEL", "book.txt", "--out", memory]) == 0
 
 
 @pytest.mark.usefixtures("short_books", "workshop")
