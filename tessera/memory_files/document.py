@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from tessera.base.errors import TesseraError, expect_text, first_line
 from tessera.data.encoding import PIECE, located_tokens
-from tessera.data.sources import STORIES, text_files
+from tessera.data.sources import STORIES, TEXT_ENDINGS, text_files
 from tessera.data.text_files import located_text_of_file, text_of_file, utf8_sizes
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def read_document_text(
 
     Raises `TesseraError`: no text, a file that cannot be read, or one that needs a package that is not installed.
     """
-    if isinstance(source, Path) and source.suffix.lower() in CONVERTED:
+    if isinstance(source, Path) and _converter(source):
         source = text_of_document(source)
     if isinstance(source, Path):
         pieces: Iterator = located_text_of_file(source, PIECE)
@@ -84,14 +85,22 @@ def _sized(texts: Iterable[str], where: str) -> Iterator[tuple[str, np.ndarray]]
         yield text, utf8_sizes(text)
 
 
+def _converter(path: Path) -> str | None:
+    """The class that makes text of it, packed or not; None: it is text."""
+    return CONVERTED.get(Path(path.name.lower().removesuffix(".gz")).suffix)
+
+
 def text_of_document(path: Path, piece_bytes: int = PIECE) -> Iterator[str]:
     """The text of a file in pieces; of one that is no text file (`CONVERTED`) as markitdown makes it.
 
     Raises `TesseraError`: see `read_document_text`.
     """
-    if path.suffix.lower() not in CONVERTED:
+    converter_name = _converter(path)
+    if converter_name is None:
         yield from text_of_file(path, piece_bytes)
         return
+    if path.suffix.lower() == ".gz":
+        raise TesseraError(f"{path}: must be unpacked first (gunzip).")
     try:
         import markitdown
     except ImportError:
@@ -99,7 +108,7 @@ def text_of_document(path: Path, piece_bytes: int = PIECE) -> Iterator[str]:
         raise TesseraError(f"{path}: needs the package markitdown, which is not installed: {advice}.") from None
     try:
         converter = markitdown.MarkItDown(enable_builtins=False, enable_plugins=False)
-        converter.register_converter(getattr(markitdown.converters, f"{CONVERTED[path.suffix.lower()]}Converter")())
+        converter.register_converter(getattr(markitdown.converters, f"{converter_name}Converter")())
         yield converter.convert_local(str(path)).text_content
     except Exception as error:  # its readers raise anything
         attempts = getattr(error, "attempts", None)  # a list, in what markitdown makes of it
@@ -108,11 +117,15 @@ def text_of_document(path: Path, piece_bytes: int = PIECE) -> Iterator[str]:
 
 
 def document_paths(name: str, where: str, argument: str) -> list[Path]:
-    """The files that `name` names: a file, a folder or a glob of text files, or one of the bundled books."""
+    """The files that `name` names: a file, a folder or a glob of text files, or one of the bundled books.
+
+    Of a folder also Markdown, and what markitdown makes text of where it is installed.
+    """
     if (STORIES / name).is_file() and not Path(name).exists():
         return [STORIES / name]
+    converted = tuple(CONVERTED) if find_spec("markitdown") else ()
     try:
-        return text_files(name)
+        return text_files(name, (*TEXT_ENDINGS, ".md", *converted))
     except TesseraError:
         books = ", ".join(path.name for path in text_files("stories"))
         reason = "does not exist"

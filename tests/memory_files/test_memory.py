@@ -15,7 +15,7 @@ from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer, train_bpe
 from tessera.generation.sampling import Sampling
 from tessera.memory_files import Memory
-from tessera.memory_files.document import Document, read_document_text
+from tessera.memory_files.document import Document, document_paths, read_document_text
 from tessera.memory_files.together import together, without
 from tessera.models.carried_state import apart, read_on
 from tessera.models.forking import state_tensors
@@ -175,6 +175,24 @@ def test_pdf_docx_html_and_epub(tmp_path):
                 TesseraError, match=rf"damaged.*: cannot be read as {path.suffix[1:]} \((?!File conv).+\)\.$"
             ):
                 read_document_text(damaged, byte_tokenizer(), "damaged", "test")
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_documents_of_a_folder(tmp_path, monkeypatch, capsys, installed):
+    """Markdown always; what must be converted only where its package is there, else a warning names it."""
+    monkeypatch.setattr("tessera.memory_files.document.find_spec", lambda name: name if installed else None)
+    for name in ("a.txt", "b.md", "c.HTML", "d.pdf", "e.png"):
+        (tmp_path / name).write_text("Kings")
+    names = ["a.txt", "b.md", *(["c.HTML", "d.pdf"] if installed else [])]
+    assert [path.name for path in document_paths(str(tmp_path), "ask", "--text")] == names
+    assert ("not e.png" if installed else "not c.HTML, d.pdf, e.png") in capsys.readouterr().err
+
+
+def test_packed_documents_are_refused(tmp_path):
+    """Their markup would be read as text."""
+    (tmp_path / "a.html.gz").write_bytes(gzip.compress(b"<p>Kings</p>"))
+    with pytest.raises(TesseraError, match=r"a.html.gz: must be unpacked first"):
+        read_document_text(tmp_path / "a.html.gz", byte_tokenizer(), "a", "test")
 
 
 def test_files_that_are_no_memory_of_this_model(tmp_path):
