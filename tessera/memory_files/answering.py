@@ -74,8 +74,8 @@ class Answer:
         """The citations as lines of text."""
         lines = [
             f"  {citation.document}, bytes {citation.first:,}-{citation.end:,}: {' '.join(citation.text.split())}\n"
-            f"    {100 * citation.weight:.1f} % of what was recalled; without it the answer is {round(citation.drop, 3) + 0.0:.3f} "
-            "less probable"
+            f"    {100 * citation.weight:.1f} % of what was recalled; without it the answer is "
+            f"{round(citation.drop, 3) + 0.0:.3f} less probable"
             for citation in self.citations or ()
         ]
         return "\n".join([*([] if self.is_in_text else ["  not in this text: no passage carries the answer"]), *lines])
