@@ -137,7 +137,9 @@ def _on_text(folder: str, arguments: argparse.Namespace, _: list[dict]) -> dict:
 
 
 def _on_task(folder: str, arguments: argparse.Namespace, rows: list[dict]) -> dict:
-    from tessera.evaluation.task_scores import make_task, task_report
+    from tessera.evaluation.task_scores import expect_tokens_of, make_task, task_report
+    from tessera.models.saving.loading import load_tokenizer
+    from tessera.tasks.question_answering import QuestionTask
     from tessera.training.run_data import trained_task
 
     trained, lengths = trained_task(folder), arguments.lengths
@@ -145,6 +147,8 @@ def _on_task(folder: str, arguments: argparse.Namespace, rows: list[dict]) -> di
         task = make_task(arguments.task, arguments.set)
     else:  # as the run was trained on it, unless --set says otherwise
         task, lengths = make_task(arguments.task, arguments.set, trained.settings), lengths or [trained.longest]
+    if isinstance(task, QuestionTask):
+        expect_tokens_of(task, load_tokenizer(folder), arguments.task)
     model, long_term_memory = measured_model(folder, arguments)
     options = {name: getattr(arguments, name) for name in ("examples", "batch_size", "seed", "precision")}
     own: list[dict] | None = None if arguments.output is None else []

@@ -16,11 +16,11 @@ from tessera.base.yaml_files import parse_yaml
 from tessera.evaluation.provenance import provenance
 from tessera.models.transformer import context_limit
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.tasks.question_answering import NOT_IN_TEXT
+from tessera.tasks.question_answering import NOT_IN_TEXT, QuestionTask
 from tessera.tasks.task import TASKS, Estimate, Task, TokenExamples, estimate
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 def make_task(name: str, settings: list[str], trained: Mapping[str, Any] | None = None) -> Task:
@@ -50,6 +50,14 @@ def make_task(name: str, settings: list[str], trained: Mapping[str, Any] | None 
         raise TesseraError(f"eval: task {name} refuses its settings ({' '.join(str(error).split())}).") from None
 
 
+def expect_tokens_of(task: QuestionTask, tokenizer: "PreTrainedTokenizerFast", name: str) -> None:
+    """Raise `TesseraError` where the tokens of `task` are other words to the model: its scores would mean nothing."""
+    tokens = [task.vocabulary.id_to_token(number) for number in range(task.vocabulary.get_vocab_size())]
+    if tokenizer.convert_ids_to_tokens(list(range(min(len(tokens), len(tokenizer))))) != tokens:
+        advice = "; --set tokenizer=FOLDER makes texts of a model's own" if hasattr(task, "tokenizer") else ""
+        raise TesseraError(f"eval: the model must have learned the tokens of task {name}; got others{advice}.")
+
+
 def score_task(
     model: "PreTrainedModel",
     task: Task,
@@ -68,6 +76,8 @@ def score_task(
     than the model's positions.
     """
     size, needed = model.config.get_text_config().vocab_size, getattr(task, "vocab_size", None)
+    if isinstance(task, QuestionTask):  # a tokenizer of its own may have more
+        needed = task.vocabulary.get_vocab_size()
     name = type(task).__name__
     expect(needed is not None, "eval", "--task", "be about tokens, which language models predict", name)
     expect(needed <= size, "eval", "the model", f"know {name}'s {needed} tokens", f"vocab_size {size}")

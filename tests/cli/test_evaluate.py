@@ -13,6 +13,7 @@ from tessera.data.store import open_or_build
 from tessera.data.tokenizers import train_bpe
 from tessera.data.windows import Split, ValidationWindows
 from tessera.models.saving.loading import load_model, load_tokenizer
+from tests.tasks.cases import sentences_of_babilong
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +172,16 @@ def test_a_model_of_no_number_is_said(refused, run_folder, tmp_path):
     weights["lm_head.weight" if "lm_head.weight" in weights else next(iter(weights))].fill_(float("nan"))
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     refused("weights must be finite", "eval", tmp_path, "--sequences", 1)
+
+
+def test_a_task_of_other_words_is_refused(tessera, refused, tmp_path):
+    """Scores of a model whose token 7 is another word than the task's token 7 are 0, and say nothing."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 4}
+    library.MemoryMosaicForCausalLM(library.MemoryMosaicConfig(vocab_size=1510, **sizes)).save_pretrained(tmp_path)
+    train_bpe(sentences_of_babilong(), 500).save_pretrained(tmp_path)
+    options = ("--task", "babilong", "--examples", 2)
+    refused("must have learned the tokens of task babilong; got others", "eval", tmp_path, *options)
+    status, out, err = tessera("eval", tmp_path, *options, "--set", f"tokenizer={tmp_path}", "--lengths", 1500)
+    assert status == 0, err
+    assert "length 1500" in out

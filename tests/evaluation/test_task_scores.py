@@ -1,15 +1,19 @@
 """Any checkpoint is scored on any task of tokens: the oracle scores 1, lengths are lengths, refusals are said."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
+from torch.nn.functional import one_hot
 
+from tessera import MemoryMosaicConfig
 from tessera.base.errors import TesseraError
+from tessera.data.tokenizers import train_bpe
 from tessera.evaluation.task_scores import make_task, score_task, task_report
 from tessera.tasks.task import TASKS, TokenExamples
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
-from tests.tasks.cases import VARIANTS, case_of
+from tests.tasks.cases import VARIANTS, case_of, sentences_of_babilong
 
 pytestmark = pytest.mark.usefixtures("short_books")
 
@@ -54,6 +58,26 @@ def test_an_oracle_scores_one(name, monkeypatch):
         assert isinstance(row["target"], str) == hasattr(task, "vocabulary")
         assert not hasattr(task, "vocabulary") or row["answer"] == row["target"]
     assert not torch.equal(model.calls[0], model.calls[1])
+
+
+def test_answers_are_predicted_among_all_tokens_of_a_tokenizer(tmp_path):
+    """Its tokens may be more than `vocab_size`, which counts the words of a task without one."""
+    tokenizer = train_bpe(sentences_of_babilong(), 500)
+    tokenizer.save_pretrained(tmp_path)
+    task = TASKS["babilong"](kind="qa1", length=1500, vocab_size=300, tokenizer=str(tmp_path))
+    assert min(min(task.answer_tokens(word)) for word in task.labels) < 300 < len(tokenizer)
+    assert max(max(task.answer_tokens(word)) for word in task.labels) >= 300
+
+    def predict_next(tokens, use_cache):
+        return SimpleNamespace(logits=one_hot(tokens.roll(-1, 1), len(tokenizer)).float())
+
+    model = Mock(
+        side_effect=predict_next, config=MemoryMosaicConfig(vocab_size=len(tokenizer)), device=torch.device("cpu")
+    )
+    assert score_task(model, task, examples=8, batch_size=4)["exact_match"].mean == 1
+    model.config = MemoryMosaicConfig(vocab_size=len(tokenizer) - 1)
+    with pytest.raises(TesseraError, match=rf"know BABILong's {len(tokenizer)} tokens"):
+        score_task(model, task)
 
 
 @pytest.mark.parametrize("name", list(TASKS))
