@@ -1,11 +1,12 @@
 """Ask questions about a text, or about a memory that `tessera memorize` stored.
 
-With a book and a question, begin with a model that was trained to answer questions, such as the one that
-`tessera train armt-babilong-qa1` makes. That one knows who went where: it finds sentences like "Mary went to the
-kitchen." anywhere in a book and answers "Where is Mary?". It understands nothing else of the book. `tessera train
-own-questions` trains one on questions of your own. For example, with a sentence hidden in the book:
+With a book and a question, begin with a model that was trained to answer questions. `tessera train book-reader` makes
+one in two minutes: it finds sentences like "The password of the miller is bottle." anywhere in a book, and understands
+nothing else of it. `armt-babilong-qa1` learns in an hour who went where, `own-questions` what you teach it. With a
+sentence hidden in the book:
 
-  tessera ask runs/armt-babilong-qa1 "Where is Mary?" --text book.txt --plant "Mary went to the kitchen."
+  tessera ask runs/book-reader "What is the password of the miller?" --text book.txt \\
+      --plant "The password of the miller is bottle." --cite
 
 Such a model first says what it can be asked. It refuses words that it does not know. It answers with its likeliest
 answer, the probability that it gives to it, and how probable it is that the text answers at all, which was measured

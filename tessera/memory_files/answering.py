@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tessera.memory_files.citations import Citation
 
 CARRIED = 0.5  # of probability that each token of an answer loses without the passage that carried it
+LEAST_SHOWN_DROP = 0.0005  # of a citation in words, which has three digits
 GREEDY = Sampling(max_new_tokens=50, temperature=0.0)
 
 
@@ -71,12 +72,14 @@ class Answer:
         return f"{NOT_IN_TEXT} ({100 - 100 * self.certainty:.0f} %; its guess is {own}))"
 
     def sources(self) -> str:
-        """The citations as lines of text."""
+        """As lines of text the citations without which the answer is less probable, or else the first."""
+        citations = self.citations or ()
+        shown = [citation for citation in citations if citation.drop >= LEAST_SHOWN_DROP] or citations[:1]
         lines = [
             f"  {citation.document}, bytes {citation.first:,}-{citation.end:,}: {' '.join(citation.text.split())}\n"
             f"    {100 * citation.weight:.1f} % of what was recalled; without it the answer is "
             f"{round(citation.drop, 3) + 0.0:.3f} less probable"
-            for citation in self.citations or ()
+            for citation in shown
         ]
         return "\n".join([*([] if self.is_in_text else ["  not in this text: no passage carries the answer"]), *lines])
 

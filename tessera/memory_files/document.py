@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tessera.base.errors import TesseraError, expect_text, first_line
 from tessera.data.encoding import PIECE, located_tokens
-from tessera.data.sources import STORIES, TEXT_ENDINGS, text_files
+from tessera.data.sources import BUNDLED, TEXT_ENDINGS, text_files
 from tessera.data.text_files import located_text_of_file, text_of_file, utf8_sizes
 
 if TYPE_CHECKING:
@@ -121,17 +122,18 @@ def document_paths(name: str, where: str, argument: str) -> list[Path]:
 
     Of a folder also Markdown, and what markitdown makes text of where it is installed.
     """
-    if (STORIES / name).is_file() and not Path(name).exists():
-        return [STORIES / name]
+    bundled = {path.name: path for texts in BUNDLED for path in text_files(texts)}
+    if name in bundled and not Path(name).exists():
+        return [bundled[name]]
     converted = tuple(CONVERTED) if find_spec("markitdown") else ()
     try:
         return text_files(name, (*TEXT_ENDINGS, ".md", *converted))
     except TesseraError:
-        books = ", ".join(path.name for path in text_files("stories"))
+        books = ", ".join(get_close_matches(name, bundled, 3, cutoff=0))
         reason = "does not exist"
         if Path(name).exists():
             reason = "holds no text file" if Path(name).is_dir() else f"is no plain file; pipe it in with {where} -"
         raise TesseraError(
-            f"{where}: {argument} must be a text file, a folder of such, or a bundled book ({books}); got {name!r}, "
-            f"which {reason}."
+            f"{where}: {argument} must be a text file, a folder of such, or a bundled book ({books}, ...); got "
+            f"{name!r}, which {reason}."
         ) from None

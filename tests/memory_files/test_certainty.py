@@ -1,5 +1,6 @@
 """How sure one can be that a text answers: measured, kept, read, and right where what is measured says enough."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from tessera.base.errors import TesseraError
 from tessera.memory_files import certainty
 from tessera.memory_files.answering import Answer
 from tessera.memory_files.certainty import Certainty, features, fitted, measured
+from tessera.memory_files.citations import Citation
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.babilong import BABILong
 
@@ -155,3 +157,20 @@ def test_what_is_said():
     assert (unsaid.said(), unsaid.is_in_text) == ("not in this text (90.0 %)", False)
     assert said(certainty=0.96) == "garden (98.3 %; that the text says so: 96 %)"
     assert said(certainty=0.12) == "not in this text (88 %; its guess is garden (98.3 %))"
+
+
+def test_sources_in_words_are_those_that_count():
+    """A citation without which the answer is as probable says nothing, unless there is no other."""
+
+    def shown(*drops, certainty=0.9):
+        citations = tuple(Citation("a book", n, n + 1, f"S{n}.", 0.2, drop) for n, drop in enumerate(drops))
+        nothing = torch.zeros(0)
+        return Answer("garden", 0.9, nothing, nothing, citations, certainty).sources()
+
+    two = shown(0.9, 0.0005, 0.0004, -0.1)
+    assert re.findall(r"S\d", two) == ["S0", "S1"]
+    assert re.findall(r"answer is (\S+) less", two) == ["0.900", "0.001"]
+    none = shown(-0.0001, -0.2, certainty=0.1)
+    assert re.findall(r"answer is (\S+) less", none) == ["0.000"]
+    assert none.startswith("  not in this text: no passage carries the answer\n  a book, bytes 0-1: S0.")
+    assert shown() == ""

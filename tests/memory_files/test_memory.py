@@ -188,6 +188,16 @@ def test_documents_of_a_folder(tmp_path, monkeypatch, capsys, installed):
     assert ("not e.png" if installed else "not c.HTML, d.pdf, e.png") in capsys.readouterr().err
 
 
+def test_every_bundled_book_has_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("the_grey_fairy_book_6746.txt", "pride_and_prejudice_1342.txt", "dracula_345.txt.gz"):
+        [path] = document_paths(name, "ask", "--text")
+        assert path.is_file()
+        assert path.name == name
+    Path("dracula_345.txt.gz").write_text("one's own")
+    assert document_paths("dracula_345.txt.gz", "ask", "--text") == [Path("dracula_345.txt.gz")]
+
+
 def test_packed_documents_are_refused(tmp_path):
     """Their markup would be read as text."""
     (tmp_path / "a.html.gz").write_bytes(gzip.compress(b"<p>Kings</p>"))
