@@ -1,5 +1,7 @@
 """Fixtures: books short enough for what only has to run (conftest.py files import `short_books` and `beginnings`)."""
 
+import gzip
+
 import pytest
 
 from tessera.data import sources
@@ -20,7 +22,8 @@ def beginnings(tmp_path_factory):
         folders[name].mkdir()
         for book in books.glob("*.txt*"):
             text = next(text_of_file(book, 4 * SHORT))[:SHORT]
-            (folders[name] / book.name.removesuffix(".gz")).write_text(text, encoding="utf-8")
+            data = text.encode()
+            (folders[name] / book.name).write_bytes(gzip.compress(data) if book.suffix == ".gz" else data)
     return folders
 
 
