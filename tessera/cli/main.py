@@ -126,6 +126,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parsed, rest = parser.parse_known_args(arguments)
     if rest:
         if "overrides" not in parsed or not all(OVERRIDE.match(argument) for argument in rest):
+            parser.prog = f"{parser.prog} {parsed.verb}"  # whose help says what there is
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         parsed.overrides = [*parsed.overrides, *rest]
     return parsed

@@ -92,4 +92,4 @@ def test_changes_to_a_recipe_may_follow_options(tessera):
 def test_what_is_no_change_is_refused(tessera, command, stray):
     status, out, err = tessera(*command, stray)
     assert (status, out) == (2, "")
-    assert err.startswith(f"tessera: unrecognized arguments: {stray}.")
+    assert err == f"tessera {command[0]}: unrecognized arguments: {stray}. See tessera {command[0]} --help.\n"
