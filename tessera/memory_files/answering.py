@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CARRIED = 0.5  # of probability that each token of an answer loses without the passage that carried it
 LEAST_SHOWN_DROP = 0.0005  # of a citation in words, which has three digits
+QUESTION_FORMAT = "question_format"  # of a tokenizer without a token that asks for an answer
 GREEDY = Sampling(max_new_tokens=50, temperature=0.0)
 
 
@@ -85,8 +86,19 @@ class Answer:
 
 
 def answers_questions(tokenizer: "PreTrainedTokenizerFast") -> bool:
-    """Whether a model with this tokenizer was trained on `data.task`: it keeps the token that asks for an answer."""
-    return getattr(tokenizer, "answer_token", None) is not None
+    """Whether a model with this tokenizer was trained on `data.task`: it keeps how a question is put."""
+    return question_format(tokenizer) is not None
+
+
+def question_format(tokenizer: "PreTrainedTokenizerFast") -> str | None:
+    """How the training put a question, a text with "{question}" in it; None: there were none."""
+    answer_token = getattr(tokenizer, "answer_token", None)
+    if answer_token is not None:
+        return f"{{question}} {answer_token}"
+    kept = tokenizer.init_kwargs.get(QUESTION_FORMAT)
+    needed = 'be a text with "{question}" in it'
+    expect(kept is None or "{question}" in str(kept), "tokenizer_config.json", QUESTION_FORMAT, needed, repr(kept))
+    return kept
 
 
 def require_known_words(tokenizer: "PreTrainedTokenizerFast", text: str, what: str) -> None:
@@ -115,11 +127,12 @@ def answer(
     Raises `TesseraError`: a question without tokens, more than the model has positions for, or logits that are not
     finite.
     """
-    is_trained = answers_questions(tokenizer)
+    put = question_format(tokenizer)
+    is_trained = put is not None
     most = (model.generation_config.max_new_tokens or 1) if is_trained else sampling.max_new_tokens
     ids = prompt_tokens(model, tokenizer, question, most, where, state)  # an empty question is an error
-    if is_trained:
-        ids = prompt_tokens(model, tokenizer, f"{question} {tokenizer.answer_token}", most, where, state)
+    if put is not None:
+        ids = prompt_tokens(model, tokenizer, put.replace("{question}", question), most, where, state)
     elif sampling.num_beams > 1:
         expect(state is None or isinstance(state, State), where, "num_beams", "be 1 with this model's cache", "more")
         read = 0 if state is None or state_name(model) == "memory_state" else state.get_seq_length()

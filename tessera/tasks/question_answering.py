@@ -58,7 +58,10 @@ class QuestionTask(Protocol):
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """`pad_token`, `eos_token` (after an answer), and perhaps `unk_token` and `answer_token` (after a question)."""
+        """`pad_token`, `eos_token` (after an answer), and perhaps `unk_token` and `answer_token` (after a question).
+
+        A task without `answer_token` has a `question_format`, a text with "{question}" in it.
+        """
 
     @property
     def understands(self) -> str:

@@ -19,6 +19,7 @@ from tessera.base.errors import TesseraError
 from tessera.data.windows import ValidationWindows
 from tessera.evaluation.loss import bits_per_byte
 from tessera.evaluation.questions import answer_loss, count_answers, is_segmented, score_answers
+from tessera.memory_files.answering import QUESTION_FORMAT
 from tessera.memory_files.certainty import measured
 from tessera.models.adjusting import adjust_model
 from tessera.recipes.sections import Recipe, Stage
@@ -244,7 +245,8 @@ class StagedQuestions(StagedData):
 
 
 def task_tokenizer(task: QuestionTask) -> PreTrainedTokenizerFast:
-    """The task's words as a tokenizer, which keeps the token that asks for an answer."""
+    """The task's words as a tokenizer, which keeps how a question is put: see `question_format`."""
     special = dict(task.special_tokens)
     named = {"answer_token": special.pop("answer_token")} if "answer_token" in special else {}
-    return PreTrainedTokenizerFast(tokenizer_object=task.vocabulary, extra_special_tokens=named, **special)
+    kept = {} if named else {QUESTION_FORMAT: getattr(task, QUESTION_FORMAT)}
+    return PreTrainedTokenizerFast(tokenizer_object=task.vocabulary, extra_special_tokens=named, **kept, **special)

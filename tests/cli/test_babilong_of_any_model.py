@@ -9,12 +9,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tessera.base.errors import TesseraError
+from tessera.generation.sampling import Sampling
+from tessera.memory_files.answering import answer
+from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.babilong import BABILong
 from tessera.papers.babilong.asking import shots_of
 from tessera.papers.babilong.benchmark import published_match
 from tessera.papers.babilong.stories import examples_of, facts_of, labels
 from tessera.papers.babilong.vocabulary import pretrained
+from tessera.training.staged_data import task_tokenizer
 from tests.tasks.cases import case_of
 
 END = "<|endoftext|>"
@@ -107,6 +111,26 @@ def transformer(kind, folder, tokenizer):
 
 
 @pytest.mark.usefixtures("short_books")
+@pytest.mark.parametrize("words", [True, False])
+def test_questions_are_put_as_the_training_puts_them(tokens, tmp_path, words):
+    """Also after saving and loading; a model of text gets the question as it is."""
+    task = BABILong("qa1", length=300, facts_share=0.6, **({} if words else {"tokenizer": tokens}))
+    folder = transformer("gpt2", tmp_path, task_tokenizer(task))
+    question, model = "Where is Mary?", load_model(folder)
+    said = answer(model, load_tokenizer(folder), question, None)
+    assert said.question.tolist() == task.question_tokens(question).tolist()
+    said = answer(model, pretrained(tokens), question, None, Sampling(max_new_tokens=2))
+    assert said.question.tolist() == pretrained(tokens)(question)["input_ids"]
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"question_format": "Answer:"}))
+    if not words:
+        with pytest.raises(
+            TesseraError, match='tokenizer_config.json: question_format must be a text with "{question}"'
+        ):
+            answer(model, load_tokenizer(folder), question, None)
+
+
+@pytest.mark.usefixtures("short_books")
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "mamba", "memory_mosaic_v2", "armt around gpt2"])
 def test_one_command_trains_and_one_scores(tessera, kind, tokens, tmp_path):
     tokenizer = pretrained(tokens)
@@ -139,7 +163,7 @@ training:
     ]
     file.write_text(json.dumps(rows))
     stored, folder = tmp_path / "rows.jsonl", tmp_path / "evals"
-    options = ("--shots", 2, "--results", folder, "--max-new-tokens", 4, "--output", stored)
+    options = ("--shots", 2, "--results", folder, "--output", stored)
     status, out, err = tessera("ask", tmp_path / "run", "--samples", file, file, *options)
     assert (status, out.count("2 samples of 1k.json")) == (0, 2), err
     answers = [json.loads(line) for line in stored.read_text().splitlines()]
@@ -153,8 +177,9 @@ training:
     for row in answers:
         assert row["published_match"] == published_match(row["answer"], row["question"], row["target"], labels("qa1"))
     prompt = json.loads(table.with_suffix(".json").read_text())
+    longest = BABILong("qa1", length=300, facts_share=0.6, tokenizer=tokens).longest_answer
     assert prompt["prompt"]["examples"] == shots_of("qa1", 2)
-    assert prompt["generate_kwargs"] == {"do_sample": False, "num_beams": 1, "max_new_tokens": 4}
+    assert prompt["generate_kwargs"] == {"do_sample": False, "num_beams": 1, "max_new_tokens": longest}
 
 
 def test_what_a_model_of_transformers_is_asked(tessera, refused, tokens, tmp_path):

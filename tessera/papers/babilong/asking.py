@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +14,7 @@ from tessera.base.errors import expect
 from tessera.data.encoding import PIECE
 from tessera.data.text_files import text_of_files
 from tessera.generation.sampling import Sampling
-from tessera.memory_files.answering import answer
+from tessera.memory_files.answering import answer, answers_questions
 from tessera.memory_files.document import text_of_document
 from tessera.memory_files.memory import Memory
 from tessera.models.recurrence import SegmentedForCausalLM
@@ -89,7 +90,8 @@ def answered(
 ) -> Answered:
     """Read the sample's text, ask its question, and compare.
 
-    A model with a memory reads the text into it and is asked in a segment of its own; any other reads both at once.
+    A model with a memory of segments, or that was trained on questions, reads the text first and is asked behind it.
+    Any other reads both at once.
 
     Args:
         answers: all that the benchmark's rule looks for in what the model says (`benchmark_labels`).
@@ -100,10 +102,12 @@ def answered(
         TesseraError: a text or a question without tokens or too long for the model, or logits that are not finite.
     """
     text, question = sample.input, sample.question
+    is_trained = answers_questions(tokenizer)
     if shots is not None:
-        text, question = shots + text, benchmark.ASKED.format(question=question.strip())
+        text = shots + text
+        question = question if is_trained else benchmark.ASKED.format(question=question.strip())
     memory = None
-    if isinstance(model, SegmentedForCausalLM):
+    if is_trained or isinstance(model, SegmentedForCausalLM):
         memory = Memory(model, tokenizer).read([text], "input", "ask: input", precision="auto").state
     else:
         question = text + ("\n" if shots is None else "") + question
@@ -132,13 +136,16 @@ def score_samples(
     """
     samples = benchmark.read_samples(path)
     kind, labels = benchmark.benchmark_labels(path, [sample.target for sample in samples])
-    expect(shots is None or bool(kind), "ask", "--shots", "come with samples of qa1 to qa5", str(path))
+    expect(not shots or bool(kind), "ask", "--shots", "come with samples of qa1 to qa5", str(path))
     before = None if shots is None else shots_of(kind, shots)
     file = None if results is None else benchmark.results_file(results, path, kind, bool(before))
     bar = tqdm(samples, desc="samples", disable=not sys.stderr.isatty())
     scores = [answered(model, tokenizer, sample, labels, sampling, before) for sample in bar]
     if file is not None:
-        benchmark.write_results(file, samples, [score.said for score in scores], before, sampling.arguments)
+        used = sampling
+        if answers_questions(tokenizer):  # its likeliest answer, as long as it was trained to
+            used = replace(sampling, max_new_tokens=model.generation_config.max_new_tokens or 1, temperature=0.0)
+        benchmark.write_results(file, samples, [score.said for score in scores], before, used.arguments)
     exact, published = (
         100 * sum(getattr(score, name) for score in scores) / len(scores) for name in ("exact", "published")
     )

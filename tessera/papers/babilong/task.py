@@ -159,6 +159,11 @@ class BABILong(Task):
         return {"unk_token": UNKNOWN, "pad_token": PAD, "eos_token": END, "answer_token": GENERATE}
 
     @property
+    def question_format(self) -> str:
+        """See `QuestionTask`."""
+        return f"{{question}} {GENERATE}" if self.tokenizer is None else ASKED
+
+    @property
     def understands(self) -> str:
         """See `QuestionTask`."""
         return babi.understood(self.kind, self.labels)
