@@ -37,6 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
     which, overrides = (
         (arguments.overrides[0], arguments.overrides[1:]) if names_demo else ("books", arguments.overrides)
     )
+    output = arguments.output
+    is_strange = output.is_dir() and any(output.iterdir()) and not (output / "demo.lock").exists()
+    expect(
+        not is_strange, "demo", "--output", "be new, or an earlier demo's folder", f"{output}, which holds other files"
+    )
     (other,) = OWN_OPTIONS.keys() - {which}
     for name in OWN_OPTIONS[other]:
         value = getattr(arguments, name)

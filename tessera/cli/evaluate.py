@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     meaning = "change settings of the task, such as kind=qa2"
     task.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help=meaning)
     meaning = "score so many examples of each length (default: 256)"
-    task.add_argument("--examples", type=positive_int, default=256, help=meaning)
-    task.add_argument("--seed", type=seed, default=0, help="another seed draws other examples (default: 0)")
+    task.add_argument("--examples", type=positive_int, help=meaning)
+    task.add_argument("--seed", type=seed, help="another seed draws other examples (default: 0)")
     harness = parser.add_argument_group("on tasks of lm-evaluation-harness")
     meaning = "the tasks, with commas between them, such as hellaswag,arc_easy"
     harness.add_argument("--tasks", metavar="NAMES", help=meaning)
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 # Which options belong to what is measured.
 OPTIONS = {
     "text": ("data", "split", "context", "sequences", "plot", "average"),
-    "--task": ("lengths", "set"),
+    "--task": ("lengths", "set", "examples", "seed"),
     "--tasks": ("include_path", "num_fewshot", "limit", "max_length"),
 }
 
@@ -150,7 +150,8 @@ def _on_task(folder: str, arguments: argparse.Namespace, rows: list[dict]) -> di
     if isinstance(task, QuestionTask):
         expect_tokens_of(task, load_tokenizer(folder), arguments.task)
     model, long_term_memory = measured_model(folder, arguments)
-    options = {name: getattr(arguments, name) for name in ("examples", "batch_size", "seed", "precision")}
+    options = {name: getattr(arguments, name) for name in ("batch_size", "precision")}
+    options |= {"examples": arguments.examples or 256, "seed": arguments.seed or 0}
     own: list[dict] | None = None if arguments.output is None else []
     report = task_report(model, arguments.task, task, lengths, rows=own, **options)
     rows += [{"model": str(folder), **row} for row in own or ()]

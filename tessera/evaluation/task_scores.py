@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
+DRAWN_TOGETHER = 8  # examples of a seed
+
+
 def make_task(name: str, settings: list[str], trained: Mapping[str, Any] | None = None) -> Task:
     """The task `name` with settings "key=value" (values in YAML) in the place of its defaults.
 
@@ -70,7 +73,8 @@ def score_task(
 ) -> dict[str, Estimate]:
     """Each score of `task` on `examples` examples of its test split: mean and standard error.
 
-    The task's tokens are the first ids of the model's vocabulary, and predictions are made among them alone. `rows`
+    The task's tokens are the first ids of the model's vocabulary, and predictions are made among them alone. Which
+    examples these are depends on `seed`, not on `batch_size`: how many are read at once, of `DRAWN_TOGETHER`. `rows`
     gets one for each example: prompt, target and answer, as text where the task has words, and its scores.
     Raises `TesseraError`: a task that is not about tokens, a vocabulary smaller than the task's, or examples longer
     than the model's positions.
@@ -81,12 +85,13 @@ def score_task(
     name = type(task).__name__
     expect(needed is not None, "eval", "--task", "be about tokens, which language models predict", name)
     expect(needed <= size, "eval", "the model", f"know {name}'s {needed} tokens", f"vocab_size {size}")
-    firsts = range(0, examples, batch_size)
-    batches = (task.sample(min(batch_size, examples - n), seed * 1_000_000 + n, "test") for n in firsts)
+    firsts = range(0, examples, DRAWN_TOGETHER)
+    batches = (task.sample(min(DRAWN_TOGETHER, examples - n), seed * 1_000_000 + n, "test") for n in firsts)
 
     def predictions(batch: TokenExamples) -> Tensor:
         expect(isinstance(batch, TokenExamples), "eval", "--task", "be about tokens", name)
-        return _logits(model, batch, precision)[..., :needed]
+        parts = [_logits(model, tokens, precision)[..., :needed] for tokens in batch.tokens.split(batch_size)]
+        return torch.cat(parts)
 
     return score_batches(task, batches, predictions, None if rows is None else partial(_add_rows, rows, task))
 
@@ -161,9 +166,9 @@ def task_report(
 
 
 @torch.no_grad()
-def _logits(model: "PreTrainedModel", examples: TokenExamples, precision: str) -> torch.Tensor:
-    longest, length = context_limit(model.config), examples.tokens.shape[1]
+def _logits(model: "PreTrainedModel", tokens: Tensor, precision: str) -> Tensor:
+    longest, length = context_limit(model.config), tokens.shape[1]
     needed = f"make examples of at most {longest} tokens, the positions that this model has learned"
     expect(longest is None or length <= longest, "eval", "--lengths", needed, f"{length} tokens")
     with autocast(precision, model.device.type):
-        return model(examples.tokens.to(model.device), use_cache=False).logits.float().cpu()
+        return model(tokens.to(model.device), use_cache=False).logits.float().cpu()

@@ -53,6 +53,7 @@ def read_document_text(
 
     Raises `TesseraError`: no text, a file that cannot be read, or one that needs a package that is not installed.
     """
+    shown = str(source) if isinstance(source, Path) else name
     if isinstance(source, Path) and _converter(source):
         source = text_of_document(source)
     if isinstance(source, Path):
@@ -72,7 +73,7 @@ def read_document_text(
         begins.append(places)
     tokens = np.concatenate(parts) if parts else np.zeros(0)
     if not len(tokens):
-        raise TesseraError(f"{where} must hold text; got {name!r}, which is empty.")
+        raise TesseraError(f"{where} must hold text; got {shown!r}, which is empty.")
     starts = np.maximum.accumulate(np.concatenate([*begins, [size]]))
     starts[0] = 0  # a byte order mark belongs to the first
     widths = np.diff(starts)

@@ -23,8 +23,8 @@ class RunState:
 
     Attributes:
         parameters: known from the first checkpoint on. steps: all that its recipe names; step: the last logged one.
-        last_validation_loss, best_validation_loss: nats per token. best_bits_per_byte: at the best loss, which compares
-            runs with different tokenizers. tokens_per_second: the median over the log lines.
+        last_validation_loss, best_validation_loss: nats per token, in the last stage. best_bits_per_byte: at the best
+            loss, which compares runs with different tokenizers. tokens_per_second: the median over the log lines.
     """
 
     folder: str
@@ -54,6 +54,8 @@ def run_state(folder: Path) -> RunState:
     """What the folder of a run says. Raises `TesseraError` when it is no run's, or is damaged."""
     records = _records(folder)
     validations = [record for record in records if "validation_loss" in record]
+    if validations:  # the losses of another stage are of other texts, and its best weights were trained on
+        validations = [record for record in validations if record.get("stage") == validations[-1].get("stage")]
     best = min(validations, key=lambda record: record["validation_loss"], default={})
     return RunState(
         folder=str(folder),

@@ -327,6 +327,17 @@ def is_run(run: Path) -> bool:
     return len(matching(run, [*RUN_FILES, *TEMPORARY_FILES])) == len(list(run.iterdir()))
 
 
+def is_unfinished_run_of(run: Path, recipe: Recipe) -> bool:
+    """Can the training of this recipe in the folder go on?"""
+    if not is_run(run) or (run / RESULT).is_file():
+        return False
+    try:
+        expect_same(run, recipe)
+    except TesseraError:
+        return False
+    return True
+
+
 def delete_run(run: Path) -> None:
     """Delete a run that nobody works in, and its folder unless it holds other files too."""
     if run.is_dir() and is_run(run):

@@ -37,6 +37,19 @@ def test_the_table_has_a_line_for_each_run(tessera, runs):
     assert fresh == ["fresh", "-", "0/3", "0", "-", "-", "-", "-"]
 
 
+def test_the_best_loss_is_of_the_last_stage(tessera, runs):
+    """Losses of an earlier stage are of other texts, and the weights in the folder are not of it."""
+    stopped = runs[1]
+    losses = [(1, 0.5), (1, 0.4), (2, 3.0), (2, 2.0), (2, 2.5)]
+    records = [
+        {"step": step, "stage": stage, "validation_loss": loss, "validation_bits_per_byte": 2 * loss}
+        for step, (stage, loss) in enumerate(losses)
+    ]
+    (stopped / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
+    (state,) = json.loads(tessera("compare", stopped, "--json")[1])
+    assert (state["last_validation_loss"], state["best_validation_loss"], state["best_bits_per_byte"]) == (2.5, 2, 4)
+
+
 def test_json_holds_the_same_numbers(tessera, runs):
     status, out, _ = tessera("compare", *runs, "--json")
     finished, stopped, fresh = json.loads(out)

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from tessera.base.errors import TrainingInterrupted
 from tessera.papers.passwords.demo import QUESTIONS
+from tessera.training.run import train
 
 STAGE = (
     "{length: 3, min_length: 3, steps: 2, target: 2.0, learning_rate: 1.0e-3, model: {inverse_bandwidth_scale: 3.0}}"
@@ -63,6 +65,42 @@ def test_a_book_that_cannot_be_read_is_said_before_training(refused, tmp_path, n
     (tmp_path / "empty.txt").write_text(" \n")
     refused(message, "demo", *SMALL, "--output", tmp_path / "demo", "--books", tmp_path / name)
     assert not (tmp_path / "demo").exists()
+
+
+def test_a_book_is_read_to_its_end_before_training(refused, tmp_path):
+    (tmp_path / "late.txt").write_bytes(b"A king. " * 200_000 + b"\xff")
+    refused(
+        "late.txt: text must be UTF-8", "demo", *SMALL, "--output", tmp_path / "demo", "--books", tmp_path / "late.txt"
+    )
+    assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("which", ["books", "language"])
+def test_a_folder_of_others_is_left_alone(refused, tmp_path, which):
+    (tmp_path / "answers.html").write_text("mine")
+    refused("--output must be new, or an earlier demo's folder", "demo", which, "--output", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["answers.html"]
+
+
+def test_a_stopped_training_goes_on(tessera, tmp_path, monkeypatch):
+    """The next demo begins where the last one was stopped; one that was finished, or is another, begins anew."""
+    book = tmp_path / "book.txt"
+    book.write_text("There was a king who had three daughters. They lived in a castle. " * 20)
+    began = []
+
+    def stop(recipe, run, **options):
+        began.append(options)
+        if len(began) == 1:
+            train(recipe, run, **options)
+            (run / "run.json").unlink()  # as before the end
+            raise TrainingInterrupted("stopped")
+        return train(recipe, run, **options)
+
+    monkeypatch.setattr("tessera.papers.passwords.demo.train", stop)
+    arguments = ("demo", *SMALL, "--output", tmp_path / "demo", "--books", book)
+    assert tessera(*arguments)[0] == 130
+    assert tessera(*arguments)[0] == tessera(*arguments)[0] == tessera("demo", "seed=3", *arguments[1:])[0] == 0
+    assert [options["resume"] for options in began] == [False, True, False, False]
 
 
 def test_options_of_the_other_demo_are_refused(tessera, tmp_path):

@@ -174,6 +174,12 @@ def test_a_model_of_no_number_is_said(refused, run_folder, tmp_path):
     refused("weights must be finite", "eval", tmp_path, "--sequences", 1)
 
 
+def test_options_of_tasks_are_refused_elsewhere(refused, run_folder):
+    for option in ("--examples", "--seed"):
+        refused(f"{option} must be left out", "eval", run_folder, option, 3)
+        refused(f"{option} must be left out", "eval", run_folder, "--tasks", "arc_easy", option, 3)
+
+
 def test_a_task_of_other_words_is_refused(tessera, refused, tmp_path):
     """Scores of a model whose token 7 is another word than the task's token 7 are 0, and say nothing."""
     torch.manual_seed(0)

@@ -31,7 +31,8 @@ class Oracle:
 
     def __call__(self, tokens, use_cache):
         self.calls.append(tokens)
-        logits = case_of(self.task).oracle(self.examples)
+        logits = case_of(self.task).oracle(self.examples)[self.row : self.row + len(tokens)]
+        self.row += len(tokens)
         above = torch.full((*logits.shape[:2], self.extra), 1e9)  # tokens that the task does not have do not count
         return SimpleNamespace(logits=torch.cat([logits, above.to(logits)], -1))
 
@@ -42,7 +43,7 @@ def test_an_oracle_scores_one(name, monkeypatch):
     model, sample = Oracle(task), type(task).sample
 
     def remember(self, *arguments):
-        model.examples = sample(self, *arguments)
+        model.examples, model.row = sample(self, *arguments), 0
         return model.examples
 
     monkeypatch.setattr(type(task), "sample", remember)
@@ -58,6 +59,23 @@ def test_an_oracle_scores_one(name, monkeypatch):
         assert isinstance(row["target"], str) == hasattr(task, "vocabulary")
         assert not hasattr(task, "vocabulary") or row["answer"] == row["target"]
     assert not torch.equal(model.calls[0], model.calls[1])
+
+
+@pytest.mark.parametrize("name", ["passwords", "mqmtar"])
+def test_which_questions_are_asked_does_not_depend_on_how_many_are_read_at_once(name):
+    task = TASKS[name]()
+    asked = []
+    for batch_size in (1, 3, 8, 16):
+        rows = []
+        model = Mock(config=MemoryMosaicConfig(vocab_size=task.vocab_size), device=torch.device("cpu"))
+        model.side_effect = lambda tokens, use_cache: SimpleNamespace(
+            logits=torch.zeros(*tokens.shape, task.vocab_size)
+        )
+        score_task(model, task, examples=12, batch_size=batch_size, rows=rows)
+        assert max(len(call.args[0]) for call in model.call_args_list) == min(batch_size, 8)
+        asked.append([(row["prompt"], row["target"]) for row in rows])
+    assert all(rows == asked[0] for rows in asked)
+    assert len({str(row) for row in asked[0]}) == 12
 
 
 def test_answers_are_predicted_among_all_tokens_of_a_tokenizer(tmp_path):
@@ -120,7 +138,8 @@ def test_what_cannot_be_scored_is_said():
 def test_a_report_has_a_row_per_length(monkeypatch):
     task = make_task("associative_retrieval", [])
     monkeypatch.setattr(
-        "tessera.evaluation.task_scores._logits", lambda model, batch, precision: case_of(task).guess(batch, 0)
+        "tessera.evaluation.task_scores._logits",
+        lambda model, tokens, precision: case_of(task).guess(TokenExamples(tokens, tokens), 0),
     )
     options = {"examples": 2, "batch_size": 2, "seed": 0, "precision": "fp32"}
     report = task_report(Oracle(task), "associative_retrieval", task, [3, 5], **options)

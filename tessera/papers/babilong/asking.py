@@ -175,7 +175,7 @@ def read_planted(
     places: list[float] = []
     if memory.is_of_pairs and not facts:
         for path in paths:
-            memory.read(path, **options)
+            memory.read(path, where=where, **options)
     else:
         size = sum(len(text.encode()) for text in text_of_files(paths, read=text_of_document)) if facts else 0
         text = PlantedText(text_of_files(paths, PIECE, text_of_document), size, facts, seed)

@@ -31,6 +31,7 @@ from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.papers.babilong.asking import read_planted
 from tessera.papers.passwords.task import FACT, PEOPLE, QUESTION, WORDS
 from tessera.recipes.recipe import read_recipe
+from tessera.training.folder import is_unfinished_run_of
 from tessera.training.run import train
 
 RECIPE = "book-reader"
@@ -105,14 +106,15 @@ class Demo:
         names = [book.name for book in self.books]
         expect(len(set(names)) == len(names), "demo", "--books", "have different names", ", ".join(names))
         for book in self.books:  # what cannot be read is said before anything is made
-            text = next(text_of_files([book], read=text_of_document), "")
+            text = "".join(text_of_files([book], read=text_of_document))
             expect(bool(text.strip()), "demo", "--books", "hold text", f"{str(book)!r}, which is empty")
         with writing(self.output, "output folder", "Use --output."):
             self.output.mkdir(parents=True, exist_ok=True)
         with held(self.output / "demo.lock", "Wait for it, or use another --output."):
             reader = self.output / "reader"
             print("A mosaic learns to find passwords between the sentences of fairy tales:", flush=True)
-            summary = train(recipe, reader, overwrite=True)
+            goes_on = is_unfinished_run_of(reader, recipe)
+            summary = train(recipe, reader, resume=goes_on, overwrite=not goes_on)
             memory = Memory(load_model(reader), load_tokenizer(reader))
             hidden = list(hidden_passwords(names, self.seed))
             began = time.perf_counter()
