@@ -80,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         read_planted(memory, paths, arguments.plant, arguments.seed)
     else:
         memory.load(arguments.memory, "ask", "--memory")
+    _say_length(memory)
     answers: list[dict] = []
     status = 0
     try:
@@ -160,6 +161,16 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
         return described
 
     return ask
+
+
+def _say_length(memory: "Memory") -> None:
+    """Warn where what was read is far longer than what the certainty of an answer was measured on."""
+    from tessera.memory_files.certainty import Certainty
+
+    certainty, tokens = Certainty.of(memory.model), sum(len(document.tokens) for document in memory.documents)
+    if certainty is not None and tokens > 4 * certainty.tokens:
+        times = f"{tokens / certainty.tokens:,.0f} times as long as the texts"
+        print(f"ask: what was read is {times} that this was measured on", file=sys.stderr)
 
 
 def say_guess(task: Any, question: str) -> None:

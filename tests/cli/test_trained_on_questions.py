@@ -89,6 +89,14 @@ def test_what_the_model_cannot_know_is_refused_or_said(tessera, run, book):
     assert (status, "--temperature must be left out: this model answers questions" in err) == (2, True)
 
 
+@pytest.mark.parametrize("times", [4, 6])
+def test_a_text_far_longer_than_what_was_measured_is_said(tessera, run, tmp_path, times):
+    text, measured = tmp_path / "long.txt", Certainty.of(load_model(run)).tokens
+    text.write_text("rain " * (times * measured))
+    _, _, err = tessera("ask", run, "Where is Mary?", "--text", text)
+    assert (f"ask: what was read is {times} times as long as the texts" in err) == (times > 4)
+
+
 def test_questions_that_are_typed_are_answered_and_stored(tessera, run, book, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("Where is Bob?\nWhere is Mary?\n"))
     stored = tmp_path / "answers.jsonl"
