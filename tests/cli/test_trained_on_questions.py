@@ -158,8 +158,8 @@ def test_questions_of_ones_own_from_a_file_to_an_answer(tessera, refused, tmp_pa
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     book.write_text("It was a dark night. Box 3 is dark red. And that was all. " * 3)
     stages = "training.curriculum=[{length: 1, steps: 30, learning_rate: 0.01}]"
-    small = ("model.base.hidden_size=16", "model.base.num_heads=2", "model.memory_dim=4", "training.batch_size=8")
-    small += ("training.evaluate_sequences=2", "model.base.num_persistent_slots=8", "data.task.absent=0.0", stages)
+    small = ("model.hidden_size=16", "model.num_persistent_slots=8", "training.batch_size=8")
+    small += ("training.evaluate_sequences=2", "data.task.absent=0.0", stages)
     status, _, err = tessera("train", "own-questions", f"data.task.file={file}", *small, "--output", run)
     assert status == 0, err
     command = ("ask", run, "What is box 3?", "--text", book)

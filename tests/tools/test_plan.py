@@ -137,9 +137,9 @@ def test_refusals():
     with pytest.raises(TesseraError, match="must be a multiple of the 3 processes"):
         plan(small(), 3)
     with pytest.raises(TesseraError, match=r"training\.curriculum must be empty; got \d+ stages") as refused:
-        plan(read_recipe("own-questions"))
-    longest_stage = read_recipe("own-questions", str(refused.value).split("as a text: ")[1].split())
-    assert longest_stage.data.context == 4 * longest_stage.model["segment_size"]
+        plan(read_recipe("armt-babilong-qa1"))
+    longest_stage = read_recipe("armt-babilong-qa1", str(refused.value).split("as a text: ")[1].split())
+    assert longest_stage.data.context == 16 * longest_stage.model["segment_size"]
     assert plan(longest_stage, 1)["memory"]["peak"] > 0
     with pytest.raises(TesseraError, match=r"data\.document_ids must be false for model type llama"):
         plan(read_recipe("llama-small-4k", ["data.document_ids=true", "model.num_hidden_layers=1"]))
