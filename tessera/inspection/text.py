@@ -2,7 +2,7 @@
 
 import codecs
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import torch
@@ -30,8 +30,9 @@ class TokenTexts:
 
         A character stands where it ends.
         """
-        if self._bytes is None:
-            return tuple(self._alone(token) for token in tokens)
+        if self._bytes is None:  # words, between which decoding may set spaces
+            pairs = pairwise(tokens)
+            return (*map(self._alone, tokens[:1]), *(self._behind(before, token) for before, token in pairs))
         decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         texts = []
         for index, token in enumerate(tokens):
@@ -47,6 +48,12 @@ class TokenTexts:
         if self._bytes is not None:
             return _shown(self._of(token).decode("utf-8", "surrogateescape"))
         return str(token) if self.tokenizer is None else self.tokenizer.decode([token])
+
+    def _behind(self, before: int, token: int) -> str:
+        if self.tokenizer is None:
+            return str(token)
+        first, both = self.tokenizer.decode([before]), self.tokenizer.decode([before, token])
+        return both.removeprefix(first) if both.startswith(first) else self._alone(token)
 
     def _of(self, token: int) -> bytes:
         assert self._bytes is not None

@@ -8,6 +8,9 @@ from transformers import PreTrainedTokenizerFast
 
 from tessera.data.tokenizers import byte_tokenizer, train_bpe
 from tessera.inspection.text import UNFINISHED, TokenTexts
+from tessera.papers.babilong import BABILong
+from tessera.training.staged_data import task_tokenizer
+from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 
 TEXT = "国王说：你好，世界！👩‍👩‍👧 שלום Zoë. "
 
@@ -52,3 +55,15 @@ def test_bytes_that_are_no_characters_are_shown_by_their_numbers(known):
     )
     assert texts.of_words([97, 0xE5, 257, 5000]) == {97: "a", 0xE5: "‹E5›", 257: "<|endoftext|>", 5000: ""}
     assert TokenTexts(None).of_text([5, 6]) == ("5", "6")
+
+
+@pytest.mark.usefixtures("short_books")
+def test_words_have_the_spaces_of_their_text():
+    """Tokens of a task's own words say no space; together they are what the tokenizer decodes."""
+    tokenizer = task_tokenizer(BABILong())
+    ids = tokenizer("Mary went to the kitchen. John")["input_ids"]
+    shown = TokenTexts(tokenizer).of_text(ids)
+    assert "".join(shown) == tokenizer.decode(ids)
+    assert shown[:2] == ("mary", " went")
+    assert TokenTexts(None).of_text([5, 6]) == ("5", "6")
+    assert TokenTexts(tokenizer).of_text([]) == ()
