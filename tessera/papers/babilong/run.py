@@ -131,6 +131,7 @@ MODELS = {
         "Memory Mosaic, biweight, whole text (unseen books)",
         {**MOSAIC, "num_layers": 4, "kernel": "biweight"},
         1.5,
+        recipes={"qa1": QA1, "qa2": RECIPES / "qa2-whole.yaml"},
         first_seed=31,
         test_noise="test_books",
         longest_whole_text=1024,
