@@ -81,7 +81,7 @@ def test_mistakes_are_one_line(tessera, refused, wrapped, run_folder, tmp_path):
         (("ask", wrapped, "Who?", "--memory", memory, "--cite"), "must keep pairs (v1, v2); got armt, whose state"),
         (
             ("memorize", wrapped, tmp_path / "empty.txt", "--out", new),
-            "FILE must hold text; got 'empty.txt', which",
+            "empty.txt', which is empty.",
         ),
         (("memorize", wrapped, text, "--out", text), "got '{text}', which exists and is no stored memory"),
         (("memorize", wrapped, text, "--out", text, "--overwrite"), "which exists and is no stored memory"),

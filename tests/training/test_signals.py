@@ -7,8 +7,8 @@ import select
 import shlex
 import signal
 import sys
-import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,15 +20,27 @@ from tessera.recipes.recipe import read_recipe
 from tessera.training.run import Interruption, train
 
 
-def as_a_process(words, before=lambda: None):
-    """In a fork: run the command line on the fork's own streams, which are not those that pytest reads, and end."""
-    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", buffering=1) for descriptor in (1, 2))
-    status = 70
+def as_a_process(words, interrupted=""):
+    """In a fork: become the command line, in a new interpreter, since threads of this one may have held locks.
+
+    `interrupted`: the metrics, upon whose first line the process sends itself Ctrl-C.
+    """
+    program = """if True:
+        import sys, threading
+        from pathlib import Path
+        import torch
+        from tessera.cli.main import main
+        from tests.training.test_signals import interrupt
+        if sys.argv[1]:
+            threading.Thread(target=interrupt, args=[Path(sys.argv[1])], daemon=True).start()
+        torch.set_num_threads(1)  # as in the tests' own process, whose weights must be equal
+        sys.exit(main(sys.argv[2:]))
+    """
     try:
-        before()
-        status = main(words)
+        os.chdir(Path(__file__).parents[2])
+        os.execv(sys.executable, [sys.executable, "-c", program, str(interrupted), *words])
     finally:
-        os._exit(status)
+        os._exit(70)
 
 
 def interrupt(metrics):
@@ -54,7 +66,7 @@ def test_ctrl_c_writes_a_checkpoint_and_prints_the_command_that_goes_on(command,
     if child == 0:
         for descriptor, path in enumerate(printed, 1):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
-        as_a_process(command, threading.Thread(target=interrupt, args=[metrics], daemon=True).start)
+        as_a_process(command, metrics)
     _, status = os.waitpid(child, 0)
     out, err = (path.read_text() for path in printed)
     assert os.waitstatus_to_exitcode(status) == 130, err
