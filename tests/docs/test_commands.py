@@ -39,8 +39,8 @@ QUESTIONS = (
 SHORTER = {
     "(train|sweep) (demo|mosaic|armt-tiny)": TEXT.split(),
     "(train|sweep) (demo|mosaic)": "model.hidden_size=32 model.num_heads=2 tokenizer.vocab_size=300".split(),
-    "train (own|armt-babilong)": QUESTIONS,
-    "train book": QUESTIONS[:3],
+    "train armt-babilong": QUESTIONS,
+    "train (own|book)": QUESTIONS[:3],
     "prompts .*--many-shot": "--contexts 1 --queries 1 --shots 1 --batch-size 1".split(),
 }
 
