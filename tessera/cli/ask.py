@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         read_planted(memory, paths, arguments.plant, arguments.seed)
     else:
         memory.load(arguments.memory, "ask", "--memory")
-    _say_length(memory)
+    say_length(memory)
     answers: list[dict] = []
     status = 0
     try:
@@ -163,14 +163,14 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
     return ask
 
 
-def _say_length(memory: "Memory") -> None:
-    """Warn where what was read is far longer than what the certainty of an answer was measured on."""
+def say_length(memory: "Memory") -> None:
+    """Warn where the texts are far longer than those that the certainty of an answer was measured on."""
     from tessera.memory_files.certainty import Certainty
 
     certainty, tokens = Certainty.of(memory.model), sum(len(document.tokens) for document in memory.documents)
     if certainty is not None and tokens > 4 * certainty.tokens:
-        times = f"{tokens / certainty.tokens:,.0f} times as long as the texts"
-        print(f"ask: what was read is {times} that this was measured on", file=sys.stderr)
+        longer = f"{tokens / certainty.tokens:,.0f} times as many tokens"
+        print(f"{longer} were read as those texts have: nothing is known of so long ones", file=sys.stderr)
 
 
 def say_guess(task: Any, question: str) -> None:

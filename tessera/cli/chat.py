@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.base.errors import TesseraError, expect
-from tessera.cli.ask import introduced, say_guess
+from tessera.cli.ask import introduced, say_guess, say_length
 from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
 from tessera.cli.options import standard_texts
 
@@ -73,6 +73,7 @@ class _Chat:
         self.memory, self.sampling, self.file = memory, sampling_of(arguments), arguments.memory
         self.is_trained = is_trained  # on questions: it is asked one at a time
         self.task = introduced(arguments.model, memory) if is_trained else None
+        say_length(memory)
         self.said = ""  # the conversation
         self.last: Any = None  # its last answer
 
@@ -100,7 +101,8 @@ class _Chat:
         from tessera.memory_files.document import document_paths
 
         for path in document_paths(name, "chat", "/read"):
-            self.memory.read(path)
+            self.memory.read(path, where="chat: /read")
+        say_length(self.memory)
         self._documents("")
 
     def _forget(self, name: str) -> None:

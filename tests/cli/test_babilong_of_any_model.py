@@ -196,5 +196,6 @@ def test_what_a_model_of_transformers_is_asked(tessera, refused, tokens, tmp_pat
     refused(
         "--results needs samples named by", "ask", folder, "--samples", tmp_path / "own.json", "--results", tmp_path
     )
+    assert tessera("ask", folder, "--samples", tmp_path / "own.json", "--shots", 0)[0] == 0
     refused("--shots must come with samples of qa1", "ask", folder, "--samples", tmp_path / "own.json", "--shots", 1)
     refused("--shots must come with --samples", "ask", folder, "Where?", "--text", tmp_path / "own.json", "--shots", 1)

@@ -13,7 +13,7 @@ from tessera.data.store import open_or_build
 from tessera.data.tokenizers import train_bpe
 from tessera.data.windows import Split, ValidationWindows
 from tessera.models.saving.loading import load_model, load_tokenizer
-from tests.tasks.cases import sentences_of_babilong
+from tessera.papers.babilong.stories import examples_of, facts_of
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_a_task_of_other_words_is_refused(tessera, refused, tmp_path):
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 4}
     library.MemoryMosaicForCausalLM(library.MemoryMosaicConfig(vocab_size=1510, **sizes)).save_pretrained(tmp_path)
-    train_bpe(sentences_of_babilong(), 500).save_pretrained(tmp_path)
+    train_bpe([*facts_of("qa1"), *examples_of("qa1"), *(9 * ["\nQuestion:\nAnswer:"])], 500).save_pretrained(tmp_path)
     options = ("--task", "babilong", "--examples", 2)
     refused("must have learned the tokens of task babilong; got others", "eval", tmp_path, *options)
     status, out, err = tessera("eval", tmp_path, *options, "--set", f"tokenizer={tmp_path}", "--lengths", 1500)

@@ -124,8 +124,8 @@ def test_a_file_that_is_refused_does_not_lose_the_others(tessera, wrapped, tmp_p
     assert (status, out, err.count("\n"), (tmp_path / "none").exists()) == (2, "", 2, False)
     described = tessera("memories", "info", tmp_path / "some")[1]
     assert [line.split()[0] for line in described.splitlines()[-2:]] == ["a:", "c:"]
-    asked = ("ask", wrapped, "Who?", "", "Where?", "--memory", tmp_path / "some", "--max-new-tokens", 1)
-    status, out, err = tessera(*asked, "--output", tmp_path / "answers")
+    command = ("ask", wrapped, "Who?", "", "Where?", "--memory", tmp_path / "some", "--max-new-tokens", 1)
+    status, out, err = tessera(*command, "--output", tmp_path / "answers")
     assert (status, err.count("\n"), len((tmp_path / "answers").read_text().splitlines())) == (2, 1, 2)
     rows = [{"input": "a king", "question": "Who?", "target": "king"}] * 2
     (tmp_path / "two.json").write_text(json.dumps(rows))

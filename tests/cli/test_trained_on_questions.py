@@ -90,11 +90,22 @@ def test_what_the_model_cannot_know_is_refused_or_said(tessera, run, book):
 
 
 @pytest.mark.parametrize("times", [4, 6])
-def test_a_text_far_longer_than_what_was_measured_is_said(tessera, run, tmp_path, times):
+def test_a_text_far_longer_than_what_was_measured_is_said(tessera, run, tmp_path, monkeypatch, times):
     text, measured = tmp_path / "long.txt", Certainty.of(load_model(run)).tokens
     text.write_text("rain " * (times * measured))
-    _, _, err = tessera("ask", run, "Where is Mary?", "--text", text)
-    assert (f"ask: what was read is {times} times as long as the texts" in err) == (times > 4)
+    _, _, of_ask = tessera("ask", run, "Where is Mary?", "--text", text)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"/read {text}\n"))
+    _, _, of_chat = tessera("chat", run)
+    for err in (of_ask, of_chat):
+        assert (f"{times} times as many tokens were read as those texts have" in err) == (times > 4)
+
+
+def test_an_empty_text_is_named_by_the_option_that_named_it(tessera, refused, run, tmp_path, monkeypatch):
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"/read {empty}\n"))
+    assert f"chat: /read must hold text; got {str(empty)!r}" in tessera("chat", run)[2]
+    assert "ask: --text must hold text; got 'empty.txt'" in tessera("ask", run, "Where is Mary?", "--text", empty)[2]
 
 
 def test_questions_that_are_typed_are_answered_and_stored(tessera, run, book, tmp_path, monkeypatch):

@@ -11,9 +11,10 @@ from tessera import MemoryMosaicConfig
 from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import train_bpe
 from tessera.evaluation.task_scores import make_task, score_task, task_report
+from tessera.papers.babilong.stories import examples_of, facts_of
 from tessera.tasks.task import TASKS, TokenExamples
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
-from tests.tasks.cases import VARIANTS, case_of, sentences_of_babilong
+from tests.tasks.cases import VARIANTS, case_of
 
 pytestmark = pytest.mark.usefixtures("short_books")
 
@@ -64,7 +65,7 @@ def test_an_oracle_scores_one(name, monkeypatch):
 @pytest.mark.parametrize("name", ["passwords", "mqmtar"])
 def test_which_questions_are_asked_does_not_depend_on_how_many_are_read_at_once(name):
     task = TASKS[name]()
-    asked = []
+    rows_by_batch_size = []
     for batch_size in (1, 3, 8, 16):
         rows = []
         model = Mock(config=MemoryMosaicConfig(vocab_size=task.vocab_size), device=torch.device("cpu"))
@@ -73,14 +74,14 @@ def test_which_questions_are_asked_does_not_depend_on_how_many_are_read_at_once(
         )
         score_task(model, task, examples=12, batch_size=batch_size, rows=rows)
         assert max(len(call.args[0]) for call in model.call_args_list) == min(batch_size, 8)
-        asked.append([(row["prompt"], row["target"]) for row in rows])
-    assert all(rows == asked[0] for rows in asked)
-    assert len({str(row) for row in asked[0]}) == 12
+        rows_by_batch_size.append([(row["prompt"], row["target"]) for row in rows])
+    assert all(rows == rows_by_batch_size[0] for rows in rows_by_batch_size)
+    assert len({str(row) for row in rows_by_batch_size[0]}) == 12
 
 
 def test_answers_are_predicted_among_all_tokens_of_a_tokenizer(tmp_path):
     """Its tokens may be more than `vocab_size`, which counts the words of a task without one."""
-    tokenizer = train_bpe(sentences_of_babilong(), 500)
+    tokenizer = train_bpe([*facts_of("qa1"), *examples_of("qa1"), *(9 * ["\nQuestion:\nAnswer:"])], 500)
     tokenizer.save_pretrained(tmp_path)
     task = TASKS["babilong"](kind="qa1", length=1500, vocab_size=300, tokenizer=str(tmp_path))
     assert min(min(task.answer_tokens(word)) for word in task.labels) < 300 < len(tokenizer)

@@ -194,3 +194,10 @@ def test_what_ends_an_answer_and_what_the_conversation(call, folder, monkeypatch
     monkeypatch.setattr("tessera.memory_files.answering.answers_questions", lambda tokenizer: True)
     status, _, err = call("chat", folder, "--temperature", 0.5)
     assert (status, "--temperature must be left out: this model answers questions" in err) == (2, True)
+
+
+def test_an_empty_text_is_named_with_its_folder(call, folder, tmp_path):
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    status, out, err = call("ask", folder, "Who", "--text", empty)
+    assert (status, out, err) == (2, "", f"ask: --text must hold text; got {str(empty)!r}, which is empty.\n")

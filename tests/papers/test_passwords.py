@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.memory_files import Memory
 from tessera.memory_files.answering import Answer
@@ -104,3 +105,9 @@ def test_the_demo_knows_where_it_hid_what(tmp_path):
     for one in (fox, dog):
         assert text.index(one.fact) / len(text) == pytest.approx(one.place, abs=0.1)
     assert 0 < fox.place < dog.place < 1
+
+
+def test_a_length_without_room_for_a_question_is_named():
+    with pytest.raises(TesseraError, match="Passwords: length must be at least 58 tokens; got 3"):
+        Passwords().at_length(3)
+    assert Passwords().at_length(58).length == 58

@@ -402,10 +402,3 @@ CASES = {
     RegBench: RegBenchCase,
     ThreeMoons: MoonsCase,
 }
-
-
-def sentences_of_babilong():
-    """Sentences that a byte-level tokenizer of 500 tokens becomes short by."""
-    places = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
-    names = ("Mary", "Daniel", "Sandra", "John")
-    return [f" Question: Where is {name}? Answer: {place}" for name in names for place in places]

@@ -111,6 +111,7 @@ class BABILong(Task):
     source = "Associative Recurrent Memory Transformer, section 4; BABILong, Kuratov et al. 2024"
     main_score = "exact_match"
     reserved = RESERVED
+    question_format = ASKED  # in the tokens of a `tokenizer`, which has no `answer_token`
 
     def __post_init__(self) -> None:
         where = type(self).__name__
@@ -157,11 +158,6 @@ class BABILong(Task):
             known = pretrained(self.tokenizer)
             return {"eos_token": known.eos_token, "pad_token": known.pad_token or known.eos_token}
         return {"unk_token": UNKNOWN, "pad_token": PAD, "eos_token": END, "answer_token": GENERATE}
-
-    @property
-    def question_format(self) -> str:
-        """See `QuestionTask`."""
-        return f"{{question}} {GENERATE}" if self.tokenizer is None else ASKED
 
     @property
     def understands(self) -> str:

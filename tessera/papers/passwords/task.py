@@ -135,9 +135,8 @@ class Passwords(Task):
 
     def _expect_room(self, context_tokens: int) -> None:
         needed = -(-FACT_TOKENS // self.facts_share)
-        least = needed + QUESTION_TOKENS
-        got = context_tokens + QUESTION_TOKENS
-        expect(context_tokens >= needed, type(self).__name__, "length", f"be at least {least:.0f} tokens", got)
+        least, length = needed + QUESTION_TOKENS, context_tokens + QUESTION_TOKENS
+        expect(length >= least, type(self).__name__, "length", f"be at least {least:.0f} tokens", length)
 
     def _random(self, *of: int | str) -> Random:
         expect(of[-1] in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(of[-1]))
