@@ -20,6 +20,14 @@ from tessera.recipes.recipe import read_recipe
 from tessera.training.run import Interruption, train
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_heard():
+    """Also where the tests run in the background of a shell, whose processes ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def as_a_process(words, interrupted=""):
     """In a fork: become the command line, in a new interpreter, since threads of this one may have held locks.
 
