@@ -14,8 +14,8 @@ from tessera.memory_files.answering import answer
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.babilong import BABILong
-from tessera.papers.babilong.asking import shots_of
-from tessera.papers.babilong.benchmark import published_match
+from tessera.papers.babilong.asking import answered, shots_of
+from tessera.papers.babilong.benchmark import TextSample, published_match
 from tessera.papers.babilong.stories import examples_of, facts_of, labels
 from tessera.papers.babilong.vocabulary import pretrained
 from tessera.training.staged_data import task_tokenizer
@@ -128,6 +128,30 @@ def test_questions_are_put_as_the_training_puts_them(tokens, tmp_path, words):
             TesseraError, match='tokenizer_config.json: question_format must be a text with "{question}"'
         ):
             answer(model, load_tokenizer(folder), question, None)
+
+
+@pytest.mark.usefixtures("short_books")
+def test_samples_are_asked_as_the_training_asks(tokens, tmp_path, monkeypatch):
+    """The text is read first, behind the shots; then `answer` puts the question. A model of text reads all at once."""
+    task = BABILong("qa1", length=300, facts_share=0.6, tokenizer=tokens)
+    model = load_model(transformer("gpt2", tmp_path, task_tokenizer(task)))
+    sample, seen = TextSample("Mary went to the garden.", "Where is Mary?", "garden"), []
+
+    def spy(model, tokenizer, question, state, sampling):
+        seen.append((question, 0 if state is None else state.get_seq_length()))
+        return answer(model, tokenizer, question, state, sampling)
+
+    monkeypatch.setattr("tessera.papers.babilong.asking.answer", spy)
+    for shots in (None, "John is home. "):
+        for tokenizer in (task_tokenizer(task), pretrained(tokens)):
+            answered(model, tokenizer, sample, ["garden"], Sampling(max_new_tokens=2), shots)
+    sizes = [len(pretrained(tokens)(text)["input_ids"]) for text in (sample.input, "John is home. " + sample.input)]
+    assert seen == [
+        (sample.question, sizes[0]),
+        (f"{sample.input}\n{sample.question}", 0),
+        (sample.question, sizes[1]),
+        (f"John is home. {sample.input}\nQuestion: {sample.question}\nAnswer:", 0),
+    ]
 
 
 @pytest.mark.usefixtures("short_books")
