@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from tessera.base.devices import is_exporting
+from tessera.base.devices import is_exporting, is_readable
 from tessera.kernels.gaussian import Gaussian
 from tessera.ops.kernel_regression.call import Call
 
@@ -36,6 +36,8 @@ def run(call: Call) -> Tensor:
     if _is_shifted_past(call):
         assert call.window is not None
         delay = call.window.delay
+        if not isinstance(delay, int) and delay.shape[0] == 1 and is_readable(delay):
+            delay = int(delay)  # nothing to move; on a GPU, looking at the number would cost a wait
         return _past(call, query, delay) if isinstance(delay, int) else _past_of_each(call, query, delay)
     visible = call.visible()
     assert visible is not None
