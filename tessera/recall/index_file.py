@@ -20,7 +20,7 @@ from tessera.recall.index import PairIndex
 from tessera.recall.leaves import LEAF, Leaves
 from tessera.recall.pair_store import PairStore
 
-KIND, THIS_VERSION = "tessera_index", 1
+KIND, THIS_VERSION = "tessera_index", 2
 
 
 def save(index: PairIndex, path: str | Path) -> None:
@@ -51,7 +51,8 @@ def open(path: str | Path, verify: bool = False) -> PairIndex:
             described = json.loads((file.metadata() or {})[KIND])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         version = described["version"]
-        expect(version == THIS_VERSION, "recall.open", "path", f"be an index of version {THIS_VERSION}", version)
+        needed, advice = f"be an index of version {THIS_VERSION}", "Build and save it again."
+        expect(version == THIS_VERSION, "recall.open", "path", needed, version, advice)
         index = _index(tensors, int(described["filed"]))
     except TesseraError:
         raise
@@ -72,7 +73,8 @@ def _index(tensors: Mapping[str, Tensor], filed: int) -> PairIndex:
     agree = store.values.shape[:3] == (1, heads, length) and sum(map(len, blocks)) == filed <= length
     for leaves in blocks:
         (num_blocks, num_leaves), depth = leaves.longest.shape[1:], leaves.directions.shape[-1]
-        shapes = [(num_blocks * num_leaves, LEAF, width), (num_blocks * num_leaves, LEAF), (num_blocks, width, depth)]
+        shapes = [(num_blocks * num_leaves, LEAF, *rest) for rest in ((width,), (), (depth + 1,))]
+        shapes += [(num_blocks, width, depth)]
         shapes += [(num_blocks, depth + 1, num_leaves)] * 2 + [(num_blocks, num_leaves), ()]
         agree &= all(getattr(leaves, name).shape == (heads, *shape) for name, shape in zip(names, shapes))
     if store.documents is not None:

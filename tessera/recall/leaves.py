@@ -13,6 +13,9 @@ So with the lowest and highest coordinates of a leaf's keys k, and the longest o
 
 It holds for q of any length: a query is made as long as the longest of all keys, and the bound is scaled back. Between
 keys of one length, as memories store them, the first line is their distance and nothing else.
+
+The coordinates of a single key, its code, bound that key: `q . k <= c(q) . c(k)`. A code is a few numbers, and tells
+which keys of a leaf need not be read.
 """
 
 from collections.abc import Sequence
@@ -37,12 +40,14 @@ class Leaves:
 
     Attributes:
         keys: (H, C, S, K). places: (H, C, S), where each key stands in the store; those of a leaf ascend.
+        codes: (H, C, S, D + 1), c(k) of every key; the last is infinite for a key that is not finite.
         directions: (H, G, K, D), orthonormal columns. low, high: (H, G, D + 1, c). longest: (H, G, c), the largest
             squared norm, or infinity where keys are not finite. size: of keys, the largest norm per head (H,).
     """
 
     keys: Float[Tensor, "H C S K"]
     places: Int[Tensor, "H C S"]
+    codes: Float[Tensor, "H C S coordinates"]
     directions: Float[Tensor, "H G K D"]
     low: Float[Tensor, "H G coordinates c"]
     high: Float[Tensor, "H G coordinates c"]
@@ -63,11 +68,14 @@ class Leaves:
         coordinates = _coordinates(precise, directions)
         order = _order(coordinates)
         of_leaf = _take(coordinates, order).view(heads, -1, LEAF, coordinates.shape[-1])
+        codes = of_leaf.detach().clone()
+        codes[..., -1].masked_fill_(~_take(finite, order).view(codes.shape[:3]), torch.inf)
         lengths = precise.norm(dim=-1, keepdim=True)
         longest = _take(lengths.square().masked_fill(~finite, torch.inf), order).view(heads, -1, LEAF).amax(2)
         return cls(
             _take(keys, order).view(heads, -1, LEAF, width),
             (order + first).view(heads, -1, LEAF),
+            codes,
             directions.unsqueeze(1),
             of_leaf.amin(2).mT.unsqueeze(1).contiguous(),
             of_leaf.amax(2).mT.unsqueeze(1).contiguous(),
@@ -82,17 +90,24 @@ class Leaves:
         parts = {name: torch.cat([getattr(leaves, name) for leaves in several], 1) for name in names}
         return cls(**parts, size=torch.stack([leaves.size for leaves in several]).amax(0))
 
+    def coordinates(self, queries: Float[Tensor, "H Q K"]) -> Float[Tensor, "H G Q coordinates"]:
+        """c(q) in the directions of each block."""
+        return _coordinates(queries.unsqueeze(1), self.directions)
+
+    def rounding(self, queries: Float[Tensor, "H Q K"]) -> Float[Tensor, "H Q 1"]:
+        """By how much a bound of these queries may be wrong, however they and the keys were rounded."""
+        epsilon = torch.finfo(queries.dtype).eps
+        return ROUNDING * queries.shape[-1] * epsilon * queries.norm(dim=-1, keepdim=True) * self.size.view(-1, 1, 1)
+
     def largest_similarities(self, queries: Float[Tensor, "H Q K"]) -> Float[Tensor, "H Q C"]:
         """No key of a leaf is more similar to the query than this, however the two were rounded."""
         lengths, size = queries.norm(dim=-1, keepdim=True), self.size.view(-1, 1, 1)
-        epsilon, tiny = torch.finfo(queries.dtype).eps, torch.finfo(queries.dtype).tiny
-        asked = (queries / lengths.clamp(min=tiny) * size).unsqueeze(1)  # (H, 1, Q, K)
-        coordinates = _coordinates(asked, self.directions)
+        tiny = torch.finfo(queries.dtype).tiny
+        coordinates = self.coordinates(queries / lengths.clamp(min=tiny) * size)
         together = max(1, NUMBERS_AT_ONCE // self.low.numel())
         parts = [self._distances(part.unsqueeze(-1)) for part in coordinates.split(together, dim=2)]
         largest = (size.unsqueeze(1).square() + self.longest.unsqueeze(2) - torch.cat(parts, 2)) / 2
-        rounding = ROUNDING * queries.shape[-1] * epsilon * lengths * size
-        return largest.permute(0, 2, 1, 3).flatten(2) * (lengths / size.clamp(min=tiny)) + rounding
+        return largest.permute(0, 2, 1, 3).flatten(2) * (lengths / size.clamp(min=tiny)) + self.rounding(queries)
 
     def _distances(self, coordinates: Float[Tensor, "H G Q d 1"]) -> Float[Tensor, "H G Q c"]:
         """The squared distances of queries from the boxes of the leaves."""

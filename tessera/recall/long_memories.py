@@ -32,7 +32,7 @@ def recall_through_index(
     That is where gradients are wanted, weights are looked at, the kernel has no threshold (Gaussian) or differs by
     head, there are fewer than `SHORTEST` pairs, or the keys are such that most of them have to be read: then it is
     tried again only after `PATIENCE` queries. The index is made as the pairs come and belongs to their buffers, not to
-    the state: it takes as much memory as the keys, is not saved, and is built again after loading.
+    the state: it takes a little more memory than the keys, is not saved, and is built again after loading.
     """
     batch, heads, count, _ = query.shape
     wants_gradients = torch.is_grad_enabled() and (query.requires_grad or pairs.key_buffer.requires_grad)

@@ -13,9 +13,13 @@ from tessera.kernels import Gaussian, Kernel, NearestNeighbours
 from tessera.recall.leaves import LEAF, Leaves
 from tessera.recall.pair_store import PairStore
 
-FIRST_LEAVES = 8  # read for each query before its first threshold is known
+FIRST_LEAVES = 32  # read for each query before its first threshold is known
 LEAVES_AT_ONCE = 64  # copied and scored while they are in the cache
-GROWTH = 4  # each further round reads up to this many times as many
+CODES_AT_ONCE = 512  # leaves of which the codes are
+FEW_QUERIES = 8  # ask for a leaf: more are answered as fast from its keys as from its codes
+MOST_ALONE = 0.5  # of a leaf's keys are read one by one; of more, all are read
+CODE_COST = 0.125  # of looking at a code, in those of reading a key
+GROWTH = 16  # each further round reads up to this many times as many
 TELLING_LEAVES = 128  # once so many are read for a query, its threshold rises little, and tells what else is needed
 SCAN_SHARE = 0.5  # of the pairs: where more would be read, all are scanned, which reads them in order
 SCORES_AT_ONCE = 1 << 27  # of a scan: bounds the queries that are answered together
@@ -78,7 +82,8 @@ class Certificate:
 
     Attributes (all (H, Q)):
         threshold: a score at and below which no pair has weight. largest_unread: bound on the score of any pair not
-            read, -inf where all were. pairs_read, pairs_in_support: counts. dropped_weight: of kernels without a
+            read, -inf where all were. pairs_read, pairs_in_support: counts; of a pair that was read, the code was looked
+            at, and the key where its code did not rule it out. dropped_weight: of kernels without a
             threshold (Gaussian), a bound on the share of weight of what was not read; 0 for the others.
     """
 
@@ -187,6 +192,9 @@ class _Reader:
         self.all_visible = self.documents is None and kept is None and bool((queries.newest >= self.length - 1).all())
         self.all_visible &= bool((queries.oldest <= 0).all())
         self.is_unbounded = isinstance(kernel, Gaussian)
+        self.coordinates = [leaves.coordinates(queries.vectors) for leaves in blocks]
+        self.roundings = [leaves.rounding(queries.vectors).flatten() for leaves in blocks]
+        self.num_looked_at = self.num_scored = 0  # pairs whose leaf was needed, and those whose key was read
         # A product of matrices may round equal keys differently, and which of them are the nearest depends on it: all
         # that tie within rounding are kept, and scored again one by one.
         self.breaks_ties = isinstance(kernel, NearestNeighbours)
@@ -196,30 +204,31 @@ class _Reader:
         """The most promising leaves first, then whatever may hold a pair above the threshold, until nothing may."""
         bounds = self._bounds()
         is_read = torch.zeros_like(bounds, dtype=torch.bool)
-        candidates = self._read_places(self.filed)
-        floor = bounds.new_full((self.num_rows,), -torch.inf)
+        candidates, floor = self._with_floor(self._read_places(self.filed), is_read)
         needed = _largest(bounds, FIRST_LEAVES)
         most = FIRST_LEAVES
         while bool(needed.any()):
             is_read |= needed
-            candidates = candidates.joined(self._read_leaves(needed, floor))
-            floor = self._floor(candidates.scores, is_read)
-            candidates = candidates.above(floor)
+            candidates, floor = self._with_floor(candidates.joined(self._read_leaves(needed, floor)), is_read)
             needed = (bounds > floor.unsqueeze(1)) & ~is_read
             num_read = LEAF * int((is_read | needed).sum()) + self.num_rows * (self.length - self.filed)
-            if most >= TELLING_LEAVES and num_read > SCAN_SHARE * self.length * self.num_rows:
+            cost = num_read * (CODE_COST + self.num_scored / max(1, self.num_looked_at))
+            if most >= TELLING_LEAVES and cost > SCAN_SHARE * self.length * self.num_rows:
                 is_read[:] = True
-                candidates = self._read_places(0)
+                candidates, floor = self._with_floor(self._read_places(0), is_read)
                 break
             most *= GROWTH
             if needed.shape[1] > most:  # the threshold may rise: the most promising first
                 needed = _largest(bounds.masked_fill(~needed, -torch.inf), most)
-        return self._solved(candidates, is_read, bounds.masked_fill(is_read, -torch.inf))
+        return self._solved(candidates.in_order(), floor, is_read, bounds.masked_fill(is_read, -torch.inf))
 
-    def _solved(self, candidates: _Candidates, is_read: Tensor, unread: Tensor) -> Recall:
+    def _with_floor(self, read: _Candidates, is_read: Tensor) -> tuple[_Candidates, Tensor]:
+        """What of `read` may have weight, and the floor (R,) that it is above."""
+        floor = self._floor(read.scores, is_read)
+        return read.above(floor), floor
+
+    def _solved(self, candidates: _Candidates, floor: Tensor, is_read: Tensor, unread: Tensor) -> Recall:
         """The output, its support and the certificate; `unread` (R, leaves) bounds the scores of what was not read."""
-        floor = self._floor(candidates.scores, is_read)
-        candidates = candidates.above(floor).in_order()
         if self.breaks_ties:
             candidates = self._scored_alone(candidates)
         weights = candidates.scores
@@ -300,40 +309,82 @@ class _Reader:
         epsilon = 8 * torch.finfo(lowest.dtype).eps
         lowest = lowest - epsilon * (lowest.abs() + (self.intercepts / self.slopes).abs())
         found = [
-            self._scores(*self._contents(*together), lowest)
-            for group in _grouped(needed.view(self.heads, self.count, -1))
-            for together in zip(*(part.split(LEAVES_AT_ONCE) for part in group))
+            part
+            for chosen, asking in _grouped(needed.view(self.heads, self.count, -1))
+            for block, leaves, rows in self._of_blocks(chosen, asking)
+            for together in zip(leaves.split(CODES_AT_ONCE), rows.split(CODES_AT_ONCE))
+            for part in self._found(block, *together, lowest)
         ]
         rows, scores, places = (torch.cat(tensors) for tensors in zip(*found))
         order = rows.argsort(stable=True)
         return _Candidates.of(rows[order], scores[order], places[order], self.num_rows)
 
-    def _contents(self, chosen: Tensor, asking: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys (c, S, K) and places (c, S) of the flat leaves `chosen` (c,), and who asks (c, n), block by block."""
+    def _of_blocks(self, chosen: Tensor, asking: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """The flat leaves `chosen` (c,) and who asks (c, n) by block: its number, leaves among its own, who asks."""
         head, leaf = chosen // int(self.ends[-1]), chosen % int(self.ends[-1])
         owner = torch.bucketize(leaf, self.ends, right=True)
-        keys, places, order = [], [], []
         for block in owner.unique().tolist():
-            leaves, of_block = self.blocks[block], (owner == block).nonzero().squeeze(1)
-            last = int(self.ends[block])
-            num_leaves = leaves.places.shape[1]
-            flat = head[of_block] * num_leaves + leaf[of_block] - (last - num_leaves)
-            keys.append(leaves.keys.flatten(0, 1).index_select(0, flat))
-            places.append(leaves.places.flatten(0, 1).index_select(0, flat))
-            order.append(of_block)
-        return torch.cat(keys), torch.cat(places), asking[torch.cat(order)]
+            is_here = owner == block
+            num_leaves = self.blocks[block].places.shape[1]
+            first = int(self.ends[block]) - num_leaves
+            yield block, (head * num_leaves + leaf - first)[is_here], asking[is_here]
 
-    def _scores(self, keys: Tensor, places: Tensor, asking: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, scores, places of what is more similar than `lowest` (R,) among keys (c, S, K) of rows (c, n)."""
+    def _found(
+        self, block: int, leaves: Tensor, asking: Tensor, lowest: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Rows, scores, places of what is more similar than `lowest` (R,) among `leaves` (c,) of a block, for (c, n).
+
+        Where few ask, the codes say which keys are read.
+        """
+        self.num_looked_at += asking.numel() * LEAF
+        if asking.shape[1] <= FEW_QUERIES:
+            possible = self._possible(block, leaves, asking, lowest).nonzero()
+            if len(possible) <= MOST_ALONE * LEAF * len(leaves):
+                yield self._alone(block, leaves, asking, possible, lowest)
+                return
+        for some, rows in zip(leaves.split(LEAVES_AT_ONCE), asking.split(LEAVES_AT_ONCE)):
+            yield self._together(block, some, rows, lowest)
+
+    def _possible(self, block: int, leaves: Tensor, asking: Tensor, lowest: Tensor) -> Tensor:
+        """Whether the bounds of single keys exceed `lowest` (c, n, S)."""
+        of_block, known = self.blocks[block], asking.clamp(min=0)
+        num_leaves, num_groups = of_block.places.shape[1], of_block.longest.shape[1]
+        group = leaves % num_leaves // (num_leaves // num_groups)
+        asked = self.coordinates[block][known // self.count, group.unsqueeze(1), known % self.count]
+        bounds = asked @ of_block.codes.flatten(0, 1).index_select(0, leaves).mT
+        least = (lowest - self.roundings[block])[known].unsqueeze(-1)
+        return ~(bounds <= least) & (asking >= 0).unsqueeze(-1)
+
+    def _alone(
+        self, block: int, leaves: Tensor, asking: Tensor, possible: Tensor, lowest: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `_found`: of the keys `possible` (p, 3), each the place of a leaf, of a query and within the leaf."""
+        leaf, column, inside = possible.unbind(1)
+        rows, flat = asking[leaf, column], leaves[leaf] * LEAF + inside
+        self.num_scored += len(rows)
+        vectors = self.queries.vectors.flatten(0, 1)
+        keys = self.blocks[block].keys.flatten(0, 2).index_select(0, flat).to(vectors.dtype)
+        similarities = keys @ vectors[0] if self.num_rows == 1 else (keys * vectors[rows]).sum(-1)
+        is_above = ~(similarities <= lowest[rows])
+        return self._scores(rows[is_above], similarities[is_above], self.blocks[block].places.flatten()[flat[is_above]])
+
+    def _together(self, block: int, leaves: Tensor, asking: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `_found`: of all keys of these leaves."""
+        self.num_scored += asking.numel() * LEAF
         vectors, known = self.queries.vectors.flatten(0, 1), asking.clamp(min=0)
-        similarities = vectors[known] @ keys.to(vectors.dtype).mT  # (c, n, S)
+        keys = self.blocks[block].keys.flatten(0, 1).index_select(0, leaves).to(vectors.dtype)
+        similarities = vectors[known] @ keys.mT  # (c, n, S)
         is_above = ~(similarities <= lowest[known].unsqueeze(-1)) & (asking >= 0).unsqueeze(-1)
         leaf, column, inside = is_above.nonzero(as_tuple=True)
-        rows, of_pairs = asking[leaf, column], places[leaf, inside]
-        scores = similarities[leaf, column, inside] * self.slopes[rows] + self.intercepts[rows]
+        places = self.blocks[block].places.flatten(0, 1)[leaves[leaf], inside]
+        return self._scores(asking[leaf, column], similarities[leaf, column, inside], places)
+
+    def _scores(self, rows: Tensor, similarities: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same with scores, -inf where the row does not see the place."""
+        scores = similarities * self.slopes[rows] + self.intercepts[rows]
         if not self.all_visible:
-            scores = scores.masked_fill(~self._visible(self.of_query[rows], of_pairs), -torch.inf)
-        return rows, scores, of_pairs
+            scores = scores.masked_fill(~self._visible(self.of_query[rows], places), -torch.inf)
+        return rows, scores, places
 
     def _visible(self, asking: Tensor, places: Tensor) -> Tensor:
         """Whether the queries `asking` see the places, broadcast."""

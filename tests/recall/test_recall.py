@@ -162,12 +162,26 @@ def test_no_key_of_a_leaf_is_more_similar_than_its_bound(outside, length):
     assert (bounds >= of_leaf).all()
     excess = (bounds - of_leaf) / (queries.double().norm(dim=-1) * length).clamp(min=1e-30).unsqueeze(-1)
     assert excess.median() < 0.3, "and the bounds are of use"
+    of_key = leaves.coordinates(queries)[:, 0] @ leaves.codes.flatten(1, 2).mT + leaves.rounding(queries)
+    assert (of_key.double() >= similarities).all()
 
 
-def test_a_bound_that_is_too_low_is_noticed(monkeypatch):
+def test_a_kernel_narrower_than_rounding_finds_its_pair():
+    """Keys in three directions, whose bounds are their similarities: nothing but the margin for rounding keeps them."""
+    keys = torch.nn.functional.normalize(random(1, 1500, 3) @ random(1, 3, 24, seed=1), dim=-1).float()
+    index = tessera.recall.build(keys, torch.arange(1500.0).view(1, -1, 1))
+    for place in range(0, 1500, 70):
+        recalled = index.recall(keys[:, place : place + 1], kernel="sparsemax", slope=1e5)
+        similarities = keys[0].double() @ keys[0, place].double()
+        places, _ = recalled.support.of(0, 0)
+        assert similarities[places].min() > similarities.max() - 2e-5, place
+
+
+@pytest.mark.parametrize("bound", ["largest_similarities", "rounding"])
+def test_a_bound_that_is_too_low_is_noticed(bound, monkeypatch):
     keys, values = near_a_plane(1, 1500, 12), random(1, 1500, 3)
-    right = leaves_module.Leaves.largest_similarities
-    monkeypatch.setattr(leaves_module.Leaves, "largest_similarities", lambda self, queries: right(self, queries) - 0.2)
+    right = getattr(leaves_module.Leaves, bound)
+    monkeypatch.setattr(leaves_module.Leaves, bound, lambda self, queries: right(self, queries) - 0.2)
     recalled = tessera.recall.build(keys, values).recall(keys[:, 7:60:9], kernel="triweight", slope=50.0)
     expected = scan(keys[:, 7:60:9], keys, values, "triweight", 50.0, 0.0)[0]
     with pytest.raises(AssertionError):
@@ -252,7 +266,7 @@ def test_files_that_are_no_index_are_refused(tmp_path):
     refused("must be a saved index", tensors=tensors | {"blocks.0.low": tensors["blocks.0.low"][:, :, 1:].clone()})
     refused("must be a saved index", tensors={name: x for name, x in tensors.items() if name != "blocks.0.high"})
     refused("must be a saved index", metadata={"format": "pt"})
-    refused("version 1; got 2", metadata={"tessera_index": '{"version": 2, "filed": 512}'})
+    refused("version 2; got 1. Build", metadata={"tessera_index": '{"version": 1, "filed": 512}'})
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(TesseraError, match="must be a saved index"):
         tessera.recall.open(path)
