@@ -82,8 +82,8 @@ class Certificate:
 
     Attributes (all (H, Q)):
         threshold: a score at and below which no pair has weight. largest_unread: bound on the score of any pair not
-            read, -inf where all were. pairs_read, pairs_in_support: counts; of a pair that was read, the code was looked
-            at, and the key where its code did not rule it out. dropped_weight: of kernels without a
+            read, -inf where all were. pairs_read, pairs_in_support: counts; of a pair that was read, the code was
+            looked at, and the key where its code did not rule it out. dropped_weight: of kernels without a
             threshold (Gaussian), a bound on the share of weight of what was not read; 0 for the others.
     """
 
