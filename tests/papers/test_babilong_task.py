@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tessera.base.errors import TesseraError
-from tessera.papers.babilong import BABILong
 from tessera.papers.babilong.sample import RESERVED, SHORTEST, HalfFacts, books_of, draw_noise
 from tessera.papers.babilong.stories import (
     FEWEST,
@@ -24,6 +23,7 @@ from tessera.papers.babilong.stories import (
     read_stories,
     world_after,
 )
+from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.vocabulary import NAMES, STORY_WORDS, Words, decode
 from tessera.tasks.task import estimate
 from tests.covering import each_value, some

@@ -9,7 +9,7 @@ from torch import nn
 from tessera.memories.contextual import ContextualMemory
 from tessera.models.sizes import num_parameters
 from tessera.papers.experiment import Run, RunContext, RunSelection
-from tessera.papers.length_generalization import MultiQueryRecall, Reverse, Sort, SourceTargetTask
+from tessera.papers.length_generalization.task import MultiQueryRecall, Reverse, Sort, SourceTargetTask
 from tessera.papers.task_stage import TaskStage, held_out_scores, small_model, train_stages
 from tessera.tasks.task import TASKS
 from tessera.training.fit import FitOptions

@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 from tessera.evaluation.continuations import Request
 from tessera.models.sizes import num_parameters
 from tessera.papers.experiment import Run, RunContext, RunSelection
-from tessera.papers.many_shot import ManyShot
 from tessera.papers.many_shot.prompting import episode_shares, over_contexts
 from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example
+from tessera.papers.many_shot.task import ManyShot
 from tessera.papers.task_stage import TEST_SEED, EarlyStage, TaskStage, scores_of_memories, small_model, train_stages
 from tessera.training.fit import FitOptions
 
