@@ -122,7 +122,7 @@ def make_optimizer(model: nn.Module, options: FitOptions | TrainingSection) -> t
 
 
 def schedule_factor(options: FitOptions, step: int) -> float:
-    """The rate after `step` steps as a factor of the peak: linear from 1/warmup to 1, then along `decay` to the minimum.
+    """The rate after `step` steps as a factor of its peak: up from 1/warmup to 1, then along `decay` to the minimum.
 
     >>> options = FitOptions(steps=6, learning_rate=1.0, min_learning_rate=0.1, warmup_steps=2)
     >>> [round(schedule_factor(options, step), 3) for step in range(7)]
