@@ -11,8 +11,6 @@ from tessera.papers.experiment import Record
 from tessera.tasks.task import Estimate, estimate
 
 Group = TypeVar("Group")
-Row = TypeVar("Row")
-Column = TypeVar("Column")
 # Heading -> (what a setting is here, the paper's value); see `settings_of`.
 SettingsRows = Mapping[str, tuple[str | Callable[[list[Record]], Any], Any]]
 
