@@ -166,7 +166,7 @@ def describe_memory(model: PreTrainedModel, memory: MemoryState, predictions: in
         sizes.append(strengths.float().cpu())
         tokens.append(words.int().cpu())
         scores.append(values.cpu())
-    norms = torch.stack([_norm(layer) for layer in memory.layers])
+    norms = torch.tensor([_norm(layer) for layer in memory.layers])
     counts = int(memory.tokens_read), int(memory.segments_read)
     return StoredMemory(memory.kind, *counts, norms, torch.stack(sizes), torch.stack(tokens), torch.stack(scores))
 
@@ -182,5 +182,5 @@ def _contents(layer) -> tuple[Tensor, Tensor]:
     return values[:count], (signs[:, None] * right[:count]).to(layer.matrix.dtype)
 
 
-def _norm(layer) -> Tensor:
-    return (layer.matrix if isinstance(layer, AssociationState) else layer.tokens).float().norm().cpu()
+def _norm(layer) -> float:
+    return _length(layer.matrix if isinstance(layer, AssociationState) else layer.tokens)
