@@ -26,7 +26,6 @@ from tessera.recipes.recipe import recipe_to_dict
 from tessera.recipes.sections import Recipe
 from tessera.training.checkpoint import Checkpoints, TrainingProgress
 from tessera.training.checkpoint_tensors import SHARDS, WEIGHT, ShardWriter, merge, model_tensors, prefixed
-from tessera.training.corpus import open_corpus
 from tessera.training.distributed import Processes, batch_shape, init_processes, shard
 from tessera.training.fit import stage_plans
 from tessera.training.folder import METRICS, RESULT, Claim, claimed, discard_replaced, saved_steps
@@ -35,8 +34,8 @@ from tessera.training.loop import Report, train_stages, unreported
 from tessera.training.model_card import RunSummary, write_model_card
 from tessera.training.optimizer import schedule_factor, stage_options
 from tessera.training.run_log import MetricsFile, RunLog, expect_trackers, median_speed, trackers
-from tessera.training.staged_data import open_staged_data
-from tessera.training.training_data import TextData, TrainingData
+from tessera.training.staged_data import open_data
+from tessera.training.training_data import TrainingData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -133,14 +132,6 @@ def train(
         run_log.summarise(stages)
         data.finish(model)
         return publish_model(recipe, run, model, data, stages, run_log.validated, time.time() - began)
-
-
-def open_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool, processes: Processes) -> TrainingData:
-    """What the recipe trains on. Raises `TesseraError` for data that is missing, unusable or too short."""
-    if recipe.training.curriculum:
-        return open_staged_data(recipe, run, saved_tokenizer=saved_tokenizer, processes=processes)
-    corpus = open_corpus(recipe, run, saved_tokenizer=saved_tokenizer)
-    return TextData(recipe, recipe.data.context, corpus, processes=processes)
 
 
 def _model(recipe: Recipe, data: TrainingData) -> "PreTrainedModel":
