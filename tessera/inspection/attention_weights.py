@@ -104,7 +104,7 @@ def attend_without(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
 
 
 def _bias(query: Tensor, key: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
-    """(B or 1, H or 1, Q, N): 0 where a query at `positions` sees a key, -inf elsewhere; or what `mask` adds to scores."""
+    """What is added to scores (B, H, Q, N) of the queries at `positions`: -inf where they see nothing, or the mask."""
     pairs, steps = key.shape[2], query.shape[2]
     if mask is None:
         visible = (torch.arange(pairs, device=key.device) <= (positions + pairs - steps)[:, None])[None, None]
