@@ -151,9 +151,7 @@ def evaluate(model: nn.Module, settings: LengthSettings, factor: float, device: 
     """Mean, standard error and count at `factor` times the test length, of each score that two examples have."""
     task = settings.task_at(factor)
     width = task.sample(1, 0, "test").tokens.shape[1]
-    fewest, most = settings.test_examples
-    count = max(fewest, min(most, settings.test_tokens // width))
-    estimates = held_out_scores(model, task, count, width, device)
+    estimates = held_out_scores(model, task, width, settings.test_tokens, settings.test_examples, device)
     return {name: list(estimate) for name, estimate in estimates.items() if estimate.count > 1}
 
 
