@@ -117,7 +117,15 @@ def train(
         saved_tokenizer = not (overwrite and processes.is_first)
         data = open_data(recipe, run, saved_tokenizer=saved_tokenizer, processes=processes)
         model = _model(recipe, data)
-        checkpoints = _checkpoints(recipe, run, model, data, resume)
+        checkpoints = Checkpoints(
+            run,
+            model,
+            resume=resume,
+            processes=processes,
+            keep=recipe.training.keep_checkpoints,
+            describe=lambda folder: write_model_files(model, data.tokenizer, folder),
+            published=lambda: discard_replaced(run),
+        )
         run_log = RunLog(recipe, data, MetricsFile(run / METRICS), progress, report)
         if claim is not None:
             _begin(claim, checkpoints, run_log)
@@ -140,19 +148,6 @@ def _model(recipe: Recipe, data: TrainingData) -> "PreTrainedModel":
     model = starting_model(recipe, data.tokenizer, data.largest_token, max(longest, recipe.data.context))
     expect_document_ids(model, recipe)
     return model
-
-
-def _checkpoints(recipe: Recipe, run: Path, model: "PreTrainedModel", data: TrainingData, resume: bool) -> Checkpoints:
-    """Those in the run's folder, each of which is a model's folder too."""
-    return Checkpoints(
-        run,
-        model,
-        resume=resume,
-        processes=data.processes,
-        keep=recipe.training.keep_checkpoints,
-        describe=lambda folder: write_model_files(model, data.tokenizer, folder),
-        published=lambda: discard_replaced(run),
-    )
 
 
 def _begin(claim: Claim, checkpoints: Checkpoints, run_log: RunLog) -> None:
