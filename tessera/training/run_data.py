@@ -84,26 +84,18 @@ def evaluation_text(
     problems = [f"eval: data.{name} {message}" for name, message in section.problems()]
     if problems:
         raise TesseraError("\n".join(problems))
-    return _text(section, split or section.validation_split, hold_out=data is None)
-
-
-def _text(section: DataSection, split: str, hold_out: bool) -> EvaluationText:
-    """A run without validation text of its own held out the end of its training text."""
-    validation = section.source if section.validation is None else section.validation
-    source = text_source(validation, split, **section.text_options)
-    held_out = hold_out and section.validation is None and not source.has_splits
+    split, validation = split or section.validation_split, section.validation
+    source = text_source(section.source if validation is None else validation, split, **section.text_options)
+    part, held_out = f"{split} split" if source.has_splits else "all of it", 1.0
+    if data is None and validation is None and not source.has_splits:  # the run held out the end of its training text
+        held_out = section.validation_fraction
+        part = f"the last {100 * held_out:g} % of its tokens"
     return EvaluationText(
         source,
-        part=_part(source.has_splits, split, section.validation_fraction if held_out else None),
-        held_out=section.validation_fraction if held_out else 1.0,
+        part=part,
+        held_out=held_out,
         context=section.context,
         document_ids=section.document_ids,
         begin_token=section.begin_token,
         end_token=section.end_token,
     )
-
-
-def _part(has_splits: bool, split: str, fraction: float | None) -> str:
-    if has_splits:
-        return f"{split} split"
-    return "all of it" if fraction is None else f"the last {100 * fraction:g} % of its tokens"
