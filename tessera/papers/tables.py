@@ -80,11 +80,6 @@ def points_of(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[float, Est
     }
 
 
-def scaled(value: Estimate, factor: float) -> Estimate:
-    """An estimate in another unit."""
-    return Estimate(factor * value.mean, factor * value.standard_error, value.count)
-
-
 def with_error(value: Estimate | None, form: str = ".2f") -> str:
     """A cell: `mean ± standard error`, without the error where there is none; empty for None.
 
@@ -99,7 +94,9 @@ def with_error(value: Estimate | None, form: str = ".2f") -> str:
 
 def percent(value: Estimate | None) -> str:
     """A cell: mean and standard error of a share in percent."""
-    return "" if value is None else with_error(scaled(value, 100), ".1f")
+    if value is None:
+        return ""
+    return with_error(Estimate(100 * value.mean, 100 * value.standard_error, value.count), ".1f")
 
 
 def markdown(headings: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
