@@ -9,18 +9,12 @@ from tessera.base.errors import TesseraError
 from tessera.models.adjusting import adjusted_config
 from tessera.models.causality import expect_causal
 from tessera.models.recurrence import SegmentedForCausalLM
-from tessera.models.saving.loading import load_model, load_tokenizer, model_folder
+from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.recipes.model_section import base_folder, build_model, config_for
 from tessera.recipes.sections import Recipe, TrainingSection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
-
-def expect_start(recipe: Recipe) -> None:
-    """Raise `TesseraError` for a missing folder of weights: before anything is tokenised."""
-    if recipe.training.initialize_from:
-        model_folder(recipe.training.initialize_from)
 
 
 def starting_model(

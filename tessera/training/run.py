@@ -21,6 +21,7 @@ from tessera.base.arguments import explain_all
 from tessera.base.files import remove, sync, write_text_atomically, writing
 from tessera.evaluation.provenance import provenance
 from tessera.models.saving.beside_weights import CARD
+from tessera.models.saving.loading import model_folder
 from tessera.models.sizes import num_parameters
 from tessera.recipes.recipe import recipe_to_dict
 from tessera.recipes.sections import Recipe
@@ -29,7 +30,7 @@ from tessera.training.checkpoint_tensors import SHARDS, WEIGHT, ShardWriter, mer
 from tessera.training.distributed import Processes, batch_shape, init_processes, shard
 from tessera.training.fit import stage_plans
 from tessera.training.folder import METRICS, RESULT, Claim, claimed, discard_replaced, saved_steps
-from tessera.training.initial_model import enable_checkpointing, expect_document_ids, expect_start, starting_model
+from tessera.training.initial_model import enable_checkpointing, expect_document_ids, starting_model
 from tessera.training.loop import Report, train_stages, unreported
 from tessera.training.model_card import RunSummary, write_model_card
 from tessera.training.optimizer import schedule_factor, stage_options
@@ -105,7 +106,8 @@ def train(
     """
     began = time.time()
     expect_trackers(recipe.training)
-    expect_start(recipe)
+    if recipe.training.initialize_from:
+        model_folder(recipe.training.initialize_from)  # a missing one is said before anything is tokenised
     with ExitStack() as stack:
         processes = stack.enter_context(init_processes())
         batch_shape(recipe.training, processes.count)

@@ -6,6 +6,7 @@ import hashlib
 import html
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,12 +58,9 @@ def page_of(traces: Sequence[Trace], titles: Sequence[str]) -> str:
         "DATA": _packed(traces, titles),
     }
     page = (HERE / "page.html").read_text(encoding="utf-8")
-    chunks = page.split("{{")  # filled in one pass, so that data cannot be taken for a placeholder
-    filled = [chunks[0]]
-    for chunk in chunks[1:]:
-        name, rest = chunk.split("}}", 1)
-        filled += [parts[name], rest]
-    return "".join(filled).encode("utf-8", "replace").decode("utf-8")
+    # Filled in one pass, so that data cannot be taken for a placeholder.
+    page = re.sub(r"{{(\w+)}}", lambda placeholder: parts[placeholder[1]], page)
+    return page.encode("utf-8", "replace").decode("utf-8")
 
 
 def notebook_html(trace: Trace) -> str:
