@@ -123,11 +123,8 @@ class StagedText(CorpusData, StagedData):
         """Both texts must hold a window."""
         if stage.settings:
             raise TesseraError("training.curriculum: settings is of questions (data.task); this recipe trains on text.")
-        for split, what in (
-            (self.corpus.training, "the training text"),
-            (self.corpus.validation, "the validation text"),
-        ):
-            split.require(stage.length * self.segment, what)
+        self.corpus.training.require(stage.length * self.segment, "the training text")
+        self.corpus.validation.require(stage.length * self.segment, "the validation text")
 
     def part_losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> list[Callable[[], Tensor]]:
         """The losses of all tokens of the batch, a function for each part of it."""
