@@ -152,23 +152,23 @@ def describe_memory(model: PreTrainedModel, memory: MemoryState, predictions: in
     lens = Lens(model.base)
     sizes, tokens, scores, norms = [], [], [], []
     for layer in memory.layers:
-        strengths, vectors = _contents(layer)
+        norm, strengths, vectors = _contents(layer)
         words, values = lens.likeliest(vectors, predictions)
         sizes.append(strengths.float().cpu())
         tokens.append(words.int().cpu())
         scores.append(values.cpu())
-        norms.append(_length(layer.matrix if isinstance(layer, AssociationState) else layer.tokens))
+        norms.append(norm)
     counts = int(memory.tokens_read), int(memory.segments_read)
     parts = (torch.stack(part) for part in (sizes, tokens, scores))
     return StoredMemory(memory.kind, *counts, torch.tensor(norms), *parts)
 
 
-def _contents(layer) -> tuple[Tensor, Tensor]:
-    """Strengths (K,) and vectors (K, V) of what a layer holds, the strongest first in a matrix."""
+def _contents(layer) -> tuple[float, Tensor, Tensor]:
+    """The norm, strengths (K,) and vectors (K, V) of what a layer holds, the strongest first in a matrix."""
     if not isinstance(layer, AssociationState):
-        return layer.tokens[0].norm(dim=-1), layer.tokens[0]
+        return _length(layer.tokens), layer.tokens[0].norm(dim=-1), layer.tokens[0]
     left, values, right = torch.linalg.svd(layer.matrix[0].float(), full_matrices=False)
     count = min(CONTENTS, len(values))
     # Features are positive, so a query reads a direction with the sign of the sum of its row weights.
     signs = torch.where(left[:, :count].sum(0) < 0, -1.0, 1.0)
-    return values[:count], (signs[:, None] * right[:count]).to(layer.matrix.dtype)
+    return _length(layer.matrix), values[:count], (signs[:, None] * right[:count]).to(layer.matrix.dtype)
