@@ -30,7 +30,7 @@ from tessera.training.checkpoint_tensors import SHARDS, WEIGHT, ShardWriter, mer
 from tessera.training.distributed import Processes, batch_shape, init_processes, shard
 from tessera.training.fit import stage_plans
 from tessera.training.folder import METRICS, RESULT, Claim, claimed, discard_replaced, saved_steps
-from tessera.training.initial_model import enable_checkpointing, expect_document_ids, starting_model
+from tessera.training.initial_model import enable_checkpointing, starting_model
 from tessera.training.loop import Report, train_stages, unreported
 from tessera.training.model_card import RunSummary, write_model_card
 from tessera.training.optimizer import schedule_factor, stage_options
@@ -118,7 +118,8 @@ def train(
             processes.wait()  # until the first has written the tokenizer
         saved_tokenizer = not (overwrite and processes.is_first)
         data = open_data(recipe, run, saved_tokenizer=saved_tokenizer, processes=processes)
-        model = _model(recipe, data)
+        longest = max(stage.length for stage in recipe.training.stages) * data.segment
+        model = starting_model(recipe, data.tokenizer, data.largest_token, max(longest, recipe.data.context))
         checkpoints = Checkpoints(
             run,
             model,
@@ -142,14 +143,6 @@ def train(
         run_log.summarise(stages)
         data.finish(model)
         return publish_model(recipe, run, model, data, stages, run_log.validated, time.time() - began)
-
-
-def _model(recipe: Recipe, data: TrainingData) -> "PreTrainedModel":
-    """The model before its first step."""
-    longest = max(stage.length for stage in recipe.training.stages) * data.segment
-    model = starting_model(recipe, data.tokenizer, data.largest_token, max(longest, recipe.data.context))
-    expect_document_ids(model, recipe)
-    return model
 
 
 def _begin(claim: Claim, checkpoints: Checkpoints, run_log: RunLog) -> None:
